@@ -1,0 +1,71 @@
+"""Where the ids and rows of each request lie: dense `[batch, draft]` or flat with `cu_draft`. Plain PyTorch."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+BAD_TARGET, BAD_DRAFT, BAD_ID, EMPTY_RESIDUAL, ZERO_DRAFT, BAD_LAYOUT, BAD_SAMPLING = 1, 2, 4, 8, 16, 32, 64
+
+
+class Chains(NamedTuple):
+    """Ids as a padded matrix, and how to reach row i of each request."""
+
+    ids: Tensor  # int64 [batch, max_draft], -1 past the end
+    target: Tensor  # [batch, max_draft + 1, vocab] or [total + batch, vocab]
+    draft: Tensor | None  # [batch, max_draft, draft_vocab] or [total, draft_vocab]
+    first: Tensor | None  # int64 [batch]: cu_draft[:-1]; None in the dense layout
+    bad: Tensor  # bool [batch]: bad cu_draft, no drafts are used
+    lost: Tensor  # bool [batch]: not even the first row is known
+
+    def target_at(self, i: int | Tensor) -> Tensor:
+        """Target row i of each request, [batch, vocab]."""
+        return self._pick(self.target, i, 1)
+
+    def draft_at(self, i: int | Tensor, table: Tensor | None = None) -> Tensor:
+        """Draft row i of each request, or entry i of a table laid out like the draft rows."""
+        rows = self.draft if table is None else table
+        assert rows is not None
+        return self._pick(rows, i, 0)
+
+    def allowed_at(self, allowed: Tensor, i: int | Tensor) -> Tensor:
+        """Bit row of target row i of each request."""
+        if self.first is None:
+            allowed = allowed.unflatten(0, (self.ids.shape[0], -1)) if len(allowed) else allowed[:, None]
+        return self._pick(allowed, i, 1)
+
+    def _pick(self, rows: Tensor, i: int | Tensor, extra: int) -> Tensor:
+        """Entry i of each request; clamped where the request has none, and then never used."""
+        slot = torch.arange(self.ids.shape[0], device=rows.device)
+        if self.first is None:
+            column = torch.as_tensor(i, device=rows.device).clamp(max=max(rows.shape[1] - 1, 0))
+            return rows[slot, column]
+        return rows[(self.first + extra * slot + i).clamp(0, max(rows.shape[0] - 1, 0))]
+
+    def has_draft_rows(self) -> bool:
+        """Whether there is any draft row to read."""
+        return self.draft is not None and self.draft.numel() > 0
+
+
+def chains(
+    draft_ids: Tensor, target_logits: Tensor, draft_logits: Tensor | None, cu_draft: Tensor | None, max_draft: int
+) -> Chains:
+    """Bring both layouts to the same form; rows stay where they are."""
+    device = draft_ids.device
+    if cu_draft is None:
+        never = torch.zeros(draft_ids.shape[0], dtype=torch.bool, device=device)
+        return Chains(draft_ids.long(), target_logits, draft_logits, None, never, never)
+    cu = cu_draft.long()
+    total, batch = draft_ids.shape[0], cu.shape[0] - 1
+    first, last = cu[:-1], cu[1:]
+    lost = (first < 0) | (first > total)
+    bad = lost | (last < first) | (last > total) | (last - first > max_draft)
+    slot = torch.arange(batch, device=device)
+    bad = bad | ((slot == 0) & (first != 0))
+    length = torch.where(bad, 0, last - first)
+    column = torch.arange(max_draft, device=device)
+    padded = torch.cat([draft_ids.long(), draft_ids.new_full((1,), -1).long()])
+    ids = padded[torch.where(column < length[:, None], first[:, None] + column, total)]
+    return Chains(ids, target_logits, draft_logits, first, bad, lost)

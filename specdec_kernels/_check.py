@@ -1,0 +1,189 @@
+"""Argument checks: a ValueError that names op, argument, what was expected and what came."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from ._types import Noise, Sampling
+
+LOGIT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+ID_DTYPES = (torch.int32, torch.int64)
+
+
+def fail(op: str, argument: str, expected: str, got: object) -> NoReturn:
+    """Raise the one kind of error that wrong arguments give."""
+    raise ValueError(f"{op}: {argument} must be {expected}, got {got}")
+
+
+def _names(dtypes: Sequence[torch.dtype]) -> str:
+    return " or ".join(str(d).removeprefix("torch.") for d in dtypes)
+
+
+class Checker:
+    """Checks the arguments of one call; every tensor must live where the first one does."""
+
+    def __init__(self, op: str, device: torch.device) -> None:
+        """Remember the op's name for messages and the device that all tensors share."""
+        self.op = op
+        self.device = device
+
+    def tensor(
+        self, name: str, value: Any, dtypes: Sequence[torch.dtype], shape: Sequence[int | str] | None = None
+    ) -> Tensor:
+        """A tensor of one of `dtypes`; `shape` may name free axes by a string."""
+        if not isinstance(value, Tensor):
+            fail(self.op, name, f"a tensor of {_names(dtypes)}", type(value).__name__)
+        if value.dtype not in dtypes:
+            fail(self.op, name, _names(dtypes), str(value.dtype).removeprefix("torch."))
+        if value.device != self.device:
+            fail(self.op, name, f"on {self.device}", value.device)
+        if shape is not None:
+            fits = value.dim() == len(shape) and all(
+                isinstance(want, str) or want == have for want, have in zip(shape, value.shape, strict=True)
+            )
+            if not fits:
+                fail(self.op, name, f"[{', '.join(map(str, shape))}]", list(value.shape))
+        return value
+
+    def logits(self, name: str, value: Any, shape: Sequence[int | str]) -> Tensor:
+        """Raw logits: float, last dimension dense, no gradient wanted."""
+        value = self.tensor(name, value, LOGIT_DTYPES, shape)
+        if value.shape[-1] == 0:
+            fail(self.op, name, "of a vocabulary of at least one token", list(value.shape))
+        if value.shape[-1] > 1 and value.stride(-1) != 1:
+            fail(self.op, name, "dense in its last dimension (call .contiguous())", f"stride {value.stride(-1)}")
+        if value.requires_grad and torch.is_grad_enabled():
+            fail(self.op, name, "without gradient: the ops are inference only (use torch.no_grad())", "requires_grad")
+        return value
+
+    def sampling(self, name: str, value: Any, batch: int) -> Sampling:
+        """A Sampling whose tensors are all [batch]."""
+        if not isinstance(value, Sampling):
+            fail(self.op, name, "a Sampling (see Sampling.full)", type(value).__name__)
+        dtypes = (torch.float32, torch.int32, torch.float32, torch.float32)
+        for field, dtype in zip(Sampling._fields, dtypes, strict=True):
+            part = getattr(value, field)
+            if part is not None:
+                self.vector(f"{name}.{field}", part, dtype, batch)
+        return value
+
+    def noise(self, value: Any, batch: int) -> Noise:
+        """A Noise whose tensors are all int64 [batch]."""
+        if not isinstance(value, Noise):
+            fail(self.op, "noise", "a Noise(seed, position, step=None)", type(value).__name__)
+        for field in Noise._fields:
+            part = getattr(value, field)
+            if part is not None or field != "step":
+                self.vector(f"noise.{field}", part, torch.int64, batch)
+        return value
+
+    def vector(self, name: str, value: Any, dtype: torch.dtype, length: int) -> Tensor:
+        """A dense vector, read with stride 1 by the kernels."""
+        value = self.tensor(name, value, (dtype,), (length,))
+        if length > 1 and value.stride(0) != 1:
+            fail(self.op, name, "dense (call .contiguous())", f"stride {value.stride(0)}")
+        return value
+
+    def dense(self, name: str, value: Any, dtypes: Sequence[torch.dtype], shape: Sequence[int | str]) -> Tensor:
+        """A contiguous tensor."""
+        value = self.tensor(name, value, dtypes, shape)
+        if not value.is_contiguous():
+            fail(self.op, name, "contiguous (call .contiguous())", f"strides {list(value.stride())}")
+        return value
+
+    def allowed(self, value: Any, rows: int, vocab: int) -> Tensor | None:
+        """Packed bits, one row per target row, as grammar engines make them."""
+        if value is None:
+            return None
+        words = (vocab + 31) // 32
+        value = self.tensor("allowed", value, (torch.int32,), (rows, words))
+        if words > 1 and value.stride(-1) != 1:
+            fail(self.op, "allowed", "dense in its last dimension", f"stride {value.stride(-1)}")
+        return value
+
+    def choice(self, name: str, value: Any, options: Any) -> Any:
+        """The code of a named option."""
+        if value not in options:
+            fail(self.op, name, "one of " + ", ".join(repr(o) for o in options), repr(value))
+        return options[value]
+
+    def token_map(self, value: Any, draft_vocab: int, vocab: int) -> Tensor | None:
+        """Target id of each draft column; without it both vocabularies must be the same, or the draft's a prefix."""
+        if value is None:
+            if draft_vocab > vocab:
+                fail(self.op, "token_map", f"given when draft_vocab ({draft_vocab}) exceeds vocab ({vocab})", None)
+            return None
+        return self.dense("token_map", value, (torch.int32,), (draft_vocab,))
+
+    def chain_ids(self, draft_ids: Tensor, cu_draft: Any, max_draft: Any) -> tuple[int, int]:
+        """(batch, longest draft) of dense or flat drafts."""
+        if cu_draft is None:
+            self.dense("draft_ids", draft_ids, ID_DTYPES, ("batch", "draft"))
+            batch, width = draft_ids.shape
+            if max_draft not in (None, width):
+                fail(self.op, "max_draft", f"{width} (or left out) for dense draft_ids", max_draft)
+            return batch, width
+        self.dense("draft_ids", draft_ids, ID_DTYPES, ("total",))
+        self.dense("cu_draft", cu_draft, (torch.int32,), ("batch + 1",))
+        if cu_draft.shape[0] == 0:
+            fail(self.op, "cu_draft", "[batch + 1] with a leading 0", [0])
+        if not isinstance(max_draft, int) or max_draft < 0:
+            fail(self.op, "max_draft", "a host int >= 0 when cu_draft is given", max_draft)
+        return cu_draft.shape[0] - 1, max_draft
+
+    def chain_rows(
+        self, name: str, value: Any, draft_ids: Tensor, cu_draft: Tensor | None, width: int, *, bonus: bool
+    ) -> int:
+        """Vocabulary of the rows that belong to draft_ids, one more a request if `bonus`."""
+        if cu_draft is None:
+            self.logits(name, value, (draft_ids.shape[0], width + int(bonus), "vocab"))
+        else:
+            rows = draft_ids.shape[0] + (cu_draft.shape[0] - 1 if bonus else 0)
+            self.logits(name, value, (rows, "vocab"))
+        return int(value.shape[-1])
+
+    def lanes(self, value: Any, batch: int) -> Tensor | None:
+        """Lane of each request; None for 0."""
+        if isinstance(value, Tensor):
+            return self.vector("lane", value, torch.int64, batch)
+        if not isinstance(value, int) or not 0 <= value < 2**30:
+            fail(self.op, "lane", "an int in [0, 2^30) or int64 [batch]", value)
+        return torch.full((batch,), value, dtype=torch.int64, device=self.device) if value else None
+
+    def weight(self, name: str, value: Any, batch: int) -> Tensor:
+        """A weight of the residual as float32 [batch]."""
+        if isinstance(value, Tensor):
+            return self.vector(name, value, torch.float32, batch)
+        if not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
+            fail(self.op, name, "a finite float >= 0 or float32 [batch]", value)
+        return torch.full((batch,), float(value), device=self.device)
+
+
+def check_residual(
+    op: str, target_logits: Any, draft_logits: Any, a: Any, b: Any, sampling: Any, draft_sampling: Any,
+    token_map: Any, allowed: Any, draft_ids: Any,
+) -> tuple[Checker, tuple[Any, ...]]:  # fmt: skip
+    """Check what residual_probs and residual_sample share; their flat arguments in order."""
+    if not isinstance(target_logits, Tensor):
+        fail(op, "target_logits", "a tensor [batch, vocab]", type(target_logits).__name__)
+    check = Checker(op, target_logits.device)
+    check.logits("target_logits", target_logits, ("batch", "vocab"))
+    batch, vocab = target_logits.shape
+    draft_vocab = vocab
+    if draft_logits is not None:
+        check.logits("draft_logits", draft_logits, (batch, "draft_vocab"))
+        draft_vocab = draft_logits.shape[1]
+        if draft_sampling is None:
+            fail(op, "draft_sampling", "given with draft_logits: the law of the draft", None)
+    sampling = check.sampling("sampling", sampling, batch)
+    drafted = check.sampling("draft_sampling", draft_sampling or Sampling(), batch)
+    token_map = check.token_map(token_map, draft_vocab, vocab)
+    allowed = check.allowed(allowed, batch, vocab)
+    if draft_ids is not None:
+        draft_ids = check.vector("draft_ids", draft_ids, torch.int64, batch)
+    weights = check.weight("a", a, batch), check.weight("b", b, batch)
+    return check, (target_logits, draft_logits, *weights, *sampling, *drafted, token_map, allowed, draft_ids)

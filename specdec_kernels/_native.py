@@ -1,0 +1,52 @@
+"""Loads the native libraries of the wheel, or says exactly why one is missing."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import torch
+
+_FOLDER = Path(__file__).parent
+_test_backends: list[str] = []
+
+
+def _load(stem: str) -> str | None:
+    """Load `<stem>*.so` of this package; None, or why it cannot be used."""
+    files = sorted(_FOLDER.glob(f"{stem}.*so")) + sorted(_FOLDER.glob(f"{stem}.*pyd"))
+    if not files:
+        return f"this installation was built without {stem} (see README, Building)"
+    try:
+        torch.ops.load_library(str(files[0]))
+    except OSError as error:
+        return f"{files[0].name} does not load under torch {torch.__version__}: {error}"
+    return None
+
+
+@functools.cache
+def cpu_reason() -> str | None:
+    """Why the native CPU library is unusable, or None after loading it."""
+    return _load("_cpu")
+
+
+@functools.cache
+def cuda_reason() -> str | None:
+    """Why the native CUDA library is unusable, or None after loading it."""
+    if torch.version.cuda is None or not torch.cuda.is_available():
+        return "this torch has no usable CUDA device"
+    return _load("_cuda")
+
+
+def test_backends() -> tuple[str, ...]:
+    """Backends that a test suite added (the CUDA sources run on the host)."""
+    return tuple(_test_backends)
+
+
+def load_test_backend(name: str, library: str) -> None:
+    """Load a library that implements every `<op>_out.<name>` on cpu tensors and declare it; used by the tests."""
+    from ._op import OPS
+
+    for op in OPS.values():
+        op.declare(name)
+    torch.ops.load_library(library)
+    _test_backends.append(name)

@@ -1,0 +1,110 @@
+"""One public op, several backends: each backend is an overload of the same torch operator.
+
+For op `f` and backend `b` two operators exist. `f_out.b` does the work and writes preallocated results; it is all
+that a native library or a Triton file implements. `f.b` allocates the results and calls it; it is functional, so
+torch.compile may move it. The reference's signature is the schema, and the allocator is the fake: both are written once.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _backends
+
+NAMESPACE = "specdec_kernels"
+_library = torch.library.Library(NAMESPACE, "DEF")
+OPS: dict[str, Op] = {}
+
+Tensors = tuple[Tensor, ...]
+
+
+class Op:
+    """An operator whose schema is the signature of its reference implementation."""
+
+    def __init__(
+        self,
+        reference: Callable[..., Any],
+        allocate: Callable[..., Any],
+        *,
+        results: Sequence[str],
+        backends: Sequence[str] = ("cpu", "triton", "cuda"),
+    ) -> None:
+        """Declare `reference` as an op whose results, in order, are named `results`."""
+        self.name = reference.__name__
+        self.reference = reference
+        self.results = tuple(results)
+        self._allocate = allocate
+        self._package = reference.__module__.rpartition(".")[0]
+        schema = torch.library.infer_schema(reference, mutates_args=())
+        arguments, _, returns = schema.rpartition(" -> ")
+        mutated = ", ".join(f"Tensor({chr(ord('a') + i)}!) out_{name}" for i, name in enumerate(results))
+        self._schema = f"{arguments} -> {returns}"
+        self._out_schema = f"{arguments[:-1]}, {mutated}) -> ()"
+        self._calls: dict[str, tuple[Any, Any]] = {}
+        for backend in backends:
+            self.declare(backend)
+        OPS[self.name] = self
+
+    def declare(self, backend: str) -> None:
+        """Define both operators of a backend (tests also declare `cuda_host`)."""
+        functional, out = f"{self.name}.{backend}", f"{self.name}_out.{backend}"
+        _library.define(out + self._out_schema)
+        torch.library.register_fake(f"{NAMESPACE}::{out}", _do_nothing, lib=_library)
+        if backend == "triton":
+            _library.impl(out, self._triton_out, "CompositeExplicitAutograd")
+        out_call = getattr(getattr(getattr(torch.ops, NAMESPACE), f"{self.name}_out"), backend)
+
+        def allocate_and_run(*args: Any) -> Any:
+            results = self._allocate(*args)
+            out_call(*args, *results)
+            return results
+
+        _library.define(functional + self._schema)
+        torch.library.register_fake(f"{NAMESPACE}::{functional}", self._allocate, lib=_library)
+        _library.impl(functional, allocate_and_run, "CompositeExplicitAutograd")
+        self._calls[backend] = (getattr(getattr(getattr(torch.ops, NAMESPACE), self.name), backend), out_call)
+
+    def _triton_out(self, *args: Any) -> None:
+        module = importlib.import_module(".triton_kernel", self._package)
+        getattr(module, f"{self.name}_out")(*args)
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """Names of the declared backends, `reference` not counted."""
+        return tuple(self._calls)
+
+    def overload(self, backend: str, *, out: bool = False) -> Any:
+        """The torch operator of a backend."""
+        return self._calls[backend][int(out)]
+
+    def __call__(self, *args: Any, device: torch.device, backend: str | None, out: Tensors | None = None) -> Any:
+        """Run on the chosen backend; `out` receives the results if given."""
+        chosen = _backends.choose(self.name, self.backends, device, backend)
+        if out is None:
+            return self.reference(*args) if chosen == "reference" else self._calls[chosen][0](*args)
+        self._check_out(args, out)
+        if chosen == "reference":
+            for have, value in zip(out, self.reference(*args), strict=True):
+                have.copy_(value)
+        else:
+            self._calls[chosen][1](*args, *out)
+        return out
+
+    def _check_out(self, args: tuple[Any, ...], out: Tensors) -> None:
+        with torch.device("meta"):
+            wanted = self._allocate(*(a.to("meta") if isinstance(a, Tensor) else a for a in args))
+        for name, want, have in zip(self.results, wanted, out, strict=True):
+            if not isinstance(have, Tensor) or (have.shape, have.dtype) != (want.shape, want.dtype):
+                got = f"{have.dtype} {list(have.shape)}" if isinstance(have, Tensor) else type(have).__name__
+                raise ValueError(f"{self.name}: out.{name} must be {want.dtype} {list(want.shape)}, got {got}")
+            if not have.is_contiguous():
+                raise ValueError(f"{self.name}: out.{name} must be contiguous, got strides {list(have.stride())}")
+
+
+def _do_nothing(*_: Any) -> None:
+    """Fake of an operator that only writes its arguments."""

@@ -1,0 +1,141 @@
+"""Every random number of the package, in plain PyTorch: the definition that all backends match bit for bit.
+
+A number is named, never consumed: Philox4x32-10 maps (seed, position, step, purpose, lane, index) to one
+32-bit word. Nothing is stored, so the same request draws the same numbers in any batch, slot, graph or backend.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ._types import PURPOSES, Noise
+
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_LOW = 0xFFFFFFFF
+
+# log(1 + f) = f - f^2 / 2 + f^3 P(f) on [sqrt(1/2) - 1, sqrt(2) - 1]; P fitted by minimax, 8e-10 relative.
+_LOG_POLYNOMIAL = (
+    0.3333331346511841,
+    -0.25000008940696716,
+    0.2000211924314499,
+    -0.1666799634695053,
+    0.14219552278518677,
+    -0.1240558922290802,
+    0.11888162046670914,
+    -0.11675652116537094,
+    0.06746640801429749,
+)
+_LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
+_SQRT_HALF_BITS = 0x3F3504F3
+
+
+def philox(key: tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor, Tensor, Tensor]) -> tuple[Tensor, ...]:
+    """Philox4x32-10 (Salmon et al. 2011) on int64 tensors that hold unsigned 32-bit words."""
+    k0, k1 = key
+    c0, c1, c2, c3 = counter
+    for _ in range(10):
+        # int64 products wrap modulo 2^64; the two halves are still the right bits.
+        wide0, wide1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        high0, high1 = (wide0 >> 32) & _LOW, (wide1 >> 32) & _LOW
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, wide1 & _LOW, high0 ^ c3 ^ k1, wide0 & _LOW
+        k0, k1 = (k0 + _WEYL[0]) & _LOW, (k1 + _WEYL[1]) & _LOW
+    return c0, c1, c2, c3
+
+
+def _blocks(
+    seed: Tensor, position: Tensor, step: Tensor | None, purpose: int, lane: Tensor | None, block: Tensor
+) -> Tensor:
+    """Philox blocks [batch, len(block), 4]; seed, position, step, lane are int64 [batch]."""
+    zero = torch.zeros_like(seed)
+    step = zero if step is None else step
+    lane = zero if lane is None else lane
+    key = ((seed & _LOW)[:, None], ((seed >> 32) & _LOW)[:, None])
+    tag = (purpose + 4 * lane) & _LOW
+    counter = (block[None, :], (position & _LOW)[:, None], (step & _LOW)[:, None], tag[:, None])
+    return torch.stack(torch.broadcast_tensors(*philox(key, counter)), dim=-1)
+
+
+def words(
+    seed: Tensor, position: Tensor, step: Tensor | None, purpose: int, lane: Tensor | None, index: Tensor
+) -> Tensor:
+    """Words [batch, len(index)] (int64, 0 .. 2^32 - 1) of arbitrary indices."""
+    blocks = _blocks(seed, position, step, purpose, lane, index >> 2)
+    return blocks.gather(-1, (index & 3).expand(len(seed), -1)[..., None]).squeeze(-1)
+
+
+def vocab_words(
+    seed: Tensor, position: Tensor, step: Tensor | None, purpose: int, lane: Tensor | None, vocab: int
+) -> Tensor:
+    """Words [batch, vocab] of the ids 0 .. vocab - 1, each Philox block evaluated once."""
+    block = torch.arange((vocab + 3) // 4, device=seed.device)
+    return _blocks(seed, position, step, purpose, lane, block).flatten(1)[:, :vocab]
+
+
+def random_words(noise: Noise, *, purpose: str, index: Tensor, lane: int = 0) -> Tensor:
+    """The random words that the ops use, for whoever wants to reproduce or audit a draw.
+
+    Args:
+        noise: seed, position and step of each request, int64 ``[batch]``. Draft token i uses ``position + i``.
+        purpose: ``"target"``, ``"coin"``, ``"residual"`` or ``"draft"``.
+        index: int64 ``[n]``: target token ids for a draw over the vocabulary, 0 for the coin of a chain.
+        lane: 0 but for drafts of a tree.
+
+    Returns:
+        int64 ``[batch, n]`` with values in ``[0, 2^32)``.
+
+    Example:
+        >>> import torch
+        >>> from specdec_kernels import Noise, random_words
+        >>> noise = Noise(seed=torch.tensor([7]), position=torch.tensor([0]))
+        >>> random_words(noise, purpose="target", index=torch.arange(2)).shape
+        torch.Size([1, 2])
+    """
+    if purpose not in PURPOSES:
+        raise ValueError(f"random_words: purpose must be one of {sorted(PURPOSES)}, got {purpose!r}")
+    step = None if purpose == "target" else noise.step
+    lanes = torch.full_like(noise.seed, lane)
+    return words(noise.seed, noise.position, step, PURPOSES[purpose], lanes, index.to(torch.int64))
+
+
+def coin(seed: Tensor, position: Tensor, step: Tensor | None) -> Tensor:
+    """Acceptance coin of each request: a float32 multiple of 2^-24 in [0, 1)."""
+    word = words(seed, position, step, PURPOSES["coin"], None, torch.zeros(1, dtype=torch.int64, device=seed.device))
+    return (word[:, 0] >> 8).float() * 2.0**-24
+
+
+def _split(x: Tensor) -> tuple[Tensor, Tensor]:
+    """(e, m) with x = m 2^e and m in [sqrt(1/2), sqrt(2)); x positive and normal."""
+    bits = x.view(torch.int32) + (0x3F800000 - _SQRT_HALF_BITS)
+    exponent = (bits >> 23) - 127
+    return exponent, ((bits & 0x007FFFFF) + _SQRT_HALF_BITS).view(torch.float32)
+
+
+def _log_core(f: Tensor, exponent: Tensor) -> Tensor:
+    """log(1 + f) + exponent log 2, each operation rounded to float32 in this order: no fused multiply-add."""
+    e = exponent.float()
+    p = torch.full_like(f, _LOG_POLYNOMIAL[-1])
+    for coefficient in _LOG_POLYNOMIAL[-2::-1]:
+        p = p * f + coefficient
+    z = f * f
+    r = f * z * p
+    r = r + e * _LN2_LOW
+    r = r - z * 0.5
+    r = r + f
+    return r + e * _LN2_HIGH
+
+
+def log(x: Tensor) -> Tensor:
+    """Natural logarithm of positive normal float32, the same bits in every backend."""
+    exponent, mantissa = _split(x)
+    return _log_core(mantissa - 1.0, exponent)
+
+
+def exponential(word: Tensor) -> Tensor:
+    """E = -log1p(-x), x = (word + 1/2) 2^-32: an Exp(1) number, finest where a race is won (near 0)."""
+    x = ((word.float() + 0.5) * 2.0**-32).clamp(max=1.0 - 2.0**-24)
+    exponent, mantissa = _split(1.0 - x)
+    # Where 1 - x lies next to 1 its rounding would eat x; there -x itself is the argument.
+    f = torch.where(exponent == 0, -x, mantissa - 1.0)
+    return -_log_core(f, exponent)

@@ -1,0 +1,178 @@
+"""Rows of logits as laws, in plain PyTorch: temperature, filters, probabilities, draws. The definition.
+
+A law is kept as the raw row plus a handful of numbers (maximum, threshold, mass); kernels keep the same numbers and
+never write a probability row. Sums run in float64 here, so that this file is the most exact spelling there is.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import _random
+
+TINY = 2.0**-126  # smallest normal float32: residual weights below it do not compete
+_INF = float("inf")
+
+
+class Parameters(NamedTuple):
+    """Sampling parameters of a batch with the rules for bad values applied; each is [batch]."""
+
+    temperature: Tensor  # float32; 1 where greedy
+    inv_t: Tensor  # float32, 1 / temperature
+    top_k: Tensor  # int64; 0 is off
+    top_p: Tensor  # float32; 1 is off
+    min_p: Tensor  # float32; 0 is off
+    greedy: Tensor  # bool
+    bad: Tensor  # bool: status bit 64
+
+
+class Law(NamedTuple):
+    """Law of each row: softmax of logits * inv_t over the kept ids; a greedy row is a point mass at its argmax."""
+
+    logits: Tensor  # float32 [batch, vocab], -inf where not allowed
+    inv_t: Tensor  # float32 [batch]
+    kept: Tensor  # bool [batch, vocab]
+    maximum: Tensor  # float32 [batch], raw logit
+    argmax: Tensor  # int64 [batch], lowest id of the maximum
+    threshold: Tensor  # float32 [batch], raw logit
+    mass: Tensor  # float64 [batch], sum over kept of exp((logit - maximum) * inv_t)
+    greedy: Tensor  # bool [batch]
+    bad: Tensor  # bool [batch]: NaN, or no finite maximum
+
+    def probs(self) -> Tensor:
+        """float64 [batch, vocab]."""
+        return _weights(self.logits, self.maximum, self.inv_t, self.kept) / self.mass[:, None]
+
+    def logsumexp(self) -> Tensor:
+        """float32 [batch]: log-sum of the scaled kept logits; 0 for a point mass."""
+        value = self.maximum.double() * self.inv_t.double() + self.mass.log()
+        return torch.where(self.greedy, 0.0, value).float()
+
+    def logprob(self, ids: Tensor) -> Tensor:
+        """float32 [batch]: log-probability of one id a row."""
+        logit = self.logits.gather(1, ids[:, None]).squeeze(1).double()
+        kept = self.kept.gather(1, ids[:, None]).squeeze(1)
+        value = (logit - self.maximum.double()) * self.inv_t.double() - self.mass.log()
+        return torch.where(kept, value, -_INF).float()
+
+
+def parameters(
+    batch: int,
+    device: torch.device,
+    temperature: Tensor | None,
+    top_k: Tensor | None,
+    top_p: Tensor | None,
+    min_p: Tensor | None,
+) -> Parameters:
+    """Fill in what is off and turn bad values into greedy requests."""
+    t = torch.ones(batch, device=device) if temperature is None else temperature
+    k = torch.zeros(batch, dtype=torch.int64, device=device) if top_k is None else top_k.to(torch.int64)
+    p = torch.ones(batch, device=device) if top_p is None else top_p
+    m = torch.zeros(batch, device=device) if min_p is None else min_p
+    bad = t.isnan() | (t < 0) | (k < 0) | p.isnan() | m.isnan()
+    greedy = bad | (t == 0) | (1.0 / t).isinf()
+    t = torch.where(greedy, 1.0, t)
+    off = greedy | (k <= 0)
+    return Parameters(
+        t,
+        1.0 / t,
+        torch.where(off, 0, k),
+        torch.where(greedy | (p >= 1), 1.0, p),
+        torch.where(greedy | (m <= 0), 0.0, m),
+        greedy,
+        bad,
+    )
+
+
+def _weights(logits: Tensor, maximum: Tensor, inv_t: Tensor, kept: Tensor) -> Tensor:
+    """exp((logit - maximum) * inv_t) over the kept ids, else 0; float64 [batch, vocab]."""
+    exponent = (logits.double() - maximum.double()[:, None]) * inv_t.double()[:, None]
+    return torch.where(kept, exponent, -_INF).exp()
+
+
+def _min_p_offset(parameter: Parameters) -> Tensor:
+    """T log(min_p): how far below the maximum a kept logit may lie."""
+    offset = parameter.temperature * _random.log(parameter.min_p.clamp(min=TINY))
+    return torch.where(parameter.min_p >= 1, 0.0, offset)
+
+
+def mask_allowed(logits: Tensor, allowed: Tensor | None) -> Tensor:
+    """Logits as float32 with -inf where the packed bits [batch, ceil(vocab / 32)] are 0."""
+    logits = logits.float()
+    if allowed is None:
+        return logits
+    vocab = torch.arange(logits.shape[1], device=logits.device)
+    bit = (allowed[:, vocab >> 5] >> (vocab & 31).to(torch.int32)) & 1
+    return torch.where(bit == 1, logits, -_INF)
+
+
+def law(logits: Tensor, parameter: Parameters, allowed: Tensor | None = None) -> Law:
+    """The law of each row [batch, vocab] after mask, temperature, min-p, top-k and top-p."""
+    logits = mask_allowed(logits, allowed)
+    vocab = logits.shape[1]
+    maximum = logits.amax(1)
+    bad = ~maximum.isfinite()
+    safe = torch.where(bad[:, None], 0.0, logits)  # a bad row is never used; keep its numbers finite
+    maximum = safe.amax(1)
+    argmax = (safe == maximum[:, None]).int().argmax(1)
+    finite = safe > -_INF
+
+    threshold = torch.where(parameter.min_p > 0, maximum + _min_p_offset(parameter), -_INF)
+    ordered = safe.sort(dim=1, descending=True).values
+    has_k = (parameter.top_k > 0) & (parameter.top_k < vocab)
+    kth = ordered.gather(1, (parameter.top_k.clamp(1, vocab) - 1)[:, None]).squeeze(1)
+    threshold = torch.where(has_k, torch.maximum(threshold, kth), threshold)
+
+    kept_ordered = (ordered >= threshold[:, None]) & (ordered > -_INF)
+    weight = _weights(ordered, maximum, parameter.inv_t, kept_ordered)
+    cumulative = weight.cumsum(1)
+    reaches = cumulative >= parameter.top_p.double()[:, None] * weight.sum(1, keepdim=True)
+    edge = ordered.gather(1, reaches.int().argmax(1, keepdim=True)).squeeze(1)
+    has_p = (parameter.top_p < 1) & reaches.any(1)
+    threshold = torch.where(has_p, torch.maximum(threshold, edge), threshold)
+
+    threshold = torch.where(parameter.greedy, maximum, threshold)
+    kept = finite & (safe >= threshold[:, None])
+    first = torch.arange(vocab, device=logits.device) == argmax[:, None]
+    kept = torch.where(parameter.greedy[:, None], first, kept)
+    mass = _weights(safe, maximum, parameter.inv_t, kept).sum(1)
+    return Law(safe, parameter.inv_t, kept, maximum, argmax, threshold, mass, parameter.greedy, bad)
+
+
+def race_scores(logweight: Tensor, competes: Tensor, word: Tensor) -> Tensor:
+    """Score of each competitor (float32 [batch, vocab]), -inf for the others."""
+    score = logweight - _random.log(_random.exponential(word))
+    return torch.where(competes & score.isfinite(), score, -_INF)
+
+
+def plain_scores(row: Law, word: Tensor, exclude: Tensor | None = None) -> Tensor:
+    """Race scores of a plain draw; `exclude` bool [batch, vocab] takes ids out of it."""
+    competes = row.kept if exclude is None else row.kept & ~exclude
+    return race_scores(row.logits * row.inv_t[:, None], competes, word)
+
+
+def plain_draw(row: Law, word: Tensor, exclude: Tensor | None = None) -> Tensor:
+    """One id [batch] from each law, or the first kept one where every score overflowed."""
+    competes = row.kept if exclude is None else row.kept & ~exclude
+    score = plain_scores(row, word, exclude)
+    best = torch.where(competes, row.logits, -_INF)
+    return torch.where(score.amax(1) > -_INF, score.argmax(1), best.argmax(1))
+
+
+def residual_draw(weight: Tensor, word: Tensor) -> tuple[Tensor, Tensor]:
+    """(id, empty): one id from weights (float32 [batch, vocab], not normalised); empty rows have no positive weight."""
+    competes = weight >= TINY
+    score = race_scores(_random.log(weight.clamp(min=TINY)), competes, word)
+    return score.argmax(1), ~competes.any(1)
+
+
+def to_target_ids(probs: Tensor, token_map: Tensor | None, vocab: int) -> Tensor:
+    """Draft probabilities [batch, draft_vocab] over target ids [batch, vocab]; ids without a column have 0."""
+    columns = torch.arange(probs.shape[1], device=probs.device) if token_map is None else token_map.long()
+    inside = (columns >= 0) & (columns < vocab)
+    out = probs.new_zeros(probs.shape[0], vocab + 1)
+    out[:, torch.where(inside, columns, vocab)] = probs
+    return out[:, :vocab]

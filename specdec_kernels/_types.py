@@ -1,0 +1,68 @@
+"""What a caller hands in: how a request samples, and which random numbers are its own."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+PURPOSES = {"target": 0, "coin": 1, "residual": 2, "draft": 3}
+LOGPROBS = {None: 0, "processed": 1, "raw": 2}
+
+
+class Sampling(NamedTuple):
+    """Per-request sampling parameters; each is a tensor ``[batch]`` or None (off).
+
+    Applied in the order temperature, min-p, top-k, top-p, each on what the one before it kept. Ties at a
+    threshold are all kept.
+
+    Attributes:
+        temperature: float32; 0 is greedy, None is 1.
+        top_k: int32; keeps every logit >= the k-th largest; 0 is off.
+        top_p: float32; keeps every logit >= the largest threshold whose kept mass is >= p; >= 1 is off.
+        min_p: float32; keeps probabilities >= min_p times the largest; <= 0 is off.
+    """
+
+    temperature: Tensor | None = None
+    top_k: Tensor | None = None
+    top_p: Tensor | None = None
+    min_p: Tensor | None = None
+
+    @classmethod
+    def full(
+        cls,
+        batch: int,
+        *,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        device: torch.device | str = "cpu",
+    ) -> Sampling:
+        """The same parameters for every request of a batch."""
+
+        def repeat(value: float | None, dtype: torch.dtype) -> Tensor | None:
+            return None if value is None else torch.full((batch,), value, dtype=dtype, device=device)
+
+        return cls(
+            repeat(temperature, torch.float32),
+            repeat(top_k, torch.int32),
+            repeat(top_p, torch.float32),
+            repeat(min_p, torch.float32),
+        )
+
+
+class Noise(NamedTuple):
+    """Names every random number of a call: Philox of (seed, position, step, purpose, token id).
+
+    Attributes:
+        seed: int64 ``[batch]``, one per request, kept for its whole life.
+        position: int64 ``[batch]``, absolute position of the first token this call decides.
+        step: int64 ``[batch]`` decode-step counter that never repeats within a request, or None (0). Rules that
+            look past the first rejection (``block``) need it; the drafts they verify must be drawn with it too.
+    """
+
+    seed: Tensor
+    position: Tensor
+    step: Tensor | None = None

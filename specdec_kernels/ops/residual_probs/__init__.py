@@ -1,0 +1,89 @@
+"""The correction law norm((a p - b q)+), materialised for whoever wants to look at it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..._check import check_residual
+from ..._op import Op
+from ..._types import Sampling
+from . import reference
+
+
+class ResidualProbs(NamedTuple):
+    """What `residual_probs` returns.
+
+    Attributes:
+        probs: float32 ``[batch, vocab]``; p where the residual is empty, 0 on a bad row.
+        mass: float32 ``[batch]``: ``sum (a p - b q)+`` before normalising.
+        status: int32 ``[batch]``: 1 bad target row, 2 bad draft row (then q = 0), 4 bad draft id, 8 empty, 64.
+    """
+
+    probs: Tensor
+    mass: Tensor
+    status: Tensor
+
+
+def _allocate(target_logits: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
+    batch = target_logits.shape[0]
+    return (
+        target_logits.new_empty(target_logits.shape, dtype=torch.float32),
+        target_logits.new_empty((batch,), dtype=torch.float32),
+        target_logits.new_empty((batch,), dtype=torch.int32),
+    )
+
+
+op = Op(reference.residual_probs, _allocate, results=ResidualProbs._fields)
+
+
+def residual_probs(
+    target_logits: Tensor,
+    draft_logits: Tensor | None = None,
+    *,
+    a: float | Tensor = 1.0,
+    b: float | Tensor = 1.0,
+    sampling: Sampling,
+    draft_sampling: Sampling | None = None,
+    token_map: Tensor | None = None,
+    allowed: Tensor | None = None,
+    draft_ids: Tensor | None = None,
+    out: ResidualProbs | None = None,
+    backend: str | None = None,
+) -> ResidualProbs:
+    """``norm((a p - b q)+)`` as a probability row, and its mass.
+
+    With a = b = 1 this is the law of the token after a rejection; block, recursive and batch rules use other scalars.
+
+    Args:
+        target_logits: float32, bfloat16 or float16 ``[batch, vocab]``.
+        draft_logits: ``[batch, draft_vocab]``, or None: q is a point mass at `draft_ids`, or nothing without them.
+        a: weight of p, a float or float32 ``[batch]``; finite and >= 0.
+        b: weight of q, likewise.
+        sampling: the target's sampling parameters.
+        draft_sampling: the draft's; required with `draft_logits`. Temperature 0: a point mass at `draft_ids`.
+        token_map: int32 ``[draft_vocab]``: target id of each draft column.
+        allowed: int32 ``[batch, ceil(vocab / 32)]`` packed bits of the target row.
+        draft_ids: int64 ``[batch]``: where q is a point mass; -1 is no draft.
+        out: preallocated results.
+        backend: see `verify_chain`.
+
+    Returns:
+        ResidualProbs.
+
+    Raises:
+        ValueError: wrong shapes, dtypes or devices.
+
+    Example:
+        >>> import torch
+        >>> from specdec_kernels import Sampling, residual_probs
+        >>> p, q = torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[0.9, 0.1]]).log()
+        >>> residual_probs(p, q, sampling=Sampling(), draft_sampling=Sampling()).probs
+        tensor([[0., 1.]])
+    """
+    _, prepared = check_residual(
+        "residual_probs", target_logits, draft_logits, a, b, sampling, draft_sampling, token_map, allowed, draft_ids
+    )
+    return ResidualProbs(*op(*prepared, device=target_logits.device, backend=backend, out=out))

@@ -1,0 +1,95 @@
+"""Draw from the correction law norm((a p - b q)+) without materialising it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..._check import check_residual
+from ..._op import Op
+from ..._types import PURPOSES, Noise, Sampling
+from . import reference
+
+
+class ResidualSample(NamedTuple):
+    """What `residual_sample` returns.
+
+    Attributes:
+        token_ids: int64 ``[batch]``; drawn from p where the residual is empty, -1 on a bad target row.
+        mass: float32 ``[batch]``: ``sum (a p - b q)+``.
+        status: int32 ``[batch]``: 1 bad target row, 2 bad draft row (then q = 0), 4 bad draft id, 8 empty, 64.
+    """
+
+    token_ids: Tensor
+    mass: Tensor
+    status: Tensor
+
+
+def _allocate(target_logits: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
+    batch = target_logits.shape[0]
+    return (
+        target_logits.new_empty((batch,), dtype=torch.int64),
+        target_logits.new_empty((batch,), dtype=torch.float32),
+        target_logits.new_empty((batch,), dtype=torch.int32),
+    )
+
+
+op = Op(reference.residual_sample, _allocate, results=ResidualSample._fields)
+
+
+def residual_sample(
+    target_logits: Tensor,
+    draft_logits: Tensor | None = None,
+    *,
+    a: float | Tensor = 1.0,
+    b: float | Tensor = 1.0,
+    sampling: Sampling,
+    draft_sampling: Sampling | None = None,
+    noise: Noise,
+    purpose: str = "residual",
+    token_map: Tensor | None = None,
+    allowed: Tensor | None = None,
+    draft_ids: Tensor | None = None,
+    out: ResidualSample | None = None,
+    backend: str | None = None,
+) -> ResidualSample:
+    """One id a row from ``norm((a p - b q)+)``: the draw that every lossless rule ends with.
+
+    Args:
+        target_logits: float32, bfloat16 or float16 ``[batch, vocab]``.
+        draft_logits: ``[batch, draft_vocab]``, or None: q is a point mass at `draft_ids`, or nothing without them.
+        a: weight of p, a float or float32 ``[batch]``; finite and >= 0.
+        b: weight of q, likewise.
+        sampling: the target's sampling parameters.
+        draft_sampling: the draft's; required with `draft_logits`. Temperature 0: a point mass at `draft_ids`.
+        token_map: int32 ``[draft_vocab]``: target id of each draft column.
+        allowed: int32 ``[batch, ceil(vocab / 32)]`` packed bits of the target row.
+        draft_ids: int64 ``[batch]``: where q is a point mass; -1 is no draft.
+        noise: names the random numbers; the position is that of the drawn token.
+        purpose: ``"residual"`` unless a rule says otherwise. Never the purpose the draft was drawn with.
+        out: preallocated results.
+        backend: see `verify_chain`.
+
+    Returns:
+        ResidualSample.
+
+    Raises:
+        ValueError: wrong shapes, dtypes or devices.
+
+    Example:
+        >>> import torch
+        >>> from specdec_kernels import Noise, Sampling, residual_sample
+        >>> p, q = torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[0.9, 0.1]]).log()
+        >>> noise = Noise(seed=torch.tensor([5]), position=torch.tensor([0]))
+        >>> residual_sample(p, q, sampling=Sampling(), draft_sampling=Sampling(), noise=noise).token_ids
+        tensor([1])
+    """
+    check, prepared = check_residual(
+        "residual_sample", target_logits, draft_logits, a, b, sampling, draft_sampling, token_map, allowed, draft_ids
+    )
+    noise = check.noise(noise, target_logits.shape[0])
+    code = check.choice("purpose", purpose, PURPOSES)
+    results = op(*prepared, *noise, code, device=target_logits.device, backend=backend, out=out)
+    return ResidualSample(*results)

@@ -1,0 +1,120 @@
+"""Draw tokens from raw logits, with everything a verifier needs later."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..._check import Checker, fail
+from ..._op import Op
+from ..._types import LOGPROBS, PURPOSES, Noise, Sampling
+from . import reference
+
+MAX_SAMPLES = 64  # a GPU tile keeps its best n in registers
+
+
+class SampleResult(NamedTuple):
+    """What `sample` returns.
+
+    Attributes:
+        token_ids: int64 ``[batch, num_samples]`` in the order drawn; -1 where the law has fewer ids, or a bad row.
+        logprobs: float32 ``[batch, num_samples]``; 0 where token_ids is -1.
+        logsumexp: float32 ``[batch]``, log-sum of the scaled kept logits; 0 for a greedy request.
+        threshold: float32 ``[batch]``, smallest raw logit that is kept (-inf: all). With logsumexp it is draft_stats.
+        status: int32 ``[batch]``: 1 bad row, 64 bad sampling parameter.
+    """
+
+    token_ids: Tensor
+    logprobs: Tensor
+    logsumexp: Tensor
+    threshold: Tensor
+    status: Tensor
+
+
+def _allocate(logits: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    batch, count = logits.shape[0], rest[8]
+    shape = (batch, count)
+    return (
+        logits.new_empty(shape, dtype=torch.int64),  # type: ignore[arg-type]
+        logits.new_empty(shape, dtype=torch.float32),  # type: ignore[arg-type]
+        logits.new_empty((batch,), dtype=torch.float32),
+        logits.new_empty((batch,), dtype=torch.float32),
+        logits.new_empty((batch,), dtype=torch.int32),
+    )
+
+
+op = Op(reference.sample, _allocate, results=SampleResult._fields)
+
+
+def sample(
+    logits: Tensor,
+    *,
+    sampling: Sampling,
+    noise: Noise,
+    purpose: str,
+    num_samples: int = 1,
+    lane: int | Tensor = 0,
+    exclude_ids: Tensor | None = None,
+    token_map: Tensor | None = None,
+    logprobs: str = "processed",
+    allowed: Tensor | None = None,
+    out: SampleResult | None = None,
+    backend: str | None = None,
+) -> SampleResult:
+    """Draw `num_samples` distinct ids a row from ``softmax(logits / temperature)`` after the filters.
+
+    The draw is a race: the id with the largest ``logit / T - log E(id)`` wins, with E from Philox of (seed, position,
+    step, purpose, id). The best n of one race are n draws without replacement, in order.
+
+    Args:
+        logits: float32, bfloat16 or float16 ``[batch, vocab]``.
+        sampling: parameters of each request; temperature 0 takes the argmax (ties: lowest id).
+        noise: seed and position of the drawn token. Draft token i of a request has ``position + i``.
+        purpose: ``"target"`` (plain decoding, and drafts under rule ``match``), ``"draft"`` (drafts under the other
+            rules), ``"residual"`` or ``"coin"``. ``"target"`` never looks at ``noise.step``.
+        num_samples: ids a row, at most 64.
+        lane: 0 in a chain; int or int64 ``[batch]``, see docs/design.md, Random numbers.
+        exclude_ids: int64 ``[batch, n]`` ids that are not drawn, -1 padded; the statistics still count them.
+        token_map: int32 ``[vocab]``: target id of each column; noise is indexed by it and it is what is returned.
+        logprobs: ``"processed"`` or ``"raw"``.
+        allowed: int32 ``[batch, ceil(vocab / 32)]`` packed bits of the columns that may be drawn; before filters.
+        out: preallocated results.
+        backend: see `verify_chain`.
+
+    Returns:
+        SampleResult; its ``(logsumexp, threshold)`` are the draft_stats of `verify_chain`.
+
+    Raises:
+        ValueError: wrong shapes, dtypes, devices or values.
+
+    Example:
+        >>> import torch
+        >>> from specdec_kernels import Noise, Sampling, sample
+        >>> noise = Noise(seed=torch.tensor([3]), position=torch.tensor([11]))
+        >>> sample(torch.tensor([[0.0, 30.0]]), sampling=Sampling(), noise=noise, purpose="target").token_ids
+        tensor([[1]])
+    """
+    if not isinstance(logits, Tensor):
+        fail("sample", "logits", "a tensor [batch, vocab]", type(logits).__name__)
+    check = Checker("sample", logits.device)
+    check.logits("logits", logits, ("batch", "vocab"))
+    batch, vocab = logits.shape
+    sampling = check.sampling("sampling", sampling, batch)
+    noise = check.noise(noise, batch)
+    code = check.choice("purpose", purpose, PURPOSES)
+    mode = check.choice("logprobs", logprobs, {k: v for k, v in LOGPROBS.items() if k is not None})
+    if not isinstance(num_samples, int) or not 1 <= num_samples <= MAX_SAMPLES:
+        fail("sample", "num_samples", f"an int in [1, {MAX_SAMPLES}]", num_samples)
+    lanes = check.lanes(lane, batch)
+    if exclude_ids is not None:
+        exclude_ids = check.dense("exclude_ids", exclude_ids, (torch.int64,), (batch, "n"))
+    if token_map is not None:
+        token_map = check.dense("token_map", token_map, (torch.int32,), (vocab,))
+    allowed = check.allowed(allowed, batch, vocab)
+    results = op(
+        logits, *sampling, *noise, code, num_samples, lanes, exclude_ids, token_map, allowed, mode,
+        device=logits.device, backend=backend, out=out,
+    )  # fmt: skip
+    return SampleResult(*results)

@@ -1,0 +1,73 @@
+"""sample, spelled plainly: the best `num_samples` ids of one race a row. The definition of the op."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ... import _chains, _random, _rows
+
+_INF = float("inf")
+
+
+def sample(
+    logits: Tensor,
+    temperature: Tensor | None,
+    top_k: Tensor | None,
+    top_p: Tensor | None,
+    min_p: Tensor | None,
+    seed: Tensor,
+    position: Tensor,
+    step: Tensor | None,
+    purpose: int,
+    num_samples: int,
+    lane: Tensor | None,
+    exclude_ids: Tensor | None,
+    token_map: Tensor | None,
+    allowed: Tensor | None,
+    logprobs_mode: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """See `specdec_kernels.sample`."""
+    batch, vocab = logits.shape
+    parameter = _rows.parameters(batch, logits.device, temperature, top_k, top_p, min_p)
+    law = _rows.law(logits, parameter, allowed)
+    status = torch.where(parameter.bad, _chains.BAD_SAMPLING, 0)
+    status = status | torch.where(law.bad, _chains.BAD_TARGET, 0)
+
+    step = None if purpose == 0 else step
+    columns = torch.arange(vocab, device=logits.device)
+    ids = columns if token_map is None else token_map.long()
+    if token_map is None:
+        word = _random.vocab_words(seed, position, step, purpose, lane, vocab)
+    else:
+        word = _random.words(seed, position, step, purpose, lane, ids)
+    excluded = torch.zeros_like(law.kept)
+    if exclude_ids is not None:
+        for j in range(exclude_ids.shape[1]):
+            excluded = excluded | (ids == exclude_ids[:, j : j + 1])
+    score = _rows.plain_scores(law, word, excluded)
+    # A row whose scores all overflowed falls back to its largest logits.
+    overflowed = score.amax(1, keepdim=True) == -_INF
+    score = torch.where(overflowed, torch.where(law.kept & ~excluded, law.logits, -_INF), score)
+    # Stable sorts: first by target id, then by score, so that ties go to the lowest target id.
+    by_id = ids.argsort(stable=True)
+    order = by_id[score[:, by_id].sort(dim=1, descending=True, stable=True).indices[:, :num_samples]]
+    drawn = score.gather(1, order) > -_INF
+    drawn = drawn & ~law.bad[:, None]
+
+    token_ids = logits.new_full((batch, num_samples), -1, dtype=torch.int64)
+    token_ids[:, : order.shape[1]] = torch.where(drawn, ids[order], -1)
+    logprobs = logits.new_zeros((batch, num_samples), dtype=torch.float32)
+    source = law
+    if logprobs_mode == 2:
+        source = _rows.law(logits, _rows.parameters(batch, logits.device, None, None, None, None))
+    for j in range(order.shape[1]):
+        logprobs[:, j] = torch.where(drawn[:, j], source.logprob(order[:, j]), 0.0)
+    nan = torch.full_like(law.maximum, float("nan"))
+    return (
+        token_ids,
+        logprobs,
+        torch.where(law.bad, nan, law.logsumexp()),
+        torch.where(law.bad, nan, law.threshold),
+        status.int(),
+    )

@@ -1,0 +1,177 @@
+"""Verify a chain of drafted tokens from raw logits: accepted prefix plus one drawn token."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..._check import ID_DTYPES, Checker, fail
+from ..._op import Op
+from ..._types import LOGPROBS, Noise, Sampling
+from . import reference
+from .reference import RULES
+
+_NO_DRAW_FROM_LAW = ("greedy", "topm", "distance")
+
+
+class ChainResult(NamedTuple):
+    """What `verify_chain` returns.
+
+    Attributes:
+        token_ids: ``[batch, draft + 1]``, dtype of draft_ids: accepted prefix, exactly one drawn token, then -1.
+        num_accepted: int32 ``[batch]``, the drawn token not counted.
+        status: int32 ``[batch]``, 0 or the bits of docs/design.md, section Bad input.
+        logprobs: float32 ``[batch, draft + 1]``, 0 where token_ids is -1; None unless asked for.
+    """
+
+    token_ids: Tensor
+    num_accepted: Tensor
+    status: Tensor
+    logprobs: Tensor | None
+
+
+def _allocate(draft_ids: Tensor, target_logits: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    cu_draft, max_draft, logprobs_mode = rest[3], rest[4], rest[-1]
+    batch = cu_draft.shape[0] - 1 if isinstance(cu_draft, Tensor) else draft_ids.shape[0]
+    shape = (batch, max_draft + 1)  # type: ignore[operator]
+    return (
+        draft_ids.new_empty(shape),
+        draft_ids.new_empty((batch,), dtype=torch.int32),
+        draft_ids.new_empty((batch,), dtype=torch.int32),
+        draft_ids.new_empty(shape if logprobs_mode else (0,), dtype=torch.float32),
+    )
+
+
+op = Op(reference.verify_chain, _allocate, results=("token_ids", "num_accepted", "status", "logprobs"))
+
+
+def verify_chain(
+    draft_ids: Tensor,
+    target_logits: Tensor,
+    draft_logits: Tensor | None = None,
+    *,
+    draft_stats: tuple[Tensor, Tensor] | None = None,
+    cu_draft: Tensor | None = None,
+    max_draft: int | None = None,
+    sampling: Sampling,
+    draft_sampling: Sampling | None = None,
+    noise: Noise,
+    rule: str = "ratio",
+    over_acceptance: float | None = None,
+    rejected_from: str = "residual",
+    token_map: Tensor | None = None,
+    allowed: Tensor | None = None,
+    typical_epsilon: float = 0.09,
+    typical_delta: float = 0.3,
+    top_m: int = 1,
+    max_distance: int = 0,
+    min_block: int = 1,
+    logprobs: str | None = None,
+    out: ChainResult | None = None,
+    backend: str | None = None,
+) -> ChainResult:
+    """Accept a prefix of the drafted tokens and draw the token after it, so that the output follows the target's law.
+
+    With p the target law and q the draft law (both after their own sampling parameters), rule ``ratio`` accepts
+    draft x iff ``u q(x) < p(x)`` and draws the token after the first rejection from ``norm((p - q)+)``. After a fully
+    accepted draft the token comes from the next target row. Rules ``ratio``, ``match`` and ``block`` leave the output
+    law exactly the target's; ``greedy`` equals greedy decoding; ``typical``, ``topm`` and ``distance`` are lossy.
+
+    Args:
+        draft_ids: int32 or int64 ``[batch, draft]``, padded with -1; or ``[total]`` with `cu_draft`.
+        target_logits: float32, bfloat16 or float16 ``[batch, draft + 1, vocab]``, or ``[total + batch, vocab]`` where
+            request b starts at row ``cu_draft[b] + b``. Row i is the law of draft token i; the last is the bonus row.
+        draft_logits: ``[batch, draft, draft_vocab]`` or ``[total, draft_vocab]``; None: the drafts are deterministic.
+        draft_stats: ``(logsumexp, threshold)``, float32 ``[batch, draft]`` or ``[total]``, as `sample` returned them;
+            rule ``ratio`` then reads a draft row only where it rejected.
+        cu_draft: int32 ``[batch + 1]``, leading 0: flat layout.
+        max_draft: longest draft of the batch, a host int; needed with `cu_draft`.
+        sampling: the target's sampling parameters.
+        draft_sampling: exactly those the drafts were drawn with; required with `draft_logits`. Temperature 0 is a
+            point mass at the drafted id, whose row is not read.
+        noise: names the random numbers. Draft token i has ``position + i``. Rule ``block`` requires ``step``.
+        rule: ``ratio``, ``match``, ``block``, ``greedy``, ``typical``, ``topm`` or ``distance``. ``greedy``, ``topm``
+            and ``distance`` are rules of argmax decoding and read no sampling parameter.
+        over_acceptance: adds to p in rule ``ratio`` (lossy, Pareto-optimal in total variation; Yin et al. 2024).
+        rejected_from: ``"residual"``, or ``"target"`` to draw a rejected position from p (biased; rule ``ratio``).
+        token_map: int32 ``[draft_vocab]``: target id of each draft column, injective.
+        allowed: int32 ``[target rows, ceil(vocab / 32)]``: bit v % 32 of word v // 32 allows id v; before filters.
+        typical_epsilon: rule ``typical`` accepts x iff ``p(x) > min(epsilon, delta exp(-entropy))``.
+        typical_delta: see `typical_epsilon`.
+        top_m: rule ``topm`` accepts an id among the m largest logits.
+        max_distance: rule ``distance`` accepts ``|x - argmax| <= max_distance``.
+        min_block: rules ``topm`` and ``distance`` accept the first ``min_block - 1`` drafts anyway (Stern et al.).
+        logprobs: ``"processed"`` (law after temperature and filters) or ``"raw"`` (softmax of the logits as given).
+        out: preallocated results.
+        backend: ``"reference"``, ``"cpu"``, ``"triton"`` or ``"cuda"``; by default the best for the device.
+
+    Returns:
+        ChainResult. Bad rows and ids never raise and never harm another request: see its `status`.
+
+    Raises:
+        ValueError: wrong shapes, dtypes, devices or combinations, before anything is launched.
+
+    Example:
+        >>> import torch
+        >>> from specdec_kernels import Noise, Sampling, verify_chain
+        >>> logits = torch.tensor([[[0.0, 9.0, 0.0], [9.0, 0.0, 0.0]]])
+        >>> noise = Noise(seed=torch.tensor([1]), position=torch.tensor([0]))
+        >>> greedy = Sampling.full(1, temperature=0.0)
+        >>> verify_chain(torch.tensor([[1]]), logits, sampling=greedy, noise=noise).token_ids
+        tensor([[1, 0]])
+    """
+    name = "verify_chain"
+    if not isinstance(draft_ids, Tensor):
+        fail(name, "draft_ids", "a tensor of int32 or int64", type(draft_ids).__name__)
+    check = Checker(name, draft_ids.device)
+    code = check.choice("rule", rule, RULES)
+    mode = check.choice("logprobs", logprobs, LOGPROBS)
+    batch, width = check.chain_ids(draft_ids, cu_draft, max_draft)
+    vocab = check.chain_rows("target_logits", target_logits, draft_ids, cu_draft, width, bonus=True)
+    draft_vocab = vocab
+    if draft_logits is not None:
+        draft_vocab = check.chain_rows("draft_logits", draft_logits, draft_ids, cu_draft, width, bonus=False)
+        if draft_sampling is None:
+            fail(name, "draft_sampling", "given with draft_logits: the law the drafts were drawn from", None)
+    token_map = check.token_map(token_map, draft_vocab, vocab)
+    sampling = check.sampling("sampling", sampling, batch)
+    drafted = check.sampling("draft_sampling", draft_sampling or Sampling(), batch)
+    noise = check.noise(noise, batch)
+    stats: tuple[Tensor | None, Tensor | None] = (None, None)
+    if draft_stats is not None:
+        if draft_logits is None:
+            fail(name, "draft_logits", "given with draft_stats", None)
+        stats = (
+            check.dense("draft_stats[0]", draft_stats[0], (torch.float32,), tuple(draft_ids.shape)),
+            check.dense("draft_stats[1]", draft_stats[1], (torch.float32,), tuple(draft_ids.shape)),
+        )
+    rows = draft_ids.shape[0] + batch if cu_draft is not None else batch * (width + 1)
+    allowed = check.allowed(allowed, rows, vocab)
+    if rule == "block" and noise.step is None:
+        fail(name, "noise.step", "given for rule 'block': position alone biases it", None)
+    if over_acceptance is not None and (rule != "ratio" or not 0 <= over_acceptance <= 1):
+        fail(name, "over_acceptance", "in [0, 1] and used with rule 'ratio'", f"{over_acceptance} with {rule!r}")
+    from_target = check.choice("rejected_from", rejected_from, {"residual": False, "target": True})
+    if from_target and rule != "ratio":
+        fail(name, "rejected_from", "'residual' unless the rule is 'ratio'", repr(rejected_from))
+    for knob, value in (("top_m", top_m), ("min_block", min_block)):
+        if value < 1:
+            fail(name, knob, ">= 1", value)
+    if max_distance < 0:
+        fail(name, "max_distance", ">= 0", max_distance)
+    results = op(
+        draft_ids, target_logits, draft_logits, *stats, cu_draft, width, *sampling, *drafted, *noise,
+        code, float(over_acceptance or 0.0), from_target, token_map, allowed,
+        float(typical_epsilon), float(typical_delta), top_m, max_distance, min_block, mode,
+        device=draft_ids.device, backend=backend, out=_outputs(out, mode),
+    )  # fmt: skip
+    return ChainResult(*results[:3], results[3] if mode else None)
+
+
+def _outputs(out: ChainResult | None, mode: int) -> tuple[Tensor, ...] | None:
+    if out is None:
+        return None
+    unused = out.num_accepted.new_empty(0, dtype=torch.float32)
+    return (*out[:3], out.logprobs if mode and out.logprobs is not None else unused)
