@@ -1,0 +1,79 @@
+# A new machine needs Python 3.10 or later (PYTHON=...), a C++20 compiler (CXX=...) and this file.
+#   make demo        verify a batch and show its tokens and its time beside PyTorch's
+#   make test        the fast tier, under 8 minutes on 2 cores; make test-all: everything
+#   make check       formatters, linters, types; make format mends what can be mended
+#   make wheel       one cp310-abi3 wheel in dist/; make bench, make sanitize, make clean
+# TORCH=existing uses the torch of $(PYTHON) instead of installing the pinned one.
+PYTHON ?= python3
+TORCH ?= pinned
+TESTS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+NATIVE := $(shell find csrc -type f 2>/dev/null)
+CPP := $(shell git ls-files '*.cpp' '*.cu' '*.h' '*.cuh' 2>/dev/null)
+INSTALLED := $(VENV)/installed-$(TORCH)
+BUILT := $(VENV)/built-$(TORCH)
+# The GPU library is only ever loaded by a torch that has CUDA; the wheel builds it wherever nvcc is.
+BUILD_CUDA = $(shell $(BIN)/python -c "import torch; print(int(torch.version.cuda is not None))")
+
+ifeq ($(filter pinned existing,$(TORCH)),)
+$(error TORCH must be pinned or existing, got $(TORCH))
+endif
+
+.PHONY: demo test test-all check format build wheel bench sanitize clean
+.DELETE_ON_ERROR:
+
+demo: $(BUILT)
+	$(BIN)/python examples/demo.py
+
+test: $(BUILT)
+	$(BIN)/python -m pytest -m "not slow" $(TESTS)
+
+test-all: $(BUILT)
+	$(BIN)/python -m pytest $(TESTS)
+
+check: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(if $(CPP),$(BIN)/clang-format --dry-run -Werror $(CPP))
+	$(BIN)/mypy
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(if $(CPP),$(BIN)/clang-format -i $(CPP))
+
+build: $(BUILT)
+
+# build/lib would carry files that no longer exist into the wheel.
+wheel: $(INSTALLED)
+	rm -rf build/lib* build/bdist* dist
+	$(PIP) wheel . --no-build-isolation --no-deps --wheel-dir dist
+	$(BIN)/python tools/audit_wheel.py dist/*.whl
+
+bench: $(BUILT)
+	$(BIN)/python -m bench
+
+sanitize: $(BUILT)
+	$(BIN)/python tests/native/build.py --sanitize
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info specdec_kernels/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(INSTALLED): requirements/torch.txt requirements/dev.txt
+	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 10) and 'specdec_kernels needs Python >= 3.10, got ' + sys.version.split()[0])"
+ifeq ($(TORCH),existing)
+	$(PYTHON) -c "import torch" || { echo "TORCH=existing: $(PYTHON) has no torch; name another with PYTHON="; exit 1; }
+	$(PYTHON) -m venv --clear --system-site-packages $(VENV)
+else
+	$(PYTHON) -m venv --clear $(VENV)
+	$(PIP) install -r requirements/torch.txt
+endif
+	$(PIP) install -r requirements/dev.txt
+	touch $@
+
+$(BUILT): $(INSTALLED) setup.py pyproject.toml $(NATIVE)
+	SPECDEC_BUILD_CUDA=$${SPECDEC_BUILD_CUDA:-$(BUILD_CUDA)} $(PIP) install --no-build-isolation --no-deps --editable .
+	touch $@
