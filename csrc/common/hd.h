@@ -1,0 +1,54 @@
+// Host and device spelling of one source: the two macros and two operations that differ.
+#pragma once
+#include <cstdint>
+#include <cstring>
+
+#if defined(__CUDACC__)
+#define SPECDEC_HD __host__ __device__ __forceinline__
+#else
+#define SPECDEC_HD inline
+#endif
+
+namespace specdec {
+
+// Products and sums that no compiler may fuse: every backend must round at the same places.
+// Host files are built with -ffp-contract=off; device code asks for the rounding by name.
+SPECDEC_HD float mul_rn(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return __fmul_rn(a, b);
+#else
+  return a * b;
+#endif
+}
+
+SPECDEC_HD float add_rn(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return __fadd_rn(a, b);
+#else
+  return a + b;
+#endif
+}
+
+SPECDEC_HD float sub_rn(float a, float b) { return add_rn(a, -b); }
+
+SPECDEC_HD uint32_t float_bits(float x) {
+#if defined(__CUDA_ARCH__)
+  return __float_as_uint(x);
+#else
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return bits;
+#endif
+}
+
+SPECDEC_HD float bits_float(uint32_t bits) {
+#if defined(__CUDA_ARCH__)
+  return __uint_as_float(bits);
+#else
+  float x;
+  std::memcpy(&x, &bits, sizeof x);
+  return x;
+#endif
+}
+
+}  // namespace specdec

@@ -1,0 +1,147 @@
+// The arguments of the ops as plain structs: what a kernel sees, on the host and on a device.
+#pragma once
+#include "hd.h"
+
+namespace specdec {
+
+enum class LogitType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
+
+// status bits
+constexpr int32_t kBadTarget = 1, kBadDraft = 2, kBadId = 4, kEmptyResidual = 8;
+constexpr int32_t kZeroDraft = 16, kBadOffsets = 32, kBadSampling = 64;
+
+enum class Rule : int64_t { kRatio, kBlock, kMatch, kGreedy, kTypical, kTopM, kDistance };
+enum class LogprobsMode : int64_t { kNone, kProcessed, kRaw };
+
+template <class T>
+struct Vector {  // [n] with any stride; data == nullptr means: not given
+  const T* data;
+  int64_t stride;
+  SPECDEC_HD T operator[](int64_t i) const { return data[i * stride]; }
+  SPECDEC_HD T get(int64_t i, T otherwise) const { return data ? data[i * stride] : otherwise; }
+  SPECDEC_HD explicit operator bool() const { return data != nullptr; }
+};
+
+template <class T>
+struct Matrix {  // [rows, columns] with any strides; data == nullptr means: not given
+  const T* data;
+  int64_t row_stride, stride;
+  SPECDEC_HD T at(int64_t row, int64_t column) const {
+    return data[row * row_stride + column * stride];
+  }
+  SPECDEC_HD explicit operator bool() const { return data != nullptr; }
+};
+
+// Rows of logits. Dense [batch, rows, vocab]: row (b, i) is at b * batch_stride + i * row_stride.
+// Flat [rows, vocab]: batch_stride is 0 and i counts all rows. The last stride is 1.
+struct Logits {
+  const void* data;
+  int64_t batch_stride, row_stride;  // in elements
+  int64_t vocab;
+  LogitType type;
+  SPECDEC_HD int64_t offset(int64_t b, int64_t i) const {
+    return b * batch_stride + i * row_stride;
+  }
+  SPECDEC_HD explicit operator bool() const { return data != nullptr; }
+};
+
+struct Sampling {  // each [batch] or not given (off)
+  Vector<float> temperature;
+  Vector<int32_t> top_k;
+  Vector<float> top_p, min_p;
+};
+
+struct Noise {
+  Vector<int64_t> seed, position;  // [batch]
+  Vector<int64_t> step;            // [batch] or not given (0)
+};
+
+struct Allowed {        // bit v % 32 of word v / 32 of a target row; not given: all are allowed
+  const int32_t* data;  // [target rows, ceil(vocab / 32)]
+  int64_t row_stride;
+  SPECDEC_HD const int32_t* row(int64_t i) const { return data ? data + i * row_stride : nullptr; }
+};
+
+// Token ids in, int32 or int64.
+struct Ids {
+  const void* data;
+  int64_t batch_stride, stride;  // dense [batch, max_draft]; flat [total]: batch_stride 0
+  bool wide;                     // int64
+  SPECDEC_HD int64_t at(int64_t b, int64_t i) const {
+    const int64_t offset = b * batch_stride + i * stride;
+    return wide ? static_cast<const int64_t*>(data)[offset]
+                : static_cast<int64_t>(static_cast<const int32_t*>(data)[offset]);
+  }
+};
+
+struct VerifyChainParams {
+  int64_t batch, max_draft, total;  // total: rows of flat ids; 0 when dense
+  Ids draft_ids;
+  Logits target, draft;                            // draft.data == nullptr: deterministic drafts
+  Matrix<float> draft_logsumexp, draft_threshold;  // dense [batch, max_draft]; flat: row 0
+  Vector<int32_t> cu_draft;                        // [batch + 1] when flat
+  Sampling sampling, draft_sampling;
+  Noise noise;
+  Rule rule;
+  float over_acceptance;
+  bool rejected_from_target;
+  Vector<int32_t> token_map;  // [draft vocab]
+  Allowed allowed;
+  float typical_epsilon, typical_delta;
+  int64_t top_m, max_distance, min_block;
+  LogprobsMode logprobs_mode;
+  void* token_ids;        // [batch, max_draft + 1], the type of draft_ids
+  int32_t* num_accepted;  // [batch]
+  int32_t* status;        // [batch]
+  float* logprobs;        // [batch, max_draft + 1], unused when mode is none
+};
+
+struct SampleParams {
+  int64_t batch;
+  Logits logits;  // [batch, vocab]: row (0, b)
+  Sampling sampling;
+  Noise noise;
+  int64_t purpose, num_samples;
+  Vector<int64_t> lane;         // [batch] or not given (0)
+  Matrix<int64_t> exclude_ids;  // [batch, num_exclude] or not given; -1 excludes nothing
+  int64_t num_exclude;
+  Vector<int32_t> token_map;  // [vocab]
+  Allowed allowed;
+  LogprobsMode logprobs_mode;
+  int64_t* token_ids;  // [batch, num_samples]
+  float* logprobs;     // [batch, num_samples]
+  float* logsumexp;    // [batch]
+  float* threshold;    // [batch]
+  int32_t* status;     // [batch]
+};
+
+struct AcceptanceRatiosParams {
+  int64_t batch, max_draft, total;
+  Ids draft_ids;
+  Logits target, draft;
+  Vector<int32_t> cu_draft;
+  Sampling sampling, draft_sampling;
+  Vector<int32_t> token_map;
+  Allowed allowed;
+  float* ratio;     // [batch, max_draft]
+  float* overlap;   // [batch, max_draft]
+  int32_t* status;  // [batch]
+};
+
+struct ResidualParams {
+  int64_t batch;
+  Logits target, draft;  // [batch, vocab]: row (0, b)
+  Vector<float> a, b;    // [batch]
+  Sampling sampling, draft_sampling;
+  Vector<int32_t> token_map;
+  Allowed allowed;
+  Vector<int64_t> draft_ids;  // [batch] or not given
+  Noise noise;                // residual_sample only
+  int64_t purpose;            // residual_sample only
+  float* probs;               // [batch, vocab], residual_probs only
+  int64_t* token_ids;         // [batch], residual_sample only
+  float* mass;                // [batch]
+  int32_t* status;            // [batch]
+};
+
+}  // namespace specdec

@@ -1,0 +1,65 @@
+// Philox4x32-10 (Salmon et al. 2011): the only source of random numbers, the same in every backend.
+//   key = (seed low, seed high); counter = (index >> 2, position, step, purpose + 4 lane);
+//   the word of an index is number index & 3 of its counter's four.
+#pragma once
+#include "hd.h"
+
+namespace specdec {
+
+constexpr uint32_t kPhiloxMul0 = 0xD2511F53u, kPhiloxMul1 = 0xCD9E8D57u;
+constexpr uint32_t kPhiloxWeyl0 = 0x9E3779B9u, kPhiloxWeyl1 = 0xBB67AE85u;
+constexpr int kPhiloxRounds = 10;
+
+// Purposes: independent streams of one (seed, position, step).
+constexpr int64_t kPurposeTarget = 0, kPurposeCoin = 1, kPurposeResidual = 2, kPurposeDraft = 3;
+
+struct PhiloxWords {
+  uint32_t word[4];
+};
+
+SPECDEC_HD PhiloxWords philox4x32_10(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3,
+                                     uint32_t k0, uint32_t k1) {
+  for (int round = 0; round < kPhiloxRounds; ++round) {
+    const uint64_t product0 = static_cast<uint64_t>(kPhiloxMul0) * c0;
+    const uint64_t product1 = static_cast<uint64_t>(kPhiloxMul1) * c2;
+    c0 = static_cast<uint32_t>(product1 >> 32) ^ c1 ^ k0;
+    c1 = static_cast<uint32_t>(product1);
+    c2 = static_cast<uint32_t>(product0 >> 32) ^ c3 ^ k1;
+    c3 = static_cast<uint32_t>(product0);
+    k0 += kPhiloxWeyl0;
+    k1 += kPhiloxWeyl1;
+  }
+  return {{c0, c1, c2, c3}};
+}
+
+// One stream of words: what is left is the index.
+struct NoiseStream {
+  uint32_t key0, key1;            // seed low, high
+  uint32_t position, step, lane;  // counter words 1, 2, 3
+};
+
+SPECDEC_HD NoiseStream noise_stream(int64_t seed, int64_t position, int64_t step, int64_t purpose,
+                                    int64_t lane = 0) {
+  const uint64_t key = static_cast<uint64_t>(seed);
+  return {static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32),
+          static_cast<uint32_t>(static_cast<uint64_t>(position)),
+          static_cast<uint32_t>(static_cast<uint64_t>(step)),
+          static_cast<uint32_t>(static_cast<uint64_t>(purpose) + 4u * static_cast<uint64_t>(lane))};
+}
+
+// The words of indices 4 * quad .. 4 * quad + 3.
+SPECDEC_HD PhiloxWords noise_words(const NoiseStream& s, uint32_t quad) {
+  return philox4x32_10(quad, s.position, s.step, s.lane, s.key0, s.key1);
+}
+
+SPECDEC_HD uint32_t noise_word(const NoiseStream& s, int64_t index) {
+  return noise_words(s, static_cast<uint32_t>(index >> 2)).word[index & 3];
+}
+
+// u = (word >> 8) 2^-24 in [0, 1): the acceptance coin of a position (index 0).
+SPECDEC_HD float coin(int64_t seed, int64_t position, int64_t step) {
+  const uint32_t word = noise_word(noise_stream(seed, position, step, kPurposeCoin), 0);
+  return mul_rn(static_cast<float>(word >> 8), 0x1p-24f);
+}
+
+}  // namespace specdec

@@ -1,0 +1,213 @@
+// Tensors of the flat schemas as the plain structs of common/params.h, for every native backend.
+// Signatures of the operators are written once, here: SPECDEC_<OP>_ARGS is the schema's order.
+#pragma once
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+
+#include <optional>
+
+#include "../common/params.h"
+#include "check.h"
+
+namespace specdec {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+using OptTensor = std::optional<Tensor>;
+
+template <class T>
+Vector<T> vector_of(const Tensor& t) {
+  return {static_cast<const T*>(t.const_data_ptr()), t.dim() > 0 ? t.stride(0) : 0};
+}
+
+template <class T>
+Vector<T> vector_of(const OptTensor& t) {
+  return t ? vector_of<T>(*t) : Vector<T>{nullptr, 0};
+}
+
+template <class T>
+Matrix<T> matrix_of(const OptTensor& t) {  // a vector becomes row 0
+  if (!t) return {nullptr, 0, 0};
+  const auto* data = static_cast<const T*>(t->const_data_ptr());
+  return t->dim() == 1 ? Matrix<T>{data, 0, t->stride(0)}
+                       : Matrix<T>{data, t->stride(0), t->stride(1)};
+}
+
+inline LogitType logit_type(const Tensor& t) {
+  switch (t.scalar_type()) {
+    case ScalarType::Float:
+      return LogitType::kFloat32;
+    case ScalarType::BFloat16:
+      return LogitType::kBFloat16;
+    default:
+      STD_TORCH_CHECK(t.scalar_type() == ScalarType::Half, "logits: float32, bfloat16 or float16");
+      return LogitType::kFloat16;
+  }
+}
+
+inline Logits logits_of(const Tensor& t) {  // [batch, rows, vocab] or [rows, vocab]
+  const int64_t dim = t.dim();
+  STD_TORCH_CHECK(dim == 2 || dim == 3, "logits: 2 or 3 dimensions, got ", dim);
+  STD_TORCH_CHECK(t.size(dim - 1) <= 1 || t.stride(dim - 1) == 1, "logits: dense last dimension");
+  return {t.const_data_ptr(), dim == 3 ? t.stride(0) : 0, t.stride(dim - 2), t.size(dim - 1),
+          logit_type(t)};
+}
+
+// Absent drafts and drafts of no rows are the same: deterministic.
+inline Logits logits_of(const OptTensor& t, const Logits& like) {
+  if (!t || t->numel() == 0) return {nullptr, 0, 0, 0, like.type};
+  return logits_of(*t);
+}
+
+inline Sampling sampling_of(const OptTensor& temperature, const OptTensor& top_k,
+                            const OptTensor& top_p, const OptTensor& min_p) {
+  return {vector_of<float>(temperature), vector_of<int32_t>(top_k), vector_of<float>(top_p),
+          vector_of<float>(min_p)};
+}
+
+inline Allowed allowed_of(const OptTensor& t) {
+  if (!t) return {nullptr, 0};
+  return {static_cast<const int32_t*>(t->const_data_ptr()), t->stride(0)};
+}
+
+inline Ids ids_of(const Tensor& t) {
+  return {t.const_data_ptr(), t.dim() == 2 ? t.stride(0) : 0, t.stride(t.dim() - 1),
+          t.scalar_type() == ScalarType::Long};
+}
+
+template <class T>
+T* output(const Tensor& t) {
+  STD_TORCH_CHECK(t.is_contiguous(), "results: contiguous");
+  return static_cast<T*>(t.mutable_data_ptr());
+}
+
+#define SPECDEC_SAMPLING_ARGS(prefix)                                              \
+  OptTensor prefix##temperature, OptTensor prefix##top_k, OptTensor prefix##top_p, \
+      OptTensor prefix##min_p
+
+#define SPECDEC_VERIFY_CHAIN_ARGS                                                                \
+  Tensor draft_ids, Tensor target_logits, OptTensor draft_logits, OptTensor draft_logsumexp,     \
+      OptTensor draft_threshold, OptTensor cu_draft, int64_t max_draft, SPECDEC_SAMPLING_ARGS(), \
+      SPECDEC_SAMPLING_ARGS(draft_), Tensor seed, Tensor position, OptTensor step, int64_t rule, \
+      double over_acceptance, bool rejected_from_target, OptTensor token_map, OptTensor allowed, \
+      double typical_epsilon, double typical_delta, int64_t top_m, int64_t max_distance,         \
+      int64_t min_block, int64_t logprobs_mode, Tensor out_token_ids, Tensor out_num_accepted,   \
+      Tensor out_status, Tensor out_logprobs
+
+#define SPECDEC_SAMPLE_ARGS                                                                \
+  Tensor logits, SPECDEC_SAMPLING_ARGS(), Tensor seed, Tensor position, OptTensor step,    \
+      int64_t purpose, int64_t num_samples, OptTensor lane, OptTensor exclude_ids,         \
+      OptTensor token_map, OptTensor allowed, int64_t logprobs_mode, Tensor out_token_ids, \
+      Tensor out_logprobs, Tensor out_logsumexp, Tensor out_threshold, Tensor out_status
+
+#define SPECDEC_ACCEPTANCE_RATIOS_ARGS                                                \
+  Tensor draft_ids, Tensor target_logits, OptTensor draft_logits, OptTensor cu_draft, \
+      int64_t max_draft, SPECDEC_SAMPLING_ARGS(), SPECDEC_SAMPLING_ARGS(draft_),      \
+      OptTensor token_map, OptTensor allowed, Tensor out_ratio, Tensor out_overlap,   \
+      Tensor out_status
+
+#define SPECDEC_RESIDUAL_ARGS                                                                \
+  Tensor target_logits, OptTensor draft_logits, Tensor a, Tensor b, SPECDEC_SAMPLING_ARGS(), \
+      SPECDEC_SAMPLING_ARGS(draft_), OptTensor token_map, OptTensor allowed, OptTensor draft_ids
+
+#define SPECDEC_RESIDUAL_PROBS_ARGS \
+  SPECDEC_RESIDUAL_ARGS, Tensor out_probs, Tensor out_mass, Tensor out_status
+
+#define SPECDEC_RESIDUAL_SAMPLE_ARGS                                                    \
+  SPECDEC_RESIDUAL_ARGS, Tensor seed, Tensor position, OptTensor step, int64_t purpose, \
+      Tensor out_token_ids, Tensor out_mass, Tensor out_status
+
+inline VerifyChainParams verify_chain_params(SPECDEC_VERIFY_CHAIN_ARGS) {
+  VerifyChainParams p{};
+  p.batch = out_num_accepted.size(0);
+  p.max_draft = max_draft;
+  p.total = cu_draft ? draft_ids.size(0) : 0;
+  p.draft_ids = ids_of(draft_ids);
+  p.target = logits_of(target_logits);
+  p.draft = logits_of(draft_logits, p.target);
+  if (draft_logsumexp && draft_threshold) {
+    p.draft_logsumexp = matrix_of<float>(draft_logsumexp);
+    p.draft_threshold = matrix_of<float>(draft_threshold);
+  }
+  p.cu_draft = vector_of<int32_t>(cu_draft);
+  p.sampling = sampling_of(temperature, top_k, top_p, min_p);
+  p.draft_sampling = sampling_of(draft_temperature, draft_top_k, draft_top_p, draft_min_p);
+  p.noise = {vector_of<int64_t>(seed), vector_of<int64_t>(position), vector_of<int64_t>(step)};
+  p.rule = static_cast<Rule>(rule);
+  p.over_acceptance = static_cast<float>(over_acceptance);
+  p.rejected_from_target = rejected_from_target;
+  p.token_map = vector_of<int32_t>(token_map);
+  p.allowed = allowed_of(allowed);
+  p.typical_epsilon = static_cast<float>(typical_epsilon);
+  p.typical_delta = static_cast<float>(typical_delta);
+  p.top_m = top_m;
+  p.max_distance = max_distance;
+  p.min_block = min_block;
+  p.logprobs_mode = static_cast<LogprobsMode>(logprobs_mode);
+  STD_TORCH_CHECK(out_token_ids.scalar_type() == draft_ids.scalar_type(),
+                  "verify_chain: token_ids must have the type of draft_ids");
+  p.token_ids = output<void>(out_token_ids);
+  p.num_accepted = output<int32_t>(out_num_accepted);
+  p.status = output<int32_t>(out_status);
+  p.logprobs = output<float>(out_logprobs);
+  return p;
+}
+
+inline SampleParams sample_params(SPECDEC_SAMPLE_ARGS) {
+  SampleParams p{};
+  p.batch = logits.size(0);
+  p.logits = logits_of(logits);
+  p.sampling = sampling_of(temperature, top_k, top_p, min_p);
+  p.noise = {vector_of<int64_t>(seed), vector_of<int64_t>(position), vector_of<int64_t>(step)};
+  p.purpose = purpose;
+  p.num_samples = num_samples;
+  p.lane = vector_of<int64_t>(lane);
+  p.exclude_ids = matrix_of<int64_t>(exclude_ids);
+  p.num_exclude = exclude_ids ? exclude_ids->size(1) : 0;
+  p.token_map = vector_of<int32_t>(token_map);
+  p.allowed = allowed_of(allowed);
+  p.logprobs_mode = static_cast<LogprobsMode>(logprobs_mode);
+  p.token_ids = output<int64_t>(out_token_ids);
+  p.logprobs = output<float>(out_logprobs);
+  p.logsumexp = output<float>(out_logsumexp);
+  p.threshold = output<float>(out_threshold);
+  p.status = output<int32_t>(out_status);
+  return p;
+}
+
+inline AcceptanceRatiosParams acceptance_ratios_params(SPECDEC_ACCEPTANCE_RATIOS_ARGS) {
+  AcceptanceRatiosParams p{};
+  p.batch = out_status.size(0);
+  p.max_draft = max_draft;
+  p.total = cu_draft ? draft_ids.size(0) : 0;
+  p.draft_ids = ids_of(draft_ids);
+  p.target = logits_of(target_logits);
+  p.draft = logits_of(draft_logits, p.target);
+  p.cu_draft = vector_of<int32_t>(cu_draft);
+  p.sampling = sampling_of(temperature, top_k, top_p, min_p);
+  p.draft_sampling = sampling_of(draft_temperature, draft_top_k, draft_top_p, draft_min_p);
+  p.token_map = vector_of<int32_t>(token_map);
+  p.allowed = allowed_of(allowed);
+  p.ratio = output<float>(out_ratio);
+  p.overlap = output<float>(out_overlap);
+  p.status = output<int32_t>(out_status);
+  return p;
+}
+
+inline ResidualParams residual_params(SPECDEC_RESIDUAL_ARGS) {
+  ResidualParams p{};
+  p.batch = target_logits.size(0);
+  p.target = logits_of(target_logits);
+  p.draft = logits_of(draft_logits, p.target);
+  p.a = vector_of<float>(a);
+  p.b = vector_of<float>(b);
+  p.sampling = sampling_of(temperature, top_k, top_p, min_p);
+  p.draft_sampling = sampling_of(draft_temperature, draft_top_k, draft_top_p, draft_min_p);
+  p.token_map = vector_of<int32_t>(token_map);
+  p.allowed = allowed_of(allowed);
+  p.draft_ids = vector_of<int64_t>(draft_ids);
+  return p;
+}
+
+}  // namespace specdec
