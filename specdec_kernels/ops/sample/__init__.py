@@ -73,7 +73,7 @@ def sample(
         sampling: parameters of each request; temperature 0 takes the argmax (ties: lowest id).
         noise: seed and position of the drawn token. Draft token i of a request has ``position + i``.
         purpose: ``"target"`` (plain decoding, and drafts under rule ``match``), ``"draft"`` (drafts under the other
-            rules), ``"residual"`` or ``"coin"``. ``"target"`` never looks at ``noise.step``.
+            rules) or ``"residual"``. ``"target"`` never looks at ``noise.step``.
         num_samples: ids a row, at most 64.
         lane: 0 in a chain; int or int64 ``[batch]``, see docs/design.md, Random numbers.
         exclude_ids: int64 ``[batch, n]`` ids that are not drawn, -1 padded; the statistics still count them.
@@ -103,7 +103,7 @@ def sample(
     batch, vocab = logits.shape
     sampling = check.sampling("sampling", sampling, batch)
     noise = check.noise(noise, batch)
-    code = check.choice("purpose", purpose, PURPOSES)
+    code = check.choice("purpose", purpose, {name: PURPOSES[name] for name in ("target", "draft", "residual")})
     mode = check.choice("logprobs", logprobs, {k: v for k, v in LOGPROBS.items() if k is not None})
     if not isinstance(num_samples, int) or not 1 <= num_samples <= MAX_SAMPLES:
         fail("sample", "num_samples", f"an int in [1, {MAX_SAMPLES}]", num_samples)

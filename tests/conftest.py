@@ -1,0 +1,67 @@
+"""The backend matrix: every test that takes `backend` runs on each backend that exists here."""
+
+from __future__ import annotations
+
+import os
+import sys
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # before triton is first imported
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import specdec_kernels  # noqa: E402
+from specdec_kernels import _native  # noqa: E402
+
+BACKENDS = ("reference", "cpu", "triton", "cuda_host", "cuda")
+SLOW = ("triton", "cuda_host")  # interpreted here: fewer seeds, smaller vocabularies
+
+
+def _device(backend: str) -> str:
+    if backend == "cuda" or (backend == "triton" and torch.cuda.is_available()):
+        return "cuda"
+    return "cpu"
+
+
+@pytest.fixture(scope="session")
+def cuda_host() -> None:
+    """The CUDA sources compiled for the host, once a session."""
+    from native.build import build
+
+    if "cuda_host" not in _native.test_backends():
+        _native.load_test_backend("cuda_host", str(build()))
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Name of a backend; calls inside the test run on it."""
+    name: str = request.param
+    if name == "cuda_host":
+        request.getfixturevalue("cuda_host")
+    elif name == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    with specdec_kernels.use_backend(name):
+        yield name
+
+
+@pytest.fixture
+def device(backend: str) -> str:
+    """Where the tensors of this backend live."""
+    return _device(backend)
+
+
+@pytest.fixture
+def is_slow(backend: str, device: str) -> bool:
+    """Whether this backend is interpreted here."""
+    return backend in SLOW and device == "cpu"
+
+
+@pytest.fixture(autouse=True)
+def _seed(request: pytest.FixtureRequest) -> None:
+    torch.manual_seed(zlib.crc32(request.node.nodeid.encode()))

@@ -1,0 +1,528 @@
+"""verify_chain: examples by hand, the reference's decisions on every backend, invariances, edges, wrong arguments."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from cases import FILTERS, RULES, ChainCase, make_chain, make_noise
+from check import assert_same
+from torch import Tensor
+
+from specdec_kernels import ChainResult, Noise, Sampling, random_words, use_backend, verify_chain
+from specdec_kernels._random import exponential
+from specdec_kernels.ops.verify_chain import op
+
+NAMES = ChainResult._fields
+INF, NAN = float("inf"), float("nan")
+COIN_ZERO = (1, 1012415)  # seed, position whose coin is exactly 0 (found by search)
+
+
+def run(case: ChainCase, **more: Any) -> ChainResult:
+    return verify_chain(case.draft_ids, case.target_logits, case.draft_logits, **{**case.keywords, **more})
+
+
+def compare(case: ChainCase, device: str, **more: Any) -> ChainResult:
+    """Decisions of the current backend against the reference's."""
+    ours = run(case.to(device), **more)
+    with use_backend("reference"):
+        theirs = run(case, **more)
+    cpu = [None if t is None else t.cpu() for t in ours]
+    assert_same(tuple(cpu[:3]), tuple(theirs[:3]), NAMES[:3])
+    if theirs.logprobs is not None:
+        assert cpu[3] is not None
+        torch.testing.assert_close(cpu[3], theirs.logprobs, rtol=1e-5, atol=2e-5)
+    return theirs
+
+
+def one(
+    ids: list[int], target: list[list[float]], draft: list[list[float]] | None = None, **keywords: Any
+) -> tuple[list[int], int, int]:
+    """Verify one request given plain numbers: (token_ids, num_accepted, status)."""
+    device = keywords.pop("device", "cpu")
+    sampling = keywords.pop("sampling", Sampling())
+    noise = keywords.pop("noise", Noise(*(torch.tensor([v], device=device) for v in (7, 5, 0))))
+    result = verify_chain(
+        torch.tensor([ids], device=device).reshape(1, -1).long(),
+        torch.tensor([target], device=device),
+        None if draft is None else torch.tensor([draft], device=device),
+        sampling=sampling,
+        draft_sampling=None if draft is None else keywords.pop("draft_sampling", Sampling()),
+        noise=noise,
+        **keywords,
+    )
+    return result.token_ids[0].tolist(), int(result.num_accepted), int(result.status)
+
+
+# --- examples one can check by hand
+
+
+def test_greedy_accepts_the_argmax_prefix_and_corrects(backend: str, device: str) -> None:
+    rows = [[0.0, 5.0, 1.0], [2.0, 1.0, 9.0], [1.0, 0.0, 0.0], [0.0, 0.0, 3.0]]
+    assert one([1, 2, 2], rows, rule="greedy", device=device) == ([1, 2, 0, -1], 2, 0)
+    assert one([1, 2, 0], rows, rule="greedy", device=device) == ([1, 2, 0, 2], 3, 0)
+    assert one([0, 2, 0], rows, rule="greedy", device=device) == ([1, -1, -1, -1], 0, 0)
+
+
+def test_greedy_takes_the_lowest_id_of_a_tie(backend: str, device: str) -> None:
+    assert one([], [[1.0, 4.0, 4.0, 4.0]], rule="greedy", device=device) == ([1], 0, 0)
+    assert one([2], [[4.0, 1.0, 4.0], [0.0, 1.0, 1.0]], rule="greedy", device=device) == ([0, -1], 0, 0)
+
+
+def test_equal_laws_accept_everything(backend: str, device: str) -> None:
+    rows = [[0.3, -1.0, 2.0, 0.5]] * 4
+    tokens, accepted, status = one([0, 1, 3], rows, rows[:3], device=device)
+    assert (tokens[:3], accepted, status) == ([0, 1, 3], 3, 0)
+
+
+def test_disjoint_laws_reject_and_draw_from_the_target(backend: str, device: str) -> None:
+    target, draft = [[0.0, 0.0, -INF, -INF]] * 2, [[-INF, -INF, 0.0, 0.0]]
+    tokens, accepted, status = one([2], target, draft, device=device)
+    assert accepted == 0 and tokens[0] in (0, 1) and status == 0
+
+
+def test_match_emits_exactly_the_plain_draw(backend: str, device: str) -> None:
+    """The race of the documented words decides, whatever was drafted."""
+    noise = Noise(*(torch.tensor([v]) for v in (31, 8, 0)))
+    target = torch.tensor([0.1, 1.2, -0.4, 0.9])
+    winner = []
+    for i in range(2):
+        word = random_words(noise._replace(position=noise.position + i), purpose="target", index=torch.arange(4))[0]
+        winner.append(int((target - exponential(word).log()).argmax()))
+    moved = Noise(*(n.to(device) for n in noise))
+    rows = [target.tolist()] * 2
+    assert one([winner[0]], rows, rule="match", noise=moved, device=device) == (winner, 1, 0)
+    other = (winner[0] + 1) % 4
+    assert one([other], rows, rule="match", noise=moved, device=device) == ([winner[0], -1], 0, 0)
+
+
+def test_topm_counts_ranks_and_distance_counts_ids(backend: str, device: str) -> None:
+    rows = [[3.0, 1.0, 2.0, 0.0], [0.0, 0.0, 0.0, 9.0]]
+    for draft, m, accepted in ((2, 1, 0), (2, 2, 1), (1, 2, 0), (1, 3, 1), (3, 4, 1)):
+        assert one([draft], rows, rule="topm", top_m=m, device=device)[1] == accepted
+    for draft, distance, accepted in ((1, 0, 0), (1, 1, 1), (3, 2, 0), (3, 3, 1)):
+        assert one([draft], rows, rule="distance", max_distance=distance, device=device)[1] == accepted
+    assert one([3], rows, rule="topm", top_m=1, min_block=2, device=device) == ([3, 3], 1, 0)
+
+
+def test_typical_accepts_above_the_entropy_threshold(backend: str, device: str) -> None:
+    """Uniform over 100: threshold min(.09, .3 / 100) = .003 < .01; one-hot: .09."""
+    flat = [[0.0] * 100] * 2
+    assert one([42], flat, rule="typical", device=device)[1] == 1
+    assert one([42], flat, rule="typical", typical_delta=1.0001, typical_epsilon=0.5, device=device)[1] == 0
+    peaked = [[20.0] + [0.0] * 99] * 2
+    assert one([0], peaked, rule="typical", device=device)[1] == 1
+    assert one([7], peaked, rule="typical", device=device)[1] == 0
+
+
+def test_rejected_from_target_may_repeat_the_rejected_id(backend: str, device: str, is_slow: bool) -> None:
+    """Decoding-UNO draws from p; the residual never emits a token the draft over-weights."""
+    batch = 64 if is_slow else 512
+    target, draft = torch.zeros(1, 2, 2), torch.tensor([[[9.0, 0.0]]])
+    noise = Noise(*(n.to(device) for n in make_noise(batch)))
+    args = (
+        torch.zeros(batch, 1, dtype=torch.int64, device=device),
+        target.expand(batch, -1, -1).to(device),
+        draft.expand(batch, -1, -1).to(device),
+    )
+    common = {"sampling": Sampling(), "draft_sampling": Sampling(), "noise": noise}
+    residual = verify_chain(*args, **common)
+    uno = verify_chain(*args, **common, rejected_from="target")
+    rejected = residual.num_accepted == 0
+    assert torch.equal(residual.num_accepted, uno.num_accepted)
+    assert 0 < int(rejected.sum()) < batch
+    assert set(residual.token_ids[rejected, 0].tolist()) == {1}
+    assert set(uno.token_ids[rejected, 0].tolist()) == {0, 1}
+
+
+# --- the reference's decisions, bit by bit
+
+
+@pytest.mark.parametrize("filters", FILTERS)
+@pytest.mark.parametrize("rule", RULES)
+def test_decisions_equal_the_reference(backend: str, device: str, is_slow: bool, rule: str, filters: str) -> None:
+    batch = 24 if is_slow else 200
+    compare(make_chain(batch, 3, 301, rule=rule, filters=filters, greedy_every=5), device, logprobs="processed")
+
+
+@pytest.mark.parametrize("rule", ["ratio", "block", "match", "greedy"])
+def test_a_thousand_seeds_decide_alike(backend: str, device: str, is_slow: bool, rule: str) -> None:
+    vocab = 67 if is_slow else 4096
+    theirs = compare(make_chain(1000, 2, vocab, rule=rule, filters="all" if rule == "match" else "temperature"), device)
+    assert len(set(theirs.num_accepted.tolist())) == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("drafts", ["model", "stats", "point"])
+@pytest.mark.parametrize("flat", [False, True], ids=["dense", "flat"])
+def test_layouts_dtypes_and_drafts(
+    backend: str, device: str, is_slow: bool, dtype: torch.dtype, drafts: str, flat: bool
+) -> None:
+    batch = 16 if is_slow else 64
+    for rule in ("ratio", "match") if drafts == "stats" else ("ratio", "block", "match", "typical"):
+        case = make_chain(
+            batch, 4, 517, rule=rule, filters="all", dtype=dtype, drafts=drafts, ragged=True, flat=flat, greedy_every=6
+        )
+        compare(case, device, logprobs="raw")
+
+
+@pytest.mark.parametrize("filters", ["none", "all", "top_p"])
+def test_several_tiles(backend: str, device: str, is_slow: bool, filters: str) -> None:
+    """4096 + 4096 + 1807 ids: three tiles of every backend, the last one ragged."""
+    batch = 3 if is_slow else 40
+    for rule in ("ratio", "block", "match"):
+        compare(make_chain(batch, 2, 9999, rule=rule, filters=filters), device)
+
+
+@pytest.mark.parametrize("flat", [False, True], ids=["dense", "flat"])
+def test_allowed_masks_come_before_filters(backend: str, device: str, flat: bool) -> None:
+    vocab, batch, draft = 133, 12, 3
+    case = make_chain(batch, draft, vocab, filters="all", ragged=True, flat=flat)
+    rows = case.target_logits.shape[0] if flat else batch * (draft + 1)
+    bits = torch.randint(-(2**31), 2**31, (rows, (vocab + 31) // 32)).int()
+    theirs = compare(case, device, logprobs="processed")
+    compare(replace(case, keywords={**case.keywords, "allowed": bits}), device, logprobs="raw")
+    everything = torch.full_like(bits, -1)
+    with use_backend("reference"):
+        assert_same(tuple(run(case, logprobs="processed", allowed=everything)), tuple(theirs), NAMES)
+
+
+def test_reduced_draft_vocabulary(backend: str, device: str) -> None:
+    vocab, draft_vocab, batch, draft = 97, 31, 32, 3
+    g = torch.Generator().manual_seed(3)
+    token_map = torch.randperm(vocab, generator=g)[:draft_vocab].int()
+    drafted = torch.randn(batch, draft, draft_vocab, generator=g)
+    target = torch.randn(batch, draft + 1, vocab, generator=g)
+    column = drafted.argmax(-1)
+    ids = token_map[column].long()
+    ids[5, 1] = int(next(v for v in range(vocab) if v not in token_map.tolist()))  # no column: q = 0
+    target.scatter_add_(2, ids[..., None].expand(-1, -1, 1), torch.full((batch, draft, 1), 3.0))
+    case = ChainCase(
+        ids, target, drafted, {"sampling": Sampling(), "draft_sampling": Sampling(), "noise": make_noise(batch), "token_map": token_map}
+    )
+    theirs = compare(case, device)
+    assert set(theirs.num_accepted.tolist()) >= {0, 1, 3}
+    compare(replace(case, keywords={**case.keywords, "rule": "block"}), device)
+
+
+def test_over_acceptance_accepts_more(backend: str, device: str, is_slow: bool) -> None:
+    batch = 48 if is_slow else 400
+    case = make_chain(batch, 3, 50, closeness=2.0)
+    plain = compare(case, device)
+    more = compare(case, device, over_acceptance=0.2)
+    assert int(more.num_accepted.sum()) > int(plain.num_accepted.sum())
+
+
+# --- invariances, bit for bit within a backend
+
+
+@pytest.mark.parametrize("filters", ["none", "all"])
+@pytest.mark.parametrize("rule", ["ratio", "block", "match"])
+def test_result_does_not_depend_on_batch_slot_or_padding(backend: str, device: str, rule: str, filters: str) -> None:
+    batch, draft, vocab = 6, 3, 1500
+    case = make_chain(batch, draft, vocab, rule=rule, filters=filters, ragged=True).to(device)
+    whole = run(case, logprobs="processed")
+    assert whole.logprobs is not None and case.draft_logits is not None
+
+    def pick(order: Tensor, extra: int) -> ChainResult:
+        """The chosen requests in another order, with `extra` columns of padding."""
+        pad = torch.nn.functional.pad
+        chosen = {
+            name: type(value)(*(None if t is None else t[order] for t in value))
+            if isinstance(value, (Sampling, Noise))
+            else value
+            for name, value in case.keywords.items()
+        }
+        return verify_chain(
+            pad(case.draft_ids[order], (0, extra), value=-1),
+            pad(case.target_logits[order], (0, 0, 0, extra), value=NAN),
+            pad(case.draft_logits[order], (0, 0, 0, extra), value=NAN),
+            **chosen,
+            logprobs="processed",
+        )
+
+    for order in (torch.tensor([3]), torch.tensor([5, 0]), torch.arange(batch).flip(0)):
+        for extra in (0, 2):
+            part = pick(order.to(device), extra)
+            wanted = [t[order.to(device)] for t in whole if t is not None]
+            found = [t[:, : draft + 1] if t.dim() == 2 else t for t in part if t is not None]
+            assert_same(tuple(found), tuple(wanted), NAMES)
+
+
+def test_flat_and_dense_layouts_agree(backend: str, device: str) -> None:
+    dense = run(make_chain(9, 4, 222, filters="all", ragged=True).to(device))
+    flat = run(make_chain(9, 4, 222, filters="all", ragged=True, flat=True).to(device))
+    assert_same(tuple(dense), tuple(flat), NAMES)
+
+
+def test_strided_rows_are_read_as_they_lie(backend: str, device: str) -> None:
+    case = make_chain(4, 3, 260).to(device)
+    assert case.draft_logits is not None
+    wide = torch.full((4, 4, 300), NAN, device=device)
+    wide[:, :, 7:267] = case.target_logits
+    thin = torch.full((4, 6, 261), NAN, device=device)
+    thin[:, ::2, 1:] = case.draft_logits
+    moved = replace(case, target_logits=wide[:, :, 7:267], draft_logits=thin[:, ::2, 1:])
+    assert_same(tuple(run(moved)), tuple(run(case)), NAMES)
+    shared = case.target_logits[:1, :1].expand(4, 4, -1)
+    assert shared.stride()[:2] == (0, 0)
+    same = replace(case, target_logits=shared)
+    assert_same(tuple(run(same)), tuple(run(replace(case, target_logits=shared.contiguous()))), NAMES)
+
+
+def test_offsets_beyond_two_to_the_thirty_one(backend: str, device: str) -> None:
+    """A batch stride of 2^29 elements over memory that is never touched between the rows."""
+    stride, batch = 2**29, 5
+    backing = torch.empty(stride * (batch - 1) + 64, dtype=torch.float16, device=device)
+    rows = torch.as_strided(backing, (batch, 2, 32), (stride, 32, 1))
+    small = torch.randn(batch, 2, 32).half().to(device)
+    rows.copy_(small)
+    ids = small[:, :1].argmax(-1)
+    keywords = {"sampling": Sampling(), "noise": Noise(*(n.to(device) for n in make_noise(batch)))}
+    assert_same(tuple(verify_chain(ids, rows, **keywords)), tuple(verify_chain(ids, small, **keywords)), NAMES)
+
+
+# --- edges
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_no_requests_and_no_drafts(backend: str, device: str, rule: str) -> None:
+    empty = make_chain(0, 3, 7, rule=rule).to(device)
+    assert run(empty).token_ids.shape == (0, 4)
+    compare(make_chain(5, 0, 7, rule=rule), device)
+    padding = make_chain(5, 2, 7, rule=rule)
+    padding.draft_ids[:] = -1
+    result = compare(padding, device)
+    assert result.num_accepted.tolist() == [0] * 5 and bool((result.token_ids[:, 0] >= 0).all())
+
+
+@pytest.mark.parametrize("vocab", [1, 2, 31, 33, 1000, 1025])
+def test_odd_vocabularies(backend: str, device: str, vocab: int) -> None:
+    for rule in ("ratio", "block", "match", "topm"):
+        compare(make_chain(8, 2, vocab, rule=rule, filters="all"), device)
+
+
+@pytest.mark.parametrize("bad", [NAN, INF], ids=str)
+@pytest.mark.parametrize("rule", RULES)
+def test_a_bad_target_row_ends_its_own_request_only(backend: str, device: str, rule: str, bad: float) -> None:
+    case = make_chain(6, 3, 40, rule=rule, filters="all" if rule != "typical" else "none", closeness=0.05)
+    clean = compare(case, device)
+    case.target_logits[1, 0, 39] = bad
+    case.target_logits[3, 2, 0] = bad
+    case.target_logits[4, 3] = -INF
+    result = compare(case, device)
+    assert int(result.status[1]) == 1 and result.token_ids[1].tolist() == [-1] * 4
+    others = [0, 2, 5]
+    assert_same(tuple(t[others] for t in result[:3]), tuple(t[others] for t in clean[:3]), NAMES[:3])
+
+
+@pytest.mark.parametrize("drafts", ["model", "stats"])
+@pytest.mark.parametrize("rule", ["ratio", "block"])
+def test_a_bad_draft_row_ends_the_draft(backend: str, device: str, rule: str, drafts: str) -> None:
+    case = make_chain(6, 3, 40, rule=rule, closeness=0.05, drafts=drafts if rule == "ratio" else "model")
+    assert case.draft_logits is not None
+    case.draft_logits[0, 0] = NAN
+    case.draft_logits[2, 1] = -INF
+    case.draft_logits[4, 2, 5] = INF
+    result = compare(case, device)
+    assert int(result.status[0]) == 2 and int(result.num_accepted[0]) == 0 and int(result.token_ids[0, 0]) >= 0
+
+
+def test_a_bad_draft_row_found_late_is_drawn_from_the_target(backend: str, device: str) -> None:
+    """With draft_stats the row is first read when its id was rejected."""
+    case = make_chain(64, 1, 30, closeness=2.5, drafts="stats")
+    assert case.draft_logits is not None
+    away = case.draft_ids[:, 0] % 29
+    away = torch.where(away == case.draft_ids[:, 0], 29, away)
+    case.draft_logits[torch.arange(64), 0, away] = NAN
+    result = compare(case, device)
+    assert set(result.status.tolist()) == {0, 2}
+    assert bool(((result.status == 2) == (result.num_accepted == 0)).all())
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_an_id_outside_the_vocabulary_ends_the_draft(backend: str, device: str, rule: str) -> None:
+    case = make_chain(5, 3, 40, rule=rule, closeness=0.02)
+    case.draft_ids[0, 0] = 40
+    case.draft_ids[1, 1] = -2
+    case.draft_ids[2, 2] = 2**40
+    result = compare(case, device)
+    assert int(result.status[0]) == 4 and int(result.num_accepted[0]) == 0
+
+
+def test_zero_draft_probability_is_rejected_and_flagged(backend: str, device: str) -> None:
+    target, draft = [[0.0, 0.0, 0.0]] * 2, [[0.0, -INF, 0.0]]
+    tokens, accepted, status = one([1], target, draft, device=device)
+    assert (accepted, status) == (0, 16) and tokens[0] == 1  # the residual is all on the id the draft never proposes
+
+
+def test_zero_target_probability_is_never_accepted_not_even_with_coin_zero(backend: str, device: str) -> None:
+    """Global rule G7: strict comparison. Seed and position were searched for a coin of exactly 0."""
+    seed, position = COIN_ZERO
+    noise = Noise(torch.tensor([seed]), torch.tensor([position]))
+    assert int(random_words(noise, purpose="coin", index=torch.zeros(1, dtype=torch.int64))) >> 8 == 0
+    moved = Noise(*(n.to(device) if n is not None else None for n in noise))
+    for rule in ("ratio", "topm", "distance", "typical"):
+        knobs = {"top_m": 3} if rule == "topm" else {"max_distance": 3} if rule == "distance" else {}
+        result = one([1], [[0.0, -INF, 0.0]] * 2, [[0.0, 0.0, 0.0]], noise=moved, rule=rule, device=device, **knobs)
+        assert result[1] == 0 and result[0][0] in (0, 2)
+
+
+def test_bad_layouts_are_flagged_and_harm_nobody(backend: str, device: str) -> None:
+    good = make_chain(4, 2, 50, flat=True)
+    for cu in ([1, 2, 4, 6, 8], [0, 2, 1, 6, 8], [0, 2, 4, 6, 9], [0, 2, 4, 8, 8], [0, -3, 4, 6, 8], [0, 2, 4, 99, 8]):
+        case = replace(good, keywords={**good.keywords, "cu_draft": torch.tensor(cu).int()})
+        result = compare(case, device)
+        assert 32 in result.status.tolist() or 32 & int(result.status.max()) == 32
+    clean = compare(good, device)
+    broken = compare(replace(good, keywords={**good.keywords, "cu_draft": torch.tensor([0, 2, 4, 6, 9]).int()}), device)
+    assert_same(tuple(t[:3] for t in broken[:3]), tuple(t[:3] for t in clean[:3]), NAMES[:3])
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("temperature", NAN), ("temperature", -1.0), ("top_p", NAN), ("min_p", NAN), ("top_k", -1)],
+)
+def test_bad_sampling_makes_that_request_greedy(backend: str, device: str, field: str, value: float) -> None:
+    case = make_chain(6, 2, 60, filters="all")
+    bad = getattr(case.keywords["sampling"], field).clone()
+    bad[2] = value
+    case.keywords["sampling"] = case.keywords["sampling"]._replace(**{field: bad})
+    result = compare(case, device)
+    assert result.status.tolist() == [0, 0, 64, 0, 0, 0]
+    accepted = int(result.num_accepted[2])
+    assert int(result.token_ids[2, accepted]) == int(case.target_logits[2, accepted].argmax())
+
+
+@pytest.mark.parametrize("temperature", [1e-3, 1e-6, 1e-30, 1e-39, 1e4, INF])
+def test_extreme_temperatures(backend: str, device: str, temperature: float) -> None:
+    case = make_chain(12, 2, 60)
+    case.keywords["sampling"] = Sampling.full(12, temperature=temperature)
+    compare(case, device)
+
+
+@pytest.mark.parametrize("scale", [1e4, 1e-4])
+def test_extreme_logits(backend: str, device: str, scale: float) -> None:
+    case = make_chain(12, 2, 60)
+    assert case.draft_logits is not None
+    for rule in ("ratio", "match"):
+        keywords = {**case.keywords, "rule": rule}
+        compare(ChainCase(case.draft_ids, case.target_logits * scale, case.draft_logits * scale, keywords), device)
+
+
+@pytest.mark.parametrize("row", ["equal", "ties", "mostly -inf"])
+@pytest.mark.parametrize("filters", ["none", "top_k", "top_p", "min_p", "all"])
+def test_flat_and_tied_rows(backend: str, device: str, row: str, filters: str) -> None:
+    batch, draft, vocab = 8, 2, 600
+    case = make_chain(batch, draft, vocab, filters=filters)
+    if row == "equal":
+        case.target_logits[:] = 1.5
+    elif row == "ties":
+        case.target_logits = (case.target_logits * 2).round() / 2
+    else:
+        case.target_logits[..., 3:] = -INF
+    for rule in ("ratio", "match"):
+        compare(replace(case, keywords={**case.keywords, "rule": rule}), device, logprobs="processed")
+
+
+# --- the calling conventions
+
+
+def test_ids_come_back_in_the_dtype_they_came(backend: str, device: str) -> None:
+    case = make_chain(3, 2, 20).to(device)
+    narrow = run(replace(case, draft_ids=case.draft_ids.int()))
+    assert narrow.token_ids.dtype == torch.int32
+    assert torch.equal(narrow.token_ids.long(), run(case).token_ids)
+
+
+def test_out_receives_the_results(backend: str, device: str) -> None:
+    case = make_chain(5, 3, 77, ragged=True).to(device)
+    want = run(case, logprobs="raw")
+    out = ChainResult(*(torch.full_like(t, 99) for t in want))  # type: ignore[type-var]
+    got = run(case, logprobs="raw", out=out)
+    assert all(a is b for a, b in zip(got, out, strict=True))
+    assert_same(tuple(got), tuple(want), NAMES)
+    with pytest.raises(ValueError, match=r"verify_chain: out.token_ids must be torch.int64 \[5, 4\], got torch.int32"):
+        run(case, out=ChainResult(out.token_ids.int(), *out[1:]))
+
+
+def test_opcheck_and_compile(backend: str, device: str) -> None:
+    case = make_chain(3, 2, 33).to(device)
+    want = run(case)
+
+    def step(ids: Tensor, target: Tensor, draft: Tensor) -> ChainResult:
+        return verify_chain(ids, target, draft, **case.keywords)
+
+    assert case.draft_logits is not None
+    if backend != "reference":
+        captured: list[Any] = []
+        real = op._calls[backend]
+        op._calls[backend] = (lambda *a: (captured.append(a), real[0](*a))[1], real[1])
+        try:
+            run(case)
+        finally:
+            op._calls[backend] = real
+        torch.library.opcheck(op.overload(backend), captured[0])
+        outs = tuple(torch.empty_like(t) for t in (*want[:3], torch.empty(0, device=device)))
+        torch.library.opcheck(op.overload(backend, out=True), (*captured[0], *outs))
+        compiled = torch.compile(step, fullgraph=True, backend="aot_eager", dynamic=True)
+        assert_same(tuple(compiled(case.draft_ids, case.target_logits, case.draft_logits)), tuple(want), NAMES)
+
+
+def _wrong(**change: Any) -> dict[str, Any]:
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_wrong(draft_ids=[[1]]), "draft_ids must be a tensor of int32 or int64, got list"),
+        (_wrong(draft_ids=torch.zeros(3, 2)), "draft_ids must be int32 or int64, got float32"),
+        (_wrong(draft_ids=torch.zeros(3, 2, 1).long()), r"draft_ids must be \[batch, draft\], got \[3, 2, 1\]"),
+        (_wrong(target_logits=torch.zeros(3, 2, 9)), r"target_logits must be \[3, 3, vocab\], got \[3, 2, 9\]"),
+        (_wrong(target_logits=torch.zeros(3, 3, 9).double()), "target_logits must be float32 or bfloat16 or float16"),
+        (_wrong(target_logits=torch.zeros(3, 3, 0)), "target_logits must be of a vocabulary of at least one token"),
+        (_wrong(target_logits=torch.zeros(9, 3, 3).permute(1, 2, 0)), "target_logits must be dense in its last dimension"),
+        (_wrong(target_logits=torch.zeros(3, 3, 9, requires_grad=True)), "target_logits must be without gradient"),
+        (_wrong(draft_logits=torch.zeros(3, 2, 11)), r"token_map must be given when draft_vocab \(11\) exceeds vocab"),
+        (_wrong(draft_sampling=None), "draft_sampling must be given with draft_logits"),
+        (_wrong(sampling=0.8), "sampling must be a Sampling"),
+        (_wrong(sampling=Sampling(torch.ones(2))), r"sampling.temperature must be \[3\], got \[2\]"),
+        (_wrong(sampling=Sampling(top_k=torch.ones(3).long())), "sampling.top_k must be int32, got int64"),
+        (_wrong(noise=None), "noise must be a Noise"),
+        (_wrong(noise=Noise(torch.zeros(3), torch.zeros(3).long())), "noise.seed must be int64, got float32"),
+        (_wrong(rule="lossless"), "rule must be one of 'ratio', 'block', 'match'"),
+        (_wrong(rule="block", noise=Noise(torch.zeros(3).long(), torch.zeros(3).long())), "noise.step must be given"),
+        (_wrong(rule="match", over_acceptance=0.1), r"over_acceptance must be in \[0, 1\] and used with rule 'ratio'"),
+        (_wrong(over_acceptance=-0.1), r"over_acceptance must be in \[0, 1\]"),
+        (_wrong(rejected_from="draft"), "rejected_from must be one of 'residual', 'target'"),
+        (_wrong(rule="match", rejected_from="target"), "rejected_from must be 'residual' unless"),
+        (_wrong(token_map=torch.zeros(4).int()), r"token_map must be \[9\], got \[4\]"),
+        (_wrong(allowed=torch.zeros(9, 2).int()), r"allowed must be \[9, 1\], got \[9, 2\]"),
+        (_wrong(max_draft=7), "max_draft must be 2"),
+        (_wrong(top_m=0), "top_m must be >= 1"),
+        (_wrong(logprobs="all"), "logprobs must be one of None, 'processed', 'raw'"),
+        (_wrong(backend="numpy"), "backend must be one of reference, cpu, triton, cuda"),
+    ],
+)
+def test_wrong_arguments_say_what_to_do(change: dict[str, Any], message: str) -> None:
+    case = make_chain(3, 2, 9)
+    arguments: dict[str, Any] = {
+        "draft_ids": case.draft_ids,
+        "target_logits": case.target_logits,
+        "draft_logits": case.draft_logits,
+        **case.keywords,
+        **change,
+    }
+    ids, target, draft = (arguments.pop(k) for k in ("draft_ids", "target_logits", "draft_logits"))
+    with pytest.raises(ValueError, match="verify_chain: " + message):
+        verify_chain(ids, target, draft, **arguments)
+
+
+def test_a_flat_draft_needs_its_longest_length() -> None:
+    case = make_chain(3, 2, 9, flat=True)
+    case.keywords.pop("max_draft")
+    with pytest.raises(ValueError, match="verify_chain: max_draft must be a host int >= 0 when cu_draft is given"):
+        run(case)
