@@ -2,7 +2,8 @@
 #   make demo        verify a batch and show its tokens and its time beside PyTorch's
 #   make test        the fast tier, under 8 minutes on 2 cores; make test-all: everything
 #   make check       formatters, linters, types; make format mends what can be mended
-#   make wheel       one cp310-abi3 wheel in dist/; make bench, make sanitize, make clean
+#   make wheel       one cp310-abi3 wheel in dist/, its symbols audited; make smoke: run it in an empty environment
+#   make compile     every kernel for every GPU, without one; make sanitize, make traffic, make bench, make clean
 # TORCH=existing uses the torch of $(PYTHON) instead of installing the pinned one.
 PYTHON ?= python3
 TORCH ?= pinned
@@ -14,6 +15,7 @@ NATIVE := $(shell find csrc -type f 2>/dev/null)
 CPP := $(shell git ls-files '*.cpp' '*.cu' '*.h' '*.cuh' 2>/dev/null)
 INSTALLED := $(VENV)/installed-$(TORCH)
 BUILT := $(VENV)/built-$(TORCH)
+NVCC := $(shell command -v $(if $(CUDA_HOME),$(CUDA_HOME)/bin/)nvcc)
 # The GPU library is only ever loaded by a torch that has CUDA; the wheel builds it wherever nvcc is.
 BUILD_CUDA = $(shell $(BIN)/python -c "import torch; print(int(torch.version.cuda is not None))")
 
@@ -21,7 +23,7 @@ ifeq ($(filter pinned existing,$(TORCH)),)
 $(error TORCH must be pinned or existing, got $(TORCH))
 endif
 
-.PHONY: demo test test-all check format build wheel bench sanitize clean
+.PHONY: demo test test-all check format build wheel smoke compile sanitize traffic bench clean
 .DELETE_ON_ERROR:
 
 demo: $(BUILT)
@@ -52,11 +54,25 @@ wheel: $(INSTALLED)
 	$(PIP) wheel . --no-build-isolation --no-deps --wheel-dir dist
 	$(BIN)/python tools/audit_wheel.py dist/*.whl
 
-bench: $(BUILT)
-	$(BIN)/python -m bench
+# The empty environment must not see this one: smoke.py refuses the source tree.
+smoke: wheel
+	rm -rf build/smoke
+	$(BIN)/python -m venv build/smoke
+	build/smoke/bin/python -m pip --disable-pip-version-check --quiet install dist/*.whl
+	cd build && smoke/bin/python ../tools/smoke.py
+
+compile: $(INSTALLED)
+	$(BIN)/python tools/compile_triton.py
+	$(if $(NVCC),$(BIN)/python tools/compile_cuda.py,@echo "compile: no nvcc, the CUDA kernels are not compiled")
 
 sanitize: $(BUILT)
 	$(BIN)/python tests/native/build.py --sanitize
+
+traffic: $(BUILT)
+	$(BIN)/python -m bench.traffic --check
+
+bench: $(BUILT)
+	$(BIN)/python -m bench
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info specdec_kernels/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis

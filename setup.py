@@ -79,7 +79,9 @@ class BuildNative(build_ext):
 
     def write_ninja(self, folder, target, files, compiler, flags, link) -> None:
         """One edge a source file, one for the library; paths are relative to the repository."""
-        command, options, libraries = (shlex.join(map(str, part)).replace("$", "$$") for part in (compiler, flags, link))
+        command, options, libraries = (
+            shlex.join(map(str, part)).replace("$", "$$") for part in (compiler, flags, link)
+        )
         lines = [
             f"builddir = {folder}",
             f"rule compile\n  command = {command} {options} -MMD -MF $out.d -c $in -o $out\n  depfile = $out.d\n  deps = gcc",
