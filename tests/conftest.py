@@ -50,6 +50,15 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
         yield name
 
 
+@pytest.fixture(params=("reference", "cpu", "cuda"))
+def fast_backend(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Backends that draw millions of tokens in seconds; the interpreted ones are held to the same decisions instead."""
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    with specdec_kernels.use_backend(request.param):
+        yield request.param
+
+
 @pytest.fixture
 def device(backend: str) -> str:
     """Where the tensors of this backend live."""
