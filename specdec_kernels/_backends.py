@@ -71,7 +71,7 @@ def _refusal(backend: str, kind: str) -> str | None:
 
 
 def choose(op: str, declared: Sequence[str], device: torch.device, backend: str | None) -> str:
-    """The backend of one call: argument, `use_backend`, SPECDEC_BACKEND, or the first of the device's list that runs."""
+    """Backend of one call: argument, `use_backend`, SPECDEC_BACKEND, or the first of the device's list that runs."""
     explicit = backend or _chosen.get() or os.environ.get("SPECDEC_BACKEND")
     if explicit is not None:
         if explicit != "reference" and explicit not in declared:
@@ -86,7 +86,7 @@ def choose(op: str, declared: Sequence[str], device: torch.device, backend: str 
 
 @functools.cache
 def _default(op: str, declared: tuple[str, ...], kind: str) -> str:
-    reasons = {}
+    reasons: dict[str, str] = {}
     for backend in PREFERENCE.get(kind, ("reference",)):
         reason = _refusal(backend, kind) if backend in ("reference", *declared) else "not declared for this op"
         if reason is None:

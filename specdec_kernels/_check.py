@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor
@@ -47,7 +47,7 @@ class Checker:
             )
             if not fits:
                 fail(self.op, name, f"[{', '.join(map(str, shape))}]", list(value.shape))
-        return value
+        return cast(Tensor, value)
 
     def logits(self, name: str, value: Any, shape: Sequence[int | str]) -> Tensor:
         """Raw logits: float, last dimension dense, no gradient wanted."""
@@ -83,27 +83,27 @@ class Checker:
 
     def vector(self, name: str, value: Any, dtype: torch.dtype, length: int) -> Tensor:
         """A dense vector, read with stride 1 by the kernels."""
-        value = self.tensor(name, value, (dtype,), (length,))
-        if length > 1 and value.stride(0) != 1:
-            fail(self.op, name, "dense (call .contiguous())", f"stride {value.stride(0)}")
-        return value
+        vector = self.tensor(name, value, (dtype,), (length,))
+        if length > 1 and vector.stride(0) != 1:
+            fail(self.op, name, "dense (call .contiguous())", f"stride {vector.stride(0)}")
+        return vector
 
     def dense(self, name: str, value: Any, dtypes: Sequence[torch.dtype], shape: Sequence[int | str]) -> Tensor:
         """A contiguous tensor."""
-        value = self.tensor(name, value, dtypes, shape)
-        if not value.is_contiguous():
-            fail(self.op, name, "contiguous (call .contiguous())", f"strides {list(value.stride())}")
-        return value
+        tensor = self.tensor(name, value, dtypes, shape)
+        if not tensor.is_contiguous():
+            fail(self.op, name, "contiguous (call .contiguous())", f"strides {list(tensor.stride())}")
+        return tensor
 
     def allowed(self, value: Any, rows: int, vocab: int) -> Tensor | None:
         """Packed bits, one row per target row, as grammar engines make them."""
         if value is None:
             return None
         words = (vocab + 31) // 32
-        value = self.tensor("allowed", value, (torch.int32,), (rows, words))
-        if words > 1 and value.stride(-1) != 1:
-            fail(self.op, "allowed", "dense in its last dimension", f"stride {value.stride(-1)}")
-        return value
+        bits = self.tensor("allowed", value, (torch.int32,), (rows, words))
+        if words > 1 and bits.stride(-1) != 1:
+            fail(self.op, "allowed", "dense in its last dimension", f"stride {bits.stride(-1)}")
+        return bits
 
     def choice(self, name: str, value: Any, options: Any) -> Any:
         """The code of a named option."""

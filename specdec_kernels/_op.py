@@ -2,7 +2,7 @@
 
 For op `f` and backend `b` two operators exist. `f_out.b` does the work and writes preallocated results; it is all
 that a native library or a Triton file implements. `f.b` allocates the results and calls it; it is functional, so
-torch.compile may move it. The reference's signature is the schema, and the allocator is the fake: both are written once.
+torch.compile may move it. The reference's signature is the schema, the allocator is the fake: each is written once.
 """
 
 from __future__ import annotations

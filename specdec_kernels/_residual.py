@@ -1,4 +1,4 @@
-"""The one correction law, norm((a p - b q)+), in plain PyTorch: chain, block, recursive and batch rules are cases of it."""
+"""The one correction law, norm((a p - b q)+), in plain PyTorch; every lossless rule ends with a case of it."""
 
 from __future__ import annotations
 

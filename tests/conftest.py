@@ -16,8 +16,8 @@ if not torch.cuda.is_available():
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import specdec_kernels  # noqa: E402
-from specdec_kernels import _native  # noqa: E402
+import specdec_kernels
+from specdec_kernels import _native
 
 BACKENDS = ("reference", "cpu", "triton", "cuda_host", "cuda")
 SLOW = ("triton", "cuda_host")  # interpreted here: fewer seeds, smaller vocabularies

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 
-def processed(logits: Tensor, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> Tensor:
+def processed(
+    logits: Tensor, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
+) -> Tensor:
     """Probabilities of one row after temperature, min-p, top-k, top-p, by sorting plain Python numbers."""
     if temperature == 0:
         return torch.nn.functional.one_hot(logits.argmax(), len(logits)).double()
@@ -41,7 +43,9 @@ def positive(x: Tensor) -> Tensor:
     return x / x.sum()
 
 
-def chain_law(draft: Sequence[int], p: Tensor, q: Tensor, rule: str, over: float = 0.0, **knobs: float) -> dict[tuple[int, ...], float]:
+def chain_law(
+    draft: Sequence[int], p: Tensor, q: Tensor, rule: str, over: float = 0.0, **knobs: float
+) -> dict[tuple[int, ...], float]:
     """Law of the emitted tokens, given the draft, target rows p [draft + 1, vocab] and draft rows q [draft, vocab]."""
     out: dict[tuple[int, ...], float] = {}
 
@@ -100,7 +104,9 @@ def _block_law(draft: Sequence[int], p: Tensor, q: Tensor) -> dict[tuple[int, ..
     return out
 
 
-def joint_error(rule: str, p: dict[tuple[int, ...], Tensor], q: dict[tuple[int, ...], Tensor], vocab: int, draft: int) -> float:
+def joint_error(
+    rule: str, p: dict[tuple[int, ...], Tensor], q: dict[tuple[int, ...], Tensor], vocab: int, draft: int
+) -> float:
     """Largest error of the law of the first draft + 1 tokens against the target's, over full-history tables p and q."""
     joint: dict[tuple[int, ...], float] = {}
     for ids in itertools.product(range(vocab), repeat=draft):

@@ -15,7 +15,10 @@ from specdec_kernels import available_backends, use_backend, verify_chain
 
 def test_an_explicit_choice_that_cannot_run_lists_every_reason() -> None:
     case = make_chain(2, 1, 5)
-    with pytest.raises(RuntimeError, match=r"verify_chain: backend 'cuda' cannot run: takes cuda tensors, got cpu\. Others: reference: available; cpu: "):
+    with pytest.raises(
+        RuntimeError,
+        match=r"verify_chain: backend 'cuda' cannot run: takes cuda tensors, got cpu\. Others: reference: available; cpu: ",
+    ):
         verify_chain(case.draft_ids, case.target_logits, case.draft_logits, **case.keywords, backend="cuda")
 
 
@@ -24,7 +27,10 @@ def test_use_backend_nests_and_restores() -> None:
     with use_backend("cuda"), use_backend("reference"):
         verify_chain(case.draft_ids, case.target_logits, case.draft_logits, **case.keywords)
     verify_chain(case.draft_ids, case.target_logits, case.draft_logits, **case.keywords)
-    with pytest.raises(ValueError, match="use_backend: backend must be one of reference, cpu, triton, cuda, got 'gpu'"), use_backend("gpu"):
+    with (
+        pytest.raises(ValueError, match="use_backend: backend must be one of reference, cpu, triton, cuda, got 'gpu'"),
+        use_backend("gpu"),
+    ):
         pass
 
 
@@ -80,7 +86,14 @@ def test_threads_do_not_change_a_bit() -> None:
                 for threads in (1, 2, 5):
                     torch.set_num_threads(threads)
                     results.append(
-                        verify_chain(case.draft_ids, case.target_logits, case.draft_logits, **case.keywords, logprobs="processed", backend="cpu")
+                        verify_chain(
+                            case.draft_ids,
+                            case.target_logits,
+                            case.draft_logits,
+                            **case.keywords,
+                            logprobs="processed",
+                            backend="cpu",
+                        )
                     )
             finally:
                 torch.set_num_threads(before)

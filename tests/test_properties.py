@@ -31,7 +31,9 @@ def test_every_shape_keeps_the_contract(backend: str, device: str, is_slow: bool
         shape["batch"] = min(shape["batch"], 2)
     case = make_chain(**shape)
     moved = case.to(device)
-    result = verify_chain(moved.draft_ids, moved.target_logits, moved.draft_logits, **moved.keywords, logprobs="processed")
+    result = verify_chain(
+        moved.draft_ids, moved.target_logits, moved.draft_logits, **moved.keywords, logprobs="processed"
+    )
     batch, draft, vocab = shape["batch"], shape["draft"], shape["vocab"]
     ids, accepted = result.token_ids.cpu(), result.num_accepted.cpu()
     assert ids.shape == (batch, draft + 1) and int(result.status.sum()) & ~(8 | 16) == 0

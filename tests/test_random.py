@@ -22,7 +22,9 @@ KNOWN = [
 
 
 @pytest.mark.parametrize(("counter", "key", "result"), KNOWN)
-def test_philox_gives_the_published_words(counter: tuple[int, ...], key: tuple[int, ...], result: tuple[int, ...]) -> None:
+def test_philox_gives_the_published_words(
+    counter: tuple[int, ...], key: tuple[int, ...], result: tuple[int, ...]
+) -> None:
     words = definition.philox(
         tuple(torch.tensor([k]) for k in key),  # type: ignore[arg-type]
         tuple(torch.tensor([c]) for c in counter),  # type: ignore[arg-type]
@@ -81,7 +83,9 @@ def test_words_are_uniform() -> None:
 def test_every_backend_races_with_these_words(backend: str, device: str, purpose: str, vocab: int) -> None:
     """On a flat row the order of the race is the order of the words: 64 winners in order are 64 words compared."""
     batch = 5
-    noise = Noise(torch.tensor([0, 1, -1, 2**40 + 7, -(2**63)]), torch.tensor([0, 2**31, 2**32 + 1, 5, 6]), torch.arange(5))
+    noise = Noise(
+        torch.tensor([0, 1, -1, 2**40 + 7, -(2**63)]), torch.tensor([0, 2**31, 2**32 + 1, 5, 6]), torch.arange(5)
+    )
     lane = torch.tensor([0, 1, 2, 77, 2**20])
     count = min(vocab, 64)
     found = sample(

@@ -45,7 +45,9 @@ def test_token_rule_where_block_is_expected_is_caught_by_the_enumeration() -> No
 
 @pytest.mark.parametrize("filters", FILTERS)
 @pytest.mark.parametrize("rule", ["ratio", "block", "match", "typical"])
-def test_frequencies_follow_the_exact_law_of_the_draft(backend: str, device: str, is_slow: bool, rule: str, filters: str) -> None:
+def test_frequencies_follow_the_exact_law_of_the_draft(
+    backend: str, device: str, is_slow: bool, rule: str, filters: str
+) -> None:
     vocab, draft, batch = 6, 2, 600 if is_slow else 60_000
     g = torch.Generator().manual_seed(11)
     target = 1.5 * torch.randn(draft + 1, vocab, generator=g)

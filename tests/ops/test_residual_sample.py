@@ -36,9 +36,7 @@ def compare(device: str, case: dict[str, Any]) -> ResidualSample:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("filters", FILTERS)
-def test_draws_equal_the_reference(
-    backend: str, device: str, is_slow: bool, filters: str, dtype: torch.dtype
-) -> None:
+def test_draws_equal_the_reference(backend: str, device: str, is_slow: bool, filters: str, dtype: torch.dtype) -> None:
     batch = 16 if is_slow else 200
     compare(device, make_residual(batch, 600, filters=filters, dtype=dtype))
     compare(device, make_residual(batch, 600, filters=filters, dtype=dtype, a=0.4, greedy_every=3))
@@ -130,7 +128,15 @@ def test_opcheck_and_out(backend: str, device: str) -> None:
     if backend != "reference":
         one = torch.ones(3, device=device)
         noise = move(make_noise(3), device)
-        flat = (move(case["target_logits"], device), move(case["draft_logits"], device), one, one, *[None] * 11, *noise, 2)
+        flat = (
+            move(case["target_logits"], device),
+            move(case["draft_logits"], device),
+            one,
+            one,
+            *[None] * 11,
+            *noise,
+            2,
+        )
         torch.library.opcheck(op.overload(backend), flat)
         torch.library.opcheck(op.overload(backend, out=True), (*flat, *out))
 

@@ -47,7 +47,11 @@ def test_draws_and_statistics_equal_the_reference(
     logits = (3 * torch.randn(batch, 700)).to(dtype)
     for purpose in ("target", "draft"):
         compare(
-            logits, device, sampling=mixed_sampling(batch, FILTERS[filters], 4), noise=make_noise(batch), purpose=purpose
+            logits,
+            device,
+            sampling=mixed_sampling(batch, FILTERS[filters], 4),
+            noise=make_noise(batch),
+            purpose=purpose,
         )
 
 
@@ -148,7 +152,11 @@ def test_reduced_vocabulary_draws_by_target_id(backend: str, device: str) -> Non
     columns = torch.randperm(vocab)[:20].int()
     small = torch.randn(6, 20)
     full[:, columns.long()] = small
-    keywords: dict[str, Any] = {"sampling": Sampling.full(6, temperature=0.9, top_k=8), "noise": make_noise(6), "purpose": "target"}
+    keywords: dict[str, Any] = {
+        "sampling": Sampling.full(6, temperature=0.9, top_k=8),
+        "noise": make_noise(6),
+        "purpose": "target",
+    }
     mapped = compare(small, device, **keywords, token_map=columns, num_samples=4)
     direct = compare(full, device, **keywords, num_samples=4)
     assert torch.equal(mapped.token_ids, direct.token_ids)

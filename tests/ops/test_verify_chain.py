@@ -200,7 +200,10 @@ def test_reduced_draft_vocabulary(backend: str, device: str) -> None:
     ids[5, 1] = int(next(v for v in range(vocab) if v not in token_map.tolist()))  # no column: q = 0
     target.scatter_add_(2, ids[..., None].expand(-1, -1, 1), torch.full((batch, draft, 1), 3.0))
     case = ChainCase(
-        ids, target, drafted, {"sampling": Sampling(), "draft_sampling": Sampling(), "noise": make_noise(batch), "token_map": token_map}
+        ids,
+        target,
+        drafted,
+        {"sampling": Sampling(), "draft_sampling": Sampling(), "noise": make_noise(batch), "token_map": token_map},
     )
     theirs = compare(case, device)
     assert set(theirs.num_accepted.tolist()) >= {0, 1, 3}
@@ -484,7 +487,10 @@ def _wrong(**change: Any) -> dict[str, Any]:
         (_wrong(target_logits=torch.zeros(3, 2, 9)), r"target_logits must be \[3, 3, vocab\], got \[3, 2, 9\]"),
         (_wrong(target_logits=torch.zeros(3, 3, 9).double()), "target_logits must be float32 or bfloat16 or float16"),
         (_wrong(target_logits=torch.zeros(3, 3, 0)), "target_logits must be of a vocabulary of at least one token"),
-        (_wrong(target_logits=torch.zeros(9, 3, 3).permute(1, 2, 0)), "target_logits must be dense in its last dimension"),
+        (
+            _wrong(target_logits=torch.zeros(9, 3, 3).permute(1, 2, 0)),
+            "target_logits must be dense in its last dimension",
+        ),
         (_wrong(target_logits=torch.zeros(3, 3, 9, requires_grad=True)), "target_logits must be without gradient"),
         (_wrong(draft_logits=torch.zeros(3, 2, 11)), r"token_map must be given when draft_vocab \(11\) exceeds vocab"),
         (_wrong(draft_sampling=None), "draft_sampling must be given with draft_logits"),

@@ -45,7 +45,9 @@ def residual_sample(
     share = rest / (a.float()[:, None] * r.row.probs().float().gather(1, r.ids[:, None])).clamp(min=_rows.TINY)
     plain_weight = r.row.logits * r.row.inv_t[:, None]
     left = plain_weight + _random.log(share.clamp(min=_rows.TINY))
-    scores = _rows.race_scores(torch.where(point, left, plain_weight), r.row.kept & (~point | (rest >= _rows.TINY)), word)
+    scores = _rows.race_scores(
+        torch.where(point, left, plain_weight), r.row.kept & (~point | (rest >= _rows.TINY)), word
+    )
     by_race = torch.where(scores.amax(1) > -torch.inf, scores.argmax(1), r.row.argmax)
     empty = (r.status & _chains.EMPTY_RESIDUAL) != 0
     token = torch.where(r.point, by_race, torch.where(r.plain | empty, _rows.plain_draw(r.row, word), drawn))

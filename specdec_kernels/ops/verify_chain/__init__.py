@@ -7,13 +7,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..._check import ID_DTYPES, Checker, fail
+from ..._check import Checker, fail
 from ..._op import Op
 from ..._types import LOGPROBS, Noise, Sampling
 from . import reference
 from .reference import RULES
-
-_NO_DRAW_FROM_LAW = ("greedy", "topm", "distance")
 
 
 class ChainResult(NamedTuple):
@@ -167,7 +165,8 @@ def verify_chain(
         float(typical_epsilon), float(typical_delta), top_m, max_distance, min_block, mode,
         device=draft_ids.device, backend=backend, out=_outputs(out, mode),
     )  # fmt: skip
-    return ChainResult(*results[:3], results[3] if mode else None)
+    token_ids, num_accepted, status, logprob = results
+    return ChainResult(token_ids, num_accepted, status, logprob if mode else None)
 
 
 def _outputs(out: ChainResult | None, mode: int) -> tuple[Tensor, ...] | None:

@@ -250,7 +250,7 @@ def _walk_block(call: _Call, status: Tensor) -> tuple[Tensor, Tensor, Tensor, Te
     for i in range(1, width + 1):
         free = mass[i] + 1 - w[i] if i < width else torch.ones_like(w[0])
         inner = torch.where(free > 0, mass[i] / free.clamp(min=1e-300), 1.0) if i < width else w[i]
-        h = torch.where(i == length, w[i], inner).float()
+        h = torch.where(length == i, w[i], inner).float()
         accepted = torch.where((i <= length) & (call.coin(i - 1) < h), i, accepted)
     full = accepted == length
     how = torch.where(full, PLAIN, RESIDUAL)
@@ -293,9 +293,6 @@ def _logprobs(call: _Call, token_ids: Tensor, processed: Parameters, mode: int) 
     raw = _rows.parameters(call.batch, token_ids.device, None, None, None, None)
     for i in range(token_ids.shape[1]):
         ids = token_ids[:, i]
-        if mode == 1:
-            law = call.target_law(i, processed)
-        else:
-            law = _rows.law(call.chains.target_at(i), raw)
+        law = call.target_law(i, processed) if mode == 1 else _rows.law(call.chains.target_at(i), raw)
         out[:, i] = torch.where(ids >= 0, law.logprob(ids.clamp(min=0)), 0.0)
     return out
