@@ -20,7 +20,7 @@ TORCH = Path(torch.__file__).parent
 DEFINES = ["-DTORCH_TARGET_VERSION=0x020b000000000000", "-DPy_LIMITED_API=0x030a0000"]  # torch 2.11, Python 3.10
 INCLUDES = ["-Icsrc", "-isystem", str(TORCH / "include"), "-isystem", str(TORCH / "include/torch/csrc/api/include")]
 COMMON = ["-std=c++20", "-O3", *DEFINES, *INCLUDES]
-# No contraction: the arithmetic that all backends share must round after every step (docs/numerics.md).
+# No contraction: the arithmetic that all backends share must round after every step (csrc/common/hd.h).
 HOST = ["-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-ffp-contract=off", "-Wall", "-Wextra"]
 ARCHITECTURES = (80, 90, 100, 120)
 # libtorch.so depends on libtorch_cuda.so where torch has CUDA, so it alone serves both libraries.
@@ -84,7 +84,8 @@ class BuildNative(build_ext):
         )
         lines = [
             f"builddir = {folder}",
-            f"rule compile\n  command = {command} {options} -MMD -MF $out.d -c $in -o $out\n  depfile = $out.d\n  deps = gcc",
+            f"rule compile\n  command = {command} {options} -MMD -MF $out.d -c $in -o $out",
+            "  depfile = $out.d\n  deps = gcc",
             f"rule link\n  command = {command} -shared $in -o $out {libraries}",
         ]
         objects = [str(folder / (Path(file).name + ".o")) for file in files]
