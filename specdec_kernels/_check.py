@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -47,18 +47,18 @@ class Checker:
             )
             if not fits:
                 fail(self.op, name, f"[{', '.join(map(str, shape))}]", list(value.shape))
-        return cast(Tensor, value)
+        return value
 
     def logits(self, name: str, value: Any, shape: Sequence[int | str]) -> Tensor:
         """Raw logits: float, last dimension dense, no gradient wanted."""
-        value = self.tensor(name, value, LOGIT_DTYPES, shape)
-        if value.shape[-1] == 0:
-            fail(self.op, name, "of a vocabulary of at least one token", list(value.shape))
-        if value.shape[-1] > 1 and value.stride(-1) != 1:
-            fail(self.op, name, "dense in its last dimension (call .contiguous())", f"stride {value.stride(-1)}")
-        if value.requires_grad and torch.is_grad_enabled():
+        rows = self.tensor(name, value, LOGIT_DTYPES, shape)
+        if rows.shape[-1] == 0:
+            fail(self.op, name, "of a vocabulary of at least one token", list(rows.shape))
+        if rows.shape[-1] > 1 and rows.stride(-1) != 1:
+            fail(self.op, name, "dense in its last dimension (call .contiguous())", f"stride {rows.stride(-1)}")
+        if rows.requires_grad and torch.is_grad_enabled():
             fail(self.op, name, "without gradient: the ops are inference only (use torch.no_grad())", "requires_grad")
-        return value
+        return rows
 
     def sampling(self, name: str, value: Any, batch: int) -> Sampling:
         """A Sampling whose tensors are all [batch]."""

@@ -27,6 +27,7 @@ class Parameters(NamedTuple):
     min_p: Tensor  # float32; 0 is off
     greedy: Tensor  # bool
     bad: Tensor  # bool: status bit 64
+    ranks: bool  # whether top-k or top-p may be on: only then a row is sorted
 
 
 class Law(NamedTuple):
@@ -84,6 +85,7 @@ def parameters(
         torch.where(greedy | (m <= 0), 0.0, m),
         greedy,
         bad,
+        top_k is not None or top_p is not None,
     )
 
 
@@ -109,6 +111,22 @@ def mask_allowed(logits: Tensor, allowed: Tensor | None) -> Tensor:
     return torch.where(bit == 1, logits, -_INF)
 
 
+def _rank_threshold(logits: Tensor, maximum: Tensor, threshold: Tensor, parameter: Parameters) -> Tensor:
+    """Raise the min-p threshold [batch] to that of top-k, then of top-p, by sorting."""
+    ordered = logits.sort(dim=1, descending=True).values
+    has_k = (parameter.top_k > 0) & (parameter.top_k < logits.shape[1])
+    kth = ordered.gather(1, (parameter.top_k.clamp(1, logits.shape[1]) - 1)[:, None]).squeeze(1)
+    threshold = torch.where(has_k, torch.maximum(threshold, kth), threshold)
+
+    kept_ordered = (ordered >= threshold[:, None]) & (ordered > -_INF)
+    weight = _weights(ordered, maximum, parameter.inv_t, kept_ordered)
+    cumulative = weight.cumsum(1)
+    reaches = cumulative >= parameter.top_p.double()[:, None] * weight.sum(1, keepdim=True)
+    edge = ordered.gather(1, reaches.int().argmax(1, keepdim=True)).squeeze(1)
+    has_p = (parameter.top_p < 1) & reaches.any(1)
+    return torch.where(has_p, torch.maximum(threshold, edge), threshold)
+
+
 def law(logits: Tensor, parameter: Parameters, allowed: Tensor | None = None) -> Law:
     """The law of each row [batch, vocab] after mask, temperature, min-p, top-k and top-p."""
     logits = mask_allowed(logits, allowed)
@@ -121,19 +139,8 @@ def law(logits: Tensor, parameter: Parameters, allowed: Tensor | None = None) ->
     finite = safe > -_INF
 
     threshold = torch.where(parameter.min_p > 0, maximum + _min_p_offset(parameter), -_INF)
-    ordered = safe.sort(dim=1, descending=True).values
-    has_k = (parameter.top_k > 0) & (parameter.top_k < vocab)
-    kth = ordered.gather(1, (parameter.top_k.clamp(1, vocab) - 1)[:, None]).squeeze(1)
-    threshold = torch.where(has_k, torch.maximum(threshold, kth), threshold)
-
-    kept_ordered = (ordered >= threshold[:, None]) & (ordered > -_INF)
-    weight = _weights(ordered, maximum, parameter.inv_t, kept_ordered)
-    cumulative = weight.cumsum(1)
-    reaches = cumulative >= parameter.top_p.double()[:, None] * weight.sum(1, keepdim=True)
-    edge = ordered.gather(1, reaches.int().argmax(1, keepdim=True)).squeeze(1)
-    has_p = (parameter.top_p < 1) & reaches.any(1)
-    threshold = torch.where(has_p, torch.maximum(threshold, edge), threshold)
-
+    if parameter.ranks:
+        threshold = _rank_threshold(safe, maximum, threshold, parameter)
     threshold = torch.where(parameter.greedy, maximum, threshold)
     kept = finite & (safe >= threshold[:, None])
     first = torch.arange(vocab, device=logits.device) == argmax[:, None]
