@@ -1,0 +1,172 @@
+// Draws of one id from a row.
+#include "draw.h"
+
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
+
+namespace specdec::cpu {
+namespace {
+
+// Largest kept logits first, ties to the lowest id: the rule where no score is finite.
+std::vector<int64_t> largest_logits(const RowLaw& law, const Race& race, int64_t wanted) {
+  std::vector<Entrant> kept;
+  for (int64_t id = 0; id < law.source.vocab; ++id) {
+    const float l = law.source.logit(id);
+    if (law.keeps(id, l) && !race.is_excluded(id)) kept.push_back({l, id});
+  }
+  std::sort(kept.begin(), kept.end(),
+            [](const Entrant& x, const Entrant& y) { return x.beats(y); });
+  std::vector<int64_t> ids;
+  for (const Entrant& e : kept) {
+    if (static_cast<int64_t>(ids.size()) < wanted) ids.push_back(e.id);
+  }
+  return ids;
+}
+
+// Tiles of [begin, end), `first` first if it is there: the tile of the maximum most likely holds
+// the winner, whose score saves the noise of most other tiles.
+template <class F>
+void tiles_from(int64_t begin, int64_t end, int64_t first, const F& f) {
+  if (first >= begin && first < end) f(static_cast<int>(first));
+  for (int64_t t = begin; t < end; ++t) {
+    if (t != first) f(static_cast<int>(t));
+  }
+}
+
+// a p and b q of one id, for the ids that a point mass sets apart.
+float residual_weight(const Residual& r, int64_t id) {
+  const double w = r.a * r.target->prob(id) - r.b * r.draft->prob(id);
+  return w > 0 ? static_cast<float>(w) : 0.f;
+}
+
+}  // namespace
+
+std::vector<int64_t> finish_draw(const RowLaw& law, const Race& race, int64_t wanted) {
+  if (race.empty()) return largest_logits(law, race, wanted);
+  std::vector<int64_t> ids;
+  for (const Entrant& e : race.best()) ids.push_back(e.id);
+  return ids;
+}
+
+std::vector<int64_t> draw_plain(const Team& team, const RowLaw& law, Race& race, int64_t wanted) {
+  race.inv_t = law.params.inv_t;
+  race.threshold = law.threshold;
+  if (law.params.greedy) {
+    return race.is_excluded(law.argmax) ? std::vector<int64_t>{} : std::vector<int64_t>{law.argmax};
+  }
+  race.offer_logit(law.argmax, law.max);
+  std::vector<Race> part(team.chunks(), race);
+  team.run(law.source.tile_count(), [&](int chunk, int64_t begin, int64_t end) {
+    alignas(64) float buffer[kTile];
+    Race& mine = part[chunk];
+    tiles_from(begin, end, law.argmax / kTile, [&](int t) {
+      const float top = law.tile_max[t];
+      if (!(top >= mine.threshold) || top == -kInf) return;
+      if (top * mine.inv_t + kMaxRaceNoise < mine.cut()) return;
+      const int n = law.source.length(t);
+      tiles().race_logits(law.source.tile(t, buffer), n, int64_t{t} * kTile, mine);
+    });
+  });
+  for (const Race& p : part) race.merge(p);
+  return finish_draw(law, race, wanted);
+}
+
+int64_t DraftRow::column(int64_t target_id) const {
+  if (inverse) return inverse[target_id];
+  return target_id < source.vocab ? target_id : -1;
+}
+
+double DraftRow::prob(int64_t target_id) const {
+  if (nothing) return 0;
+  if (point) return target_id == id ? 1 : 0;
+  const int64_t c = column(target_id);
+  if (c < 0) return 0;
+  const float l = source.logit(c);
+  if (!(l >= weight.threshold)) return 0;
+  const double x = (static_cast<double>(l) - weight.max) * weight.inv_t - weight.shift;
+  return std::exp(x) * weight.scale;
+}
+
+const float* DraftRow::tile(int t, int n, float* buffer) const {
+  if (nothing || point) return nullptr;
+  const int64_t first = int64_t{t} * kTile;
+  if (inverse) {
+    for (int j = 0; j < n; ++j) {  // `inverse` is padded with -1 to whole tiles
+      const int32_t c = inverse[first + j];
+      buffer[j] = c >= 0 ? source.logit(c) : -kInf;
+    }
+    return buffer;
+  }
+  if (first >= source.vocab) return nullptr;
+  const float* own = source.tile(t, buffer);
+  const int length = source.length(t);
+  if (own == buffer && length < n) std::fill(buffer + length, buffer + n, -kInf);
+  return own;
+}
+
+std::vector<int32_t> invert(const Vector<int32_t>& token_map, int64_t columns, int64_t vocab) {
+  if (!token_map) return {};
+  std::vector<int32_t> inverse((vocab + kTile - 1) / kTile * kTile, -1);
+  for (int64_t c = 0; c < columns; ++c) {
+    const int32_t id = token_map[c];
+    if (id >= 0 && id < vocab) inverse[id] = static_cast<int32_t>(c);
+  }
+  return inverse;
+}
+
+SumMax residual_tile(const Residual& r, int t, float* scratch, float* out) {
+  const RowLaw& law = *r.target;
+  const int n = law.source.length(t);
+  const int64_t first = int64_t{t} * kTile;
+  const bool has_mass = !law.params.greedy && law.tile_max[t] >= law.threshold;
+  // `out` holds the target's logits until its weights replace them, lane by lane.
+  const float* p = has_mass ? law.source.tile(t, out) : nullptr;
+  const float* q = r.draft->tile(t, n, scratch);
+  tiles().residual(p, q, n, law.weighting(1 / law.mass), r.draft->weight, r.a, r.b, out);
+  for (const int64_t id :
+       {law.params.greedy ? law.argmax : -1, r.draft->point ? r.draft->id : -1}) {
+    if (id >= first && id < first + n) out[id - first] = residual_weight(r, id);
+  }
+  return tiles().sum_max(out, n);
+}
+
+double residual_mass(const Team& team, const Residual& r) {
+  std::vector<float> sums(r.target->source.tile_count());
+  team.run(r.target->source.tile_count(), [&](int, int64_t begin, int64_t end) {
+    alignas(64) float scratch[kTile], weights[kTile];
+    for (auto t = static_cast<int>(begin); t < end; ++t) {
+      sums[t] = residual_tile(r, t, scratch, weights).sum;
+    }
+  });
+  double mass = 0;
+  for (const float s : sums) mass += s;
+  return mass;
+}
+
+int64_t draw_residual(const Team& team, const Residual& r, const NoiseStream& stream) {
+  const RowLaw& law = *r.target;
+  const double scale = r.a / law.mass;
+  const bool bounded = r.a >= 0 && r.b >= 0 && !law.params.greedy;  // w <= a p
+  std::vector<Race> part(team.chunks(), Race(stream, 1.f, -kInf));
+  team.run(law.source.tile_count(), [&](int chunk, int64_t begin, int64_t end) {
+    alignas(64) float scratch[kTile], weights[kTile];
+    Race& race = part[chunk];
+    tiles_from(begin, end, law.argmax / kTile, [&](int t) {
+      const double p_max = std::exp((law.tile_max[t] - law.max) * law.params.inv_t);
+      const double limit = 1.001 * scale * p_max * std::exp(kMaxRaceNoise);
+      if (bounded && (limit < race.linear_cut() || !(law.tile_max[t] >= law.threshold))) return;
+      const SumMax found = residual_tile(r, t, scratch, weights);
+      if (found.max < FLT_MIN) return;
+      const int n = law.source.length(t);
+      const int64_t first = int64_t{t} * kTile;
+      race.offer_weight(first + tiles().find(weights, n, found.max), found.max);
+      tiles().race_weights(weights, n, first, race);
+    });
+  });
+  Race race(stream, 1.f, -kInf);
+  for (const Race& p : part) race.merge(p);
+  return race.empty() ? -1 : race.winner();
+}
+
+}  // namespace specdec::cpu

@@ -1,0 +1,50 @@
+// Draws of one id from a row: plain, or from the residual (a p - b q)+.
+#pragma once
+#include <vector>
+
+#include "row.h"
+
+namespace specdec::cpu {
+
+// The ids of a plain row that win `race` (threshold and inv_t are set here): best first, fewer
+// than wanted where fewer compete. A row whose scores all overflow gives its largest logits.
+std::vector<int64_t> draw_plain(const Team& team, const RowLaw& law, Race& race, int64_t wanted);
+
+// What examine() drew in passing, completed by the same rule.
+std::vector<int64_t> finish_draw(const RowLaw& law, const Race& race, int64_t wanted);
+
+// The draft's law over target ids.
+struct DraftRow {
+  RowSource source;
+  const int32_t* inverse = nullptr;  // [vocab] column of a target id, -1 none; null: identity
+  Weighting weight{};
+  bool point = false;    // all mass on `id`; the row is not read
+  bool nothing = false;  // no mass anywhere
+  int64_t id = -1;
+
+  int64_t column(int64_t target_id) const;  // -1: none
+  double prob(int64_t target_id) const;
+  // Tile t over target ids, n (padded) of them; null where there is no mass.
+  const float* tile(int t, int n, float* buffer) const;
+};
+
+// Column of each target id, from token_map; empty without one.
+std::vector<int32_t> invert(const Vector<int32_t>& token_map, int64_t columns, int64_t vocab);
+
+struct Residual {
+  const RowLaw* target;
+  const DraftRow* draft;
+  float a, b;
+};
+
+// Writes the weights of tile t to `out`; `scratch` and `out` hold kTile floats each.
+// Returns sum and largest of them.
+SumMax residual_tile(const Residual& r, int t, float* scratch, float* out);
+
+// sum_v (a p - b q)+, tiles merged in order.
+double residual_mass(const Team& team, const Residual& r);
+
+// The winner among weights of at least FLT_MIN, or -1.
+int64_t draw_residual(const Team& team, const Residual& r, const NoiseStream& stream);
+
+}  // namespace specdec::cpu

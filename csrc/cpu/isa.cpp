@@ -1,0 +1,62 @@
+// Which instruction set runs: the best of this machine, or what a test asked for.
+//   cpu_isa() -> int; set_cpu_isa(int) -> int: 0 portable, 1 AVX2, 2 AVX-512; an instruction set
+//   that this machine lacks is not taken. Both return the one in use.
+#include <atomic>
+
+#include "../torch/args.h"
+#include "tile.h"
+
+namespace specdec::cpu {
+namespace {
+
+Isa best_isa() {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                    __builtin_cpu_supports("f16c");
+  if (avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
+    return Isa::kAvx512;
+  }
+  if (avx2) return Isa::kAvx2;
+#endif
+  return Isa::kPortable;
+}
+
+const TileTable* table_of(Isa isa) {
+#if defined(__x86_64__)
+  if (isa == Isa::kAvx512) return &avx512_tiles();
+  if (isa == Isa::kAvx2) return &avx2_tiles();
+#endif
+  (void)isa;
+  return &portable_tiles();
+}
+
+std::atomic<Isa> current_isa{best_isa()};
+std::atomic<const TileTable*> current_table{table_of(current_isa)};
+
+int64_t cpu_isa() { return static_cast<int64_t>(current_isa.load()); }
+
+int64_t set_cpu_isa(int64_t wanted) {
+  if (wanted >= 0 && wanted <= static_cast<int64_t>(best_isa())) {
+    current_isa = static_cast<Isa>(wanted);
+    current_table = table_of(current_isa);
+  }
+  return cpu_isa();
+}
+
+}  // namespace
+
+const TileTable& tiles() { return *current_table.load(std::memory_order_relaxed); }
+
+}  // namespace specdec::cpu
+
+STABLE_TORCH_LIBRARY_FRAGMENT(specdec_kernels, m) {
+  m.def("cpu_isa() -> int");
+  m.def("set_cpu_isa(int isa) -> int");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CompositeExplicitAutograd, m) {
+  m.impl("cpu_isa", TORCH_BOX(&specdec::cpu::cpu_isa));
+  m.impl("set_cpu_isa", TORCH_BOX(&specdec::cpu::set_cpu_isa));
+}

@@ -1,0 +1,65 @@
+// The race of one row: the id with the largest log-weight - log E wins, ties to the lowest id.
+// SIMD code offers the few ids that may win (tile_race.h); their scores are exact here.
+#pragma once
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "../common/philox.h"
+
+namespace specdec::cpu {
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+struct Entrant {
+  float score;
+  int64_t id;
+  bool beats(const Entrant& other) const {
+    return score > other.score || (score == other.score && id < other.id);
+  }
+};
+
+// What touches the vectors is defined in race.cpp: the files of one instruction set include this
+// header, and a template instantiated there could be linked into the code of another machine.
+class Race {
+ public:
+  Race();
+  Race(const NoiseStream& stream, float inv_t, float threshold, int64_t wanted = 1);
+  Race(const Race&);
+  ~Race();
+
+  void exclude(int64_t id);
+  bool is_excluded(int64_t id) const;
+
+  // A kept logit of a plain row: log-weight = l * inv_t.
+  void offer_logit(int64_t id, float logit, uint32_t word);
+  void offer_logit(int64_t id, float logit);
+  // A residual weight: competes iff it is normal.
+  void offer_weight(int64_t id, float weight, uint32_t word);
+  void offer_weight(int64_t id, float weight);
+  void merge(const Race& other);
+
+  // Scores below this cannot win; the margin covers the rounding of the SIMD bounds.
+  float cut() const { return cut_; }
+  // exp(cut()) a little lowered, 0 where it would be denormal: weight / E below it cannot win.
+  float linear_cut() const { return linear_cut_; }
+
+  const std::vector<Entrant>& best() const { return best_; }  // best first
+  bool empty() const;
+  int64_t winner() const;
+
+  NoiseStream stream{};
+  float inv_t = 1.f, threshold = -kInf;
+
+ private:
+  bool full() const;
+  void offer(int64_t id, float log_weight, uint32_t word);
+  void insert(const Entrant& e);
+
+  int64_t wanted_ = 1;
+  float cut_ = -kInf, linear_cut_ = 0.f;
+  std::vector<Entrant> best_;
+  std::vector<int64_t> excluded_;
+};
+
+}  // namespace specdec::cpu

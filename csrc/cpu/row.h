@@ -1,0 +1,90 @@
+// A row of logits as a law: the row itself plus a handful of numbers, never a probability row.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "team.h"
+#include "tile.h"
+
+namespace specdec::cpu {
+
+// The logits of one row as float tiles.
+struct RowSource {
+  const char* data;
+  LogitType type;
+  int64_t vocab;
+  const int32_t* allowed;  // bits, or null
+
+  int tile_count() const { return static_cast<int>((vocab + kTile - 1) / kTile); }
+  int length(int t) const {  // padded
+    const int64_t n = std::min<int64_t>(kTile, vocab - int64_t{t} * kTile);
+    return static_cast<int>((n + kPad - 1) / kPad * kPad);
+  }
+  // Tile t: the row's own memory where that will do, else `buffer` (kTile floats).
+  const float* tile(int t, float* buffer, TileMax* max = nullptr) const;
+  float logit(int64_t id) const;  // -inf where not allowed
+};
+
+RowSource row_source(const Logits& logits, int64_t b, int64_t i, const int32_t* allowed = nullptr);
+
+// Sampling parameters of one request, with the rules for bad values applied.
+struct RowParams {
+  float temperature = 1.f, inv_t = 1.f;  // 1 where greedy
+  int64_t top_k = 0;                     // 0 is off
+  float top_p = 1.f, min_p = 0.f;        // 1 and 0 are off
+  bool greedy = false, bad = false;
+
+  bool has_k(int64_t vocab) const { return top_k > 0 && top_k < vocab; }
+  bool has_p() const { return top_p < 1.f; }
+  bool has_m() const { return min_p > 0.f; }
+  bool filtered(int64_t vocab) const { return has_k(vocab) || has_p() || has_m(); }
+};
+
+RowParams row_params(const Sampling& s, int64_t b);
+
+// What is known of a row after `examine`.
+struct RowLaw {
+  RowSource source;
+  RowParams params;
+  bool bad = false;         // NaN, or no finite maximum: nothing below is valid
+  float max = 0.f;          // raw logit
+  float threshold = -kInf;  // raw logit
+  double mass = 1.0;        // sum over kept of exp((l - max) * inv_t); 1 where greedy
+  double mass_log = 0.0;    // sum of weight * log(weight), if asked for
+  int64_t argmax = 0;       // lowest id of the maximum
+  std::vector<float> tile_max;
+
+  bool keeps(int64_t id, float logit) const {
+    return params.greedy ? id == argmax : logit >= threshold && logit > -kInf;
+  }
+  double prob(int64_t id) const;
+  float logprob(int64_t id) const;
+  float logsumexp() const;
+  double entropy() const;
+  // Kept ids weigh scale * exp((l - max) * inv_t); a greedy row is the caller's business.
+  Weighting weighting(double scale) const;
+};
+
+// What to find out about a row beyond its maximum.
+struct Examine {
+  RowLaw* law;  // source and params set
+  bool mass = false, entropy = false;
+  Race* race = nullptr;  // also draws from it, in the same pass; only for unfiltered rows
+};
+
+// One pass over one or two rows (more where filters need it), split over the team.
+void examine(const Team& team, Examine* rows, int count);
+
+// f(chunk, t, tile, n) for the tiles whose maximum is at least `level`.
+template <class F>
+void for_tiles(const Team& team, const RowLaw& law, float level, const F& f) {
+  team.run(law.source.tile_count(), [&](int chunk, int64_t begin, int64_t end) {
+    alignas(64) float buffer[kTile];
+    for (auto t = static_cast<int>(begin); t < end; ++t) {
+      if (!(law.tile_max[t] >= level) || law.tile_max[t] == -kInf) continue;
+      f(chunk, t, law.source.tile(t, buffer), law.source.length(t));
+    }
+  });
+}
+
+}  // namespace specdec::cpu

@@ -1,0 +1,112 @@
+// sample: the best num_samples ids of one race a row, with the row's logsumexp and threshold.
+// Unfiltered rows are read once: statistics and race share the pass.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "../torch/args.h"
+#include "draw.h"
+
+namespace specdec::cpu {
+namespace {
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+// The race over a reduced vocabulary: noise and ties go by target id, so the columns are raced one
+// by one, those that cannot win without their noise.
+std::vector<int64_t> draw_mapped(const RowLaw& law, Race& race, const Vector<int32_t>& map,
+                                 int64_t wanted) {
+  race.inv_t = law.params.inv_t;
+  race.threshold = law.threshold;
+  race.offer_logit(map[law.argmax], law.max);
+  for (int64_t c = 0; c < law.source.vocab; ++c) {
+    const float l = law.source.logit(c);
+    if (!law.keeps(c, l) || l * race.inv_t + kMaxRaceNoise < race.cut()) continue;
+    race.offer_logit(map[c], l);
+  }
+  std::vector<int64_t> ids;
+  for (const Entrant& e : race.best()) ids.push_back(e.id);
+  if (!ids.empty()) return ids;
+  std::vector<Entrant> kept;  // no score is finite: the largest logits
+  for (int64_t c = 0; c < law.source.vocab; ++c) {
+    const float l = law.source.logit(c);
+    if (law.keeps(c, l) && !race.is_excluded(map[c])) kept.push_back({l, map[c]});
+  }
+  std::sort(kept.begin(), kept.end(),
+            [](const Entrant& x, const Entrant& y) { return x.beats(y); });
+  for (const Entrant& e : kept) {
+    if (static_cast<int64_t>(ids.size()) < wanted) ids.push_back(e.id);
+  }
+  return ids;
+}
+
+int64_t column_of(const SampleParams& p, const std::vector<int32_t>& inverse, int64_t id) {
+  return p.token_map ? inverse[id] : id;
+}
+
+void write_row(const SampleParams& p, int64_t b, const RowLaw& law, const RowLaw& scored,
+               const std::vector<int64_t>& ids, const std::vector<int32_t>& inverse) {
+  for (int64_t j = 0; j < p.num_samples; ++j) {
+    const bool drawn = j < static_cast<int64_t>(ids.size());
+    const int64_t at = b * p.num_samples + j;
+    p.token_ids[at] = drawn ? ids[j] : -1;
+    p.logprobs[at] = drawn && p.logprobs_mode != LogprobsMode::kNone
+                         ? scored.logprob(column_of(p, inverse, ids[j]))
+                         : 0.f;
+  }
+  p.logsumexp[b] = law.logsumexp();
+  p.threshold[b] = law.threshold;
+}
+
+void sample_row(const SampleParams& p, const std::vector<int32_t>& inverse, int64_t b,
+                const Team& team) {
+  RowLaw law;
+  law.source = row_source(p.logits, 0, b, p.allowed.row(b));
+  law.params = row_params(p.sampling, b);
+  const int64_t step = p.purpose == kPurposeTarget ? 0 : p.noise.step.get(b, 0);
+  Race race(noise_stream(p.noise.seed[b], p.noise.position[b], step, p.purpose, p.lane.get(b, 0)),
+            law.params.inv_t, -kInf, p.num_samples);
+  for (int64_t j = 0; j < p.num_exclude; ++j) race.exclude(p.exclude_ids.at(b, j));
+  const bool in_passing =
+      !law.params.greedy && !p.token_map && !law.params.filtered(p.logits.vocab);
+  Examine ask{&law, true, false, in_passing ? &race : nullptr};
+  examine(team, &ask, 1);
+  p.status[b] = (law.params.bad ? kBadSampling : 0) | (law.bad ? kBadTarget : 0);
+  if (law.bad) {
+    write_row(p, b, law, law, {}, inverse);
+    p.logsumexp[b] = p.threshold[b] = kNan;
+    return;
+  }
+  const std::vector<int64_t> ids = in_passing ? finish_draw(law, race, p.num_samples)
+                                   : p.token_map
+                                       ? draw_mapped(law, race, p.token_map, p.num_samples)
+                                       : draw_plain(team, law, race, p.num_samples);
+  RowLaw raw;
+  if (p.logprobs_mode == LogprobsMode::kRaw) {
+    raw.source = row_source(p.logits, 0, b);
+    Examine ask_raw{&raw, true};
+    examine(team, &ask_raw, 1);
+  }
+  write_row(p, b, law, p.logprobs_mode == LogprobsMode::kRaw ? raw : law, ids, inverse);
+}
+
+void sample(SPECDEC_SAMPLE_ARGS) {
+  const SampleParams p =
+      sample_params(logits, temperature, top_k, top_p, min_p, seed, position, step, purpose,
+                    num_samples, lane, exclude_ids, token_map, allowed, logprobs_mode,
+                    out_token_ids, out_logprobs, out_logsumexp, out_threshold, out_status);
+  std::vector<int32_t> inverse;  // token id -> column
+  if (p.token_map) {
+    int32_t largest = 0;
+    for (int64_t c = 0; c < p.logits.vocab; ++c) largest = std::max(largest, p.token_map[c]);
+    inverse = invert(p.token_map, p.logits.vocab, int64_t{largest} + 1);
+  }
+  for_requests(p.batch, [&](int64_t b, const Team& team) { sample_row(p, inverse, b, team); });
+}
+
+}  // namespace
+}  // namespace specdec::cpu
+
+STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
+  m.impl("sample_out.cpu", TORCH_BOX(&specdec::cpu::sample));
+}

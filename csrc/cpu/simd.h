@@ -1,0 +1,145 @@
+// Vectors of SPECDEC_WIDTH lanes for one instruction set: GCC/Clang vector extensions, and the few
+// operations that they lack. Included by tile_kernels.h inside namespace specdec::cpu::SPECDEC_ISA,
+// after the file's target pragma, so nothing here is shared between instruction sets.
+
+constexpr int kWidth = SPECDEC_WIDTH;
+constexpr int kLanes = 16;               // logical lanes of every accumulator, whatever the width
+constexpr int kParts = kLanes / kWidth;  // vectors that make them up
+
+typedef float F __attribute__((vector_size(4 * SPECDEC_WIDTH)));
+typedef int32_t I __attribute__((vector_size(4 * SPECDEC_WIDTH)));
+typedef uint32_t U __attribute__((vector_size(4 * SPECDEC_WIDTH)));
+typedef uint64_t L __attribute__((vector_size(4 * SPECDEC_WIDTH)));
+typedef uint16_t H __attribute__((vector_size(2 * SPECDEC_WIDTH)));
+
+#define SPECDEC_INLINE static inline __attribute__((always_inline))
+
+SPECDEC_INLINE F splat(float x) { return x - F{}; }
+SPECDEC_INLINE U splat_bits(uint32_t x) { return x - U{}; }
+
+template <class V, class T>
+SPECDEC_INLINE V load(const T* p) {
+  V v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+
+SPECDEC_INLINE void store(float* p, F v) { std::memcpy(p, &v, sizeof v); }
+
+#if SPECDEC_WIDTH == 16
+
+typedef __mmask16 Mask;
+SPECDEC_INLINE Mask ge(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
+SPECDEC_INLINE Mask lt(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
+SPECDEC_INLINE Mask eq(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
+SPECDEC_INLINE Mask either_nan(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q); }
+SPECDEC_INLINE Mask no_lane() { return 0; }
+SPECDEC_INLINE uint32_t lane_bits(Mask m) { return m; }
+SPECDEC_INLINE F select(Mask m, F yes, F no) { return _mm512_mask_blend_ps(m, no, yes); }
+SPECDEC_INLINE F max(F a, F b) { return _mm512_max_ps(a, b); }  // b where one is NaN
+SPECDEC_INLINE F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+SPECDEC_INLINE L mul_low_words(L a, L b) { return (L)_mm512_mul_epu32((__m512i)a, (__m512i)b); }
+SPECDEC_INLINE F from_half(H h) { return _mm512_cvtph_ps((__m256i)h); }
+SPECDEC_INLINE int compress(F v, Mask m, float* out) {
+  _mm512_storeu_ps(out, _mm512_maskz_compress_ps(m, v));  // out has room for a whole vector
+  return __builtin_popcount(m);
+}
+
+#else
+
+typedef I Mask;
+SPECDEC_INLINE Mask ge(F a, F b) { return a >= b; }
+SPECDEC_INLINE Mask lt(F a, F b) { return a < b; }
+SPECDEC_INLINE Mask eq(F a, F b) { return a == b; }
+SPECDEC_INLINE Mask no_lane() { return I{}; }
+SPECDEC_INLINE F select(Mask m, F yes, F no) { return m ? yes : no; }
+
+#if SPECDEC_WIDTH == 8
+SPECDEC_INLINE Mask either_nan(F a, F b) { return (I)_mm256_cmp_ps(a, b, _CMP_UNORD_Q); }
+SPECDEC_INLINE uint32_t lane_bits(Mask m) { return _mm256_movemask_ps((__m256)m); }
+SPECDEC_INLINE F max(F a, F b) { return _mm256_max_ps(a, b); }
+SPECDEC_INLINE F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
+SPECDEC_INLINE L mul_low_words(L a, L b) { return (L)_mm256_mul_epu32((__m256i)a, (__m256i)b); }
+SPECDEC_INLINE F from_half(H h) { return _mm256_cvtph_ps((__m128i)h); }
+#else
+#if defined(__SSE2__)
+SPECDEC_INLINE Mask either_nan(F a, F b) { return (I)_mm_cmpunord_ps(a, b); }
+SPECDEC_INLINE uint32_t lane_bits(Mask m) { return _mm_movemask_ps((__m128)m); }
+SPECDEC_INLINE F max(F a, F b) { return _mm_max_ps(a, b); }
+SPECDEC_INLINE L mul_low_words(L a, L b) { return (L)_mm_mul_epu32((__m128i)a, (__m128i)b); }
+#else
+SPECDEC_INLINE Mask either_nan(F a, F b) { return (a != a) | (b != b); }
+SPECDEC_INLINE uint32_t lane_bits(Mask m) {
+  return (m[0] & 1) | (m[1] & 2) | (m[2] & 4) | (m[3] & 8);
+}
+SPECDEC_INLINE F max(F a, F b) { return a > b ? a : b; }
+SPECDEC_INLINE L mul_low_words(L a, L b) { return (a & 0xffffffffu) * (b & 0xffffffffu); }
+#endif
+// The baseline has no fused operation: its row sums differ from the others' in the last bits.
+SPECDEC_INLINE F fma(F a, F b, F c) { return a * b + c; }
+// Half to float by bits: shift exponent and mantissa into place, then scale by 2^112. Infinity and
+// NaN keep a full exponent. Denormal halves become float denormals first, which scale exactly.
+SPECDEC_INLINE F from_half(H h) {
+  const U wide = __builtin_convertvector(h, U);
+  const U magnitude = (wide & 0x7fffu) << 13;
+  const F scaled = (F)magnitude * splat(0x1p112f);
+  const U special = (U)((I)magnitude >= (I)splat_bits(0x7c00u << 13));
+  return (F)((U)scaled | (special & 0x7f800000u) | ((wide & 0x8000u) << 16));
+}
+#endif
+
+SPECDEC_INLINE int compress(F v, Mask m, float* out) {
+  int n = 0;
+  for (uint32_t bits = lane_bits(m); bits != 0; bits &= bits - 1) {
+    out[n++] = v[__builtin_ctz(bits)];
+  }
+  return n;
+}
+
+#endif  // SPECDEC_WIDTH == 16
+
+SPECDEC_INLINE bool any(Mask m) { return lane_bits(m) != 0; }
+
+SPECDEC_INLINE F from_bfloat16(H h) { return (F)(__builtin_convertvector(h, U) << 16); }
+
+// exp(x) for x <= 88, 1.2e-38 below -87.3, NaN to NaN. x = n ln 2 + r; 2^n enters the exponent
+// bits. Within 1 ulp of the true value on [-87, 0].
+SPECDEC_INLINE F exp(F x) {
+  const F low = splat(-87.3f);
+  x = max(low, x);                    // the second operand where one is NaN
+  const F magic = splat(12582912.f);  // 1.5 * 2^23: adding it rounds to an integer
+  const F shifted = fma(x, splat(1.44269504f), magic);
+  const F n = shifted - magic;
+  F r = fma(n, splat(-0.693359375f), x);
+  r = fma(n, splat(2.12194440e-4f), r);
+  F y = splat(1.9875691500e-4f);
+  y = fma(y, r, splat(1.3981999507e-3f));
+  y = fma(y, r, splat(8.3334519073e-3f));
+  y = fma(y, r, splat(4.1665795894e-2f));
+  y = fma(y, r, splat(1.6666665459e-1f));
+  y = fma(y, r, splat(5.0000001201e-1f));
+  y = fma(y, r * r, r) + splat(1.f);
+  return (F)((U)y + ((U)shifted << 23));
+}
+
+// A float accumulator of 16 logical lanes, summed in the same order at every width.
+struct Sum {
+  F part[kParts] = {};
+  SPECDEC_ALWAYS_INLINE void add(int k, F v) { part[k] = part[k] + v; }
+  SPECDEC_ALWAYS_INLINE float total() const {
+    float lane[kLanes];
+    std::memcpy(lane, part, sizeof lane);
+    for (int step = kLanes / 2; step > 0; step /= 2) {
+      for (int i = 0; i < step; ++i) lane[i] += lane[i + step];
+    }
+    return lane[0];
+  }
+};
+
+SPECDEC_INLINE float lane_max(F v) {
+  float lane[kWidth], best;
+  std::memcpy(lane, &v, sizeof lane);
+  best = lane[0];
+  for (int i = 1; i < kWidth; ++i) best = lane[i] > best ? lane[i] : best;
+  return best;
+}

@@ -1,0 +1,83 @@
+// Row work is done in fixed tiles of a float row in L1. One table of tile functions per instruction
+// set (tile_kernels.h compiled once for each); everything else in this folder is plain C++ on top.
+#pragma once
+#include <cstdint>
+
+#include "../common/logmath.h"
+#include "../common/params.h"
+#include "race.h"
+
+namespace specdec::cpu {
+
+// Ids per tile, aligned to id 0. A row sum is the sum of its tiles' sums in index order, so it does
+// not depend on who computes which tile. 2 cores with 48 KB of L1, vocabulary 128256, float32,
+// batch 16 of verify_chain: 1024 -> 2.47 ms, 2048 -> 2.44 ms, 4096 -> 2.53 ms.
+constexpr int kTile = 2048;
+constexpr int kPad = 64;  // tiles are padded with -inf to a multiple of this
+constexpr int kPivots = 3;
+
+struct TileMax {
+  float max;  // NaN is skipped
+  bool nan;
+};
+
+// weight(l) = l >= threshold ? scale * exp((l - max) * inv_t - shift) : 0.
+// A law after its filters: scale = 1 / Z, shift = 0; from draft_stats: max = 0, shift = logsumexp.
+struct Weighting {
+  float max, inv_t, shift, scale;
+  float threshold;  // at least -FLT_MAX, so that -inf never has weight, not even with inv_t = 0
+};
+
+struct ExpSums {
+  float sum;      // sum of weights, scale 1
+  float sum_log;  // sum of weight * log(weight)
+};
+
+struct SumMax {
+  float sum, max;
+};
+
+struct PivotSums {
+  float mass[kPivots];
+  int count[kPivots];
+};
+
+struct Counts {
+  int greater, equal;
+};
+
+// n is the padded length of a tile except in `load`. `tile` pointers need no alignment.
+struct TileTable {
+  TileMax (*max)(const float* tile, int n);
+  // Converts n logits (indexed by LogitType), sets ids without their bit to -inf, pads with -inf.
+  TileMax (*load[3])(const void* logits, int n, const int32_t* allowed, float* tile);
+  ExpSums (*exp_sums)(const float* tile, int n, const Weighting& w);
+  float (*exp_sum)(const float* tile, int n, float max, float inv_t);  // unfiltered, inv_t > 0
+  PivotSums (*pivot_sums)(const float* tile, int n, const Weighting& w, const float* pivots);
+  Counts (*count)(const float* tile, int n, float logit);
+  int (*find)(const float* tile, int n, float value);                          // first index, or n
+  int (*gather)(const float* tile, int n, float low, float high, float* out);  // low <= l < high
+  void (*column_max)(const float* tile, int n, float* out);                    // 128 columns
+  // out = (a p - b q)+ and out = min(p, q); a null tile has weight 0 everywhere.
+  void (*residual)(const float* p, const float* q, int n, const Weighting& pw, const Weighting& qw,
+                   float a, float b, float* out);
+  void (*overlap)(const float* p, const float* q, int n, const Weighting& pw, const Weighting& qw,
+                  float* out);
+  SumMax (*sum_max)(const float* tile, int n);
+  // Offers to the race every id of the tile that may win it.
+  void (*race_logits)(const float* tile, int n, int64_t first_id, Race& race);
+  void (*race_weights)(const float* tile, int n, int64_t first_id, Race& race);
+};
+
+enum class Isa : int { kPortable = 0, kAvx2 = 1, kAvx512 = 2 };
+
+const TileTable& portable_tiles();
+#if defined(__x86_64__)
+const TileTable& avx2_tiles();
+const TileTable& avx512_tiles();
+#endif
+
+// The table in use: the best of this machine unless set_cpu_isa chose another.
+const TileTable& tiles();
+
+}  // namespace specdec::cpu

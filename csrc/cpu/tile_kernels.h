@@ -1,0 +1,249 @@
+// The tile functions of tile.h, written once and compiled once per instruction set: no include
+// guard. The including file sets SPECDEC_ISA (a namespace), SPECDEC_WIDTH (float lanes) and the
+// target pragma, after all standard headers.
+
+#pragma GCC diagnostic ignored "-Wpsabi"  // vector arguments never cross a call: all is inlined
+#if !defined(__clang__)                   // GCC 12 warns of its own _mm512_undefined_ps
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+#define SPECDEC_ALWAYS_INLINE __attribute__((always_inline))
+
+namespace specdec::cpu::SPECDEC_ISA {
+
+#include "simd.h"
+#include "tile_race.h"
+
+TileMax tile_max(const float* tile, int n) {
+  F best[4];
+  for (F& b : best) b = splat(-kInf);
+  Mask nan = no_lane();
+  for (int i = 0; i < n; i += 4 * kWidth) {
+    F v[4];
+    for (int k = 0; k < 4; ++k) v[k] = load<F>(tile + i + k * kWidth);
+    for (int k = 0; k < 4; ++k) best[k] = max(v[k], best[k]);
+    nan = nan | either_nan(v[0], v[1]) | either_nan(v[2], v[3]);
+  }
+  return {lane_max(max(max(best[0], best[1]), max(best[2], best[3]))), any(nan)};
+}
+
+template <LogitType kType>
+SPECDEC_INLINE F load_logits(const void* logits, int i) {
+  if constexpr (kType == LogitType::kFloat32) {
+    return load<F>(static_cast<const float*>(logits) + i);
+  } else if constexpr (kType == LogitType::kBFloat16) {
+    return from_bfloat16(load<H>(static_cast<const uint16_t*>(logits) + i));
+  } else {
+    return from_half(load<H>(static_cast<const uint16_t*>(logits) + i));
+  }
+}
+
+// Lanes whose bit of `bits` is 0 become -inf.
+SPECDEC_INLINE F keep_bits(F v, uint32_t bits) {
+  U lane{};
+  for (int j = 0; j < kWidth; ++j) lane[j] = 1u << j;
+  const I off = (I)((splat_bits(bits) & lane) == U{});
+  return off ? splat(-kInf) : v;
+}
+
+template <LogitType kType>
+TileMax tile_load(const void* logits, int n, const int32_t* allowed, float* tile) {
+  F best[2] = {splat(-kInf), splat(-kInf)};
+  Mask nan = no_lane();
+  constexpr int kStep = 2 * kWidth;
+  const auto take = [&](const void* from, int offset, int i) SPECDEC_ALWAYS_INLINE {
+    F v[2];
+    for (int k = 0; k < 2; ++k) {
+      const int at = i + k * kWidth;
+      v[k] = load_logits<kType>(from, offset + k * kWidth);
+      if (allowed) v[k] = keep_bits(v[k], static_cast<uint32_t>(allowed[at >> 5]) >> (at & 31));
+      best[k] = max(v[k], best[k]);
+      store(tile + at, v[k]);
+    }
+    nan = nan | either_nan(v[0], v[1]);
+  };
+  int i = 0;
+  for (; i + kStep <= n; i += kStep) take(logits, i, i);
+  if (i < n) {  // the row ends inside a step: widen it with -inf
+    constexpr size_t kSize = kType == LogitType::kFloat32 ? 4 : 2;
+    constexpr uint32_t kMinusInf = kType == LogitType::kFloat32    ? 0xff800000u
+                                   : kType == LogitType::kBFloat16 ? 0xff80u
+                                                                   : 0xfc00u;
+    char rest[kStep * kSize];
+    for (int j = 0; j < kStep; ++j) std::memcpy(rest + j * kSize, &kMinusInf, kSize);
+    std::memcpy(rest, static_cast<const char*>(logits) + i * kSize, (n - i) * kSize);
+    take(rest, 0, i);
+  }
+  const int padded = (n + kPad - 1) / kPad * kPad;
+  for (int j = n; j < padded; ++j) tile[j] = -kInf;
+  return {lane_max(max(best[0], best[1])), any(nan)};
+}
+
+// sum_v exp((l_v - max) * inv_t)
+float tile_exp_sum(const float* tile, int n, float max, float inv_t) {
+  const F m = splat(max), t = splat(inv_t);
+  Sum sum;
+  for (int i = 0; i < n; i += kLanes) {
+    for (int k = 0; k < kParts; ++k) {
+      sum.add(k, exp((load<F>(tile + i + k * kWidth) - m) * t));
+    }
+  }
+  return sum.total();
+}
+
+// Weighting, spread over lanes.
+struct Weigh {
+  F max, inv_t, shift, scale, threshold;
+  explicit Weigh(const Weighting& w)
+      : max(splat(w.max)),
+        inv_t(splat(w.inv_t)),
+        shift(splat(w.shift)),
+        scale(splat(w.scale)),
+        threshold(splat(w.threshold)) {}
+  SPECDEC_ALWAYS_INLINE F exponent(F l) const { return (l - max) * inv_t - shift; }
+  SPECDEC_ALWAYS_INLINE F operator()(F l) const {
+    // The minimum keeps a wrong logsumexp of the caller from overflowing the exponent bits.
+    const F x = -cpu::SPECDEC_ISA::max(splat(-88.f), -exponent(l));
+    return select(ge(l, threshold), exp(x) * scale, F{});
+  }
+};
+
+ExpSums tile_exp_sums(const float* tile, int n, const Weighting& weighting) {
+  const Weigh w(weighting);
+  Sum sum, sum_log;
+  for (int i = 0; i < n; i += kLanes) {
+    for (int k = 0; k < kParts; ++k) {
+      const F l = load<F>(tile + i + k * kWidth);
+      const Mask kept = ge(l, w.threshold);
+      const F x = select(kept, w.exponent(l), F{});
+      const F e = select(kept, exp(x), F{});
+      sum.add(k, e);
+      sum_log.add(k, e * x);
+    }
+  }
+  return {sum.total(), sum_log.total()};
+}
+
+// mass[j] = sum of weights of l >= pivots[j], count[j] = how many; nothing below the threshold.
+PivotSums tile_pivot_sums(const float* tile, int n, const Weighting& weighting,
+                          const float* pivots) {
+  const Weigh w(weighting);
+  Sum mass[kPivots];
+  int count[kPivots] = {};
+  for (int i = 0; i < n; i += kLanes) {
+    for (int k = 0; k < kParts; ++k) {
+      const F l = load<F>(tile + i + k * kWidth);
+      const F e = w(l);
+      for (int j = 0; j < kPivots; ++j) {
+        const Mask in = ge(l, splat(pivots[j]));
+        mass[j].add(k, select(in, e, F{}));
+        count[j] += __builtin_popcount(lane_bits(in));
+      }
+    }
+  }
+  PivotSums out;
+  for (int j = 0; j < kPivots; ++j) {
+    out.mass[j] = mass[j].total();
+    out.count[j] = count[j];
+  }
+  return out;
+}
+
+Counts tile_count(const float* tile, int n, float logit) {
+  const F x = splat(logit);
+  Counts c{0, 0};
+  for (int i = 0; i < n; i += kWidth) {
+    const F l = load<F>(tile + i);
+    c.greater += __builtin_popcount(lane_bits(lt(x, l)));
+    c.equal += __builtin_popcount(lane_bits(eq(x, l)));
+  }
+  return c;
+}
+
+int tile_find(const float* tile, int n, float value) {
+  for (int i = 0; i < n; i += kWidth) {
+    const uint32_t bits = lane_bits(eq(load<F>(tile + i), splat(value)));
+    if (bits != 0) return i + __builtin_ctz(bits);
+  }
+  return n;
+}
+
+int tile_gather(const float* tile, int n, float low, float high, float* out) {
+  const F from = splat(low), to = splat(high);
+  int count = 0;
+  for (int i = 0; i < n; i += 4 * kWidth) {
+    F v[4];
+    Mask in[4];
+    for (int k = 0; k < 4; ++k) {
+      v[k] = load<F>(tile + i + k * kWidth);
+      in[k] = ge(v[k], from) & lt(v[k], to);
+    }
+    if (!any(in[0] | in[1] | in[2] | in[3])) continue;
+    for (int k = 0; k < 4; ++k) count += compress(v[k], in[k], out + count);
+  }
+  return count;
+}
+
+// Maximum of each of 128 interleaved columns: the k-th largest of them bounds the k-th largest
+// logit from below, at a sixteenth of the cost of selecting it.
+void tile_column_max(const float* tile, int n, float* out) {
+  for (int c = 0; c < 128; c += kWidth) {
+    F best = splat(-kInf);
+    for (int i = c; i < n; i += 128) best = max(load<F>(tile + i), best);
+    store(out + c, best);
+  }
+}
+
+void tile_residual(const float* p, const float* q, int n, const Weighting& pw, const Weighting& qw,
+                   float a, float b, float* out) {
+  const Weigh wp(pw), wq(qw);
+  const F va = splat(a), vb = splat(b), zero{};
+  for (int i = 0; i < n; i += kWidth) {
+    const F ap = p ? va * wp(load<F>(p + i)) : zero;
+    const F bq = q ? vb * wq(load<F>(q + i)) : zero;
+    store(out + i, max(ap - bq, zero));
+  }
+}
+
+void tile_overlap(const float* p, const float* q, int n, const Weighting& pw, const Weighting& qw,
+                  float* out) {
+  const Weigh wp(pw), wq(qw);
+  for (int i = 0; i < n; i += kWidth) {
+    const F vp = p ? wp(load<F>(p + i)) : F{};
+    const F vq = q ? wq(load<F>(q + i)) : F{};
+    store(out + i, -max(-vp, -vq));
+  }
+}
+
+SumMax tile_sum_max(const float* tile, int n) {
+  Sum sum;
+  F best = splat(-kInf);
+  for (int i = 0; i < n; i += kLanes) {
+    for (int k = 0; k < kParts; ++k) {
+      const F v = load<F>(tile + i + k * kWidth);
+      sum.add(k, v);
+      best = max(v, best);
+    }
+  }
+  return {sum.total(), lane_max(best)};
+}
+
+constexpr TileTable kTable = {
+    .max = tile_max,
+    .load = {tile_load<LogitType::kFloat32>, tile_load<LogitType::kBFloat16>,
+             tile_load<LogitType::kFloat16>},
+    .exp_sums = tile_exp_sums,
+    .exp_sum = tile_exp_sum,
+    .pivot_sums = tile_pivot_sums,
+    .count = tile_count,
+    .find = tile_find,
+    .gather = tile_gather,
+    .column_max = tile_column_max,
+    .residual = tile_residual,
+    .overlap = tile_overlap,
+    .sum_max = tile_sum_max,
+    .race_logits = tile_race_logits,
+    .race_weights = tile_race_weights,
+};
+
+}  // namespace specdec::cpu::SPECDEC_ISA
