@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import doctest
 import re
 import subprocess
 import sys
@@ -66,7 +65,7 @@ def foreign(path: Path) -> list[str]:
 def layer_faults(path: Path) -> list[str]:
     """Imports of a file of specdec_kernels that point sideways or upwards."""
     relative = path.relative_to(PACKAGE)
-    is_triton = path.name.startswith(("_triton", "triton_"))
+    is_triton = relative.parts[0] == "_triton" or path.name == "triton_kernel.py"
     allowed = ("torch", "triton") if is_triton else ("torch",)
     faults = [m for m in foreign(path) if not is_within(m, *allowed)]
     own = [m for m in imports(path) if is_within(m, "specdec_kernels")]
@@ -75,7 +74,7 @@ def layer_faults(path: Path) -> list[str]:
         faults += [m for m in own if is_within(m, "specdec_kernels.ops") and not is_within(m, folder)]
         if path.name == "reference.py":
             faults += [m for m in own if "_op." in m or "triton" in m]
-    elif relative.name != "__init__.py":
+    elif relative != Path("__init__.py"):
         faults += [m for m in own if is_within(m, "specdec_kernels.ops")]
     return [f"{name(path)} imports {m}" for m in faults]
 
@@ -172,15 +171,6 @@ def test_public_docstrings_are_complete() -> None:
         text = getattr(specdec_kernels, op).__doc__ or ""
         faults += [f"{op}: no {part}" for part in ("Args:", "Returns:", "Raises:", "Example:") if part not in text]
     no_faults(faults)
-
-
-@pytest.mark.parametrize("public_name", specdec_kernels.__all__)
-def test_examples_run(public_name: str) -> None:
-    scope = {"__name__": "example"}
-    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
-    for example in doctest.DocTestFinder(recurse=False).find(getattr(specdec_kernels, public_name), globs=scope):
-        runner.run(example)
-    assert runner.failures == 0
 
 
 def test_version_is_the_same_everywhere() -> None:
