@@ -13,6 +13,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 NATIVE := $(shell find csrc -type f 2>/dev/null)
 CPP := $(shell git ls-files '*.cpp' '*.cu' '*.h' '*.cuh' 2>/dev/null)
+SITE = $$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")
 INSTALLED := $(VENV)/installed-$(TORCH)
 BUILT := $(VENV)/built-$(TORCH)
 NVCC := $(shell command -v $(if $(CUDA_HOME),$(CUDA_HOME)/bin/)nvcc)
@@ -82,14 +83,17 @@ $(INSTALLED): requirements/torch.txt requirements/dev.txt
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 10) and 'specdec_kernels needs Python >= 3.10, got ' + sys.version.split()[0])"
 ifeq ($(TORCH),existing)
 	$(PYTHON) -c "import torch" || { echo "TORCH=existing: $(PYTHON) has no torch; name another with PYTHON="; exit 1; }
-	$(PYTHON) -m venv --clear --system-site-packages $(VENV)
+	$(PYTHON) -m venv --clear $(VENV)
+	$(PYTHON) -c "import torch; print(torch.__path__[0].removesuffix('torch'))" > "$(SITE)/existing_torch.pth"
 else
 	$(PYTHON) -m venv --clear $(VENV)
 	$(PIP) install -r requirements/torch.txt
 endif
 	$(PIP) install -r requirements/dev.txt
+	printf '%s\n' "$(CURDIR)" "$(CURDIR)/python" > "$(SITE)/specdec_kernels.pth"
 	touch $@
 
+# In place, so that an edit of a Python file needs no build and one of a native file compiles that file alone.
 $(BUILT): $(INSTALLED) setup.py pyproject.toml $(NATIVE)
-	SPECDEC_BUILD_CUDA=$${SPECDEC_BUILD_CUDA:-$(BUILD_CUDA)} $(PIP) install --no-build-isolation --no-deps --editable .
+	SPECDEC_BUILD_CUDA=$${SPECDEC_BUILD_CUDA:-$(BUILD_CUDA)} $(BIN)/python setup.py --quiet build_ext --inplace
 	touch $@

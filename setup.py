@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -74,8 +75,9 @@ class BuildNative(build_ext):
         folder = Path(self.build_temp, ext.name)
         folder.mkdir(parents=True, exist_ok=True)
         self.write_ninja(folder, target, ext.sources, compiler, flags, link)
+        ninja = [sys.executable, "-m", "ninja"] if find_spec("ninja") else ["ninja"]
         jobs = ["-j", os.environ["MAX_JOBS"]] if "MAX_JOBS" in os.environ else []
-        subprocess.run([sys.executable, "-m", "ninja", "-f", folder / "build.ninja", *jobs], check=True)
+        subprocess.run([*ninja, "-f", folder / "build.ninja", *jobs], check=True)
 
     def write_ninja(self, folder, target, files, compiler, flags, link) -> None:
         """One edge a source file, one for the library; paths are relative to the repository."""
@@ -85,8 +87,8 @@ class BuildNative(build_ext):
         lines = [
             f"builddir = {folder}",
             f"rule compile\n  command = {command} {options} -MMD -MF $out.d -c $in -o $out",
-            "  depfile = $out.d\n  deps = gcc",
-            f"rule link\n  command = {command} -shared $in -o $out {libraries}",
+            "  depfile = $out.d\n  deps = gcc\n  description = compile $in",
+            f"rule link\n  command = {command} -shared $in -o $out {libraries}\n  description = link {target.name}",
         ]
         objects = [str(folder / (Path(file).name + ".o")) for file in files]
         lines += [f"build {obj}: compile {file}" for obj, file in zip(objects, files, strict=True)]
@@ -100,7 +102,7 @@ nvcc, reason = find_nvcc()
 if nvcc:
     extensions.append(Extension("specdec_kernels._cuda", sources("cuda", "cu"), py_limited_api=True))
 elif "build_ext" in sys.argv or "bdist_wheel" in sys.argv or "editable_wheel" in sys.argv:
-    print(f"specdec_kernels: building for the CPU only: {reason}", file=sys.stderr)
+    print(f"specdec_kernels: building for the CPU only ({reason})", file=sys.stderr)
 setup(
     ext_modules=extensions,
     cmdclass={"build_ext": BuildNative},
