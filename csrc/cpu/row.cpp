@@ -197,6 +197,7 @@ double RowLaw::prob(int64_t id) const {
 }
 
 float RowLaw::logprob(int64_t id) const {
+  if (bad) return NAN;  // a raw row whose NaN the mask hid from the draw
   const float l = source.logit(id);
   if (!keeps(id, l)) return -kInf;
   if (params.greedy) return 0.f;

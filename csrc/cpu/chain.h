@@ -1,0 +1,52 @@
+// Where the ids and rows of each request of a chain lie, dense or flat.
+#pragma once
+#include "draw.h"
+
+namespace specdec::cpu {
+
+struct ChainLayout {
+  int64_t batch, max_draft, total;
+  Ids ids;
+  Logits target, draft;
+  Vector<int32_t> cu_draft;
+  Allowed allowed;
+};
+
+// One request of a chain: row i of it, wherever it lies.
+struct Chain {
+  const ChainLayout* layout;
+  int64_t slot, first;  // flat: cu_draft[slot]
+  int64_t length;       // ids that may be read; the draft may end earlier
+  bool bad, lost;       // bad offsets; not even the first row is known
+
+  int64_t id(int64_t i) const {
+    return layout->cu_draft ? layout->ids.at(0, first + i) : layout->ids.at(slot, i);
+  }
+  RowSource target(int64_t i, bool masked = true) const {
+    const int64_t row = layout->cu_draft ? first + slot + i : slot * (layout->max_draft + 1) + i;
+    const int32_t* bits = masked ? layout->allowed.row(row) : nullptr;
+    return layout->cu_draft ? row_source(layout->target, 0, row, bits)
+                            : row_source(layout->target, slot, i, bits);
+  }
+  RowSource draft(int64_t i) const {
+    return layout->cu_draft ? row_source(layout->draft, 0, first + i)
+                            : row_source(layout->draft, slot, i);
+  }
+  float stat(const Matrix<float>& m, int64_t i) const {
+    return layout->cu_draft ? m.at(0, first + i) : m.at(slot, i);
+  }
+};
+
+inline Chain chain_of(const ChainLayout& layout, int64_t slot) {
+  Chain c{&layout, slot, 0, layout.max_draft, false, false};
+  if (!layout.cu_draft) return c;
+  c.first = layout.cu_draft[slot];
+  const int64_t last = layout.cu_draft[slot + 1];
+  c.lost = c.first < 0 || c.first > layout.total;
+  c.bad = c.lost || last < c.first || last > layout.total || last - c.first > layout.max_draft ||
+          (slot == 0 && c.first != 0);
+  c.length = c.bad ? 0 : last - c.first;
+  return c;
+}
+
+}  // namespace specdec::cpu

@@ -1,0 +1,282 @@
+// verify_chain: walk the draft until its first rejection, then draw one token.
+//   ratio: accept x iff u q(x) < p(x); a rejected position is drawn from norm((p - q)+)
+// Rows are read in order, and none after the rejection; the row that is drawn from is read again.
+#include "verify_chain.h"
+
+#include <cfloat>
+#include <cmath>
+#include <cstdlib>
+
+#include "../torch/args.h"
+
+namespace specdec::cpu {
+
+ChainWalk::ChainWalk(const VerifyChainParams& p, const ChainLayout& layout,
+                     const std::vector<int32_t>& inverse, int64_t slot, const Team& team)
+    : p_(p),
+      layout_(layout),
+      inverse_(inverse),
+      team_(team),
+      chain_(chain_of(layout, slot)),
+      target_params_(row_params(p.sampling, slot)),
+      draft_params_(row_params(p.draft_sampling, slot)),
+      slot_(slot) {
+  if (chain_.bad) status_ |= kBadOffsets;
+  const bool by_argmax =
+      p.rule == Rule::kGreedy || p.rule == Rule::kTopM || p.rule == Rule::kDistance;
+  if (by_argmax) {  // argmax decoding reads no sampling parameter
+    target_params_ = RowParams{};
+    target_params_.greedy = true;
+  } else {
+    processed_ = target_params_;
+    const bool reads_draft = layout.draft && (p.rule == Rule::kRatio || p.rule == Rule::kBlock);
+    const bool bad_draft = draft_params_.bad && !target_params_.greedy && reads_draft;
+    if (target_params_.bad || bad_draft) status_ |= kBadSampling;
+  }
+}
+
+void ChainWalk::run() {
+  if (!chain_.lost) {
+    // A greedy request is decided row by row even under block: its coins never matter.
+    if (p_.rule == Rule::kBlock && !target_params_.greedy) {
+      walk_block();
+    } else {
+      walk();
+    }
+  }
+  emit();
+}
+
+NoiseStream ChainWalk::stream(int64_t i) const {
+  const bool match = p_.rule == Rule::kMatch;
+  return noise_stream(p_.noise.seed[slot_], p_.noise.position[slot_] + i,
+                      match ? 0 : p_.noise.step.get(slot_, 0),
+                      match ? kPurposeTarget : kPurposeResidual);
+}
+
+float ChainWalk::coin_at(int64_t i) const {
+  return coin(p_.noise.seed[slot_], p_.noise.position[slot_] + i, p_.noise.step.get(slot_, 0));
+}
+
+// Examines target row i, and draft row i where the rule needs it, in one pass over both.
+bool ChainWalk::examine_position(int64_t i, bool has_draft) {
+  const bool match = p_.rule == Rule::kMatch;
+  const bool drafted = has_draft && p_.rule == Rule::kRatio && has_draft_row() && !has_stats();
+  // A row that is drawn from whatever its mass is raced in the same pass.
+  const bool draws = match || !has_draft;
+  const bool logprobs = p_.logprobs_mode == LogprobsMode::kProcessed;
+  const bool filtered = target_params_.filtered(layout_.target.vocab);
+  row_ = RowLaw{};
+  row_.source = chain_.target(i);
+  row_.params = target_params_;
+  Race race(stream(i), target_params_.inv_t, -kInf);
+  const bool in_passing = draws && !filtered && !target_params_.greedy;
+  Examine asks[2];
+  asks[0] = {&row_, !draws || filtered || logprobs, p_.rule == Rule::kTypical && has_draft,
+             in_passing ? &race : nullptr};
+  int count = 1;
+  if (drafted) {
+    drafted_ = RowLaw{};
+    drafted_.source = chain_.draft(i);
+    drafted_.params = draft_params_;
+    asks[count++] = {&drafted_, true};
+  }
+  examine(team_, asks, count);
+  if (row_.bad) {
+    status_ |= kBadTarget;
+    return false;
+  }
+  drawn_ = in_passing ? finish_draw(row_, race, 1)[0] : -1;
+  return true;
+}
+
+void ChainWalk::walk() {
+  for (int64_t i = 0;; ++i) {
+    accepted_ = i;
+    const int64_t x = i < chain_.length ? chain_.id(i) : -1;
+    const bool outside = x < -1 || x >= layout_.target.vocab;
+    if (outside) status_ |= kBadId;
+    const bool ends = outside || x == -1;
+    if (!examine_position(i, !ends)) return;
+    how_ = How::kPlain;
+    if (ends || !passes(i, x)) return;
+    if (p_.logprobs_mode != LogprobsMode::kNone) logprobs_.push_back(logprob(i, x));
+    how_ = How::kNothing;
+  }
+}
+
+// Whether x is accepted; otherwise how_ says how the next token is drawn.
+bool ChainWalk::passes(int64_t i, int64_t x) {
+  if (p_.rule == Rule::kTopM || p_.rule == Rule::kDistance) return passes_by_rank(i, x);
+  if (target_params_.greedy) return x == row_.argmax;
+  if (p_.rule == Rule::kRatio) return passes_ratio(i, x);
+  if (p_.rule == Rule::kMatch) return emit_plain() == x;
+  const auto p = static_cast<float>(row_.prob(x));  // typical
+  if (!(p > 0)) return false;
+  if (p > p_.typical_epsilon) return true;
+  return p > p_.typical_delta * std::exp(-row_.entropy());
+}
+
+bool ChainWalk::passes_ratio(int64_t i, int64_t x) {
+  if (has_draft_row()) {
+    const bool unreadable = has_stats() ? !read_stat(i, x) : drafted_.bad;
+    if (unreadable) {
+      status_ |= kBadDraft;
+      return false;
+    }
+  }
+  const auto q = static_cast<float>(draft_row(i, x, drafted_).prob(x));
+  const auto p = static_cast<float>(row_.prob(x));
+  if (q == 0) status_ |= kZeroDraft;
+  if (p > 0 && q > 0 && mul_rn(coin_at(i), q) < add_rn(p, p_.over_acceptance)) return true;
+  if (!p_.rejected_from_target) how_ = How::kResidual;
+  return false;
+}
+
+// topm: fewer than top_m ids lie before x (larger logit, or equal and lower); distance: near
+// argmax.
+bool ChainWalk::passes_by_rank(int64_t i, int64_t x) {
+  const float l = row_.source.logit(x);
+  if (!std::isfinite(l)) return false;
+  if (i < p_.min_block - 1) return true;
+  if (p_.rule == Rule::kDistance) return std::abs(x - row_.argmax) <= p_.max_distance;
+  if (p_.top_m == 1) return x == row_.argmax;
+  std::vector<int64_t> before(row_.source.tile_count(), 0);
+  for_tiles(team_, row_, l, [&](int, int t, const float* tile, int n) {
+    const Counts c = tiles().count(tile, n, l);
+    const int64_t first = int64_t{t} * kTile;
+    before[t] = c.greater;
+    if (first + n <= x) before[t] += c.equal;
+    if (first <= x && x < first + n) {
+      for (int64_t j = 0; j < x - first; ++j) before[t] += tile[j] == l;
+    }
+  });
+  int64_t rank = 0;
+  for (const int64_t n : before) rank += n;
+  return rank < p_.top_m;
+}
+
+// With draft_stats: false if the logsumexp or the logit at x cannot be used.
+bool ChainWalk::read_stat(int64_t i, int64_t x) const {
+  if (!std::isfinite(chain_.stat(p_.draft_logsumexp, i))) return false;
+  const DraftRow row = draft_row(i, x, drafted_);
+  const int64_t column = row.column(x);
+  return column < 0 || !std::isnan(row.source.logit(column));
+}
+
+DraftRow ChainWalk::draft_row(int64_t i, int64_t x, const RowLaw& law) const {
+  DraftRow row;
+  row.id = x;
+  row.point = !has_draft_row();
+  if (row.point) return row;
+  row.source = chain_.draft(i);
+  row.inverse = inverse_.empty() ? nullptr : inverse_.data();
+  if (has_stats()) {
+    const float threshold = chain_.stat(p_.draft_threshold, i);
+    // A NaN threshold keeps nothing.
+    row.weight = {0.f, draft_params_.inv_t, chain_.stat(p_.draft_logsumexp, i), 1.f,
+                  std::isnan(threshold) ? kInf : std::max(threshold, -FLT_MAX)};
+  } else {
+    row.weight = law.weighting(1 / law.mass);
+  }
+  return row;
+}
+
+// With draft_stats a rejected draft row is first read here.
+bool ChainWalk::read_draft_late(int64_t i) {
+  if (!has_draft_row() || !has_stats()) return true;
+  RowLaw law;
+  law.source = chain_.draft(i);
+  Examine ask{&law};
+  examine(team_, &ask, 1);
+  return !law.bad;
+}
+
+int64_t ChainWalk::emit_plain() {
+  if (drawn_ >= 0) return drawn_;
+  if (target_params_.greedy) return row_.argmax;
+  Race race(stream(accepted_), 1.f, -kInf);
+  drawn_ = draw_plain(team_, row_, race, 1)[0];
+  return drawn_;
+}
+
+void ChainWalk::emit() {
+  if (how_ == How::kNothing) return write(-1);
+  int64_t token = -1;
+  if (how_ == How::kResidual) {
+    const int64_t x = chain_.id(accepted_);
+    if (!has_draft_row()) {  // a point mass: the plain row without x
+      Race race(stream(accepted_), 1.f, -kInf);
+      race.exclude(x);
+      const std::vector<int64_t> ids = draw_plain(team_, row_, race, 1);
+      if (!ids.empty()) token = ids[0];
+      if (ids.empty()) status_ |= kEmptyResidual;
+    } else if (!read_draft_late(accepted_)) {
+      status_ |= kBadDraft;
+    } else {
+      const DraftRow draft = draft_row(accepted_, x, drafted_);
+      token = draw_residual(team_, {&row_, &draft, scale_, 1.f}, stream(accepted_));
+      if (token < 0) status_ |= kEmptyResidual;
+    }
+  }
+  write(token >= 0 ? token : emit_plain());
+}
+
+// Log-probability of id at row i; row_ is the examined row i.
+float ChainWalk::logprob(int64_t i, int64_t id) {
+  const bool raw = p_.logprobs_mode == LogprobsMode::kRaw;
+  if (!raw && processed_.greedy == target_params_.greedy) return row_.logprob(id);
+  RowLaw law;
+  law.source = chain_.target(i, !raw);
+  law.params = raw ? RowParams{} : processed_;
+  Examine ask{&law, true};
+  examine(team_, &ask, 1);
+  return law.logprob(id);
+}
+
+void ChainWalk::write(int64_t token) {
+  const int64_t width = p_.max_draft + 1;
+  const bool logprobs = p_.logprobs_mode != LogprobsMode::kNone;
+  for (int64_t i = 0; i < width; ++i) {
+    const int64_t id = i < accepted_ ? chain_.id(i) : i == accepted_ ? token : -1;
+    const int64_t at = slot_ * width + i;
+    if (p_.draft_ids.wide) {
+      static_cast<int64_t*>(p_.token_ids)[at] = id;
+    } else {
+      static_cast<int32_t*>(p_.token_ids)[at] = static_cast<int32_t>(id);
+    }
+    if (!logprobs) continue;
+    if (i < accepted_) {
+      p_.logprobs[at] = logprobs_[i];
+    } else {
+      p_.logprobs[at] = i == accepted_ && token >= 0 ? logprob(i, token) : 0.f;
+    }
+  }
+  p_.num_accepted[slot_] = static_cast<int32_t>(accepted_);
+  p_.status[slot_] = status_;
+}
+
+namespace {
+
+void verify_chain(SPECDEC_VERIFY_CHAIN_ARGS) {
+  const VerifyChainParams p = verify_chain_params(
+      draft_ids, target_logits, draft_logits, draft_logsumexp, draft_threshold, cu_draft, max_draft,
+      temperature, top_k, top_p, min_p, draft_temperature, draft_top_k, draft_top_p, draft_min_p,
+      seed, position, step, rule, over_acceptance, rejected_from_target, token_map, allowed,
+      typical_epsilon, typical_delta, top_m, max_distance, min_block, logprobs_mode, out_token_ids,
+      out_num_accepted, out_status, out_logprobs);
+  const ChainLayout layout{p.batch,  p.max_draft, p.total,    p.draft_ids,
+                           p.target, p.draft,     p.cu_draft, p.allowed};
+  const std::vector<int32_t> inverse =
+      p.draft ? invert(p.token_map, p.draft.vocab, p.target.vocab) : std::vector<int32_t>{};
+  for_requests(p.batch, [&](int64_t slot, const Team& team) {
+    ChainWalk(p, layout, inverse, slot, team).run();
+  });
+}
+
+}  // namespace
+}  // namespace specdec::cpu
+
+STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
+  m.impl("verify_chain_out.cpu", TORCH_BOX(&specdec::cpu::verify_chain));
+}
