@@ -53,11 +53,12 @@ class Law(NamedTuple):
         return torch.where(self.greedy, 0.0, value).float()
 
     def logprob(self, ids: Tensor) -> Tensor:
-        """float32 [batch]: log-probability of one id a row."""
+        """float32 [batch]: log-probability of one id a row; NaN where the row is bad."""
         logit = self.logits.gather(1, ids[:, None]).squeeze(1).double()
         kept = self.kept.gather(1, ids[:, None]).squeeze(1)
         value = (logit - self.maximum.double()) * self.inv_t.double() - self.mass.log()
-        return torch.where(kept, value, -_INF).float()
+        value = torch.where(kept, value, -_INF).float()
+        return torch.where(self.bad, float("nan"), value)
 
 
 def parameters(
