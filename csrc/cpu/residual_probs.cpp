@@ -1,0 +1,58 @@
+// residual_probs: norm((a p - b q)+) as a probability row; p itself where nothing is left.
+#include <algorithm>
+#include <cstring>
+
+#include "../torch/args.h"
+#include "residual.h"
+
+namespace specdec::cpu {
+namespace {
+
+void write_row(const Team& team, ResidualRows& r, float* probs) {
+  const int64_t vocab = r.law.source.vocab;
+  const auto place = [&](int t, const float* weights, int) {
+    const int64_t first = int64_t{t} * kTile;
+    const int64_t n = std::min<int64_t>(kTile, vocab - first);
+    std::memcpy(probs + first, weights, n * sizeof(float));
+  };
+  sum_residual(team, r, place);
+  double scale = 1 / static_cast<double>(r.mass);
+  if (r.empty) {  // the target's law: the residual of (1, 0)
+    ResidualRows target;
+    target.law = r.law;
+    target.b = 0.f;
+    target.draft.nothing = true;
+    sum_residual(team, target, place);
+    scale = 1;
+  }
+  for (int64_t v = 0; v < vocab; ++v) probs[v] = static_cast<float>(probs[v] * scale);
+}
+
+void residual_probs(SPECDEC_RESIDUAL_PROBS_ARGS) {
+  ResidualParams p = residual_params(target_logits, draft_logits, a, b, temperature, top_k, top_p,
+                                     min_p, draft_temperature, draft_top_k, draft_top_p,
+                                     draft_min_p, token_map, allowed, draft_ids);
+  p.probs = output<float>(out_probs);
+  p.mass = output<float>(out_mass);
+  p.status = output<int32_t>(out_status);
+  const std::vector<int32_t> inverse =
+      p.draft ? invert(p.token_map, p.draft.vocab, p.target.vocab) : std::vector<int32_t>{};
+  for_requests(p.batch, [&](int64_t i, const Team& team) {
+    ResidualRows r = residual_rows(team, p, inverse, i);
+    float* probs = p.probs + i * p.target.vocab;
+    if (r.law.bad) {
+      std::fill(probs, probs + p.target.vocab, 0.f);
+    } else {
+      write_row(team, r, probs);
+    }
+    p.mass[i] = r.mass;
+    p.status[i] = r.status;
+  });
+}
+
+}  // namespace
+}  // namespace specdec::cpu
+
+STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
+  m.impl("residual_probs_out.cpu", TORCH_BOX(&specdec::cpu::residual_probs));
+}

@@ -1,0 +1,77 @@
+// residual_sample: one id a row from norm((a p - b q)+), drawn without materialising it.
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
+
+#include "../common/logmath.h"
+#include "../torch/args.h"
+#include "residual.h"
+
+namespace specdec::cpu {
+namespace {
+
+int64_t plain(const Team& team, const RowLaw& law, const NoiseStream& stream) {
+  Race race(stream, 1.f, -kInf);
+  return draw_plain(team, law, race, 1)[0];
+}
+
+// q is a point mass at x: the other ids keep their plain log-weights, as verify_chain draws them,
+// and x what is left of its own: log((a p - b) / (a p)) less.
+int64_t draw_point(const Team& team, const ResidualRows& r, const NoiseStream& stream) {
+  const RowLaw& law = r.law;
+  const int64_t x = r.draft.id;
+  Race race(stream, 1.f, -kInf);
+  race.exclude(x);
+  const std::vector<int64_t> others = draw_plain(team, law, race, 1);
+  const double ap = static_cast<double>(r.a) * law.prob(x);
+  const auto rest = static_cast<float>(ap - r.b);
+  if (!(rest >= FLT_MIN)) return others.empty() ? law.argmax : others[0];
+  const float share = rest / std::max(static_cast<float>(ap), FLT_MIN);
+  const float weight =
+      add_rn(mul_rn(law.source.logit(x), law.params.inv_t), log_normal(std::max(share, FLT_MIN)));
+  const float score = race_score(weight, noise_word(stream, x));
+  if (!std::isfinite(score)) return others.empty() ? law.argmax : others[0];
+  // Where only x has a finite score, draw_plain fell back on the largest logit; x goes before it.
+  if (others.empty() || race.empty()) return x;
+  return Entrant{score, x}.beats(race.best().front()) ? x : others[0];
+}
+
+void residual_sample(SPECDEC_RESIDUAL_SAMPLE_ARGS) {
+  ResidualParams p = residual_params(target_logits, draft_logits, a, b, temperature, top_k, top_p,
+                                     min_p, draft_temperature, draft_top_k, draft_top_p,
+                                     draft_min_p, token_map, allowed, draft_ids);
+  p.noise = {vector_of<int64_t>(seed), vector_of<int64_t>(position), vector_of<int64_t>(step)};
+  p.purpose = purpose;
+  p.token_ids = output<int64_t>(out_token_ids);
+  p.mass = output<float>(out_mass);
+  p.status = output<int32_t>(out_status);
+  const std::vector<int32_t> inverse =
+      p.draft ? invert(p.token_map, p.draft.vocab, p.target.vocab) : std::vector<int32_t>{};
+  for_requests(p.batch, [&](int64_t i, const Team& team) {
+    ResidualRows r = residual_rows(team, p, inverse, i);
+    const NoiseStream stream =
+        noise_stream(p.noise.seed[i], p.noise.position[i],
+                     p.purpose == kPurposeTarget ? 0 : p.noise.step.get(i, 0), p.purpose);
+    int64_t id = -1;
+    if (!r.law.bad) {
+      sum_residual(team, r, [](int, const float*, int) {});
+      if (r.empty || r.plain) {
+        id = plain(team, r.law, stream);
+      } else if (r.draft.point) {
+        id = draw_point(team, r, stream);
+      } else {
+        id = draw_residual(team, r.residual(), stream);
+      }
+    }
+    p.token_ids[i] = id;
+    p.mass[i] = r.mass;
+    p.status[i] = r.status;
+  });
+}
+
+}  // namespace
+}  // namespace specdec::cpu
+
+STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
+  m.impl("residual_sample_out.cpu", TORCH_BOX(&specdec::cpu::residual_sample));
+}
