@@ -1,0 +1,1 @@
+"""Benchmarks: `python -m bench` times the ops beside their rivals, `python -m bench.traffic` counts their bytes."""

@@ -1,0 +1,18 @@
+"""Rivals: each file is one, with NAME, WHY, `version()`, `available()` (None, or why not) and a function an op.
+
+An op's function takes what `bench/<op>.py` hands it and returns what the op returns first; a file leaves out the ops that
+its rival does not have. `supports(case)` says why a case is not for it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from types import ModuleType
+
+
+def rivals() -> list[ModuleType]:
+    """Every rival, the plain ones first."""
+    names = [m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_")]
+    modules = [importlib.import_module(f"{__name__}.{name}") for name in names]
+    return sorted(modules, key=lambda module: module.ORDER)

@@ -1,0 +1,161 @@
+"""Plain PyTorch: softmax of every row, ratio test, residual of every row, multinomial; filters by a full sort.
+
+This is the textbook spelling (Leviathan et al., algorithm 1, batched) and, with `filtered`, the one of vLLM's and
+transformers' PyTorch paths: sort, mask the tail, scatter back.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+NAME = "eager"
+WHY = "the textbook algorithm, batched, as people write it"
+ORDER = 0
+
+
+def version() -> str:
+    """Of the rival."""
+    return f"torch {torch.__version__}"
+
+
+def available() -> str | None:
+    """None, or why it cannot run here."""
+    return None
+
+
+def supports(case: object) -> str | None:
+    """None, or why the case is not for it."""
+    return None
+
+
+def filtered(logits: Tensor, top_k: Tensor | None, top_p: Tensor | None, min_p: Tensor | None) -> Tensor:
+    """Scaled logits [batch, row, vocab] with what the filters drop at -inf; parameters [batch]."""
+    if min_p is not None:
+        probs = logits.softmax(-1)
+        dropped = probs < min_p[:, None, None] * probs.amax(-1, keepdim=True)
+        logits = logits.masked_fill(dropped, -torch.inf)
+    if top_k is None and top_p is None:
+        return logits
+    ranked, order = logits.sort(dim=-1)
+    if top_k is not None:
+        index = (logits.shape[-1] - top_k.long())[:, None, None].expand(-1, logits.shape[1], 1)
+        ranked = ranked.masked_fill(ranked < ranked.gather(-1, index), -torch.inf)
+    if top_p is not None:
+        dropped = ranked.softmax(-1).cumsum(-1) <= 1 - top_p[:, None, None]
+        dropped[..., -1] = False
+        ranked = ranked.masked_fill(dropped, -torch.inf)
+    return torch.empty_like(ranked).scatter_(-1, order, ranked)
+
+
+def probabilities(
+    logits: Tensor, temperature: Tensor, top_k: Tensor | None, top_p: Tensor | None, min_p: Tensor | None
+) -> Tensor:
+    """float32 [batch, row, vocab]."""
+    scaled = logits.float() / temperature[:, None, None]
+    return filtered(scaled, top_k, top_p, min_p).softmax(-1)
+
+
+def verify_chain(
+    draft_ids: Tensor,
+    target_logits: Tensor,
+    draft_logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor | None = None,
+    top_p: Tensor | None = None,
+    min_p: Tensor | None = None,
+    uniforms: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """(token ids [batch, draft + 1], number accepted [batch])."""
+    batch, draft = draft_ids.shape
+    target = probabilities(target_logits, temperature, top_k, top_p, min_p)
+    drafted = probabilities(draft_logits, temperature, top_k, top_p, min_p)
+    p = target[:, :draft].gather(-1, draft_ids[..., None]).squeeze(-1)
+    q = drafted.gather(-1, draft_ids[..., None]).squeeze(-1)
+    if uniforms is None:
+        uniforms = torch.rand_like(p)
+    accepted = (uniforms < p / q).cumprod(-1)
+    count = accepted.sum(-1)
+    residual = (target[:, :draft] - drafted).clamp(min=0)
+    residual = residual / residual.sum(-1, keepdim=True).clamp(min=1e-30)
+    laws = torch.cat([residual, target[:, draft:]], dim=1)
+    drawn = torch.multinomial(laws[torch.arange(batch, device=count.device), count], 1)
+    return assemble(draft_ids, count, drawn), count
+
+
+def assemble(draft_ids: Tensor, count: Tensor, drawn: Tensor) -> Tensor:
+    """Accepted prefix, one drawn token, then -1."""
+    place = torch.arange(draft_ids.shape[1] + 1, device=draft_ids.device)
+    padded = torch.cat([draft_ids, drawn], dim=1)
+    return torch.where(place < count[:, None], padded, torch.where(place == count[:, None], drawn, -1))
+
+
+def verify_greedy(draft_ids: Tensor, target_logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Rule greedy."""
+    best = target_logits.argmax(-1)
+    count = (draft_ids == best[:, :-1]).cumprod(-1).sum(-1)
+    return assemble(draft_ids, count, best.gather(1, count[:, None])), count
+
+
+def verify_match(draft_ids: Tensor, target_logits: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
+    """Rule match: sample every target row, keep the prefix that agrees."""
+    probs = (target_logits.float() / temperature[:, None, None]).softmax(-1)
+    drawn = torch.multinomial(probs.flatten(0, 1), 1).view(probs.shape[:2])
+    count = (draft_ids == drawn[:, :-1]).cumprod(-1).sum(-1)
+    return assemble(draft_ids, count, drawn.gather(1, count[:, None])), count
+
+
+def sample(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor | None = None,
+    top_p: Tensor | None = None,
+    min_p: Tensor | None = None,
+) -> Tensor:
+    """Token ids [batch, 1] from [batch, vocab]."""
+    return torch.multinomial(probabilities(logits[:, None], temperature, top_k, top_p, min_p)[:, 0], 1)
+
+
+def acceptance_ratios(
+    draft_ids: Tensor,
+    target_logits: Tensor,
+    draft_logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor | None = None,
+    top_p: Tensor | None = None,
+    min_p: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """(min(1, p / q) at the draft ids, sum min(p, q)), each [batch, draft]."""
+    target = probabilities(target_logits[:, : draft_ids.shape[1]], temperature, top_k, top_p, min_p)
+    drafted = probabilities(draft_logits, temperature, top_k, top_p, min_p)
+    ratio = target.gather(-1, draft_ids[..., None]) / drafted.gather(-1, draft_ids[..., None])
+    return ratio.squeeze(-1).clamp(max=1), torch.minimum(target, drafted).sum(-1)
+
+
+def residual_probs(
+    target_logits: Tensor,
+    draft_logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor | None = None,
+    top_p: Tensor | None = None,
+    min_p: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """(norm((p - q)+) [batch, vocab], its mass [batch])."""
+    target = probabilities(target_logits[:, None], temperature, top_k, top_p, min_p)[:, 0]
+    drafted = probabilities(draft_logits[:, None], temperature, top_k, top_p, min_p)[:, 0]
+    residual = (target - drafted).clamp(min=0)
+    mass = residual.sum(-1)
+    return residual / mass[:, None], mass
+
+
+def residual_sample(
+    target_logits: Tensor,
+    draft_logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor | None = None,
+    top_p: Tensor | None = None,
+    min_p: Tensor | None = None,
+) -> Tensor:
+    """Token ids [batch] from norm((p - q)+)."""
+    probs, _ = residual_probs(target_logits, draft_logits, temperature, top_k, top_p, min_p)
+    return torch.multinomial(probs, 1)[:, 0]

@@ -1,0 +1,50 @@
+"""transformers' own `_speculative_sampling`, the function its assisted decoding calls (batch 1 only).
+
+It takes logits that the processors have been through already. That work is not in its time, to its advantage: the input
+here is made float32 and divided by the temperature beforehand. hf_step.py is the same with that work.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from importlib import metadata
+from typing import Any
+
+from torch import Tensor
+
+NAME = "transformers"
+WHY = "the assisted decoding of Hugging Face transformers, one request at a time"
+ORDER = 5
+
+
+def version() -> str:
+    """Of the rival."""
+    return f"transformers {metadata.version('transformers')}" if available() is None else "not installed"
+
+
+def available() -> str | None:
+    """None, or why it cannot run here."""
+    if importlib.util.find_spec("transformers") is None:
+        return "transformers is not installed (pip install -r requirements/bench.txt)"
+    return None
+
+
+def supports(case: Any) -> str | None:
+    """None, or why the case is not for it."""
+    return "takes one request at a time" if case.batch != 1 else None
+
+
+def prepare(target_logits: Tensor, draft_logits: Tensor, *law: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Processed float32 logits, as assisted decoding holds them; not timed."""
+    from .lazy import scaled
+
+    return scaled(target_logits, *law), scaled(draft_logits, *law)
+
+
+def verify_prepared(draft_ids: Tensor, processed: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """(token ids [1, accepted + 1], number accepted)."""
+    from transformers.generation.utils import _speculative_sampling
+
+    target, drafted = processed
+    tokens, count = _speculative_sampling(draft_ids, drafted, draft_ids.shape[1], target)
+    return tokens, count[None]

@@ -1,0 +1,89 @@
+"""PyTorch by somebody who counts: a log-sum a row, the residual of one row a request, an exponential race.
+
+With filters it sorts as `eager` does (topk.py is its faster spelling where top-k is set).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .eager import assemble, filtered
+
+NAME = "lazy eager"
+WHY = "the least work plain PyTorch can do: no probabilities but of one row a request"
+ORDER = 1
+
+
+def version() -> str:
+    """Of the rival."""
+    return f"torch {torch.__version__}"
+
+
+def available() -> str | None:
+    """None, or why it cannot run here."""
+    return None
+
+
+def supports(case: object) -> str | None:
+    """None, or why the case is not for it."""
+    return None
+
+
+def scaled(
+    logits: Tensor, temperature: Tensor, top_k: Tensor | None, top_p: Tensor | None, min_p: Tensor | None
+) -> Tensor:
+    """float32 logits over temperature, -inf where a filter drops."""
+    return filtered(logits.float() / temperature[:, None, None], top_k, top_p, min_p)
+
+
+def race(weights: Tensor) -> Tensor:
+    """One index a row with probability proportional to its weight."""
+    return (weights / torch.empty_like(weights).exponential_()).argmax(-1, keepdim=True)
+
+
+def verify_chain(
+    draft_ids: Tensor,
+    target_logits: Tensor,
+    draft_logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor | None = None,
+    top_p: Tensor | None = None,
+    min_p: Tensor | None = None,
+    uniforms: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """(token ids [batch, draft + 1], number accepted [batch])."""
+    batch, draft = draft_ids.shape
+    if top_k is None and top_p is None and min_p is None:
+        # Nothing full-size but what logsumexp needs: the division by T is done on its result's inputs once.
+        target, drafted = target_logits.float(), draft_logits.float()
+        inverse = (1 / temperature)[:, None, None]
+        target, drafted = target * inverse, drafted * inverse
+    else:
+        target = scaled(target_logits, temperature, top_k, top_p, min_p)
+        drafted = scaled(draft_logits, temperature, top_k, top_p, min_p)
+    target_sum, draft_sum = target.logsumexp(-1), drafted.logsumexp(-1)
+    ids = draft_ids[..., None]
+    log_p = target[:, :draft].gather(-1, ids).squeeze(-1) - target_sum[:, :draft]
+    log_q = drafted.gather(-1, ids).squeeze(-1) - draft_sum
+    if uniforms is None:
+        uniforms = torch.rand_like(log_p)
+    count = (uniforms < (log_p - log_q).exp()).cumprod(-1).sum(-1)
+    request = torch.arange(batch, device=count.device)
+    p = (target[request, count] - target_sum[request, count, None]).exp()
+    last = count.clamp(max=draft - 1)
+    q = (drafted[request, last] - draft_sum[request, last, None]).exp()
+    weights = (p - q * (count < draft)[:, None]).clamp(min=0)
+    return assemble(draft_ids, count, race(weights)), count
+
+
+def sample(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor | None = None,
+    top_p: Tensor | None = None,
+    min_p: Tensor | None = None,
+) -> Tensor:
+    """Token ids [batch, 1] from [batch, vocab]: the Gumbel race over scaled logits, no softmax."""
+    x = scaled(logits[:, None], temperature, top_k, top_p, min_p)[:, 0]
+    return (x - torch.empty_like(x).exponential_().log()).argmax(-1, keepdim=True)

@@ -1,0 +1,87 @@
+"""PyTorch with the filters spelled top-k first: torch.topk, then top-p among the k, then only k numbers a row.
+
+The best that plain PyTorch can do where top-k is set: no sort of the vocabulary, probabilities of k ids a row.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .eager import assemble
+from .lazy import race
+
+NAME = "topk-first eager"
+WHY = "filters without a full sort, where top-k is set"
+ORDER = 2
+
+
+def version() -> str:
+    """Of the rival."""
+    return f"torch {torch.__version__}"
+
+
+def available() -> str | None:
+    """None, or why it cannot run here."""
+    return None
+
+
+def supports(case: object) -> str | None:
+    """None, or why the case is not for it."""
+    return None if "top-k" in getattr(case, "filters", "") else "needs top-k"
+
+
+def kept(
+    logits: Tensor, temperature: Tensor, top_k: int, top_p: Tensor | None, min_p: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """(probabilities, ids), each [batch, row, k]."""
+    values, ids = logits.topk(top_k, dim=-1)
+    probs = (values.float() / temperature[:, None, None]).softmax(-1)
+    if top_p is not None:
+        before = probs.cumsum(-1) - probs
+        probs = probs.masked_fill(before >= top_p[:, None, None], 0)
+        probs = probs / probs.sum(-1, keepdim=True)
+    if min_p is not None:
+        probs = probs.masked_fill(probs < min_p[:, None, None] * probs[..., :1], 0)
+        probs = probs / probs.sum(-1, keepdim=True)
+    return probs, ids
+
+
+def verify_chain(
+    draft_ids: Tensor,
+    target_logits: Tensor,
+    draft_logits: Tensor,
+    temperature: Tensor,
+    top_k: int,
+    top_p: Tensor | None = None,
+    min_p: Tensor | None = None,
+    uniforms: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """(token ids [batch, draft + 1], number accepted [batch])."""
+    batch, draft = draft_ids.shape
+    target, target_ids = kept(target_logits, temperature, top_k, top_p, min_p)
+    drafted, drafted_ids = kept(draft_logits, temperature, top_k, top_p, min_p)
+    p = (target[:, :draft] * (target_ids[:, :draft] == draft_ids[..., None])).sum(-1)
+    q = (drafted * (drafted_ids == draft_ids[..., None])).sum(-1)
+    if uniforms is None:
+        uniforms = torch.rand_like(p)
+    count = (uniforms * q < p).cumprod(-1).sum(-1)
+    request = torch.arange(batch, device=count.device)
+    row, ids = target[request, count], target_ids[request, count]
+    last = count.clamp(max=draft - 1)
+    same = ids[:, :, None] == drafted_ids[request, last][:, None, :]
+    minus = (same * drafted[request, last][:, None, :]).sum(-1) * (count < draft)[:, None]
+    drawn = ids.gather(1, race((row - minus).clamp(min=0)))
+    return assemble(draft_ids, count, drawn), count
+
+
+def sample(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: int,
+    top_p: Tensor | None = None,
+    min_p: Tensor | None = None,
+) -> Tensor:
+    """Token ids [batch, 1] from [batch, vocab]."""
+    probs, ids = kept(logits[:, None], temperature, top_k, top_p, min_p)
+    return ids[:, 0].gather(1, race(probs[:, 0]))
