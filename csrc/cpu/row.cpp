@@ -87,7 +87,9 @@ void examine_tile(Job& job, int t, Partial& p, float* buffer) {
       job.tile_sum[t] = s.sum;
       job.tile_log[t] = s.sum_log;
     } else {
-      job.tile_sum[t] = tiles().exp_sum(tile, n, found.max, law.params.inv_t);
+      const int size = element_size(law.source.type);
+      const char* ahead = law.source.data + int64_t{t + 1} * kTile * size;
+      job.tile_sum[t] = tiles().exp_sum(tile, n, found.max, law.params.inv_t, ahead, size);
     }
   }
   if (p.race) race_tile(tile, n, t, found.max, p);

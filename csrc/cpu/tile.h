@@ -52,7 +52,8 @@ struct TileTable {
   // Converts n logits (indexed by LogitType), sets ids without their bit to -inf, pads with -inf.
   TileMax (*load[3])(const void* logits, int n, const int32_t* allowed, float* tile);
   ExpSums (*exp_sums)(const float* tile, int n, const Weighting& w);
-  float (*exp_sum)(const float* tile, int n, float max, float inv_t);  // unfiltered, inv_t > 0
+  // Of an unfiltered row with inv_t > 0. Fetches what lies `ahead` (`step` bytes an id) meanwhile.
+  float (*exp_sum)(const float* tile, int n, float max, float inv_t, const char* ahead, int step);
   PivotSums (*pivot_sums)(const float* tile, int n, const Weighting& w, const float* pivots);
   Counts (*count)(const float* tile, int n, float logit);
   int (*find)(const float* tile, int n, float value);                          // first index, or n

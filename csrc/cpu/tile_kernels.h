@@ -79,11 +79,12 @@ TileMax tile_load(const void* logits, int n, const int32_t* allowed, float* tile
   return {lane_max(max(best[0], best[1])), any(nan)};
 }
 
-// sum_v exp((l_v - max) * inv_t)
-float tile_exp_sum(const float* tile, int n, float max, float inv_t) {
+// sum_v exp((l_v - max) * inv_t); meanwhile fetches the logits `ahead`, `step` bytes an id.
+float tile_exp_sum(const float* tile, int n, float max, float inv_t, const char* ahead, int step) {
   const F m = splat(max), t = splat(inv_t);
   Sum sum;
   for (int i = 0; i < n; i += kLanes) {
+    __builtin_prefetch(ahead + i * step);
     for (int k = 0; k < kParts; ++k) {
       sum.add(k, exp((load<F>(tile + i + k * kWidth) - m) * t));
     }
@@ -93,17 +94,17 @@ float tile_exp_sum(const float* tile, int n, float max, float inv_t) {
 
 // Weighting, spread over lanes.
 struct Weigh {
-  F max, inv_t, shift, scale, threshold;
+  F max, inv_t, minus_shift, scale, threshold;
   explicit Weigh(const Weighting& w)
       : max(splat(w.max)),
         inv_t(splat(w.inv_t)),
-        shift(splat(w.shift)),
+        minus_shift(splat(-w.shift)),
         scale(splat(w.scale)),
         threshold(splat(w.threshold)) {}
-  SPECDEC_ALWAYS_INLINE F exponent(F l) const { return (l - max) * inv_t - shift; }
+  SPECDEC_ALWAYS_INLINE F exponent(F l) const { return fma(l - max, inv_t, minus_shift); }
   SPECDEC_ALWAYS_INLINE F operator()(F l) const {
     // The minimum keeps a wrong logsumexp of the caller from overflowing the exponent bits.
-    const F x = -cpu::SPECDEC_ISA::max(splat(-88.f), -exponent(l));
+    const F x = min(splat(88.f), exponent(l));
     return select(ge(l, threshold), exp(x) * scale, F{});
   }
 };
@@ -211,7 +212,7 @@ void tile_overlap(const float* p, const float* q, int n, const Weighting& pw, co
   for (int i = 0; i < n; i += kWidth) {
     const F vp = p ? wp(load<F>(p + i)) : F{};
     const F vq = q ? wq(load<F>(q + i)) : F{};
-    store(out + i, -max(-vp, -vq));
+    store(out + i, min(vp, vq));
   }
 }
 

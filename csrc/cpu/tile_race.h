@@ -32,8 +32,20 @@ SPECDEC_INLINE F unpack_high(F a, F b) {
 #endif
 }
 
+// Round keys of a stream, one memory operand an instruction.
+struct RoundKeys {
+  uint64_t k0[kPhiloxRounds], k1[kPhiloxRounds];
+  explicit RoundKeys(const NoiseStream& s) {
+    for (int r = 0; r < kPhiloxRounds; ++r) {
+      k0[r] = s.key0 + r * kPhiloxWeyl0;
+      k1[r] = s.key1 + r * kPhiloxWeyl1;
+    }
+  }
+};
+
 // words[k] = the words of ids 4 * quad + k * kWidth ... in id order.
-SPECDEC_INLINE void philox_block(const NoiseStream& s, uint32_t quad, U words[4]) {
+SPECDEC_INLINE void philox_block(const NoiseStream& s, const RoundKeys& keys, uint32_t quad,
+                                 U words[4]) {
   // 64-bit lanes whose low words are the state: the widening product needs no shuffles, and what
   // stands in the high words is never read. c[h]: even (h = 0) and odd lanes.
   L c0[2] = {}, c1[2], c2[2], c3[2];
@@ -44,17 +56,14 @@ SPECDEC_INLINE void philox_block(const NoiseStream& s, uint32_t quad, U words[4]
     c3[h] = L{} + uint64_t{s.lane};
   }
   const L m0 = L{} + uint64_t{kPhiloxMul0}, m1 = L{} + uint64_t{kPhiloxMul1};
-  uint32_t k0 = s.key0, k1 = s.key1;
   for (int round = 0; round < kPhiloxRounds; ++round) {
     for (int h = 0; h < 2; ++h) {
       const L product0 = mul_low_words(m0, c0[h]), product1 = mul_low_words(m1, c2[h]);
-      c0[h] = (product1 >> 32) ^ c1[h] ^ (L{} + uint64_t{k0});
-      c2[h] = (product0 >> 32) ^ c3[h] ^ (L{} + uint64_t{k1});
+      c0[h] = (product1 >> 32) ^ c1[h] ^ (L{} + keys.k0[round]);
+      c2[h] = (product0 >> 32) ^ c3[h] ^ (L{} + keys.k1[round]);
       c1[h] = product1;
       c3[h] = product0;
     }
-    k0 += kPhiloxWeyl0;
-    k1 += kPhiloxWeyl1;
   }
   const auto join = [](const L c[2])
                         SPECDEC_ALWAYS_INLINE { return (F)((c[0] & 0xffffffffu) | (c[1] << 32)); };
@@ -91,6 +100,8 @@ SPECDEC_INLINE void offer_survivors(uint64_t bits, const U words[4], const Offer
 void tile_race_logits(const float* tile, int n, int64_t first_id, Race& race) {
   // ln 2 * (bits * 2^-23 - 127 - 31), the last 31 for half_word's scale
   constexpr float kStep = 0.693147181f * 0x1p-23f, kOffset = 0.693147181f * 158.f;
+  const NoiseStream stream = race.stream;
+  const RoundKeys keys(stream);
   const F inv_t = splat(race.inv_t);
   const F threshold = splat(race.threshold > -FLT_MAX ? race.threshold : -FLT_MAX);
   for (int i = 0; i < n; i += kBlock) {
@@ -104,7 +115,7 @@ void tile_race_logits(const float* tile, int n, int64_t first_id, Race& race) {
     }
     if (!any(may_win[0] | may_win[1] | may_win[2] | may_win[3])) continue;
     U words[4];
-    philox_block(race.stream, static_cast<uint32_t>((first_id + i) >> 2), words);
+    philox_block(stream, keys, static_cast<uint32_t>((first_id + i) >> 2), words);
     const F cut = splat(race.cut());
     for (int k = 0; k < 4; ++k) {
       const F mitchell = __builtin_convertvector((I)half_word(words[k]), F);
@@ -120,6 +131,8 @@ void tile_race_logits(const float* tile, int n, int64_t first_id, Race& race) {
 
 void tile_race_weights(const float* tile, int n, int64_t first_id, Race& race) {
   constexpr float kMaxInverse = 8.8e9f;  // above 1 / E for every word: exp(22.89)
+  const NoiseStream stream = race.stream;
+  const RoundKeys keys(stream);
   for (int i = 0; i < n; i += kBlock) {
     F w[4];
     Mask may_win[4];
@@ -130,7 +143,7 @@ void tile_race_weights(const float* tile, int n, int64_t first_id, Race& race) {
     }
     if (!any(may_win[0] | may_win[1] | may_win[2] | may_win[3])) continue;
     U words[4];
-    philox_block(race.stream, static_cast<uint32_t>((first_id + i) >> 2), words);
+    philox_block(stream, keys, static_cast<uint32_t>((first_id + i) >> 2), words);
     const F cut = splat(race.linear_cut() * 0x1p-31f);
     for (int k = 0; k < 4; ++k) may_win[k] = ge(w[k], half_word(words[k]) * cut);
     const uint64_t bits = block_bits(may_win);
