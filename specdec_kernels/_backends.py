@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import functools
 import importlib.util
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import ParamSpec, TypeVar
 
 import torch
 
@@ -16,13 +16,14 @@ from . import _native
 
 PREFERENCE = {"cuda": ("cuda", "triton", "reference"), "cpu": ("cpu", "reference")}
 BACKENDS = ("reference", "cpu", "triton", "cuda")
+P, R = ParamSpec("P"), TypeVar("R")
 
-_chosen: contextvars.ContextVar[str | None] = contextvars.ContextVar("specdec_backend", default=None)
+_chosen: str | None = None  # a plain global: torch.compile guards on it, and recompiles when it changes
 
 
 @contextlib.contextmanager
 def use_backend(backend: str) -> Iterator[None]:
-    """Run every op inside the block on `backend`; an explicit choice never falls back.
+    """Run every op inside the block on `backend`, in all threads; an explicit choice never falls back.
 
     Example:
         >>> from specdec_kernels import use_backend
@@ -31,11 +32,12 @@ def use_backend(backend: str) -> Iterator[None]:
     """
     if backend not in BACKENDS and backend not in _native.test_backends():
         raise ValueError(f"use_backend: backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
-    token = _chosen.set(backend)
+    global _chosen
+    before, _chosen = _chosen, backend
     try:
         yield
     finally:
-        _chosen.reset(token)
+        _chosen = before
 
 
 def available_backends(device: torch.device | str | None = None) -> dict[str, str | None]:
@@ -70,20 +72,36 @@ def _refusal(backend: str, kind: str) -> str | None:
     return f"takes cpu tensors, got {kind}" if kind != "cpu" else None
 
 
+def _constant_when_traced(function: Callable[P, R]) -> Callable[P, R]:
+    """Let torch.compile call `function` while tracing instead of looking inside.
+
+    The same mark as torch.compiler.assume_constant_result, whose call would import the compiler (1.3 s).
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
 def choose(op: str, declared: Sequence[str], device: torch.device, backend: str | None) -> str:
     """Backend of one call: argument, `use_backend`, SPECDEC_BACKEND, or the first of the device's list that runs."""
-    explicit = backend or _chosen.get() or os.environ.get("SPECDEC_BACKEND")
-    if explicit is not None:
-        if explicit != "reference" and explicit not in declared:
-            raise ValueError(f"{op}: backend must be one of reference, {', '.join(declared)}, got {explicit!r}")
-        reason = _refusal(explicit, device.type)
-        if reason is None:
-            return explicit
-        others = "; ".join(f"{b}: {_refusal(b, device.type) or 'available'}" for b in BACKENDS if b != explicit)
-        raise RuntimeError(f"{op}: backend {explicit!r} cannot run: {reason}. Others: {others}")
-    return _default(op, tuple(declared), device.type)
+    explicit = backend or _chosen or os.environ.get("SPECDEC_BACKEND")
+    if explicit is None:
+        return _default(op, tuple(declared), device.type)
+    return _explicit(op, tuple(declared), device.type, explicit)
 
 
+@_constant_when_traced
+def _explicit(op: str, declared: tuple[str, ...], kind: str, explicit: str) -> str:
+    """`explicit`, or an error that lists each backend with its reason."""
+    if explicit != "reference" and explicit not in declared:
+        raise ValueError(f"{op}: backend must be one of reference, {', '.join(declared)}, got {explicit!r}")
+    reason = _refusal(explicit, kind)
+    if reason is None:
+        return explicit
+    others = "; ".join(f"{b}: {_refusal(b, kind) or 'available'}" for b in BACKENDS if b != explicit)
+    raise RuntimeError(f"{op}: backend {explicit!r} cannot run: {reason}. Others: {others}")
+
+
+@_constant_when_traced
 @functools.cache
 def _default(op: str, declared: tuple[str, ...], kind: str) -> str:
     reasons: dict[str, str] = {}

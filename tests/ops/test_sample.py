@@ -25,6 +25,9 @@ def _move(value: Any, device: str) -> Any:
     return type(value)(*(_move(v, device) for v in value)) if isinstance(value, (Sampling, Noise)) else value
 
 
+EDGE = 1e-6  # share of a row's mass by which float32 sums may move the edge of top-p
+
+
 def compare(logits: Tensor, device: str, **keywords: Any) -> SampleResult:
     """Ids exactly as the reference's, statistics within rounding."""
     ours = sample(logits.to(device), **{k: _move(v, device) for k, v in keywords.items()})
@@ -32,10 +35,23 @@ def compare(logits: Tensor, device: str, **keywords: Any) -> SampleResult:
         theirs = sample(logits, **keywords)
     assert torch.equal(ours.token_ids.cpu(), theirs.token_ids)
     assert torch.equal(ours.status.cpu(), theirs.status)
-    for name in ("logprobs", "logsumexp", "threshold"):
+    assert_thresholds(logits, keywords["sampling"].temperature, ours.threshold.cpu(), theirs.threshold)
+    for name in ("logprobs", "logsumexp"):
         a, b = getattr(ours, name).cpu(), getattr(theirs, name)
         torch.testing.assert_close(a, b, rtol=1e-5, atol=2e-5, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}")
     return theirs
+
+
+def assert_thresholds(logits: Tensor, temperature: Tensor | None, ours: Tensor, theirs: Tensor) -> None:
+    """The same raw logit, except at an edge of top-p that lies within rounding: less than EDGE of the row between."""
+    moved = (ours != theirs) & ~(ours.isnan() & theirs.isnan())
+    t = torch.ones_like(ours) if temperature is None else temperature
+    for b in moved.nonzero()[:, 0].tolist():
+        share = (logits[b].double() / float(t[b])).softmax(0)
+        row, low, high = logits[b].float(), min(ours[b], theirs[b]), max(ours[b], theirs[b])
+        between = float(share[(row >= low) & (row < high)].sum())
+        assert between < EDGE, f"row {b}: threshold {ours[b]} instead of {theirs[b]}, {between:.2g} of the mass between"
+        assert high - low < 1e-6 * abs(high) or bool((row == ours[b]).any()), f"row {b}: {ours[b]} is no logit"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
