@@ -1,0 +1,170 @@
+// Global<T>: the only way a kernel reaches global memory. On the host it counts every byte, which is the traffic meter.
+#pragma once
+#include <cmath>
+
+#include "../common/hd.h"
+#include "../common/params.h"
+#include "platform.cuh"
+
+namespace specdec {
+
+SPECDEC_HD bool is_finite(float x) { return (float_bits(x) & 0x7f800000u) != 0x7f800000u; }
+
+#ifdef SPECDEC_HOST
+inline int64_t bytes_read = 0, bytes_written = 0;
+inline void count_read(int64_t bytes) { bytes_read += bytes; }
+inline void count_written(int64_t bytes) { bytes_written += bytes; }
+#else
+__device__ __forceinline__ void count_read(int64_t) {}
+__device__ __forceinline__ void count_written(int64_t) {}
+#endif
+
+template <class T>
+class Global {
+ public:
+  Global() = default;
+  SPECDEC_HD explicit Global(T* data) : data_(data) {}
+  SPECDEC_HD explicit operator bool() const { return data_ != nullptr; }
+  SPECDEC_HD Global operator+(int64_t i) const { return Global(data_ + i); }
+
+  __device__ __forceinline__ T load(int64_t i) const {
+    count_read(sizeof(T));
+    return data_[i];
+  }
+  __device__ __forceinline__ void store(int64_t i, T value) const {
+    count_written(sizeof(T));
+    data_[i] = value;
+  }
+  // Counter arithmetic of the handshake; not meant for data.
+  __device__ __forceinline__ T add(int64_t i, T value) const {
+    count_read(sizeof(T));
+    count_written(sizeof(T));
+    return atomicAdd(data_ + i, value);
+  }
+
+ private:
+  T* data_ = nullptr;
+};
+
+template <class T>
+struct GlobalVector {  // [n], any stride; absent: `get` gives the other value
+  Global<const T> data;
+  int64_t stride = 0;
+  GlobalVector() = default;
+  explicit GlobalVector(const Vector<T>& v) : data(v.data), stride(v.stride) {}
+  SPECDEC_HD explicit operator bool() const { return static_cast<bool>(data); }
+  __device__ __forceinline__ T load(int64_t i) const { return data.load(i * stride); }
+  __device__ __forceinline__ T get(int64_t i, T otherwise) const {
+    return data ? data.load(i * stride) : otherwise;
+  }
+};
+
+// One row of logits in its own dtype; values come out as float32.
+class LogitRow {
+ public:
+  LogitRow() = default;
+  SPECDEC_HD LogitRow(const void* table, int64_t offset, LogitType type) : type_(type) {
+    const int64_t bytes = offset * (type == LogitType::kFloat32 ? 4 : 2);
+    data_ = reinterpret_cast<uint64_t>(table) + static_cast<uint64_t>(bytes);
+  }
+
+  __device__ __forceinline__ float at(int64_t i) const {
+    if (type_ == LogitType::kFloat32) {
+      count_read(4);
+      return reinterpret_cast<const float*>(data_)[i];
+    }
+    count_read(2);
+    return widen(reinterpret_cast<const uint16_t*>(data_)[i]);
+  }
+
+  // out[j] = row[i + j] for i + j < size, else -inf. i is a multiple of 8; 16-byte loads where the row is aligned.
+  __device__ __forceinline__ void load8(int64_t i, int64_t size, float* out) const {
+    if (i + 8 <= size && data_ % 16 == 0) {
+      if (type_ == LogitType::kFloat32) {
+        const Words first = words(data_ + i * 4), second = words(data_ + i * 4 + 16);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          out[j] = bits_float(first.w[j]);
+          out[4 + j] = bits_float(second.w[j]);
+        }
+      } else {
+        const Words all = words(data_ + i * 2);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          out[2 * j] = widen(static_cast<uint16_t>(all.w[j]));
+          out[2 * j + 1] = widen(static_cast<uint16_t>(all.w[j] >> 16));
+        }
+      }
+      return;
+    }
+#pragma unroll
+    for (int j = 0; j < 8; ++j) out[j] = i + j < size ? at(i + j) : -INFINITY;
+  }
+
+ private:
+  struct alignas(16) Words {
+    uint32_t w[4];
+  };
+
+  __device__ __forceinline__ static Words words(uint64_t address) {
+    count_read(16);
+#if defined(__CUDA_ARCH__)
+    const uint4 v = __ldg(reinterpret_cast<const uint4*>(address));
+    return {{v.x, v.y, v.z, v.w}};
+#else
+    return *reinterpret_cast<const Words*>(address);
+#endif
+  }
+
+  __device__ __forceinline__ float widen(uint16_t bits) const {
+    if (type_ == LogitType::kBFloat16) return bits_float(static_cast<uint32_t>(bits) << 16);
+    // Half: scale the exponent by one exact product; infinities and NaN are set apart.
+    const uint32_t sign = (bits & 0x8000u) << 16, rest = bits & 0x7fffu;
+    const float scaled = mul_rn(bits_float(rest << 13), 0x1p112f);
+    const uint32_t wide = rest >= 0x7c00u ? (0x7f800000u | (rest << 13)) : float_bits(scaled);
+    return bits_float(sign | wide);
+  }
+
+  uint64_t data_ = 0;
+  LogitType type_ = LogitType::kFloat32;
+};
+
+class LogitTable {  // [batch, rows, vocab]
+ public:
+  LogitTable() = default;
+  LogitTable(const Logits& l, int64_t batch_stride, int64_t row_stride)
+      : data_(l.data), batch_stride_(batch_stride), row_stride_(row_stride), type_(l.type) {}
+  SPECDEC_HD explicit operator bool() const { return data_ != nullptr; }
+  __device__ LogitRow row(int64_t b, int64_t i) const {
+    return LogitRow(data_, b * batch_stride_ + i * row_stride_, type_);
+  }
+
+ private:
+  const void* data_ = nullptr;
+  int64_t batch_stride_ = 0, row_stride_ = 0;
+  LogitType type_ = LogitType::kFloat32;
+};
+
+// Token ids in or out, int32 or int64.
+class GlobalIds {
+ public:
+  GlobalIds() = default;
+  GlobalIds(void* data, bool wide) : data_(data), wide_(wide) {}
+  __device__ int64_t load(int64_t i) const {
+    return wide_ ? Global<int64_t>(static_cast<int64_t*>(data_)).load(i)
+                 : Global<int32_t>(static_cast<int32_t*>(data_)).load(i);
+  }
+  __device__ void store(int64_t i, int64_t id) const {
+    if (wide_) {
+      Global<int64_t>(static_cast<int64_t*>(data_)).store(i, id);
+    } else {
+      Global<int32_t>(static_cast<int32_t*>(data_)).store(i, static_cast<int32_t>(id));
+    }
+  }
+
+ private:
+  void* data_ = nullptr;
+  bool wide_ = true;
+};
+
+}  // namespace specdec

@@ -1,0 +1,251 @@
+// What the kernels of all five ops share: the arguments of a call, the numbers kept of a row, the workspace.
+//
+// Every op is a list of rows a request (target rows, then draft rows) whose statistics are taken first, a decision on
+// them, and at most two more passes over chosen pairs of rows (pair.cuh).
+#pragma once
+#include "../common/philox.h"
+#include "global.cuh"
+
+namespace specdec {
+
+constexpr int kPerThread = 16, kTile = 4096;  // ids: kThreads * kPerThread
+constexpr int kListed = 64;                   // largest values a tile lists for the filters
+constexpr int kGroup = 128, kGroups = kTile / kGroup;
+constexpr int kMaxSamples = 64;
+
+enum class Task : int { kSample, kChain, kRatios, kResidual };
+
+struct SamplingView {  // each [batch] or absent
+  GlobalVector<float> temperature;
+  GlobalVector<int32_t> top_k;
+  GlobalVector<float> top_p, min_p;
+  SamplingView() = default;
+  explicit SamplingView(const Sampling& s)
+      : temperature(s.temperature), top_k(s.top_k), top_p(s.top_p), min_p(s.min_p) {}
+  SPECDEC_HD bool filters() const { return top_k || top_p || min_p; }
+};
+
+// Sampling parameters of a request with the rules for bad values applied.
+struct Parameters {
+  float inv_t, temperature, top_p, min_p;
+  int top_k;
+  bool greedy, bad;
+  __device__ bool filters() const { return top_k > 0 || top_p < 1.f || min_p > 0.f; }
+};
+
+__device__ inline Parameters neutral_parameters() { return {1.f, 1.f, 1.f, 0.f, 0, false, false}; }
+
+__device__ inline Parameters load_parameters(const SamplingView& s, int64_t b, int64_t vocab) {
+  Parameters p = neutral_parameters();
+  const float t = s.temperature.get(b, 1.f);
+  const int k = s.top_k.get(b, 0);
+  const float top_p = s.top_p.get(b, 1.f), min_p = s.min_p.get(b, 0.f);
+  p.bad = !(t >= 0.f) || k < 0 || top_p != top_p || min_p != min_p;
+  p.greedy = p.bad || t == 0.f || !is_finite(1.f / t);
+  if (p.greedy) return p;
+  p.temperature = t;
+  p.inv_t = 1.f / t;
+  p.top_k = k < vocab ? k : 0;
+  p.top_p = top_p < 1.f ? top_p : 1.f;
+  p.min_p = min_p > 0.f ? min_p : 0.f;
+  return p;
+}
+
+// Where the thresholds of a row lie when the listed values do not tell: the k-th value in (low_k, high_k) or equal to
+// low_k, the edge of top-p in (low_p, high_p) or equal to low_p; `tie` values are counted, not gathered.
+struct Bracket {
+  float high_p, tie_p, low_p, high_k, tie_k, low_k;
+};
+
+struct RowStats {
+  float maximum, mass, threshold, entropy;  // mass: sum over kept of exp((l - maximum) / T)
+  float raw_maximum, raw_mass;              // of the unmasked logits at temperature 1
+  int argmax, rank, bad, unresolved;
+  unsigned long long key;  // winner of the race over the row (race.cuh)
+  Bracket bracket;
+};
+
+struct Partial {  // of one tile
+  float maximum, mass, entropy, raw_maximum, raw_mass;
+  int argmax, rank, bad;
+};
+
+struct Listed {
+  float value;
+  int id;
+};
+struct ListHead {  // every value >= floor of the tile is listed
+  float floor;
+  int count;
+};
+struct Group {  // kGroup values of the sorted tile; least is -inf if some are missing
+  float least, mass;
+};
+
+// p(id) = exp((logit - maximum) * inv_t - shift) * scale where kept, or a point mass at `only`.
+struct Law {
+  float maximum, inv_t, shift, scale, threshold;
+  int64_t only;
+  __device__ float at(float logit, int64_t id) const {
+    if (only >= 0) return id == only ? 1.f : 0.f;
+    if (!(logit >= threshold) || logit == -INFINITY) return 0.f;
+    return expf((logit - maximum) * inv_t - shift) * scale;
+  }
+};
+
+enum PairKind : int { kNothing, kPlain, kPair, kPoint };
+
+struct PairTask {  // one pair of rows to be read again: weights (a p - b q)+
+  int kind, row;   // row: target (and draft) row of the request
+  float a, b;
+  int64_t x;         // kPoint: where q is 1
+  float point_left;  // kPoint: what is left of x: its log-weight relative to the others; -inf: nothing
+  int watch_draft;   // the draft row may turn out bad: then the draw is plain
+  Law target, draft;
+};
+
+struct PairPartial {  // of one tile
+  unsigned long long key;
+  float mass, draft_maximum;
+  int bad, any;  // any: some weight can be drawn
+};
+
+struct ChainState {  // of one request between launches
+  int length, accepted, status, usable_bonus;
+};
+
+struct Workspace {
+  Global<Partial> partials;            // [rows, tiles]
+  Global<unsigned long long> keys;     // [rows, tiles, num_samples]
+  Global<ListHead> heads;              // [rows, tiles]
+  Global<Listed> lists;                // [rows, tiles, kListed]
+  Global<Group> groups;                // [rows, tiles, kGroups]
+  Global<RowStats> rows;               // [rows]
+  Global<PairTask> tasks;              // [batch, pairs]
+  Global<PairPartial> pair_partials;   // [batch, pairs, tiles]
+  Global<ChainState> states;           // [batch]
+  Global<float> weights;               // [batch, max_draft + 1]: w of rule block
+  Global<int32_t> columns;             // [vocab]: draft column of a target id; checked when read
+  Global<unsigned> row_tickets;        // [rows], zero between launches
+  Global<unsigned> request_tickets;    // [batch], zero between launches
+};
+
+struct Problem {
+  Task task;
+  Rule rule;
+  int64_t batch, vocab, draft_vocab, total;
+  int max_draft, target_rows, draft_rows;  // rows of a request in the grid: target rows come first
+  int pairs;                               // pair tasks of a request
+  int tiles;                               // of the wider vocabulary
+  bool is_flat, filters, has_stats, draft_given;
+  LogitTable target, draft;
+  GlobalIds draft_ids;  // [batch, max_draft] or [total]; strides below
+  int64_t ids_batch_stride, ids_stride;
+  GlobalVector<int32_t> cu_draft;
+  GlobalVector<float> logsumexp, draft_threshold;  // one entry a draft row
+  int64_t stats_batch_stride;
+  SamplingView sampling, draft_sampling;
+  GlobalVector<int64_t> seed, position, step, lane;
+  int64_t purpose;
+  int num_samples;
+  Global<const int64_t> exclude_ids;  // [batch, num_exclude]
+  int64_t num_exclude, exclude_row_stride, exclude_stride;
+  GlobalVector<int32_t> token_map;
+  Global<const int32_t> allowed;
+  int64_t allowed_row_stride, allowed_rows;  // rows a request when dense
+  GlobalVector<float> a, b;                  // residual ops
+  GlobalVector<int64_t> point_ids;           // residual ops
+  float over_acceptance, typical_epsilon, typical_delta;
+  bool rejected_from_target, wants_draw, wants_mass;
+  int64_t top_m, max_distance, min_block;
+  LogprobsMode logprobs_mode;
+  GlobalIds token_ids;  // results; those an op does not have are absent
+  Global<int32_t> num_accepted, status;
+  Global<float> logprobs, out_logsumexp, out_threshold, ratio, overlap, probs, mass;
+  Workspace work;
+
+  __device__ int rows() const { return target_rows + draft_rows; }
+  __device__ int64_t row_slot(int64_t b, int r) const { return b * rows() + r; }
+  __device__ NoiseStream noise(int64_t b, int64_t i, int64_t wanted_purpose) const {
+    const int64_t s = wanted_purpose == kPurposeTarget ? 0 : step.get(b, 0);
+    return noise_stream(seed.load(b), position.load(b) + i, s, wanted_purpose, lane.get(b, 0));
+  }
+  __device__ float coin_of(int64_t b, int64_t i) const {
+    return coin(seed.load(b), position.load(b) + i, step.get(b, 0));
+  }
+};
+
+// The ids of a request: K of them are usable.
+struct Chain {
+  int64_t first;  // flat: index of the first id
+  int length, status, end_status;
+  bool lost;
+};
+
+__device__ inline int64_t draft_id(const Problem& p, const Chain& c, int64_t b, int64_t i) {
+  const int64_t at = p.is_flat ? c.first + i : b * p.ids_batch_stride + i;
+  return p.draft_ids.load(at * p.ids_stride);
+}
+
+__device__ inline Chain load_chain(const Problem& p, int64_t b) {
+  Chain c{0, 0, 0, 0, false};
+  if (p.task == Task::kSample) return c;
+  if (p.task == Task::kResidual) {
+    c.length = 1;
+    return c;
+  }
+  int64_t width = p.max_draft;
+  if (p.is_flat) {
+    c.first = p.cu_draft.load(b);
+    const int64_t last = p.cu_draft.load(b + 1);
+    c.lost = c.first < 0 || c.first > p.total;
+    const bool bad = c.lost || last < c.first || last > p.total || last - c.first > p.max_draft ||
+                     (b == 0 && c.first != 0);
+    if (bad) c.status = kBadOffsets;
+    width = bad ? 0 : last - c.first;
+  }
+  for (; c.length < width; ++c.length) {
+    const int64_t id = draft_id(p, c, b, c.length);
+    if (id >= 0 && id < p.vocab) continue;
+    if (id != -1) c.end_status = kBadId;
+    break;
+  }
+  return c;
+}
+
+__device__ inline LogitRow target_row(const Problem& p, const Chain& c, int64_t b, int64_t i) {
+  return p.is_flat ? p.target.row(0, c.first + b + i) : p.target.row(b, i);
+}
+
+__device__ inline LogitRow draft_row(const Problem& p, const Chain& c, int64_t b, int64_t i) {
+  return p.is_flat ? p.draft.row(0, c.first + i) : p.draft.row(b, i);
+}
+
+__device__ inline Global<const int32_t> allowed_row(const Problem& p, const Chain& c, int64_t b,
+                                                    int64_t i) {
+  if (!p.allowed) return p.allowed;
+  const int64_t row = p.is_flat ? c.first + b + i : b * p.allowed_rows + i;
+  return p.allowed + row * p.allowed_row_stride;
+}
+
+// Whether a draft row has a law of its own: otherwise the draft is a point mass.
+__device__ inline bool has_draft_law(const Problem& p, const Parameters& target,
+                                     const Parameters& draft) {
+  if (!p.draft || draft.greedy) return false;
+  if (p.task == Task::kChain) {
+    return !target.greedy && (p.rule == Rule::kRatio || p.rule == Rule::kBlock);
+  }
+  return true;
+}
+
+__device__ inline bool is_argmax_rule(const Problem& p) {
+  return p.task == Task::kChain &&
+         (p.rule == Rule::kGreedy || p.rule == Rule::kTopM || p.rule == Rule::kDistance);
+}
+
+// Parameters under which the statistics of target rows are taken; argmax decoding reads none.
+__device__ inline Parameters target_parameters(const Problem& p, int64_t b) {
+  return is_argmax_rule(p) ? neutral_parameters() : load_parameters(p.sampling, b, p.vocab);
+}
+
+}  // namespace specdec

@@ -1,0 +1,46 @@
+// sample: the best num_samples ids of one race a row, softmax(l / T) after the filters. Kernels: rows.cu.
+#include "../torch/args.h"
+#include "kernels.h"
+
+namespace specdec {
+
+void sample_out(SPECDEC_SAMPLE_ARGS) {
+  const DeviceGuard guard(logits);
+  const Stream stream = current_stream(logits);
+  const SampleParams s =
+      sample_params(logits, temperature, top_k, top_p, min_p, seed, position, step, purpose,
+                    num_samples, lane, exclude_ids, token_map, allowed, logprobs_mode,
+                    out_token_ids, out_logprobs, out_logsumexp, out_threshold, out_status);
+  Problem p = base_problem(Task::kSample, s.batch, s.logits, Logits{}, s.sampling, Sampling{});
+  p.target = LogitTable(s.logits, s.logits.row_stride, 0);
+  p.target_rows = 1;
+  p.filters = p.sampling.filters();
+  p.seed = GlobalVector(s.noise.seed);
+  p.position = GlobalVector(s.noise.position);
+  p.step = GlobalVector(s.noise.step);
+  p.lane = GlobalVector(s.lane);
+  p.purpose = s.purpose;
+  STD_TORCH_CHECK(s.num_samples >= 1 && s.num_samples <= kMaxSamples, "sample: num_samples ",
+                  s.num_samples);
+  p.num_samples = static_cast<int>(s.num_samples);
+  p.exclude_ids = Global<const int64_t>(s.exclude_ids.data);
+  p.num_exclude = s.num_exclude;
+  p.exclude_row_stride = s.exclude_ids.row_stride;
+  p.exclude_stride = s.exclude_ids.stride;
+  p.token_map = GlobalVector(s.token_map);
+  p.allowed = Global<const int32_t>(s.allowed.data);
+  p.allowed_row_stride = s.allowed.row_stride;
+  p.allowed_rows = 1;
+  p.logprobs_mode = s.logprobs_mode;
+  p.token_ids = GlobalIds(s.token_ids, true);
+  p.logprobs = Global<float>(s.logprobs);
+  p.out_logsumexp = Global<float>(s.logsumexp);
+  p.out_threshold = Global<float>(s.threshold);
+  p.status = Global<int32_t>(s.status);
+  const Reserved reserved(&p, logits, stream);
+  launch_rows(p, stream);
+}
+
+}  // namespace specdec
+
+SPECDEC_REGISTER(sample, specdec::sample_out)

@@ -1,0 +1,221 @@
+// Runs CUDA kernel source on the CPU: one fiber per thread, one block at a time. Tests only.
+//
+// Seen here: wrong indices (with sanitizers), threads that wait at different barriers, reads of shared memory that this
+// block did not write (it is poisoned between blocks), dependence on the order of blocks (SPECDEC_HOST_ORDER=<seed>
+// shuffles it). Not seen: data races and missing fences; tests/gpu/test_handshake.py is for those.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <vector>
+#if !defined(__x86_64__)
+#include <ucontext.h>
+#endif
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __grid_constant__
+
+struct dim3 {
+  unsigned x, y, z;
+  constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+};
+inline dim3 threadIdx, blockIdx, blockDim, gridDim;
+
+namespace cuda_on_host {
+
+constexpr size_t kStackBytes = 32 << 10, kMaxThreads = 1024, kSlotBytes = 64;
+
+// A suspended thread of execution with its own stack.
+#if defined(__x86_64__)
+struct Context {
+  void* stack_pointer = nullptr;
+};
+
+// Saves the callee-saved registers on the current stack and continues on the other.
+__attribute__((naked, noinline)) inline void switch_stack(void** /*save*/, void* /*load*/) {
+  asm volatile(
+      "pushq %rbp\n pushq %rbx\n pushq %r12\n pushq %r13\n pushq %r14\n pushq %r15\n"
+      "movq %rsp, (%rdi)\n movq %rsi, %rsp\n"
+      "popq %r15\n popq %r14\n popq %r13\n popq %r12\n popq %rbx\n popq %rbp\n ret\n");
+}
+
+inline void switch_to(Context& from, Context& to) {
+  switch_stack(&from.stack_pointer, to.stack_pointer);
+}
+
+inline void prepare(Context& context, char* stack, void (*entry)()) {
+  auto top = reinterpret_cast<uintptr_t>(stack + kStackBytes) & ~uintptr_t{15};
+  auto* words = reinterpret_cast<void**>(top) - 8;  // 6 registers, return address, alignment
+  std::fill(words, words + 8, nullptr);
+  words[6] = reinterpret_cast<void*>(entry);
+  context.stack_pointer = words;
+}
+#else
+struct Context {
+  ucontext_t state;
+};
+inline void switch_to(Context& from, Context& to) { swapcontext(&from.state, &to.state); }
+inline void prepare(Context& context, char* stack, void (*entry)()) {
+  getcontext(&context.state);
+  context.state.uc_stack.ss_sp = stack;
+  context.state.uc_stack.ss_size = kStackBytes;
+  context.state.uc_link = nullptr;
+  makecontext(&context.state, entry, 0);
+}
+#endif
+
+enum class State { kRunnable, kAtBlockBarrier, kAtWarpBarrier, kDone };
+
+struct Fiber {
+  Context context;
+  std::unique_ptr<char[]> stack;
+  State state = State::kDone;
+};
+
+inline std::vector<Fiber> fibers(kMaxThreads);
+inline Context scheduler;
+inline unsigned current;
+inline const std::function<void()>* body;
+inline unsigned char lane_slot[kMaxThreads][kSlotBytes];
+
+struct SharedBlock {
+  void* data;
+  size_t size;
+};
+inline std::vector<SharedBlock> shared_blocks;
+
+// The block's one object of type T for this declaration (each lambda is a type of its own).
+template <class T, class Tag>
+T& shared_memory(Tag) {
+  alignas(16) static unsigned char storage[sizeof(T)];
+  static const bool registered = [] {
+    std::memset(storage, 0xFF, sizeof storage);
+    shared_blocks.push_back({storage, sizeof storage});
+    return true;
+  }();
+  (void)registered;
+  return *reinterpret_cast<T*>(storage);
+}
+
+inline void entry() {
+  (*body)();
+  fibers[current].state = State::kDone;
+  switch_to(fibers[current].context, scheduler);
+}
+
+inline void wait(State state) {
+  const unsigned me = current;
+  fibers[me].state = state;
+  switch_to(fibers[me].context, scheduler);
+}
+
+// Wakes [first, last) if every live fiber in it waits at `state`.
+inline bool release(unsigned first, unsigned last, State state) {
+  bool any = false;
+  for (unsigned i = first; i < last; ++i) {
+    if (fibers[i].state == State::kDone) continue;
+    if (fibers[i].state != state) return false;
+    any = true;
+  }
+  for (unsigned i = first; any && i < last; ++i) {
+    if (fibers[i].state == state) fibers[i].state = State::kRunnable;
+  }
+  return any;
+}
+
+inline void run_block(unsigned threads) {
+  for (const SharedBlock& block : shared_blocks) std::memset(block.data, 0xFF, block.size);
+  for (unsigned i = 0; i < threads; ++i) {
+    if (!fibers[i].stack) fibers[i].stack.reset(new char[kStackBytes]);
+    prepare(fibers[i].context, fibers[i].stack.get(), entry);
+    fibers[i].state = State::kRunnable;
+  }
+  for (;;) {
+    bool ran = false, live = false;
+    for (unsigned i = 0; i < threads; ++i) {
+      live |= fibers[i].state != State::kDone;
+      if (fibers[i].state != State::kRunnable) continue;
+      current = i;
+      threadIdx = dim3(i);
+      ran = true;
+      switch_to(scheduler, fibers[i].context);
+    }
+    if (!live) return;
+    for (unsigned w = 0; w < threads; w += 32) {
+      ran |= release(w, std::min(w + 32, threads), State::kAtWarpBarrier);
+    }
+    ran |= release(0, threads, State::kAtBlockBarrier);
+    if (!ran) {
+      std::fprintf(stderr, "cuda_on_host: threads of block %u wait at different barriers\n",
+                   blockIdx.x);
+      std::abort();
+    }
+  }
+}
+
+inline void run(dim3 grid, dim3 block, const std::function<void()>& kernel) {
+  if (grid.y != 1 || grid.z != 1 || block.y != 1 || block.z != 1 || block.x > kMaxThreads) {
+    std::fprintf(stderr, "cuda_on_host: grids and blocks have one dimension here\n");
+    std::abort();
+  }
+  std::vector<unsigned> order(grid.x);
+  std::iota(order.begin(), order.end(), 0u);
+  if (const char* seed = std::getenv("SPECDEC_HOST_ORDER")) {
+    std::shuffle(order.begin(), order.end(), std::mt19937(std::strtoul(seed, nullptr, 10)));
+  }
+  body = &kernel;
+  blockDim = block;
+  gridDim = grid;
+  for (const unsigned b : order) {
+    blockIdx = dim3(b);
+    run_block(block.x);
+  }
+}
+
+// Every lane of the warp publishes `value` and gets that of lane `source(lane)`.
+template <class T, class F>
+T exchange(const T& value, F source) {
+  static_assert(sizeof(T) <= kSlotBytes);
+  const unsigned me = current;
+  std::memcpy(lane_slot[me], &value, sizeof value);
+  wait(State::kAtWarpBarrier);
+  T got;
+  std::memcpy(&got, lane_slot[(me & ~31u) | (source(me & 31u) & 31u)], sizeof got);
+  wait(State::kAtWarpBarrier);
+  return got;
+}
+
+}  // namespace cuda_on_host
+
+inline void __syncthreads() { cuda_on_host::wait(cuda_on_host::State::kAtBlockBarrier); }
+inline void __syncwarp(unsigned = ~0u) { cuda_on_host::wait(cuda_on_host::State::kAtWarpBarrier); }
+inline void __threadfence() {}
+
+template <class T>
+T __shfl_xor_sync(unsigned, T value, int mask) {
+  return cuda_on_host::exchange(value, [&](unsigned lane) { return lane ^ unsigned(mask); });
+}
+template <class T>
+T __shfl_up_sync(unsigned, T value, unsigned delta) {
+  return cuda_on_host::exchange(value, [&](unsigned lane) { return lane < delta ? lane : lane - delta; });
+}
+template <class T>
+T __shfl_sync(unsigned, T value, int lane) {
+  return cuda_on_host::exchange(value, [&](unsigned) { return unsigned(lane); });
+}
+
+inline unsigned atomicAdd(unsigned* address, unsigned value) {
+  const unsigned old = *address;
+  *address = old + value;
+  return old;
+}
