@@ -1,0 +1,1 @@
+"""Shared Triton device code, one idea a file, and the launch helpers of every Triton backend."""

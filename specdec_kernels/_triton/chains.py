@@ -1,0 +1,83 @@
+"""Where the ids and rows of a request lie, dense or flat, and which target id a draft column stands for."""
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+
+class Chain(NamedTuple):
+    """Drafted ids: [batch, width], or flat [total] with cu int32 [batch + 1]."""
+
+    ids: Any
+    cu: Any
+    total: Any
+    width: Any  # widest draft of the batch
+
+
+class Columns(NamedTuple):
+    """Target id of each draft column, and the column of each target id (scratch, only partly written)."""
+
+    token_map: Any  # int32 [draft_vocab] or None
+    inverse: Any  # int32 [vocab] or None
+
+
+@triton.jit
+def chain_of(chain, b, vocab, KP: tl.constexpr):
+    """(ids [KP] padded with -1, length K, ends at a bad id, first, bad layout, lost) of request b (int64)."""
+    j = tl.arange(0, KP)
+    if chain.cu is None:
+        first = b * chain.width
+        length = tl.full([], 0, tl.int64) + chain.width
+        bad = b < 0
+        lost = b < 0
+    else:
+        first = tl.load(chain.cu + b).to(tl.int64)
+        last = tl.load(chain.cu + b + 1).to(tl.int64)
+        lost = (first < 0) | (first > chain.total)
+        bad = lost | (last < first) | (last > chain.total) | (last - first > chain.width) | ((b == 0) & (first != 0))
+        length = tl.where(bad, 0, last - first)
+    ids = tl.load(chain.ids + first + j, mask=(j < length) & (j < chain.width), other=-1).to(tl.int64)
+    ends = (ids < 0) | (ids >= vocab)
+    k = tl.min(tl.where(ends, j, KP), axis=0)
+    k = tl.minimum(k, chain.width)
+    bad_id = tl.max(((j == k) & ends & (ids != -1)).to(tl.int32), axis=0) > 0
+    return ids, k, bad_id, first, bad, lost
+
+
+@triton.jit
+def row_offset(rows, chain, first, b, i, EXTRA: tl.constexpr):
+    """Element offset of row i (EXTRA 1: target rows, of which each request has one more)."""
+    if chain.cu is None:
+        return b * rows.request + i.to(tl.int64) * rows.row
+    else:
+        return (first + EXTRA * b + i) * rows.row
+
+
+@triton.jit
+def bit_row(chain, first, b, i):
+    """Row of `allowed` that belongs to target row i."""
+    if chain.cu is None:
+        return b * (chain.width + 1) + i
+    else:
+        return first + b + i
+
+
+@triton.jit
+def column_of(columns, v, mask, draft_vocab):
+    """Draft column of target ids, -1 where there is none. What the inverse holds is believed only if it maps back."""
+    if columns.token_map is None:
+        return tl.where(mask & (v < draft_vocab), v, -1)
+    else:
+        c = tl.load(columns.inverse + v, mask=mask, other=-1)
+        inside = mask & (c >= 0) & (c < draft_vocab)
+        back = tl.load(columns.token_map + c, mask=inside, other=-1)
+        return tl.where(inside & (back == v), c, -1)
+
+
+@triton.jit
+def invert_kernel(token_map, inverse, draft_vocab, vocab, BLOCK: tl.constexpr):
+    """inverse[token_map[c]] = c. Grid: blocks of draft columns. Entries no column maps to stay unwritten."""
+    c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    v = tl.load(token_map + c, mask=c < draft_vocab, other=-1)
+    tl.store(inverse + v, c, mask=(v >= 0) & (v < vocab))

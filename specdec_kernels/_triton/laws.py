@@ -1,0 +1,38 @@
+"""Probabilities from a row's record: p(l) = exp((l - maximum) / T - shift) * scale where l >= threshold."""
+
+import triton
+import triton.language as tl
+
+from .chains import column_of
+from .stats import R_MAX, R_SCALE, R_SHIFT, R_THRESHOLD, get_record_f
+
+
+@triton.jit
+def law_of(ws, row):
+    """(maximum, shift, scale, threshold) of row(s)."""
+    ok = row >= 0
+    return (
+        get_record_f(ws, row, R_MAX, ok),
+        get_record_f(ws, row, R_SHIFT, ok),
+        get_record_f(ws, row, R_SCALE, ok),
+        get_record_f(ws, row, R_THRESHOLD, ok),
+    )
+
+
+@triton.jit
+def kept(x, threshold):
+    return (x >= threshold) & (x > float("-inf"))
+
+
+@triton.jit
+def prob(x, law, inv_t):
+    """Probability of logits x under a record's law."""
+    z = (x - law[0]) * inv_t - law[1]
+    return tl.where(kept(x, law[3]), tl.exp(z) * law[2], 0.0)
+
+
+@triton.jit
+def draft_tile(draft, columns, offset, v, vocab):
+    """Draft logits of the target ids v: -inf where no column maps to the id."""
+    c = column_of(columns, v, v < vocab, draft.vocab)
+    return tl.load(draft.ptr + offset + c, mask=c >= 0, other=float("-inf")).to(tl.float32)

@@ -1,0 +1,127 @@
+"""Random words and race noise, the same bits as `specdec_kernels._random` (launch with enable_fp_fusion=False)."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def philox(key_low, key_high, c0, c1, c2, c3):
+    """Philox4x32-10 on uint32 tensors."""
+    for _ in tl.static_range(10):
+        high0, low0 = tl.umulhi(c0, 0xD2511F53), c0 * 0xD2511F53
+        high1, low1 = tl.umulhi(c2, 0xCD9E8D57), c2 * 0xCD9E8D57
+        c0, c1, c2, c3 = high1 ^ c1 ^ key_low, low1, high0 ^ c3 ^ key_high, low0
+        key_low += 0x9E3779B9
+        key_high += 0xBB67AE85
+    return c0, c1, c2, c3
+
+
+@triton.jit
+def low_word(x):
+    return (x & 0xFFFFFFFF).to(tl.uint32)
+
+
+@triton.jit
+def high_word(x):
+    return ((x >> 32) & 0xFFFFFFFF).to(tl.uint32)
+
+
+@triton.jit
+def load_or_zero(ptr, b):
+    """int64 entry b of an optional tensor."""
+    value = tl.full([], 0, tl.int64)
+    if ptr is not None:
+        value = tl.load(ptr + b)
+    return value
+
+
+@triton.jit
+def _blocks(noise, b, position, purpose: tl.constexpr, block):
+    """The four words of each Philox block of request b."""
+    seed = tl.load(noise.seed + b)
+    step = tl.full([], 0, tl.int64)
+    if purpose != 0:  # plain decoding must not depend on the decode step
+        step = load_or_zero(noise.step, b)
+    lane = load_or_zero(noise.lane, b)
+    zero = tl.zeros_like(block).to(tl.uint32)
+    tag = low_word(lane * 4 + purpose)
+    return philox(
+        low_word(seed) + zero,
+        high_word(seed) + zero,
+        block.to(tl.uint32),
+        low_word(position) + zero,
+        low_word(step) + zero,
+        tag + zero,
+    )
+
+
+@triton.jit
+def words(noise, b, position, purpose: tl.constexpr, index):
+    """Words of arbitrary indices (int32 tensor)."""
+    w0, w1, w2, w3 = _blocks(noise, b, position, purpose, index >> 2)
+    which = index & 3
+    return tl.where(which == 0, w0, tl.where(which == 1, w1, tl.where(which == 2, w2, w3)))
+
+
+@triton.jit
+def tile_words(noise, b, position, purpose: tl.constexpr, start, TILE: tl.constexpr):
+    """Words of the ids start .. start + TILE - 1, each block evaluated once; start is a multiple of 4."""
+    block = start // 4 + tl.arange(0, TILE // 4)
+    w0, w1, w2, w3 = _blocks(noise, b, position, purpose, block)
+    return tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3))
+
+
+@triton.jit
+def coins(noise, b, position):
+    """Acceptance coins at the positions (int64 tensor)."""
+    seed = tl.load(noise.seed + b)
+    step = load_or_zero(noise.step, b)
+    zero = tl.zeros_like(position).to(tl.uint32)
+    word, _, _, _ = philox(
+        low_word(seed) + zero, high_word(seed) + zero, zero, low_word(position), low_word(step) + zero, zero + 1
+    )
+    return (word >> 8).to(tl.float32) * 5.9604644775390625e-08
+
+
+@triton.jit
+def _log_core(f, e):
+    """log(1 + f) + e log 2, every operation rounded in this order."""
+    p = f * 0.06746640801429749 - 0.11675652116537094
+    p = p * f + 0.11888162046670914
+    p = p * f - 0.1240558922290802
+    p = p * f + 0.14219552278518677
+    p = p * f - 0.1666799634695053
+    p = p * f + 0.2000211924314499
+    p = p * f - 0.25000008940696716
+    p = p * f + 0.3333331346511841
+    z = f * f
+    r = f * z * p
+    r = r + e * -2.12194440e-4
+    r = r - z * 0.5
+    r = r + f
+    return r + e * 0.693359375
+
+
+@triton.jit
+def _split(x):
+    """(e, m) with x = m 2^e, m in [sqrt(1/2), sqrt(2))."""
+    bits = x.to(tl.int32, bitcast=True) + (0x3F800000 - 0x3F3504F3)
+    m = ((bits & 0x007FFFFF) + 0x3F3504F3).to(tl.float32, bitcast=True)
+    return (bits >> 23) - 127, m
+
+
+@triton.jit
+def log(x):
+    """Natural logarithm of positive normal float32, the same bits in every backend."""
+    e, m = _split(x)
+    return _log_core(m - 1.0, e.to(tl.float32))
+
+
+@triton.jit
+def neg_log_exponential(word):
+    """-log E of the Exp(1) number of a word: what a race adds to the log-weight."""
+    x = tl.minimum((word.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 1.0 - 5.9604644775390625e-08)
+    e, m = _split(1.0 - x)
+    # Where 1 - x lies next to 1 its rounding would eat x; there -x itself is the argument.
+    f = tl.where(e == 0, -x, m - 1.0)
+    return -log(-_log_core(f, e.to(tl.float32)))

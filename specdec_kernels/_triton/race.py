@@ -1,0 +1,21 @@
+"""Draws as races: the largest log-weight - log E wins, ties go to the lowest id."""
+
+import triton
+import triton.language as tl
+
+from .noise import neg_log_exponential
+
+
+@triton.jit
+def race_scores(logweight, competes, word):
+    """Score of each competitor, -inf for the others and where it is not finite."""
+    score = logweight + neg_log_exponential(word)
+    return tl.where(competes & (tl.abs(score) < float("inf")), score, float("-inf"))
+
+
+@triton.jit
+def winner(score, v):
+    """(best score, lowest id that has it); (-inf, 2^31 - 1) if nobody competes."""
+    best = tl.max(score, axis=0)
+    at = tl.min(tl.where((score == best) & (score > float("-inf")), v, 0x7FFFFFFF), axis=0)
+    return best, at

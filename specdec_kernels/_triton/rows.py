@@ -1,0 +1,110 @@
+"""Rows of logits and how a request samples from them: what kernels are handed, and how a tile is loaded."""
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+
+class Rows(NamedTuple):
+    """Logit rows of all requests: row i of request b starts at b * request + i * row."""
+
+    ptr: Any
+    request: Any  # stride between requests; 0 in a flat layout
+    row: Any  # stride between rows
+    vocab: Any
+    allowed: Any  # int32 bits [rows, ceil(vocab / 32)] or None
+    allowed_row: Any
+
+
+class Sampling(NamedTuple):
+    """Sampling parameters, each [batch] or None."""
+
+    temperature: Any
+    top_k: Any
+    top_p: Any
+    min_p: Any
+
+
+class Noise(NamedTuple):
+    """Names of the random numbers, int64 [batch]; step and lane may be None."""
+
+    seed: Any
+    position: Any
+    step: Any
+    lane: Any
+
+
+@triton.jit
+def fact(condition):
+    """A scalar condition on floats that may meet blocks: the interpreter would splat it with the floats' type."""
+    return tl.where(condition, 1, 0) != 0
+
+
+@triton.jit
+def sampling_of(s, b, vocab):
+    """(inv_t, T, top_k, top_p, min_p, filtered, greedy, bad) of request b; 0, 1, 0 are what is off."""
+    t = tl.full([], 1.0, tl.float32)
+    k = tl.full([], 0, tl.int32)
+    p = tl.full([], 1.0, tl.float32)
+    floor = tl.full([], 0.0, tl.float32)
+    if s.temperature is not None:
+        t = tl.load(s.temperature + b)
+    if s.top_k is not None:
+        k = tl.load(s.top_k + b)
+    if s.top_p is not None:
+        p = tl.load(s.top_p + b)
+    if s.min_p is not None:
+        floor = tl.load(s.min_p + b)
+    bad = (t != t) | (t < 0) | (k < 0) | (p != p) | (floor != floor)
+    inv_t = tl.div_rn(tl.full([], 1.0, tl.float32), t)
+    greedy = bad | (t == 0) | (tl.abs(inv_t) == float("inf"))
+    t = tl.where(greedy, 1.0, t)
+    inv_t = tl.where(greedy, 1.0, inv_t)
+    k = tl.where(greedy | (k >= vocab), 0, k)
+    p = tl.where(greedy | (p >= 1), 1.0, p)
+    floor = tl.where(greedy | (floor <= 0), 0.0, floor)
+    filtered = (k > 0) | (p < 1) | (floor > 0)
+    return inv_t, t, k, p, floor, fact(filtered), fact(greedy), fact(bad)
+
+
+@triton.jit
+def load_logits(rows, offset, start, TILE: tl.constexpr):
+    """float32 logits start .. start + TILE - 1 of the row at `offset`; -inf past the end."""
+    v = start + tl.arange(0, TILE)
+    return tl.load(rows.ptr + offset + v, mask=v < rows.vocab, other=float("-inf")).to(tl.float32)
+
+
+@triton.jit
+def mask_allowed(x, rows, row, start, TILE: tl.constexpr):
+    """-inf where the packed bit of the id is 0; `row` numbers the bit rows."""
+    if rows.allowed is not None:
+        word = start // 32 + tl.arange(0, TILE // 32)
+        offset = row.to(tl.int64) * rows.allowed_row
+        bits = tl.load(rows.allowed + offset + word, mask=word * 32 < rows.vocab, other=0)
+        on = (bits[:, None] >> tl.arange(0, 32)[None, :]) & 1
+        x = tl.where(tl.reshape(on, [TILE]) == 1, x, float("-inf"))
+    return x
+
+
+@triton.jit
+def logit_at(rows, offset, row, v):
+    """The masked float32 logit of single ids v (any shape; offset and row broadcast); ids must lie in the row."""
+    x = tl.load(rows.ptr + offset + v).to(tl.float32)
+    if rows.allowed is not None:
+        word = tl.load(rows.allowed + row.to(tl.int64) * rows.allowed_row + v // 32)
+        x = tl.where(((word >> (v % 32).to(tl.int32)) & 1) == 1, x, float("-inf"))
+    return x
+
+
+@triton.jit
+def key_of(x):
+    """int32 that orders as the float does; -0 counts as 0."""
+    bits = (x + 0.0).to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def value_of(key):
+    """Inverse of `key_of`."""
+    return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)

@@ -1,0 +1,304 @@
+"""The decision of a request, from the records of its rows: how many ids are accepted and how the next is drawn.
+
+All rows of a request are looked at as one vector; the first one that stops decides.
+"""
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from .chains import bit_row, chain_of, column_of, row_offset
+from .laws import kept, law_of, prob
+from .noise import coins
+from .rows import sampling_of
+from .stats import BAD, Q_ARG, Q_RANK, Q_STATE, Q_WINNER, R_ENTROPY, R_MASS, R_RAW, get_record_f, get_record_i
+
+RATIO, BLOCK, MATCH, GREEDY, TYPICAL, TOPM, DISTANCE = (tl.constexpr(i) for i in range(7))
+# How the token after the accepted ones comes about: not at all, drawn from the row, from the residual, from the row
+# without the rejected id; or it is known already.
+NOTHING, PLAIN, RESIDUAL, POINT, FIXED = (tl.constexpr(i) for i in range(5))
+# Decision of a request, int32.
+D_ACCEPTED, D_HOW, D_STATUS, D_TOKEN, D_LENGTH, D_FIELDS = (tl.constexpr(i) for i in range(6))
+S_TARGET, S_DRAFT, S_ID, S_EMPTY, S_ZERO, S_LAYOUT, S_SAMPLING = (tl.constexpr(1 << i) for i in range(7))
+
+
+class Knobs(NamedTuple):
+    """Parameters of the rules."""
+
+    over_acceptance: Any
+    epsilon: Any
+    delta: Any
+    top_m: Any
+    max_distance: Any
+    min_block: Any
+
+
+class Call(NamedTuple):
+    """Everything a verification reads, and where it writes."""
+
+    chain: Any
+    target: Any
+    draft: Any
+    columns: Any
+    sampling: Any
+    draft_sampling: Any
+    noise: Any
+    draft_logsumexp: Any  # float32, laid out like the draft rows, or None
+    draft_threshold: Any
+    knobs: Any
+    ws: Any  # Partials
+    lists: Any  # Lists (filters), or None
+    draft_lists: Any
+    decision: Any  # int32 [batch, D_FIELDS]
+    scale: Any  # float32 [batch, KP]: w of rule block
+    token_ids: Any  # [batch, width + 1]
+    num_accepted: Any
+    status: Any
+    logprobs: Any
+
+
+@triton.jit
+def pick(values, i, at):
+    """Entry `at` of a vector."""
+    return tl.sum(tl.where(i == at, values, 0), axis=0)
+
+
+@triton.jit
+def decide(call, b, accepted, how, status, token):
+    at = call.decision + b * D_FIELDS
+    tl.store(at + D_ACCEPTED, accepted.to(tl.int32))
+    tl.store(at + D_HOW, how.to(tl.int32))
+    tl.store(at + D_STATUS, status.to(tl.int32))
+    tl.store(at + D_TOKEN, token.to(tl.int32))
+
+
+@triton.jit
+def target_logits_at(call, b, first, i, ids, mask):
+    """Masked logits of one id in each target row i; -inf where mask is off."""
+    at = row_offset(call.target, call.chain, first, b, i, 1)
+    v = tl.where(mask, ids, 0)
+    x = tl.load(call.target.ptr + at + v, mask=mask, other=float("-inf")).to(tl.float32)
+    if call.target.allowed is not None:
+        bits = bit_row(call.chain, first, b, i) * call.target.allowed_row
+        word = tl.load(call.target.allowed + bits + v // 32, mask=mask, other=0)
+        x = tl.where(((word >> (v % 32).to(tl.int32)) & 1) == 1, x, float("-inf"))
+    return x
+
+
+@triton.jit
+def draft_at(call, b, first, i, ids, tested, has_row, row, ROWS: tl.constexpr, STATS: tl.constexpr):
+    """(q at each drafted id, unreadable) of the draft rows i; q = 1 where the draft is a point mass."""
+    q = tl.full(i.shape, 1.0, tl.float32)
+    unreadable = i < 0
+    if ROWS or STATS:
+        inv_t, _, _, _, _, _, _, _ = sampling_of(call.draft_sampling, b, call.draft.vocab)
+        mask = tested & has_row
+        column = column_of(call.columns, tl.where(mask, ids, 0), mask, call.draft.vocab)
+        at = row_offset(call.draft, call.chain, first, b, i, 0)
+        x = tl.load(call.draft.ptr + at + column, mask=column >= 0, other=float("-inf")).to(tl.float32)
+        if ROWS:
+            unreadable = mask & (get_record_i(call.ws, row, Q_STATE, mask) == BAD)
+            law = law_of(call.ws, tl.where(mask, row, -1))
+        if STATS:
+            shift = tl.load(call.draft_logsumexp + first + i, mask=mask, other=0.0)
+            threshold = tl.load(call.draft_threshold + first + i, mask=mask, other=0.0)
+            law = (0.0, shift, 1.0, threshold)
+            unreadable = unreadable | (mask & ((tl.abs(shift) == float("inf")) | (shift != shift) | (x != x)))
+        q = tl.where(mask, prob(x, law, inv_t), 1.0)
+    return q, unreadable
+
+
+@triton.jit
+def setup(call, b, KP: tl.constexpr, RULE: tl.constexpr, HAS_LAW: tl.constexpr):
+    """What every walk starts from: ids, K, flags, whether the request is greedy and has draft rows, status."""
+    ids, k, bad_id, first, bad, lost = chain_of(call.chain, b, call.target.vocab, KP)
+    greedy = b < 0
+    has_row = b < 0
+    status = tl.where(bad, S_LAYOUT, 0)
+    inv_t = tl.full([], 1.0, tl.float32)
+    if RULE <= MATCH or RULE == TYPICAL:
+        inv_t, _, _, _, _, _, greedy, bad_value = sampling_of(call.sampling, b, call.target.vocab)
+        if HAS_LAW:
+            _, _, _, _, _, _, draft_greedy, bad_draft_value = sampling_of(call.draft_sampling, b, call.draft.vocab)
+            bad_value = bad_value | (bad_draft_value & (greedy == 0))
+            has_row = (greedy == 0) & (draft_greedy == 0)
+        status = tl.where(bad_value, status | S_SAMPLING, status)
+    return ids, k, bad_id, first, lost, greedy, has_row, inv_t, status
+
+
+@triton.jit
+def walk_ratio(call, b, KP: tl.constexpr, NT, NR, ROWS: tl.constexpr, STATS: tl.constexpr):
+    """Accept while coin * q < p + over_acceptance."""
+    ids, k, bad_id, first, lost, greedy, has_row, inv_t, status = setup(call, b, KP, RATIO, ROWS or STATS)
+    i = tl.arange(0, KP)
+    row = b * NR + i
+    used = (i <= k) & (lost == 0)
+    bad_row = used & (get_record_i(call.ws, row, Q_STATE, used) == BAD)
+    argmax = get_record_i(call.ws, row, Q_ARG, used)
+    tested = (i < k) & used & (bad_row == 0)
+    x = target_logits_at(call, b, first, i, ids, tested)
+    p = prob(x, law_of(call.ws, tl.where(used, row, -1)), inv_t)
+    p = tl.where(greedy, (ids == argmax).to(tl.float32), p)
+    q, unreadable = draft_at(call, b, first, i, ids, tested, has_row, row + NT, ROWS, STATS)
+    u = coins(call.noise, b, tl.load(call.noise.position + b) + i)
+    passes = tested & (unreadable == 0) & (p > 0) & (q > 0) & (u * q < p + call.knobs.over_acceptance)
+    accepted = tl.min(tl.where(passes, KP, i), axis=0)
+    here = i == accepted
+    bad_here = tl.max((here & bad_row).to(tl.int32), axis=0) > 0
+    unreadable_here = tl.max((here & unreadable).to(tl.int32), axis=0) > 0
+    tested_here = tl.max((here & tested).to(tl.int32), axis=0) > 0
+    zero_here = tl.max((here & tested & (unreadable == 0) & (q == 0)).to(tl.int32), axis=0) > 0
+    status = tl.where((accepted == k) & bad_id, status | S_ID, status)
+    status = tl.where(bad_here, status | S_TARGET, status)
+    status = tl.where(unreadable_here, status | S_DRAFT, status)
+    status = tl.where(zero_here, status | S_ZERO, status)
+    rejected = tested_here & (unreadable_here == 0)
+    how = tl.where(rejected, tl.where(has_row, RESIDUAL, POINT), PLAIN)
+    how = tl.where(greedy, FIXED, how)
+    how = tl.where(bad_here | lost, NOTHING, how)
+    decide(call, b, tl.where(lost, 0, accepted), how, status, pick(argmax, i, accepted))
+
+
+@triton.jit
+def walk_target(call, b, KP: tl.constexpr, NR, RULE: tl.constexpr):
+    """Rules that look at the target rows alone; the emission of every row is known already."""
+    ids, k, bad_id, first, lost, greedy, _, inv_t, status = setup(call, b, KP, RULE, False)
+    i = tl.arange(0, KP)
+    row = b * NR + i
+    used = (i <= k) & (lost == 0)
+    bad_row = used & (get_record_i(call.ws, row, Q_STATE, used) == BAD)
+    argmax = get_record_i(call.ws, row, Q_ARG, used)
+    tested = (i < k) & used & (bad_row == 0)
+    token = argmax
+    if RULE == MATCH or RULE == TYPICAL:
+        token = tl.where(greedy, argmax, get_record_i(call.ws, row, Q_WINNER, used))
+    if RULE == MATCH or RULE == GREEDY:
+        passes = ids == token
+    else:
+        x = target_logits_at(call, b, first, i, ids, tested)
+        if RULE == TYPICAL:
+            p = prob(x, law_of(call.ws, tl.where(used, row, -1)), inv_t)
+            p = tl.where(greedy, (ids == argmax).to(tl.float32), p)
+            entropy = get_record_f(call.ws, row, R_ENTROPY, used)
+            passes = (p > 0) & (p > tl.minimum(call.knobs.epsilon, call.knobs.delta * tl.exp(-entropy)))
+        else:
+            if RULE == TOPM:
+                near = get_record_i(call.ws, row, Q_RANK, used) < call.knobs.top_m
+            else:
+                near = tl.abs(ids - argmax) <= call.knobs.max_distance
+            passes = (tl.abs(x) < float("inf")) & (near | (i < call.knobs.min_block - 1))
+    accepted = tl.min(tl.where(tested & passes, KP, i), axis=0)
+    bad_here = tl.max(((i == accepted) & bad_row).to(tl.int32), axis=0) > 0
+    status = tl.where((accepted == k) & bad_id, status | S_ID, status)
+    status = tl.where(bad_here, status | S_TARGET, status)
+    how = tl.where(bad_here | lost, NOTHING, FIXED)
+    decide(call, b, tl.where(lost, 0, accepted), how, status, pick(token, i, accepted))
+
+
+@triton.jit
+def walk_block(call, b, KP: tl.constexpr, NT, NR, ROWS: tl.constexpr, STATS: tl.constexpr):
+    """First half of block verification: w, the examined length, and the statuses on the way."""
+    ids, k, bad_id, first, lost, greedy, has_row, inv_t, status = setup(call, b, KP, BLOCK, ROWS or STATS)
+    i = tl.arange(0, KP)
+    row = b * NR + i
+    used = (i <= k) & (lost == 0)
+    bad_row = used & (get_record_i(call.ws, row, Q_STATE, used) == BAD)
+    argmax = get_record_i(call.ws, row, Q_ARG, used)
+    tested = (i < k) & used & (bad_row == 0)
+    x = target_logits_at(call, b, first, i, ids, tested)
+    p = prob(x, law_of(call.ws, tl.where(used, row, -1)), inv_t)
+    p = tl.where(greedy, (ids == argmax).to(tl.float32), p)
+    q, unreadable = draft_at(call, b, first, i, ids, tested, has_row, row + NT, ROWS, STATS)
+    stop = tl.min(tl.where(tested & (unreadable == 0), KP, i), axis=0)
+    # A greedy request is decided at its first miss; what lies behind is not examined.
+    miss = tl.min(tl.where(greedy & tested & (p == 0), i, KP), axis=0)
+    length = tl.where(lost, 0, tl.minimum(stop, miss + 1))
+    reached = (i == stop) & (stop <= miss) & (lost == 0)
+    bad_here = tl.max((reached & bad_row).to(tl.int32), axis=0) > 0
+    unreadable_here = tl.max((reached & unreadable).to(tl.int32), axis=0) > 0
+    zero = tl.max(((i < length) & (q == 0)).to(tl.int32), axis=0) > 0
+    status = tl.where((stop == k) & (stop <= miss) & bad_id & (lost == 0), status | S_ID, status)
+    status = tl.where(bad_here, status | S_TARGET, status)
+    status = tl.where(unreadable_here, status | S_DRAFT, status)
+    status = tl.where(zero, status | S_ZERO, status)
+
+    # w[i + 1] = min(1, w[i] p / q), kept beside 1 - p(x), the residual's share where the draft is a point mass.
+    ratio = tl.where(q > 0, tl.div_rn(p, tl.where(q > 0, q, 1.0)), 0.0)
+    w = tl.full([], 1.0, tl.float32)
+    at = call.scale + b * 2 * KP
+    tl.store(at, w)
+    for j in range(0, call.chain.width):
+        w = tl.minimum(w * pick(ratio, i, j), 1.0)
+        tl.store(at + j + 1, w)
+    tl.store(at + KP + i, tl.maximum(1.0 - p, 0.0))
+    how = tl.where(greedy, FIXED, tl.where(has_row, RESIDUAL, POINT))
+    tl.store(call.decision + b * D_FIELDS + D_LENGTH, length.to(tl.int32))
+    decide(call, b, length, how, status, tl.where(bad_here, 1, 0))
+    tl.debug_barrier()
+    return has_row & (length > 1), lost
+
+
+@triton.jit
+def settle_block(call, b, mass, KP: tl.constexpr, NR, lost):
+    """Second half: tau from w and the residual masses S [KP] of the rows; writes the final decision."""
+    i = tl.arange(0, KP)
+    at = call.decision + b * D_FIELDS
+    length = tl.load(at + D_LENGTH)
+    how = tl.load(at + D_HOW)
+    bonus_bad = tl.load(at + D_TOKEN) > 0
+    w = tl.load(call.scale + b * 2 * KP + i, mask=i <= call.chain.width, other=0.0)
+    point_mass = w * tl.load(call.scale + b * 2 * KP + KP + i)
+    mass = tl.where(how == RESIDUAL, mass, point_mass)
+    free = mass + (1.0 - w)
+    h = tl.where(free > 0, tl.div_rn(mass, tl.where(free > 0, free, 1.0)), 1.0)
+    h = tl.where(i == length, w, h)
+    u = coins(call.noise, b, tl.load(call.noise.position + b) + i - 1)
+    accepted = tl.max(tl.where((i >= 1) & (i <= length) & (u < h), i, 0), axis=0)
+    full = accepted == length
+    argmax = get_record_i(call.ws, b * NR + accepted, Q_ARG, b >= 0)
+    how = tl.where(full & (how != FIXED), PLAIN, how)
+    how = tl.where(lost | (full & bonus_bad), NOTHING, how)
+    status = tl.load(at + D_STATUS)
+    tl.debug_barrier()
+    tl.store(at + D_LENGTH, 0)  # settled: the launch that sums masses passes by
+    decide(call, b, accepted, how, status, argmax)
+
+
+@triton.jit
+def write_outputs(
+    call, b, KP: tl.constexpr, NR, RULE: tl.constexpr, LOGPROBS: tl.constexpr, token, how, status
+):
+    """Accepted prefix, the token, -1 behind; and the log-probability of each emitted id."""
+    at = call.decision + b * D_FIELDS
+    accepted = tl.load(at + D_ACCEPTED, cache_modifier=".cg")
+    ids, _, _, first, _, _ = chain_of(call.chain, b, call.target.vocab, KP)
+    j = tl.arange(0, KP)
+    width = call.chain.width + 1
+    emitted = tl.where(j < accepted, ids, -1)
+    emitted = tl.where((j == accepted) & (how != NOTHING), token.to(tl.int64), emitted)
+    tl.store(call.token_ids + b * width + j, emitted, mask=j < width)
+    tl.store(call.num_accepted + b, accepted)
+    tl.store(call.status + b, status)
+    if LOGPROBS > 0:
+        on = (emitted >= 0) & (j < width)
+        row = tl.where(on, b * NR + j, -1)
+        if LOGPROBS == 1:
+            x = target_logits_at(call, b, first, j, emitted, on)
+            inv_t = tl.full([], 1.0, tl.float32)
+            greedy = b < 0
+            if RULE <= MATCH or RULE == TYPICAL:
+                inv_t, _, _, _, _, _, greedy, _ = sampling_of(call.sampling, b, call.target.vocab)
+            law = law_of(call.ws, row)
+            log_mass = tl.log(get_record_f(call.ws, row, R_MASS, on))
+            value = (x - law[0]) * inv_t - log_mass
+            argmax = get_record_i(call.ws, row, Q_ARG, on)
+            value = tl.where(greedy, tl.where(emitted == argmax, 0.0, float("-inf")), value)
+            value = tl.where(kept(x, law[3]), value, float("-inf"))
+        else:
+            offset = row_offset(call.target, call.chain, first, b, j, 1)
+            x = tl.load(call.target.ptr + offset + emitted, mask=on, other=0.0).to(tl.float32)
+            raw = get_record_f(call.ws, row, R_RAW, on)
+            # A row whose unmasked logits are unusable counts as uniform, as in the reference.
+            value = tl.where(raw == raw, x - raw, -tl.log(tl.full([], 0.0, tl.float32) + call.target.vocab))
+        tl.store(call.logprobs + b * width + j, tl.where(on, value, 0.0), mask=j < width)

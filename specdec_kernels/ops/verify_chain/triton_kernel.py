@@ -1,0 +1,504 @@
+"""verify_chain in Triton: statistics of every row, the walk, one draw. Two launches; one more for filters, one for block.
+
+Launch 1 reads each row tile once; the last program of a request walks the chain. Rules whose emission is then known
+end there. Otherwise the draw reads the one row (or pair of rows) that the next token comes from.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..._triton import launch as host
+from ..._triton.chains import Chain, Columns, bit_row, chain_of, invert_kernel, row_offset
+from ..._triton.filters import Lists, list_tile, race_in_lists, race_in_row, threshold_of
+from ..._triton.handshake import arrive
+from ..._triton.laws import draft_tile, kept, law_of, prob
+from ..._triton.noise import log, tile_words
+from ..._triton.race import race_scores, winner
+from ..._triton.rows import Noise, Rows, Sampling, load_logits, mask_allowed, sampling_of
+from ..._triton.stats import (
+    F_CUT,
+    F_FIELDS,
+    F_MAX,
+    F_RAW_MAX,
+    F_SCORE,
+    F_SUM,
+    I_ARG,
+    I_COUNT,
+    I_FIELDS,
+    I_RANK,
+    I_WINNER,
+    Q_ARG,
+    Q_FIELDS,
+    Q_RANK,
+    Q_WINNER,
+    R_FIELDS,
+    Partials,
+    get_f,
+    get_i,
+    get_record_i,
+    merge_row,
+    put_f,
+    put_i,
+    put_law,
+    put_tile,
+)  # fmt: skip
+from ..._triton.walk import (
+    BLOCK,
+    D_ACCEPTED,
+    D_FIELDS,
+    D_HOW,
+    D_LENGTH,
+    D_STATUS,
+    D_TOKEN,
+    FIXED,
+    MATCH,
+    NOTHING,
+    PLAIN,
+    POINT,
+    RATIO,
+    RESIDUAL,
+    S_DRAFT,
+    S_EMPTY,
+    TOPM,
+    TYPICAL,
+    Call,
+    Knobs,
+    pick,
+    settle_block,
+    target_logits_at,
+    walk_block,
+    walk_ratio,
+    walk_target,
+    write_outputs,
+)  # fmt: skip
+
+
+@triton.jit
+def _finish(
+    call, b, KP: tl.constexpr, NT, NR, RULE: tl.constexpr, ROWS: tl.constexpr, STATS: tl.constexpr,
+    LOGPROBS: tl.constexpr,
+):  # fmt: skip
+    """The walk of request b, by the program that came last."""
+    if RULE == RATIO:
+        walk_ratio(call, b, KP, NT, NR, ROWS, STATS)
+    elif RULE == BLOCK:
+        pending, lost = walk_block(call, b, KP, NT, NR, ROWS, STATS)
+        if pending == 0:
+            settle_block(call, b, tl.zeros([KP], tl.float32), KP, NR, lost)
+    else:
+        walk_target(call, b, KP, NR, RULE)
+        tl.debug_barrier()
+        at = call.decision + b * D_FIELDS
+        token, how, status = tl.load(at + D_TOKEN), tl.load(at + D_HOW), tl.load(at + D_STATUS)
+        write_outputs(call, b, KP, NR, RULE, LOGPROBS, token, how, status)
+
+
+@triton.jit
+def _target_tile(
+    call, b, i, row, tile, ids, first, inv_t, greedy, TILE: tl.constexpr, KP: tl.constexpr, RULE: tl.constexpr,
+    filtered, LOGPROBS: tl.constexpr, FILTERS: tl.constexpr, LISTED: tl.constexpr,
+):  # fmt: skip
+    """Partial results of one tile of target row i."""
+    start = tile * TILE
+    v = start + tl.arange(0, TILE)
+    raw = load_logits(call.target, row_offset(call.target, call.chain, first, b, i, 1), start, TILE)
+    x = mask_allowed(raw, call.target, bit_row(call.chain, first, b, i), start, TILE)
+    IS_LAW: tl.constexpr = RULE <= BLOCK or RULE == TYPICAL
+    put_tile(call.ws, row, tile, x, raw, v, inv_t, IS_LAW or LOGPROBS == 1, RULE == TYPICAL, LOGPROBS == 2)
+    if FILTERS:
+        if filtered:
+            list_tile(call.ws, call.lists, row, tile, x, TILE, LISTED)
+    if RULE == MATCH or RULE == TYPICAL:
+        if (greedy == 0) & (filtered == 0):
+            PURPOSE: tl.constexpr = 0 if RULE == MATCH else 2
+            word = tile_words(call.noise, b, tl.load(call.noise.position + b) + i, PURPOSE, start, TILE)
+            best, at = winner(race_scores(x * inv_t, x > float("-inf"), word), v)
+            put_f(call.ws, F_SCORE, row, tile, best)
+            put_i(call.ws, I_WINNER, row, tile, at)
+    if RULE == TOPM:
+        j = tl.arange(0, KP)
+        drafted = tl.sum(tl.where(j == i, ids, 0), axis=0)  # -1 behind the last id: then nothing is asked
+        logit = tl.max(target_logits_at(call, b, first, j, ids, (j == i) & (ids >= 0)
+                                        & (ids < call.target.vocab)), axis=0)
+        before = (x > logit) | ((x == logit) & (v < drafted) & (v < call.target.vocab))
+        put_i(call.ws, I_RANK, row, tile, tl.sum(before.to(tl.int32), axis=0))
+
+
+@triton.jit
+def _filter_target(
+    call, b, i, row, first, maximum, mass, argmax, RULE: tl.constexpr, TILE: tl.constexpr, T_PAD: tl.constexpr,
+    LISTED: tl.constexpr,
+):  # fmt: skip
+    """Law of a filtered target row, and its race where the rule needs it."""
+    inv_t, t, k, p, floor, _, _, _ = sampling_of(call.sampling, b, call.target.vocab)
+    offset = row_offset(call.target, call.chain, first, b, i, 1)
+    bits = bit_row(call.chain, first, b, i)
+    threshold, mass, zsum, listed = threshold_of(
+        call.ws, call.lists, call.target, offset, bits, row, (maximum, mass), (inv_t, t, k, p, floor),
+        TILE, T_PAD, LISTED,
+    )  # fmt: skip
+    put_law(call.ws, row, maximum, mass, threshold, zsum, b < 0, b < 0)
+    if RULE == MATCH or RULE == TYPICAL:
+        PURPOSE: tl.constexpr = 0 if RULE == MATCH else 2
+        position = tl.load(call.noise.position + b) + i
+        if listed:
+            best, at = race_in_lists(
+                call.ws, call.lists, row, threshold, inv_t, call.noise, b, position, PURPOSE, TILE, T_PAD, LISTED
+            )
+        else:
+            best, at = race_in_row(
+                call.target, offset, bits, threshold, inv_t, call.noise, b, position, PURPOSE, TILE
+            )
+        tl.store(call.ws.record_i + row * Q_FIELDS + Q_WINNER, tl.where(best > float("-inf"), at, argmax))
+
+
+@triton.jit
+def _merge_target(
+    call, b, i, row, first, inv_t, greedy, filtered, RULE: tl.constexpr, LOGPROBS: tl.constexpr,
+    FILTERS: tl.constexpr, TILE: tl.constexpr, T_PAD: tl.constexpr, LISTED: tl.constexpr,
+):  # fmt: skip
+    """Record of a target row from its tiles."""
+    maximum, mass, _, bad, argmax = merge_row(
+        call.ws, row, inv_t, greedy, call.target.vocab, T_PAD, RULE == TYPICAL, LOGPROBS == 2
+    )
+    if RULE == MATCH or RULE == TYPICAL:
+        if (greedy == 0) & (filtered == 0):
+            best, at = winner(
+                get_f(call.ws, F_SCORE, row, T_PAD, float("-inf")), get_i(call.ws, I_WINNER, row, T_PAD, 0x7FFFFFFF)
+            )
+            # Where every score overflowed, the largest logit wins.
+            tl.store(call.ws.record_i + row * Q_FIELDS + Q_WINNER, tl.where(best > float("-inf"), at, argmax))
+    if RULE == TOPM:
+        rank = tl.sum(get_i(call.ws, I_RANK, row, T_PAD, 0), axis=0)
+        tl.store(call.ws.record_i + row * Q_FIELDS + Q_RANK, rank)
+    if FILTERS:
+        if filtered & (bad == 0):
+            _filter_target(call, b, i, row, first, maximum, mass, argmax, RULE, TILE, T_PAD, LISTED)
+
+
+@triton.jit
+def _merge_draft(
+    call, b, i, row, first, FILTERS: tl.constexpr, TILE: tl.constexpr, T_PAD: tl.constexpr, LISTED: tl.constexpr
+):
+    """Record of a draft row from its tiles."""
+    inv_t, t, k, p, floor, filtered, _, _ = sampling_of(call.draft_sampling, b, call.draft.vocab)
+    maximum, mass, _, bad, _ = merge_row(call.ws, row, inv_t, b < 0, call.draft.vocab, T_PAD, False, False)
+    if FILTERS:
+        if filtered & (bad == 0):
+            offset = row_offset(call.draft, call.chain, first, b, i, 0)
+            threshold, mass, zsum, _ = threshold_of(
+                call.ws, call.draft_lists, call.draft, offset, i, row, (maximum, mass), (inv_t, t, k, p, floor),
+                TILE, T_PAD, LISTED,
+            )  # fmt: skip
+            put_law(call.ws, row, maximum, mass, threshold, zsum, b < 0, b < 0)
+
+
+@triton.jit
+def _rows_kernel(
+    call, NT, ND, tickets_b,
+    RULE: tl.constexpr, ROWS: tl.constexpr, STATS: tl.constexpr, LOGPROBS: tl.constexpr,
+    FILTERS: tl.constexpr, DRAFT_FILTERS: tl.constexpr, LISTED: tl.constexpr,
+    TILE: tl.constexpr, T_PAD: tl.constexpr, KP: tl.constexpr,
+):  # fmt: skip
+    """Row statistics: maximum, argmax, sum exp((l - max) / T), and what the rule asks of each row.
+
+    Grid: batch * (target rows + draft rows) * tiles; a program owns one tile of one row. The last program of a row
+    merges it, the last row of a request walks the chain.
+    """
+    pid = tl.program_id(0).to(tl.int64)
+    tiles = call.ws.tiles
+    tile = (pid % tiles).to(tl.int32)
+    row = pid // tiles
+    NR = NT + ND
+    b = row // NR
+    slot = (row % NR).to(tl.int32)
+    ids, k, _, first, _, lost = chain_of(call.chain, b, call.target.vocab, KP)
+    inv_t = tl.full([], 1.0, tl.float32)
+    greedy = b < 0
+    filtered = b < 0
+    if RULE <= MATCH or RULE == TYPICAL:
+        inv_t, _, _, _, _, filtered, greedy, _ = sampling_of(call.sampling, b, call.target.vocab)
+    i = slot
+    used = (slot <= k) & (lost == 0)
+    is_target = slot < NT
+    if ROWS:
+        draft_inv_t, _, _, _, _, draft_filtered, draft_greedy, _ = sampling_of(
+            call.draft_sampling, b, call.draft.vocab
+        )
+        if is_target == 0:
+            i = slot - NT
+            used = (i < k) & (lost == 0) & (greedy == 0) & (draft_greedy == 0)
+            if used & (tile * TILE < call.draft.vocab):
+                start = tile * TILE
+                offset = row_offset(call.draft, call.chain, first, b, i, 0)
+                x = load_logits(call.draft, offset, start, TILE)
+                put_tile(call.ws, row, tile, x, x, start + tl.arange(0, TILE), draft_inv_t, True, False, False)
+                if DRAFT_FILTERS:
+                    if draft_filtered:
+                        list_tile(call.ws, call.draft_lists, row, tile, x, TILE, LISTED)
+            elif used:
+                # A draft row may have fewer tiles than a target row; the tile is empty.
+                put_f(call.ws, F_MAX, row, tile, float("-inf"))
+                put_f(call.ws, F_SUM, row, tile, 0.0)
+                put_i(call.ws, I_ARG, row, tile, 0x7FFFFFFF)
+                put_f(call.ws, F_CUT, row, tile, float("-inf"))
+                put_i(call.ws, I_COUNT, row, tile, 0)
+    if is_target & used:
+        _target_tile(call, b, i, row, tile, ids, first, inv_t, greedy, TILE, KP, RULE,
+                     filtered, LOGPROBS, FILTERS, LISTED)
+    row_done = tile == 0
+    if used:
+        row_done = arrive(call.ws.tickets + row, tiles)
+        if row_done:
+            if is_target:
+                _merge_target(
+                    call, b, i, row, first, inv_t, greedy, filtered, RULE, LOGPROBS, FILTERS, TILE, T_PAD, LISTED
+                )
+            else:
+                if ROWS:
+                    _merge_draft(call, b, i, row, first, DRAFT_FILTERS, TILE, T_PAD, LISTED)
+    if row_done:
+        if arrive(call.ws.tickets + tickets_b + b, NR):
+            _finish(call, b, KP, NT, NR, RULE, ROWS, STATS, LOGPROBS)
+
+
+@triton.jit
+def _pair(call, b, i, first, tile, NT, NR, inv_t, TILE: tl.constexpr, STATS: tl.constexpr):
+    """(masked target logits, p, draft logits, q) of one tile of row pair i, over target ids."""
+    start = tile * TILE
+    v = start + tl.arange(0, TILE)
+    x = load_logits(call.target, row_offset(call.target, call.chain, first, b, i, 1), start, TILE)
+    x = mask_allowed(x, call.target, bit_row(call.chain, first, b, i), start, TILE)
+    p = prob(x, law_of(call.ws, b * NR + i), inv_t)
+    draft_inv_t, _, _, _, _, _, _, _ = sampling_of(call.draft_sampling, b, call.draft.vocab)
+    y = draft_tile(call.draft, call.columns, row_offset(call.draft, call.chain, first, b, i, 0), v, call.target.vocab)
+    if STATS:
+        law = (0.0, tl.load(call.draft_logsumexp + first + i), 1.0, tl.load(call.draft_threshold + first + i))
+    else:
+        law = law_of(call.ws, b * NR + NT + i)
+    return x, p, y, prob(y, law, draft_inv_t)
+
+
+@triton.jit
+def _mass_kernel(
+    call, sums, tickets_b, NT, ND, STATS: tl.constexpr, TILE: tl.constexpr, T_PAD: tl.constexpr, KP: tl.constexpr
+):
+    """Rule block: S[i] = sum_v (w[i] p_i(v) - q_i(v))+ of rows 1 .. K - 1.
+
+    Grid: batch * (width - 1) * tiles; a program owns one tile of a row pair. The last of a request finds tau.
+    """
+    pid = tl.program_id(0).to(tl.int64)
+    tiles = call.ws.tiles
+    tile = (pid % tiles).to(tl.int32)
+    pair = pid // tiles
+    inner = call.chain.width - 1
+    b = pair // inner
+    i = (pair % inner).to(tl.int32) + 1
+    length = tl.load(call.decision + b * D_FIELDS + D_LENGTH)
+    how = tl.load(call.decision + b * D_FIELDS + D_HOW)
+    if (length > i) & (how == RESIDUAL):
+        _, _, _, first, _, lost = chain_of(call.chain, b, call.target.vocab, KP)
+        inv_t, _, _, _, _, _, _, _ = sampling_of(call.sampling, b, call.target.vocab)
+        _, p, _, q = _pair(call, b, i, first, tile, NT, NT + ND, inv_t, TILE, STATS)
+        w = tl.load(call.scale + b * 2 * KP + i)
+        tl.store(sums + pair * tiles + tile, tl.sum(tl.maximum(w * p - q, 0.0), axis=0))
+        if arrive(call.ws.tickets + tickets_b + b, (length - 1) * tiles):
+            lane = tl.arange(0, KP)
+            t = tl.arange(0, T_PAD)
+            mass = tl.zeros([KP], tl.float32)
+            for j in range(1, length):
+                at = sums + (b * inner + j - 1) * tiles + t
+                part = tl.sum(tl.load(at, mask=t < tiles, other=0.0, cache_modifier=".cg"), axis=0)
+                mass = tl.where(lane == j, part, mass)
+            settle_block(call, b, mass, KP, NT + ND, lost)
+
+
+@triton.jit
+def _draw_tile(
+    call, b, accepted, how, first, rejected, part, tile, NT, NR, scale, inv_t,
+    ROWS: tl.constexpr, STATS: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Both races of one tile: the plain row (what an empty residual falls back to) and the residual."""
+    start = tile * TILE
+    v = start + tl.arange(0, TILE)
+    word = tile_words(call.noise, b, tl.load(call.noise.position + b) + accepted, 2, start, TILE)
+    if how == RESIDUAL:
+        if ROWS or STATS:
+            x, p, y, q = _pair(call, b, accepted, first, tile, NT, NR, inv_t, TILE, STATS)
+            weight = scale * p - q
+            competes = weight >= 1.1754943508222875e-38
+            best, at = winner(race_scores(log(tl.where(competes, weight, 1.0)), competes, word), v)
+            put_f(part, F_SUM, b, tile, best)
+            put_i(part, I_RANK, b, tile, at)
+            nan = tl.max((y != y).to(tl.int32), axis=0) > 0
+            put_f(part, F_RAW_MAX, b, tile, tl.where(nan, float("nan"), tl.max(y, axis=0)))
+    else:
+        x = load_logits(call.target, row_offset(call.target, call.chain, first, b, accepted, 1), start, TILE)
+        x = mask_allowed(x, call.target, bit_row(call.chain, first, b, accepted), start, TILE)
+    competes = kept(x, law_of(call.ws, b * NR + accepted)[3])
+    score = race_scores(x * inv_t, competes, word)
+    best, at = winner(score, v)
+    put_f(part, F_SCORE, b, tile, best)
+    put_i(part, I_WINNER, b, tile, at)
+    if how == POINT:
+        best, at = winner(tl.where(v == rejected, float("-inf"), score), v)
+        put_f(part, F_SUM, b, tile, best)
+        put_i(part, I_RANK, b, tile, at)
+        # The largest logit that is not the rejected id: the winner where every score overflows.
+        rest = tl.where(competes & (v != rejected), x, float("-inf"))
+        best, at = winner(rest, v)
+        put_f(part, F_MAX, b, tile, best)
+        put_i(part, I_ARG, b, tile, at)
+
+
+@triton.jit
+def _draw_kernel(
+    call, part, NT, ND,
+    RULE: tl.constexpr, ROWS: tl.constexpr, STATS: tl.constexpr, FROM_TARGET: tl.constexpr, LOGPROBS: tl.constexpr,
+    TILE: tl.constexpr, T_PAD: tl.constexpr, KP: tl.constexpr,
+):  # fmt: skip
+    """Token = argmax_v log(weight(v)) - log E(v), weight = p, p without x, or (w p - q)+ of the row that stopped.
+
+    Grid: batch * tiles; a program owns one tile of the row. The last of a request writes its results.
+    """
+    pid = tl.program_id(0).to(tl.int64)
+    tile = (pid % part.tiles).to(tl.int32)
+    b = pid // part.tiles
+    NR = NT + ND
+    at = call.decision + b * D_FIELDS
+    accepted, how, status = tl.load(at + D_ACCEPTED), tl.load(at + D_HOW), tl.load(at + D_STATUS)
+    token = tl.load(at + D_TOKEN)
+    if FROM_TARGET:
+        how = tl.where((how == RESIDUAL) | (how == POINT), PLAIN, how)
+    is_last = tile == 0
+    if (how != NOTHING) & (how != FIXED):
+        ids, _, _, first, _, _ = chain_of(call.chain, b, call.target.vocab, KP)
+        rejected = pick(ids, tl.arange(0, KP), accepted)
+        inv_t, _, _, _, _, _, _, _ = sampling_of(call.sampling, b, call.target.vocab)
+        scale = tl.full([], 1.0, tl.float32)
+        if RULE == BLOCK:
+            scale = tl.load(call.scale + b * 2 * KP + accepted)
+        _draw_tile(
+            call, b, accepted, how, first, rejected, part, tile, NT, NR, scale, inv_t,
+            ROWS, STATS, TILE,
+        )  # fmt: skip
+        is_last = arrive(part.tickets + b, part.tiles)
+        if is_last:
+            argmax = get_record_i(call.ws, b * NR + accepted, Q_ARG, b >= 0)
+            best, token = winner(
+                get_f(part, F_SCORE, b, T_PAD, float("-inf")), get_i(part, I_WINNER, b, T_PAD, 0x7FFFFFFF)
+            )
+            token = tl.where(best > float("-inf"), token, argmax)
+            if how != PLAIN:
+                best, other = winner(
+                    get_f(part, F_SUM, b, T_PAD, float("-inf")), get_i(part, I_RANK, b, T_PAD, 0x7FFFFFFF)
+                )
+                if how == POINT:
+                    rest, rest_at = winner(
+                        get_f(part, F_MAX, b, T_PAD, float("-inf")), get_i(part, I_ARG, b, T_PAD, 0x7FFFFFFF)
+                    )
+                    other = tl.where(best > float("-inf"), other, rest_at)
+                    best = tl.maximum(best, rest)
+                late = b < 0
+                if STATS:
+                    if how == RESIDUAL:
+                        tops = get_f(part, F_RAW_MAX, b, T_PAD, float("-inf"))
+                        top = tl.max(tops, axis=0)
+                        late = (tl.max((tops != tops).to(tl.int32), axis=0) > 0) | (tl.abs(top) == float("inf"))
+                empty = best == float("-inf")
+                status = tl.where(late, status | S_DRAFT, tl.where(empty, status | S_EMPTY, status))
+                token = tl.where(late | empty, token, other)
+    if is_last:
+        write_outputs(call, b, KP, NR, RULE, LOGPROBS, token, how, status)
+
+
+def _rows_of(logits: Tensor, flat: bool, allowed: Tensor | None = None) -> Rows:
+    stride = (0, *logits.stride()[:1]) if flat else logits.stride()[:2]
+    return Rows(logits, *stride, logits.shape[-1], allowed, 0 if allowed is None else allowed.stride(0))
+
+
+def _partials(tickets: Tensor, rows: int, tiles: int) -> Partials:
+    device = tickets.device
+    f = torch.empty(F_FIELDS.value * rows * tiles, dtype=torch.float32, device=device)
+    i = torch.empty(I_FIELDS.value * rows * tiles, dtype=torch.int32, device=device)
+    record_f = torch.empty(rows * R_FIELDS.value, dtype=torch.float32, device=device)
+    record_i = torch.empty(rows * Q_FIELDS.value, dtype=torch.int32, device=device)
+    return Partials(tickets, f, i, record_f, record_i, rows, tiles)
+
+
+def _lists(logits: Tensor, rows: int, tiles: int) -> Lists:
+    count = rows * tiles * host.LISTED
+    return Lists(logits.new_empty(count), logits.new_empty(count, dtype=torch.int16))
+
+
+def _columns(token_map: Tensor | None, vocab: int) -> Columns:
+    if token_map is None:
+        return Columns(None, None)
+    inverse = torch.empty(vocab, dtype=torch.int32, device=token_map.device)
+    count = token_map.shape[0]
+    host.launch(invert_kernel, triton.cdiv(count, 1024), token_map, inverse, count, vocab, BLOCK=1024)
+    return Columns(token_map, inverse)
+
+
+def verify_chain_out(
+    draft_ids: Tensor, target_logits: Tensor, draft_logits: Tensor | None, draft_logsumexp: Tensor | None,
+    draft_threshold: Tensor | None, cu_draft: Tensor | None, max_draft: int,
+    temperature: Tensor | None, top_k: Tensor | None, top_p: Tensor | None, min_p: Tensor | None,
+    draft_temperature: Tensor | None, draft_top_k: Tensor | None, draft_top_p: Tensor | None,
+    draft_min_p: Tensor | None, seed: Tensor, position: Tensor, step: Tensor | None,
+    rule: int, over_acceptance: float, rejected_from_target: bool, token_map: Tensor | None, allowed: Tensor | None,
+    typical_epsilon: float, typical_delta: float, top_m: int, max_distance: int, min_block: int, logprobs_mode: int,
+    token_ids: Tensor, num_accepted: Tensor, status: Tensor, logprobs: Tensor,
+) -> None:  # fmt: skip
+    """Write the results of `reference.verify_chain`."""
+    batch, device = seed.shape[0], target_logits.device
+    if batch == 0:
+        return
+    flat, vocab = cu_draft is not None, target_logits.shape[-1]
+    has_draft = draft_logits is not None and draft_logits.numel() > 0 and rule <= BLOCK.value
+    has_stats = has_draft and draft_logsumexp is not None and draft_threshold is not None
+    has_rows = has_draft and (not has_stats or rule == BLOCK.value)
+    draft = draft_logits if has_draft else target_logits
+    draft_map = token_map if has_draft else None
+    nt, nd = max_draft + 1, max_draft if has_rows else 0
+    rows, tiles, kp = batch * (nt + nd), host.tiles_of(vocab), host.power(max_draft + 1)
+    if has_rows:
+        tiles = max(tiles, host.tiles_of(draft.shape[-1]))
+    tickets = host.counters(rows + batch, device)
+    ws = _partials(tickets, rows, tiles)
+    on = (top_k, top_p, min_p) != (None, None, None) and rule in (0, 1, MATCH.value, TYPICAL.value)
+    draft_on = (draft_top_k, draft_top_p, draft_min_p) != (None, None, None) and has_rows and not has_stats
+    decision = torch.empty(batch * D_FIELDS.value, dtype=torch.int32, device=device)
+    scale = torch.empty(batch * 2 * kp, dtype=torch.float32, device=device)
+    call = Call(
+        Chain(draft_ids, cu_draft, draft_ids.shape[0] if flat else 0, max_draft),
+        _rows_of(target_logits, flat, allowed), _rows_of(draft, flat), _columns(draft_map, vocab),
+        Sampling(temperature, top_k, top_p, min_p),
+        Sampling(draft_temperature, draft_top_k, draft_top_p, draft_min_p),
+        Noise(seed, position, step, None),
+        draft_logsumexp if has_stats else None, draft_threshold if has_stats else None,
+        Knobs(over_acceptance, typical_epsilon, typical_delta, top_m, max_distance, min_block),
+        ws, _lists(target_logits, rows, tiles) if on else None, _lists(draft, rows, tiles) if draft_on else None, decision, scale, token_ids, num_accepted, status, logprobs if logprobs_mode else None,
+    )  # fmt: skip
+    flags: dict[str, Any] = {
+        "RULE": rule, "ROWS": has_rows, "STATS": has_stats, "LOGPROBS": logprobs_mode,
+         "TILE": host.TILE, "T_PAD": host.power(tiles), "KP": kp,
+    }  # fmt: skip
+    extra = {"FILTERS": on, "DRAFT_FILTERS": draft_on, "LISTED": host.LISTED}
+    host.launch(_rows_kernel, rows * tiles, call, nt, nd, rows, **flags, **extra)
+    flags["FROM_TARGET"] = rejected_from_target
+    if rule == BLOCK.value and has_draft and max_draft > 1:
+        sums = torch.empty(batch * (max_draft - 1) * tiles, dtype=torch.float32, device=device)
+        shape = {key: flags[key] for key in ("STATS", "TILE", "T_PAD", "KP")}
+        host.launch(_mass_kernel, batch * (max_draft - 1) * tiles, call, sums, rows, nt, nd, **shape)
+    if rule <= BLOCK.value:
+        draw_tiles = host.tiles_of(vocab)
+        part = _partials(tickets, batch, draw_tiles)
+        flags["T_PAD"] = host.power(draw_tiles)
+        host.launch(_draw_kernel, batch * draw_tiles, call, part, nt, nd, **flags)
