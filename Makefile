@@ -31,10 +31,10 @@ demo: $(BUILT)
 	$(BIN)/python examples/demo.py
 
 test: $(BUILT)
-	$(BIN)/python -m pytest -m "not slow" $(TESTS)
+	$(BIN)/python -m pytest -n auto -m "not slow" $(TESTS)
 
 test-all: $(BUILT)
-	$(BIN)/python -m pytest $(TESTS)
+	$(BIN)/python -m pytest -n auto $(TESTS)
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -14,6 +14,9 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before triton is first imported
 
+if "PYTEST_XDIST_WORKER" in os.environ:
+    torch.set_num_threads(1)  # one worker a core; tests of threads ask for theirs
+
 sys.path.insert(0, str(Path(__file__).parent))
 
 import specdec_kernels
