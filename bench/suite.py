@@ -16,7 +16,17 @@ from .cases import FILTERS, Case
 from .rivals import rivals
 from .rows import DTYPES, ChainInput, chains
 
-OPS = ("verify_chain", "sample", "acceptance_ratios", "residual_probs", "residual_sample")
+OPS = (
+    "verify_chain",
+    "sample",
+    "acceptance_ratios",
+    "residual_probs",
+    "residual_sample",
+    "compact_cache",
+    "rollback",
+    "gather_nodes",
+    "select_state",
+)
 CHECKED_REQUESTS = 4  # a row is checked against the (slow) reference on so many requests
 
 

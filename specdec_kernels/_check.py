@@ -88,6 +88,11 @@ class Checker:
             fail(self.op, name, "dense (call .contiguous())", f"stride {vector.stride(0)}")
         return vector
 
+    def counts(self, name: str, value: Any, length: int) -> Tensor:
+        """A dense vector of int32 or int64."""
+        vector = self.tensor(name, value, ID_DTYPES, (length,))
+        return self.vector(name, vector, vector.dtype, length)
+
     def dense(self, name: str, value: Any, dtypes: Sequence[torch.dtype], shape: Sequence[int | str]) -> Tensor:
         """A contiguous tensor."""
         tensor = self.tensor(name, value, dtypes, shape)

@@ -1,8 +1,9 @@
 """One public op, several backends: each backend is an overload of the same torch operator.
 
 For op `f` and backend `b` two operators exist. `f_out.b` does the work and writes preallocated results; it is all
-that a native library or a Triton file implements. `f.b` allocates the results and calls it; it is functional, so
-torch.compile may move it. The reference's signature is the schema, the allocator is the fake: each is written once.
+that a native library or a Triton file implements. `f.b` allocates the results and calls it; it is functional but for
+the arguments it is declared to mutate, so torch.compile may move it. The reference's signature is the schema, the
+allocator is the fake: each is written once.
 """
 
 from __future__ import annotations
@@ -33,14 +34,15 @@ class Op:
         *,
         results: Sequence[str],
         backends: Sequence[str] = ("cpu", "triton", "cuda"),
+        mutates: Sequence[str] = (),
     ) -> None:
-        """Declare `reference` as an op whose results, in order, are named `results`."""
+        """Declare `reference` as an op whose results, in order, are named `results`; `mutates` names what it writes."""
         self.name = reference.__name__
         self.reference = reference
         self.results = tuple(results)
         self._allocate = allocate
         self._package = reference.__module__.rpartition(".")[0]
-        schema = torch.library.infer_schema(reference, mutates_args=())
+        schema = torch.library.infer_schema(reference, mutates_args=tuple(mutates))
         arguments, _, returns = schema.rpartition(" -> ")
         mutated = ", ".join(f"Tensor({chr(ord('a') + i)}!) out_{name}" for i, name in enumerate(results))
         self._schema = f"{arguments} -> {returns}"
@@ -61,7 +63,7 @@ class Op:
 
         def allocate_and_run(*args: Any) -> Any:
             results = self._allocate(*args)
-            out_call(*args, *results)
+            out_call(*args, *_listed(results))
             return results
 
         _library.define(functional + self._schema)
@@ -89,7 +91,7 @@ class Op:
             return self.reference(*args) if chosen == "reference" else self._calls[chosen][0](*args)
         self._check_out(args, out)
         if chosen == "reference":
-            for have, value in zip(out, self.reference(*args), strict=True):
+            for have, value in zip(out, _listed(self.reference(*args)), strict=True):
                 have.copy_(value)
         else:
             self._calls[chosen][1](*args, *out)
@@ -97,13 +99,18 @@ class Op:
 
     def _check_out(self, args: tuple[Any, ...], out: Tensors) -> None:
         with torch.device("meta"):
-            wanted = self._allocate(*(a.to("meta") if isinstance(a, Tensor) else a for a in args))
-        for name, want, have in zip(self.results, wanted, out, strict=True):
+            allocated = self._allocate(*(a.to("meta") if isinstance(a, Tensor) else a for a in args))
+        for name, want, have in zip(self.results, _listed(allocated), out, strict=True):
             if not isinstance(have, Tensor) or (have.shape, have.dtype) != (want.shape, want.dtype):
                 got = f"{have.dtype} {list(have.shape)}" if isinstance(have, Tensor) else type(have).__name__
                 raise ValueError(f"{self.name}: out.{name} must be {want.dtype} {list(want.shape)}, got {got}")
             if not have.is_contiguous():
                 raise ValueError(f"{self.name}: out.{name} must be contiguous, got strides {list(have.stride())}")
+
+
+def _listed(results: Tensor | Tensors) -> Tensors:
+    """Results of an op as a tuple; an op of one result returns it bare."""
+    return (results,) if isinstance(results, Tensor) else results
 
 
 def _do_nothing(*_: Any) -> None:

@@ -1,0 +1,67 @@
+"""rollback beside a few lines of PyTorch that compute the same lengths and trim the same table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from specdec_kernels import rollback
+
+from . import caches
+from .caches import PAGE, CacheCase, CacheInput
+from .suite import Contender, pytest_speed
+
+
+def cases(extent: str) -> list[CacheCase]:
+    """Cases of `quick`, `default` or `full`; a table is all that a rollback touches."""
+    batches = {"quick": (16,), "default": (1, 16, 64)}.get(extent, (1, 4, 16, 64, 256))
+    return [CacheCase("rollback", 32, batch, "nhd") for batch in batches]
+
+
+def inputs(case: CacheCase) -> list[CacheInput]:
+    """One cache of one layer: pages are freed for all layers at once."""
+    x = caches.cache_input(CacheCase(case.op, 32, case.batch, case.format))
+    return [x._replace(tensors=x.tensors[:1])]
+
+
+def ours(x: CacheInput, backend: str) -> tuple[Tensor, Tensor]:
+    """One call of the package: new lengths, freed pages."""
+    result = rollback(x.layout, x.lengths, x.num_accepted, backend=backend)
+    return result.lengths, result.freed_pages[: int(result.num_freed)]
+
+
+def plain(x: CacheInput) -> tuple[Tensor, Tensor]:
+    """The same in PyTorch, with the synchronisation that a boolean mask needs."""
+    table = x.layout.block_table
+    assert table is not None
+    lengths = x.lengths + 1 + x.num_accepted
+    start = torch.arange(table.shape[1], device=table.device) * PAGE
+    dropped = (start >= lengths[:, None]) & (table >= 0)
+    freed = table[dropped]
+    table[dropped] = -1
+    return lengths, freed
+
+
+def check(run: Callable[[CacheInput], tuple[Tensor, Tensor]]) -> Callable[[CacheInput], None]:
+    """Lengths, pages and table of the reference."""
+
+    def compare(x: CacheInput) -> None:
+        want, got = x.clone(), x.clone()
+        assert all(torch.equal(a, b) for a, b in zip(ours(want, "reference"), run(got), strict=True))
+        assert torch.equal(want.layout.block_table, got.layout.block_table)  # type: ignore[arg-type]
+
+    return compare
+
+
+def contenders(case: CacheCase, made: Sequence[CacheInput], backends: Sequence[str]) -> list[Contender]:
+    """Ours, then the rival."""
+    field = []
+    for backend in backends:
+        run = lambda x, backend=backend: ours(x, backend)  # noqa: E731
+        field.append(Contender(backend, True, run, check(run)))
+    return [*field, Contender("plain PyTorch", False, plain, check(plain))]
+
+
+test_speed = pytest_speed("rollback")

@@ -1,0 +1,75 @@
+"""select_state beside one index a layer: recurrent states of 32 layers, 64 heads x 64 x 128, bfloat16."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specdec_kernels import CacheLayout, select_state
+
+from .caches import CacheCase
+from .suite import Contender, pytest_speed
+
+LAYERS, DRAFT, STATE = 8, 3, (64, 64, 128)  # 8 layers stand for 32: all are alike
+
+
+class StateInput(NamedTuple):
+    """States of every layer and the verdict."""
+
+    states: list[Tensor]  # [batch, DRAFT + 1, *STATE]
+    layout: CacheLayout
+    num_accepted: Tensor
+
+
+def cases(extent: str) -> list[CacheCase]:
+    """Cases of `quick`, `default` or `full`."""
+    batches = {"quick": (4,), "default": (1, 4)}.get(extent, (1, 4, 16))
+    return [CacheCase("select_state", 32, batch, "blhd") for batch in batches]
+
+
+def inputs(case: CacheCase) -> list[StateInput]:
+    """Every count of accepted tokens in turn."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    states = [torch.ones(case.batch, DRAFT + 1, *STATE, dtype=torch.bfloat16, device=device) for _ in range(LAYERS)]
+    accepted = (torch.arange(case.batch, dtype=torch.int32, device=device) + 2) % (DRAFT + 1)
+    return [StateInput(states, CacheLayout(states, "blhd"), accepted)]
+
+
+def ours(x: StateInput, backend: str) -> None:
+    """One call of the package."""
+    select_state(x.layout, x.num_accepted, backend=backend)
+
+
+def indexed(x: StateInput) -> None:
+    """One advanced index a layer."""
+    request = torch.arange(len(x.num_accepted), device=x.num_accepted.device)
+    for states in x.states:
+        states[:, 0] = states[request, x.num_accepted]
+
+
+def check(run: Callable[[StateInput], None]) -> Callable[[StateInput], None]:
+    """The states that the reference leaves."""
+
+    def compare(x: StateInput) -> None:
+        for s in x.states:
+            s.copy_(torch.rand_like(s[:, :, :1]).expand_as(s))
+        want = [s[torch.arange(len(s), device=s.device), x.num_accepted] for s in x.states]
+        run(x)
+        assert all(torch.equal(s[:, 0], w) for s, w in zip(x.states, want, strict=True))
+
+    return compare
+
+
+def contenders(case: CacheCase, made: Sequence[StateInput], backends: Sequence[str]) -> list[Contender]:
+    """Ours, then the rival."""
+    field = []
+    for backend in backends:
+        run = lambda x, backend=backend: ours(x, backend)  # noqa: E731
+        field.append(Contender(backend, True, run, check(run)))
+    return [*field, Contender("index a layer", False, indexed, check(indexed))]
+
+
+test_speed = pytest_speed("select_state")

@@ -1,0 +1,91 @@
+"""Gather what a model computed for the nodes of the accepted path."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..._check import ID_DTYPES, Checker, fail
+from ..._op import Op
+from . import reference
+
+
+class GatherResult(NamedTuple):
+    """What `gather_nodes` returns.
+
+    Attributes:
+        values: ``[batch, max_depth + 1, ...]``, dtype of the values given: the root's row, those of the path, zeros.
+        status: int32 ``[batch]``: 32 where the path names a node that does not exist; it ends there.
+    """
+
+    values: Tensor
+    status: Tensor
+
+
+def _allocate(values: Tensor, path: Tensor) -> tuple[Tensor, Tensor]:
+    batch, columns = path.shape
+    return values.new_empty((batch, columns, values.shape[2])), values.new_empty((batch,), dtype=torch.int32)
+
+
+op = Op(reference.gather_nodes, _allocate, results=GatherResult._fields, backends=("cpu",))
+
+
+def gather_nodes(
+    values: Tensor, path: Tensor, *, out: GatherResult | None = None, backend: str | None = None
+) -> GatherResult:
+    """The rows of the root and of the accepted path: hidden states or features that the next draft starts from.
+
+    With n_1, n_2, ... the path of request b: ``out[b, 0] = values[b, 0]``, ``out[b, d] = values[b, n_d]``, and zeros
+    after the path's end. Row i belongs to the node whose successor is ``token_ids[b, i]`` of `verify_tree`, which is
+    how EAGLE and Medusa pair features with tokens. For a chain, ``path[b, i] = i + 1`` below num_accepted.
+
+    Args:
+        values: ``[batch, nodes, ...]``, any dtype; dense but for the first two axes.
+        path: int32 or int64 ``[batch, max_depth + 1]``: nodes without the root, then -1, as `verify_tree` returns it;
+            the last column, always -1 there, is not read.
+        out: preallocated results.
+        backend: see `verify_chain`.
+
+    Returns:
+        GatherResult.
+
+    Raises:
+        ValueError: wrong shapes, dtypes or devices.
+
+    Example:
+        >>> import torch
+        >>> from specdec_kernels import gather_nodes
+        >>> features = torch.tensor([[10.0, 11.0, 12.0, 13.0]])[..., None]  # [batch, nodes, dim]
+        >>> gather_nodes(features, torch.tensor([[2, 3, -1, -1]])).values[..., 0]
+        tensor([[10., 12., 13.,  0.]])
+    """
+    if not isinstance(values, Tensor):
+        fail("gather_nodes", "values", "a tensor [batch, nodes, ...]", type(values).__name__)
+    if values.dim() < 2 or values.shape[1] == 0:
+        fail("gather_nodes", "values", "[batch, nodes, ...] with a root", list(values.shape))
+    check = Checker("gather_nodes", values.device)
+    columns = check.dense("path", path, ID_DTYPES, (values.shape[0], "max_depth + 1")).shape[1]
+    if columns == 0:
+        fail("gather_nodes", "path", "[batch, max_depth + 1]", list(path.shape))
+    if not values[:1, :1].is_contiguous():
+        fail("gather_nodes", "values", "dense but for its first two axes", f"strides {list(values.stride())}")
+    shape = (values.shape[0], columns, *values.shape[2:])
+    results = None
+    if out is not None:
+        fits = isinstance(out.values, Tensor) and (out.values.shape, out.values.dtype) == (shape, values.dtype)
+        if not fits or not out.values.is_contiguous():
+            got = f"{out.values.dtype} {list(out.values.shape)}" if isinstance(out.values, Tensor) else "no tensor"
+            fail("gather_nodes", "out.values", f"contiguous {values.dtype} {list(shape)}", got)
+        results = _bytes(out.values), out.status
+    rows, status = op(_bytes(values), path, device=values.device, backend=backend, out=results)
+    return out if out is not None else GatherResult(rows.view(values.dtype).view(shape), status)
+
+
+def _bytes(values: Tensor) -> Tensor:
+    """The view [batch, nodes, byte] of values."""
+    rows = values.detach()
+    size = rows[0, 0].numel() if rows.shape[0] else 1
+    rows = rows.as_strided((*rows.shape[:2], size), (*rows.stride()[:2], 1))
+    return rows.view(torch.uint8)

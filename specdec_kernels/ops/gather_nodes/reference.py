@@ -1,0 +1,20 @@
+"""gather_nodes, spelled plainly: the root's row, then the rows of the accepted path, then zeros."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..._cache import BAD_TABLE
+
+
+def gather_nodes(values: Tensor, path: Tensor) -> tuple[Tensor, Tensor]:
+    """See `specdec_kernels.gather_nodes`; values are bytes [batch, nodes, byte]."""
+    nodes = values.shape[1]
+    node = torch.nn.functional.pad(path.long(), (1, 0))[:, :-1]
+    before_end = (node != -1).int().cumprod(1).bool()
+    known = (node >= 0) & (node < nodes)
+    status = torch.where((before_end & ~known).any(1), BAD_TABLE, 0).int()
+    taken = before_end & known.int().cumprod(1).bool()
+    rows = values.gather(1, torch.where(taken, node, 0)[..., None].expand(-1, -1, values.shape[2]))
+    return torch.where(taken[..., None], rows, 0), status
