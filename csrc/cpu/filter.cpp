@@ -12,8 +12,11 @@
 namespace specdec::cpu {
 namespace {
 
-// At most this many kept logits are sorted; more are narrowed by passes over the row first.
-constexpr int64_t kSortLimit = 2048;
+// At most this many logits are sorted. bfloat16 rows hold hundreds of equal logits near the
+// threshold, which no pass can part.
+constexpr int64_t kSortLimit = 1024;
+// Logits in question are listed once they are at most vocabulary / kListShare.
+constexpr int64_t kListShare = 8;
 constexpr int kColumns = 128;  // of column_max
 
 double weight_of(const RowLaw& law, float logit) {
@@ -35,17 +38,17 @@ void sum_kept(const Team& team, RowLaw& law) {
   }
 }
 
-// Sorted kept logits: raises the threshold to top-p's, then sums what is left. `above` is the mass
-// of kept logits that are not in the list, all larger.
-float sorted_top_p(const RowLaw& law, float* values, int64_t n, double above, double wanted) {
+// Sorts kept logits, raises the threshold to top-p's, and sets the mass. `above` is the mass of the
+// kept logits that are not in the list, all of them larger.
+void raise_to_top_p(RowLaw& law, float* values, int64_t n, double above, double wanted) {
   std::sort(values, values + n, std::greater<>());
-  double mass = above;
+  law.mass = above;
   for (int64_t i = 0; i < n; ++i) {
-    mass += weight_of(law, values[i]);
+    law.mass += weight_of(law, values[i]);
+    law.threshold = values[i];
     const bool ends_group = i + 1 == n || values[i + 1] != values[i];
-    if (ends_group && mass >= wanted) return values[i];
+    if (ends_group && law.mass >= wanted) return;
   }
-  return n > 0 ? values[n - 1] : law.threshold;
 }
 
 void sum_sorted(RowLaw& law, const float* values, int64_t n) {
@@ -74,26 +77,47 @@ struct Bracket {
   float low, high;
   double mass_high;
   int64_t count_low, count_high;
+
+  int64_t count() const { return count_low - count_high; }
+  bool is_one_value() const { return ordered(high) - ordered(low) <= 1; }
 };
 
 struct PivotTotals {
-  double mass[kPivots];
-  int64_t count[kPivots];
+  double mass[kPivots] = {};
+  int64_t count[kPivots] = {};
+
+  void add(const PivotSums& s) {
+    for (int j = 0; j < kPivots; ++j) {
+      mass[j] += s.mass[j];
+      count[j] += s.count[j];
+    }
+  }
 };
 
-PivotTotals pivot_pass(const Team& team, const RowLaw& law, const float* pivots) {
+PivotTotals pivot_row(const Team& team, const RowLaw& law, const float* pivots) {
   std::vector<PivotSums> sums(law.source.tile_count(), PivotSums{});
   const Weighting w = law.weighting(1);
   const float lowest = *std::min_element(pivots, pivots + kPivots);
   for_tiles(team, law, lowest, [&](int, int t, const float* tile, int n) {
     sums[t] = tiles().pivot_sums(tile, n, w, pivots);
   });
-  PivotTotals out{};
-  for (const PivotSums& s : sums) {
-    for (int j = 0; j < kPivots; ++j) {
-      out.mass[j] += s.mass[j];
-      out.count[j] += s.count[j];
-    }
+  PivotTotals out;
+  for (const PivotSums& s : sums) out.add(s);
+  return out;
+}
+
+// The same over a list of the logits of one bracket, which is padded like a tile.
+PivotTotals pivot_list(const RowLaw& law, const std::vector<float>& list, const Bracket& listed,
+                       const float* pivots) {
+  const Weighting w = law.weighting(1);
+  PivotTotals out;
+  for (size_t i = 0; i < list.size(); i += kTile) {
+    const auto n = static_cast<int>(std::min<size_t>(kTile, list.size() - i));
+    out.add(tiles().pivot_sums(list.data() + i, n, w, pivots));
+  }
+  for (int j = 0; j < kPivots; ++j) {
+    out.mass[j] += listed.mass_high;
+    out.count[j] += listed.count_high;
   }
   return out;
 }
@@ -113,20 +137,21 @@ void narrow(Bracket& b, const float* pivots, const PivotTotals& found, double wa
   }
 }
 
-// First pivots: the maximum (one pass settles rows of equal logits), and a level below which all
-// logits together weigh less than what top-p may drop; later ones cut the bracket in four, by value
-// while that works well, then by the order of floats.
+// The first pass starts at a level below which all logits together weigh less than top-p may drop;
+// later ones cut the bracket in four, by value while that works well, then by the order of floats.
 void choose_pivots(const RowLaw& law, const Bracket& b, int pass, double mass, float* pivots) {
+  constexpr int kByValue = 8;
   if (pass == 0) {
     const double dropped = (1 - law.params.top_p) * mass / static_cast<double>(law.source.vocab);
     const double level = law.max + law.params.temperature * (std::log(dropped) - 1e-3);
     const float low = std::isfinite(level) ? static_cast<float>(level) : -FLT_MAX;
-    pivots[0] = law.max;
-    pivots[2] = std::min(std::max(low, b.low), law.max);
-    pivots[1] = pivots[2] + 0.5f * (law.max - pivots[2]);
+    pivots[0] = std::min(std::max(low, b.low), law.max);
+    for (int j = 1; j < kPivots; ++j) {
+      const float part = static_cast<float>(j) / kPivots;
+      pivots[j] = pivots[0] * (1 - part) + law.max * part;
+    }
     return;
   }
-  constexpr int kByValue = 6;
   for (int j = 0; j < kPivots; ++j) {
     if (pass < kByValue) {
       const float part = static_cast<float>(j + 1) / (kPivots + 1);
@@ -138,28 +163,44 @@ void choose_pivots(const RowLaw& law, const Bracket& b, int pass, double mass, f
   }
 }
 
-// The largest logit t of {l >= threshold} with mass{l >= t} >= wanted, by passes over the row.
-float search_top_p(const Team& team, const RowLaw& law, int64_t count, double mass, double wanted) {
-  Bracket b{std::max(law.threshold, -FLT_MAX), kInf, 0, count, 0};
-  for (int pass = 0; b.count_low - b.count_high > kSortLimit; ++pass) {
-    float pivots[kPivots];
-    choose_pivots(law, b, pass, mass, pivots);
-    narrow(b, pivots, pivot_pass(team, law, pivots), wanted);
-    if (b.low == law.max || ordered(b.high) - ordered(b.low) <= 1) return b.low;
-  }
+// The logits of a bracket in index order, padded with -inf.
+std::vector<float> list_bracket(const Team& team, const RowLaw& law, const Bracket& b) {
   std::vector<std::vector<float>> found(team.chunks());
   for_tiles(team, law, b.low, [&](int chunk, int, const float* tile, int n) {
     std::vector<float>& list = found[chunk];
-    const size_t before = list.size();
-    list.resize(before + kTile + kPad);
-    list.resize(before + tiles().gather(tile, n, b.low, b.high, list.data() + before));
+    alignas(64) float kept[kTile + kPad];
+    const int count = tiles().gather(tile, n, b.low, b.high, kept);
+    list.insert(list.end(), kept, kept + count);
   });
   for (size_t c = 1; c < found.size(); ++c) {
     found[0].insert(found[0].end(), found[c].begin(), found[c].end());
   }
-  std::vector<float>& list = found[0];
-  const auto n = static_cast<int64_t>(list.size());
-  return n > 0 ? sorted_top_p(law, list.data(), n, b.mass_high, wanted) : b.low;
+  found[0].resize((found[0].size() + kPad - 1) / kPad * kPad, -kInf);
+  return std::move(found[0]);
+}
+
+// Raises the threshold of a law whose {l >= threshold} weighs `mass` to top-p's, and sets its mass:
+// passes over the row until few logits are in question, then passes over those, then a sort.
+void search_top_p(const Team& team, RowLaw& law, int64_t count, double mass) {
+  const double wanted = static_cast<double>(law.params.top_p) * mass;
+  const float above_all = from_ordered(ordered(law.max) + 1);
+  Bracket b{std::max(law.threshold, -FLT_MAX), above_all, 0, count, 0};
+  const int64_t few = std::max(kSortLimit, law.source.vocab / kListShare);
+  int pass = 0;
+  float pivots[kPivots];
+  for (; b.count() > few && !b.is_one_value(); ++pass) {
+    choose_pivots(law, b, pass, mass, pivots);
+    narrow(b, pivots, pivot_row(team, law, pivots), wanted);
+  }
+  const Bracket listed = b;
+  std::vector<float> list = list_bracket(team, law, b);
+  for (pass = std::max(pass, 1); b.count() > kSortLimit && !b.is_one_value(); ++pass) {
+    choose_pivots(law, b, pass, mass, pivots);
+    narrow(b, pivots, pivot_list(law, list, listed, pivots), wanted);
+  }
+  const auto in_bracket = [&](float l) { return l >= b.low && l < b.high; };
+  list.erase(std::partition(list.begin(), list.end(), in_bracket), list.end());
+  raise_to_top_p(law, list.data(), static_cast<int64_t>(list.size()), b.mass_high, wanted);
 }
 
 }  // namespace
@@ -232,7 +273,7 @@ float Candidates::finish(float max) {
   return tau;
 }
 
-void finish_filters(const Team& team, RowLaw& law, Candidates* candidates, double mass) {
+void finish_filters(const Team& team, RowLaw& law, Candidates* candidates, bool entropy) {
   int64_t count = law.source.vocab;
   if (candidates) {
     law.threshold = std::min(candidates->finish(law.max), law.max);
@@ -242,18 +283,15 @@ void finish_filters(const Team& team, RowLaw& law, Candidates* candidates, doubl
       std::sort(values, values + count, std::greater<>());
       sum_sorted(law, values, count);
       if (!law.params.has_p()) return;
-      law.threshold =
-          sorted_top_p(law, values, count, 0, static_cast<double>(law.params.top_p) * law.mass);
+      const double wanted = static_cast<double>(law.params.top_p) * law.mass;
+      raise_to_top_p(law, values, count, 0, wanted);
       return sum_sorted(law, values, count);
     }
     sum_kept(team, law);
-    mass = law.mass;
   }
   if (!law.params.has_p()) return;
-  const double wanted = static_cast<double>(law.params.top_p) * mass;
-  const float edge = search_top_p(team, law, count, mass, wanted);
-  law.threshold = std::min(std::max(law.threshold, edge), law.max);
-  sum_kept(team, law);
+  search_top_p(team, law, count, law.mass);
+  if (entropy) sum_kept(team, law);
 }
 
 }  // namespace specdec::cpu

@@ -39,8 +39,8 @@ class Candidates {
   std::unique_ptr<float[]> values_;
 };
 
-// Sets threshold and mass (and mass_log) of a filtered row whose maximum is known. `candidates` is
-// null where top-p is the only filter; `mass` is then the mass of the whole row.
-void finish_filters(const Team& team, RowLaw& law, Candidates* candidates, double mass);
+// Sets threshold and mass (and mass_log, if `entropy`) of a filtered row whose maximum is known.
+// `candidates` is null where top-p is the only filter; law.mass is then that of the whole row.
+void finish_filters(const Team& team, RowLaw& law, Candidates* candidates, bool entropy);
 
 }  // namespace specdec::cpu

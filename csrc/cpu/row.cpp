@@ -137,7 +137,7 @@ void finish(const Team& team, Job& job) {
     candidates = &*job.partial[0].candidates;
     for (size_t c = 1; c < job.partial.size(); ++c) candidates->merge(*job.partial[c].candidates);
   }
-  finish_filters(team, law, candidates, law.mass);
+  finish_filters(team, law, candidates, ask.entropy);
 }
 
 }  // namespace
