@@ -20,10 +20,17 @@ UNIT = tl.constexpr(1099511627776.0)  # 2^40
 
 
 class Lists(NamedTuple):
-    """Scratch of the filters; values in the logits' own dtype."""
+    """Scratch of the filters; logits in their' own dtype."""
 
-    values: Any  # [rows, tiles, LISTED]
+    logits: Any  # [rows, tiles, LISTED]
     offsets: Any  # int16, place inside the tile
+
+
+@triton.jit
+def _ranked(ordered, RANK: tl.constexpr, SIZE: tl.constexpr):
+    """The RANK-th (from 1) of values in order, or the last."""
+    PLACE: tl.constexpr = RANK if RANK < SIZE else SIZE
+    return tl.max(tl.where(tl.arange(0, SIZE) == PLACE - 1, ordered, float("-inf")), axis=0)
 
 
 @triton.jit
@@ -35,17 +42,15 @@ def list_tile(ws, lists, row, tile, x, TILE: tl.constexpr, LISTED: tl.constexpr)
     """
     STRATA: tl.constexpr = TILE // 32
     maxima = tl.sort(tl.max(tl.reshape(x, [32, STRATA]), axis=0), descending=True)
-    rank = tl.arange(0, STRATA)
     cut = tl.full([], float("inf"), tl.float32)
     for attempt in tl.static_range(3):
-        place: tl.constexpr = min(LISTED >> (attempt + 1), STRATA) - 1
-        level = tl.max(tl.where(rank == place, maxima, float("-inf")), axis=0)
+        level = _ranked(maxima, LISTED >> (attempt + 1), STRATA)
         fits = tl.sum(((x >= level) & (x > float("-inf"))).to(tl.int32), axis=0) <= LISTED
         cut = tl.where(fits & (cut == float("inf")), level, cut)
     listed = (x >= cut) & (x > float("-inf")) & (x < float("inf"))
     place_of = tl.cumsum(listed.to(tl.int32), axis=0) - 1
     at = (row * ws.tiles + tile) * LISTED + place_of
-    tl.store(lists.values + at, x.to(lists.values.dtype.element_ty), mask=listed)
+    tl.store(lists.logits + at, x.to(lists.logits.dtype.element_ty), mask=listed)
     tl.store(lists.offsets + at, tl.arange(0, TILE).to(tl.int16), mask=listed)
     put_f(ws, F_CUT, row, tile, cut)
     put_i(ws, I_COUNT, row, tile, tl.sum(listed.to(tl.int32), axis=0))
@@ -77,8 +82,17 @@ def load_lists(ws, lists, row, T_PAD: tl.constexpr, LISTED: tl.constexpr):
     j = tl.arange(0, LISTED)
     at = (row * ws.tiles + t[:, None]) * LISTED + j[None, :]
     mask = j[None, :] < count[:, None]
-    x = tl.load(lists.values + at, mask=mask, other=float("-inf"), cache_modifier=".cg").to(tl.float32)
+    x = tl.load(lists.logits + at, mask=mask, other=float("-inf"), cache_modifier=".cg").to(tl.float32)
     return tl.reshape(x, [T_PAD * LISTED])
+
+
+@triton.jit
+def load_listed_ids(ws, lists, row, x, TILE: tl.constexpr, T_PAD: tl.constexpr, LISTED: tl.constexpr):
+    """Ids of the listed logits x, as `load_lists` gave them."""
+    at = tl.arange(0, T_PAD * LISTED)
+    place = row * ws.tiles * LISTED + at
+    offset = tl.load(lists.offsets + place, mask=x > float("-inf"), other=0, cache_modifier=".cg")
+    return (at // LISTED) * TILE + offset.to(tl.int32)
 
 
 @triton.jit
@@ -201,11 +215,9 @@ def race_in_lists(
 ):  # fmt: skip
     """(best score, id) among the listed ids at or above the threshold."""
     x = load_lists(ws, lists, row, T_PAD, LISTED)
-    at = tl.arange(0, T_PAD * LISTED)
-    ok = x > float("-inf")
-    offset = tl.load(lists.offsets + row * ws.tiles * LISTED + at, mask=ok, other=0, cache_modifier=".cg")
-    v = (at // LISTED) * TILE + offset.to(tl.int32)
-    return winner(race_scores(x * inv_t, ok & (x >= threshold), words(noise, b, position, PURPOSE, v)), v)
+    v = load_listed_ids(ws, lists, row, x, TILE, T_PAD, LISTED)
+    competes = (x > float("-inf")) & (x >= threshold)
+    return winner(race_scores(x * inv_t, competes, words(noise, b, position, PURPOSE, v)), v)
 
 
 @triton.jit

@@ -19,3 +19,12 @@ def winner(score, v):
     best = tl.max(score, axis=0)
     at = tl.min(tl.where((score == best) & (score > float("-inf")), v, 0x7FFFFFFF), axis=0)
     return best, at
+
+
+@triton.jit
+def pop(score, v, column):
+    """(best score, its id, its column, scores without it); id and column are -1 if nobody is left."""
+    best, at = winner(score, v)
+    hit = (score == best) & (v == at) & (score > float("-inf"))
+    place = tl.max(tl.where(hit, column, -1), axis=0)
+    return best, tl.where(place < 0, -1, at), place, tl.where(hit, float("-inf"), score)

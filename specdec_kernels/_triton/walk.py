@@ -65,6 +65,11 @@ def pick(values, i, at):
 
 
 @triton.jit
+def any_of(conditions):
+    return tl.max(conditions.to(tl.int32), axis=0) > 0
+
+
+@triton.jit
 def decide(call, b, accepted, how, status, token):
     at = call.decision + b * D_FIELDS
     tl.store(at + D_ACCEPTED, accepted.to(tl.int32))
@@ -145,10 +150,10 @@ def walk_ratio(call, b, KP: tl.constexpr, NT, NR, ROWS: tl.constexpr, STATS: tl.
     passes = tested & (unreadable == 0) & (p > 0) & (q > 0) & (u * q < p + call.knobs.over_acceptance)
     accepted = tl.min(tl.where(passes, KP, i), axis=0)
     here = i == accepted
-    bad_here = tl.max((here & bad_row).to(tl.int32), axis=0) > 0
-    unreadable_here = tl.max((here & unreadable).to(tl.int32), axis=0) > 0
-    tested_here = tl.max((here & tested).to(tl.int32), axis=0) > 0
-    zero_here = tl.max((here & tested & (unreadable == 0) & (q == 0)).to(tl.int32), axis=0) > 0
+    bad_here = any_of(here & bad_row)
+    unreadable_here = any_of(here & unreadable)
+    tested_here = any_of(here & tested)
+    zero_here = any_of(here & tested & (unreadable == 0) & (q == 0))
     status = tl.where((accepted == k) & bad_id, status | S_ID, status)
     status = tl.where(bad_here, status | S_TARGET, status)
     status = tl.where(unreadable_here, status | S_DRAFT, status)
@@ -189,7 +194,7 @@ def walk_target(call, b, KP: tl.constexpr, NR, RULE: tl.constexpr):
                 near = tl.abs(ids - argmax) <= call.knobs.max_distance
             passes = (tl.abs(x) < float("inf")) & (near | (i < call.knobs.min_block - 1))
     accepted = tl.min(tl.where(tested & passes, KP, i), axis=0)
-    bad_here = tl.max(((i == accepted) & bad_row).to(tl.int32), axis=0) > 0
+    bad_here = any_of((i == accepted) & bad_row)
     status = tl.where((accepted == k) & bad_id, status | S_ID, status)
     status = tl.where(bad_here, status | S_TARGET, status)
     how = tl.where(bad_here | lost, NOTHING, FIXED)
@@ -215,9 +220,9 @@ def walk_block(call, b, KP: tl.constexpr, NT, NR, ROWS: tl.constexpr, STATS: tl.
     miss = tl.min(tl.where(greedy & tested & (p == 0), i, KP), axis=0)
     length = tl.where(lost, 0, tl.minimum(stop, miss + 1))
     reached = (i == stop) & (stop <= miss) & (lost == 0)
-    bad_here = tl.max((reached & bad_row).to(tl.int32), axis=0) > 0
-    unreadable_here = tl.max((reached & unreadable).to(tl.int32), axis=0) > 0
-    zero = tl.max(((i < length) & (q == 0)).to(tl.int32), axis=0) > 0
+    bad_here = any_of(reached & bad_row)
+    unreadable_here = any_of(reached & unreadable)
+    zero = any_of((i < length) & (q == 0))
     status = tl.where((stop == k) & (stop <= miss) & bad_id & (lost == 0), status | S_ID, status)
     status = tl.where(bad_here, status | S_TARGET, status)
     status = tl.where(unreadable_here, status | S_DRAFT, status)

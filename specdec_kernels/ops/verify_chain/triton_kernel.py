@@ -14,31 +14,28 @@ import triton.language as tl
 from torch import Tensor
 
 from ..._triton import launch as host
-from ..._triton.chains import Chain, Columns, bit_row, chain_of, invert_kernel, row_offset
-from ..._triton.filters import Lists, list_tile, race_in_lists, race_in_row, threshold_of
+from ..._triton import scratch
+from ..._triton.chains import Chain, bit_row, chain_of, row_offset
+from ..._triton.filters import list_tile, race_in_lists, race_in_row, threshold_of
 from ..._triton.handshake import arrive
 from ..._triton.laws import draft_tile, kept, law_of, prob
 from ..._triton.noise import log, tile_words
 from ..._triton.race import race_scores, winner
-from ..._triton.rows import Noise, Rows, Sampling, load_logits, mask_allowed, sampling_of
+from ..._triton.rows import Noise, Sampling, load_logits, mask_allowed, sampling_of
 from ..._triton.stats import (
     F_CUT,
-    F_FIELDS,
     F_MAX,
     F_RAW_MAX,
     F_SCORE,
     F_SUM,
     I_ARG,
     I_COUNT,
-    I_FIELDS,
     I_RANK,
     I_WINNER,
     Q_ARG,
     Q_FIELDS,
     Q_RANK,
     Q_WINNER,
-    R_FIELDS,
-    Partials,
     get_f,
     get_i,
     get_record_i,
@@ -192,7 +189,7 @@ def _merge_draft(
     if FILTERS:
         if filtered & (bad == 0):
             offset = row_offset(call.draft, call.chain, first, b, i, 0)
-            threshold, mass, zsum, _ = threshold_of(
+            threshold, mass, zsum, listed = threshold_of(
                 call.ws, call.draft_lists, call.draft, offset, i, row, (maximum, mass), (inv_t, t, k, p, floor),
                 TILE, T_PAD, LISTED,
             )  # fmt: skip
@@ -418,34 +415,6 @@ def _draw_kernel(
         write_outputs(call, b, KP, NR, RULE, LOGPROBS, token, how, status)
 
 
-def _rows_of(logits: Tensor, flat: bool, allowed: Tensor | None = None) -> Rows:
-    stride = (0, *logits.stride()[:1]) if flat else logits.stride()[:2]
-    return Rows(logits, *stride, logits.shape[-1], allowed, 0 if allowed is None else allowed.stride(0))
-
-
-def _partials(tickets: Tensor, rows: int, tiles: int) -> Partials:
-    device = tickets.device
-    f = torch.empty(F_FIELDS.value * rows * tiles, dtype=torch.float32, device=device)
-    i = torch.empty(I_FIELDS.value * rows * tiles, dtype=torch.int32, device=device)
-    record_f = torch.empty(rows * R_FIELDS.value, dtype=torch.float32, device=device)
-    record_i = torch.empty(rows * Q_FIELDS.value, dtype=torch.int32, device=device)
-    return Partials(tickets, f, i, record_f, record_i, rows, tiles)
-
-
-def _lists(logits: Tensor, rows: int, tiles: int) -> Lists:
-    count = rows * tiles * host.LISTED
-    return Lists(logits.new_empty(count), logits.new_empty(count, dtype=torch.int16))
-
-
-def _columns(token_map: Tensor | None, vocab: int) -> Columns:
-    if token_map is None:
-        return Columns(None, None)
-    inverse = torch.empty(vocab, dtype=torch.int32, device=token_map.device)
-    count = token_map.shape[0]
-    host.launch(invert_kernel, triton.cdiv(count, 1024), token_map, inverse, count, vocab, BLOCK=1024)
-    return Columns(token_map, inverse)
-
-
 def verify_chain_out(
     draft_ids: Tensor, target_logits: Tensor, draft_logits: Tensor | None, draft_logsumexp: Tensor | None,
     draft_threshold: Tensor | None, cu_draft: Tensor | None, max_draft: int,
@@ -471,26 +440,31 @@ def verify_chain_out(
     if has_rows:
         tiles = max(tiles, host.tiles_of(draft.shape[-1]))
     tickets = host.counters(rows + batch, device)
-    ws = _partials(tickets, rows, tiles)
-    on = (top_k, top_p, min_p) != (None, None, None) and rule in (0, 1, MATCH.value, TYPICAL.value)
-    draft_on = (draft_top_k, draft_top_p, draft_min_p) != (None, None, None) and has_rows and not has_stats
+    ws = scratch.partials(tickets, rows, tiles)
+    # greedy, topm and distance read no filter; with draft_stats the draft's are in its threshold.
+    filters = (top_k, top_p, min_p) if rule <= MATCH.value or rule == TYPICAL.value else ()
+    draft_filters = (draft_top_k, draft_top_p, draft_min_p) if has_rows and not has_stats else ()
+    lists = scratch.lists(target_logits, rows, tiles, filters)
+    draft_lists = scratch.lists(draft, rows, tiles, draft_filters)
     decision = torch.empty(batch * D_FIELDS.value, dtype=torch.int32, device=device)
     scale = torch.empty(batch * 2 * kp, dtype=torch.float32, device=device)
     call = Call(
         Chain(draft_ids, cu_draft, draft_ids.shape[0] if flat else 0, max_draft),
-        _rows_of(target_logits, flat, allowed), _rows_of(draft, flat), _columns(draft_map, vocab),
+        scratch.rows_of(target_logits, flat=flat, allowed=allowed), scratch.rows_of(draft, flat=flat),
+        scratch.columns(draft_map, vocab),
         Sampling(temperature, top_k, top_p, min_p),
         Sampling(draft_temperature, draft_top_k, draft_top_p, draft_min_p),
         Noise(seed, position, step, None),
         draft_logsumexp if has_stats else None, draft_threshold if has_stats else None,
         Knobs(over_acceptance, typical_epsilon, typical_delta, top_m, max_distance, min_block),
-        ws, _lists(target_logits, rows, tiles) if on else None, _lists(draft, rows, tiles) if draft_on else None, decision, scale, token_ids, num_accepted, status, logprobs if logprobs_mode else None,
+        ws, lists, draft_lists, decision, scale, token_ids, num_accepted, status,
+        logprobs if logprobs_mode else None,
     )  # fmt: skip
     flags: dict[str, Any] = {
         "RULE": rule, "ROWS": has_rows, "STATS": has_stats, "LOGPROBS": logprobs_mode,
          "TILE": host.TILE, "T_PAD": host.power(tiles), "KP": kp,
     }  # fmt: skip
-    extra = {"FILTERS": on, "DRAFT_FILTERS": draft_on, "LISTED": host.LISTED}
+    extra = {"FILTERS": lists is not None, "DRAFT_FILTERS": draft_lists is not None, "LISTED": host.LISTED}
     host.launch(_rows_kernel, rows * tiles, call, nt, nd, rows, **flags, **extra)
     flags["FROM_TARGET"] = rejected_from_target
     if rule == BLOCK.value and has_draft and max_draft > 1:
@@ -498,7 +472,9 @@ def verify_chain_out(
         shape = {key: flags[key] for key in ("STATS", "TILE", "T_PAD", "KP")}
         host.launch(_mass_kernel, batch * (max_draft - 1) * tiles, call, sums, rows, nt, nd, **shape)
     if rule <= BLOCK.value:
-        draw_tiles = host.tiles_of(vocab)
-        part = _partials(tickets, batch, draw_tiles)
-        flags["T_PAD"] = host.power(draw_tiles)
+        # Two races and a pair of rows a tile: half a tile keeps them in registers.
+        draw_tile = max(host.TILE // 2, 32)
+        draw_tiles = max(triton.cdiv(vocab, draw_tile), 1)
+        part = scratch.partials(tickets, batch, draw_tiles)
+        flags["T_PAD"], flags["TILE"] = host.power(draw_tiles), draw_tile
         host.launch(_draw_kernel, batch * draw_tiles, call, part, nt, nd, **flags)

@@ -1,0 +1,101 @@
+"""The weights (a p - b q)+ of one row pair a request: what residual_probs and residual_sample share."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from . import launch as host
+from . import scratch
+from .chains import Chain
+from .laws import law_of
+from .pairs import Pairs, draft_probs, laws_kernel, target_probs
+from .rows import Sampling, sampling_of
+from .stats import BAD, Q_STATE, get_record_i
+from .walk import S_DRAFT, S_ID, S_SAMPLING, S_TARGET
+
+
+class Scaled(NamedTuple):
+    """Scales of the two laws, and the drafted id where q is a point mass."""
+
+    a: Any  # float32 [batch]
+    b: Any
+    ids: Any  # int64 [batch] or None
+
+
+@triton.jit
+def residual_case(pairs, scaled, b, ROWS: tl.constexpr):
+    """(drafted id, q is a point mass, q is a row, bad target row, status) of request b. A bad draft row is no draft."""
+    zero = tl.full([], 0, tl.int64)
+    inv_t, _, _, _, _, _, greedy, bad_value = sampling_of(pairs.sampling, b, pairs.target.vocab)
+    bad = get_record_i(pairs.ws, _row(pairs, b, ROWS), Q_STATE, b >= 0) == BAD
+    status = tl.where(bad_value, S_SAMPLING, 0) | tl.where(bad, S_TARGET, 0)
+    known = b < 0
+    x = zero
+    if scaled.ids is not None:
+        x = tl.load(scaled.ids + b)
+        known = (x >= 0) & (x < pairs.target.vocab)
+        status = status | tl.where((known == 0) & (x != -1), S_ID, 0)
+        x = tl.where(known, x, 0)
+    point = known
+    is_row = b < 0
+    if ROWS:
+        _, _, _, _, _, _, draft_greedy, bad_draft_value = sampling_of(pairs.draft_sampling, b, pairs.draft.vocab)
+        bad_row = draft_greedy == 0
+        if bad_row:
+            bad_row = get_record_i(pairs.ws, 2 * b + 1, Q_STATE, b >= 0) == BAD
+        status = status | tl.where(bad_draft_value, S_SAMPLING, 0) | tl.where(bad_row, S_DRAFT, 0)
+        point = known & draft_greedy
+        is_row = (draft_greedy == 0) & (bad_row == 0)
+    return x, point, is_row, bad, status, inv_t, greedy
+
+
+@triton.jit
+def _row(pairs, b, ROWS: tl.constexpr):
+    """Record of the target row; the draft row's, if there is one, is the next."""
+    if ROWS:
+        return 2 * b
+    else:
+        return b
+
+
+@triton.jit
+def residual_tile(pairs, scaled, b, tile, x, point, is_row, inv_t, greedy, ROWS: tl.constexpr, TILE: tl.constexpr):
+    """(masked target logits, p, (a p - b q)+) of one tile."""
+    zero = tl.full([], 0, tl.int32)
+    v = tile * TILE + tl.arange(0, TILE)
+    row = _row(pairs, b, ROWS)
+    logits, p = target_probs(pairs, b, zero, b * 0, row, tile, inv_t, greedy, TILE)
+    q = tl.where(point & (v == x), 1.0, 0.0)
+    if ROWS:
+        if is_row:
+            y, q = draft_probs(pairs, b, zero, b * 0, row + 1, tile, law_of(pairs.ws, row + 1), TILE)
+    weight = tl.load(scaled.a + b) * p - tl.load(scaled.b + b) * q
+    return logits, p, tl.maximum(weight, 0.0)
+
+
+def laws(
+    target_logits: Tensor, draft_logits: Tensor | None, sampling: Sampling, draft_sampling: Sampling,
+    token_map: Tensor | None, allowed: Tensor | None,
+) -> Pairs:  # fmt: skip
+    """Launch the laws of all rows; what comes back is what the next launch reads."""
+    batch, vocab = target_logits.shape
+    has_rows = draft_logits is not None
+    draft = target_logits if draft_logits is None else draft_logits
+    rows, tiles = batch * (1 + has_rows), max(host.tiles_of(vocab), host.tiles_of(draft.shape[-1]))
+    draft_filters = draft_sampling[1:] if has_rows else ()
+    pairs = Pairs(
+        Chain(target_logits, None, 0, 0), scratch.rows_of(target_logits.unsqueeze(1), allowed=allowed),
+        scratch.rows_of(draft.unsqueeze(1)), scratch.columns(token_map if has_rows else None, vocab),
+        sampling, draft_sampling, scratch.partials(host.counters(rows, target_logits.device), rows, tiles),
+        scratch.lists(target_logits, rows, tiles, sampling[1:]), scratch.lists(draft, rows, tiles, draft_filters),
+    )  # fmt: skip
+    host.launch(
+        laws_kernel, rows * tiles, pairs, 1, int(has_rows), IS_CHAIN=False, ROWS=has_rows,
+        FILTERS=pairs.lists is not None, DRAFT_FILTERS=pairs.draft_lists is not None, LISTED=host.LISTED,
+        TILE=host.TILE, T_PAD=host.power(tiles), KP=1,
+    )  # fmt: skip
+    return pairs
