@@ -1,0 +1,185 @@
+"""python -m bench.traffic [--check]: bytes each op moves, as a multiple of MIN, without a GPU.
+
+MIN is the sum of what the rule must read, in the logits' own dtype (docs/design.md, Cost). The budget is 1.05 MIN without
+filters, 1.3 MIN with filters on rows shaped like a language model's, 2.4 MIN on any row. `--check` exits 1 over budget.
+Statistics, workspace and results count. How each meter counts: meters.py. The rivals' multiples stand below ours.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("TRITON_INTERPRET", "1")  # before triton is first imported
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import torch
+
+import specdec_kernels
+
+from . import acceptance_ratios, residual_probs, residual_sample, sample, suite, verify_chain
+from .cases import BOTH, FILTERS, Case
+from .machine import progress
+from .meters import Bytes, host_meter, torch_only_meter, triton_meter
+from .minimum import budget, minimum
+from .rivals import rivals
+from .rows import DTYPES, ChainInput, chain
+
+VOCAB = 32000  # eight tiles of 4096, the last not full; the interpreter takes a second a case
+METERS: dict[str, Callable[[], AbstractContextManager[Bytes]]] = {"triton": triton_meter, "cuda_host": host_meter}
+INTERPRETED = ("vLLM", "SGLang")
+
+
+class Metered(NamedTuple):
+    """One line of the table."""
+
+    case: Case
+    contender: str
+    minimum: int
+    moved: Bytes
+    budget: float | None  # None: a rival
+    fault: str  # a meter of a wrong result means nothing
+
+
+def cases() -> list[Case]:
+    """Small vocabularies of several tiles, and one full one."""
+    chain_case = dict(op="verify_chain", vocab=VOCAB, batch=4, dtype="bf16")
+    made = [Case(**chain_case, rule=rule) for rule in ("ratio", "greedy", "match", "typical", "block")]  # type: ignore[arg-type]
+    made += [Case(**chain_case, filters=f) for f in FILTERS if f != "none"]  # type: ignore[arg-type]
+    made += [Case(**chain_case, filters=BOTH, rows=rows) for rows in ("flat", "peaked")]  # type: ignore[arg-type]
+    made += [Case("verify_chain", VOCAB, 4), Case("verify_chain", 128256, 1, dtype="bf16")]
+    made += [Case("sample", VOCAB, 2, dtype="bf16", filters=f) for f in ("none", BOTH)]
+    made += [Case(op, VOCAB, 1, dtype="bf16") for op in ("acceptance_ratios", "residual_probs", "residual_sample")]
+    return made
+
+
+def build_input(case: Case) -> ChainInput:
+    """One batch, as the op's benchmark shapes it."""
+    draft = case.draft if case.op in ("verify_chain", "acceptance_ratios") else 1
+    x = chain(case.batch, draft, case.vocab, dtype=DTYPES[case.dtype], filters=FILTERS[case.filters], shape=case.rows)
+    if case.op in ("sample", "residual_probs", "residual_sample"):
+        x = x._replace(target=x.target[:, 0].contiguous(), draft=x.draft[:, 0].contiguous())
+    return x._replace(noise=x.noise._replace(step=torch.zeros_like(x.noise.seed)))
+
+
+def calls(case: Case, backend: str) -> list[tuple[str, bool, Callable[[ChainInput], Any]]]:
+    """(name, with draft_stats, call) of ours."""
+    if case.op != "verify_chain":
+        ours = {m.__name__.split(".")[-1]: m.ours for m in (sample, acceptance_ratios, residual_probs, residual_sample)}
+        return [(backend, False, lambda x: ours[case.op](x, backend))]
+    found: list[tuple[str, bool, Callable[[ChainInput], Any]]] = [
+        (backend, False, lambda x: verify_chain.ours(x, case.rule, backend))
+    ]
+    if case.rule == "ratio":
+        found.append((f"{backend} + draft_stats", True, lambda x: verify_chain.ours(x, case.rule, backend, True)))
+    return found
+
+
+def meter_ours(case: Case, backend: str) -> list[Metered]:
+    """Ours in one case."""
+    x = build_input(case)
+    lines = []
+    for name, stats, call in calls(case, backend):
+        with METERS[backend]() as moved:
+            result = call(x)
+        wrong = ""
+        if case.op == "verify_chain" and case.rule == "ratio":
+            wrong = "" if torch.equal(result.num_accepted.long(), x.num_accepted) else "WRONG RESULT"
+        lines.append(Metered(case, name, minimum(case, x, stats), moved, budget(case), wrong))
+    return lines
+
+
+def meter_rivals(case: Case) -> list[Metered]:
+    """Rivals that are plain PyTorch at the case's size; interpreted Triton where it says so."""
+    x = build_input(case)
+    lines = []
+    for contender in suite.module(case.op).contenders(case, [x], []):
+        if contender.name.startswith("compiled"):
+            continue  # one fused kernel: the dispatcher does not see inside
+        interpreted = contender.name.startswith(INTERPRETED)
+        with (triton_meter if interpreted else torch_only_meter)() as moved:
+            contender.run(x)
+        lines.append(Metered(case, contender.name, minimum(case, x), moved, None, ""))
+    return lines
+
+
+def rival_cases() -> list[Case]:
+    """Plain PyTorch at full size: it is fast enough."""
+    return [
+        Case("verify_chain", VOCAB, 2, dtype="bf16"),
+        Case("verify_chain", VOCAB, 2, dtype="bf16", filters=BOTH),
+        Case("verify_chain", batch=1, dtype="bf16"),
+        Case("sample", batch=2, dtype="bf16"),
+        Case("sample", batch=2, dtype="bf16", filters=BOTH),
+    ]
+
+
+def available(names: list[str]) -> list[str]:
+    """Meterable backends; the host-run CUDA library is built on demand."""
+    found = []
+    for name in names:
+        if name == "cuda_host":
+            sys.path.insert(0, str(suite.ROOT / "tests"))
+            try:
+                from native.build import build
+            except ImportError as error:
+                progress(f"cuda_host is left out: {error}")
+                continue
+            if name not in specdec_kernels._native.test_backends():
+                specdec_kernels._native.load_test_backend(name, str(build()))
+        elif reason := specdec_kernels.available_backends("cpu")[name]:
+            progress(f"{name} is left out: {reason}")
+            continue
+        found.append(name)
+    return found
+
+
+def show(line: Metered) -> bool:
+    """Print a line; whether it is within its budget."""
+    multiple = line.moved.total / line.minimum
+    within = line.budget is None or (multiple <= line.budget and not line.fault)
+    verdict = line.fault or ("" if within else "OVER")
+    allowed = "" if line.budget is None else f"<= {line.budget:<5} {verdict}"
+    print(
+        f"  {line.contender:<28}{line.minimum / 1024:>11.1f}{line.moved.read / 1024:>12.1f}"
+        f"{line.moved.written / 1024:>12.1f}{multiple:>9.3f}  {allowed}",
+        flush=True,
+    )
+    return within
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m bench.traffic", description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="exit 1 if an op of ours is over its budget")
+    parser.add_argument("--backend", action="append", default=[], choices=list(METERS), help="default: all that run")
+    parser.add_argument("--only", default="", help="cases whose op and name contain this")
+    chosen = parser.parse_args()
+    started, over = time.perf_counter(), 0
+    print(f"  {'':<28}{'MIN KiB':>11}{'read KiB':>12}{'written KiB':>12}{'x MIN':>9}  budget")
+    backends = available(chosen.backend or list(METERS))
+    for case in cases():
+        if chosen.only not in f"{case.op} {case.name}":
+            continue
+        print(f"{case.op}: {case.name}")
+        over += sum(not show(line) for backend in backends for line in meter_ours(case, backend))
+    for case in rival_cases():
+        if chosen.only not in f"{case.op} {case.name}":
+            continue
+        print(f"rivals, {case.op}: {case.name}")
+        for line in meter_rivals(case):
+            show(line)
+    for rival in rivals():
+        if reason := rival.available():
+            print(f"{rival.NAME} is not metered: {reason}")
+    print(f"{over} over budget, {time.perf_counter() - started:.0f} s")
+    sys.exit(1 if chosen.check and over else 0)
+
+
+if __name__ == "__main__":
+    main()
