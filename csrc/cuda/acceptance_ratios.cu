@@ -1,4 +1,5 @@
-// acceptance_ratios: min(1, p / q) at each draft id and sum_v min(p[v], q[v]). Kernels: rows.cu, pair.cu.
+// acceptance_ratios: min(1, p / q) at each draft id and sum_v min(p[v], q[v]). Kernels: rows.cu,
+// pair.cu.
 #include "../torch/args.h"
 #include "kernels.h"
 
@@ -11,8 +12,7 @@ void acceptance_ratios_out(SPECDEC_ACCEPTANCE_RATIOS_ARGS) {
       draft_ids, target_logits, draft_logits, cu_draft, max_draft, temperature, top_k, top_p, min_p,
       draft_temperature, draft_top_k, draft_top_p, draft_min_p, token_map, allowed, out_ratio,
       out_overlap, out_status);
-  Problem p =
-      base_problem(Task::kRatios, v.batch, v.target, v.draft, v.sampling, v.draft_sampling);
+  Problem p = base_problem(Task::kRatios, v.batch, v.target, v.draft, v.sampling, v.draft_sampling);
   p.max_draft = static_cast<int>(v.max_draft);
   p.total = v.total;
   p.is_flat = static_cast<bool>(v.cu_draft);

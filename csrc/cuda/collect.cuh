@@ -1,4 +1,5 @@
-// Merging without filters: rows of a request from their tiles, and the best keys of a row that is sampled.
+// Merging without filters: rows of a request from their tiles, and the best keys of a row that is
+// sampled.
 #pragma once
 #include "decide.cuh"
 
@@ -20,8 +21,7 @@ __device__ inline void merge_plain_rows(const Problem& p, const RowTask& t, int6
     other.parameters = other.is_target ? q.target : q.draft;
     const int tiles = tiles_of(other.is_target ? p.vocab : p.draft_vocab);
     const int64_t slot = p.row_slot(b, r);
-    const RowSum sum =
-        merge_row(p, slot, tiles, other.parameters.inv_t, row_races(p, other));
+    const RowSum sum = merge_row(p, slot, tiles, other.parameters.inv_t, row_races(p, other));
     if (threadIdx.x % 32 == 0) p.work.rows.store(slot, plain_stats(sum, other.parameters));
   }
   __syncthreads();
@@ -37,7 +37,8 @@ __device__ inline void collect_samples(const Problem& p, int64_t b, Key* best) {
     __syncthreads();
     if (threadIdx.x == 0 && !r.bad) {
       best[0] = r.key;
-      if (s.greedy) best[0] = row_race(p, b, 0, s).is_excluded(r.argmax) ? 0 : make_key(true, 0.f, r.argmax);
+      if (s.greedy)
+        best[0] = row_race(p, b, 0, s).is_excluded(r.argmax) ? 0 : make_key(true, 0.f, r.argmax);
     }
     __syncthreads();
     return;

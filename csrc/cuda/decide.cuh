@@ -1,5 +1,6 @@
-// The decision of rule chains on the statistics of their rows: accepted prefix, and how the next token is drawn.
-// Called by all threads of the block that arrives last for a request; thread i looks at position i.
+// The decision of rule chains on the statistics of their rows: accepted prefix, and how the next
+// token is drawn. Called by all threads of the block that arrives last for a request; thread i
+// looks at position i.
 #pragma once
 #include "rows.cuh"
 
@@ -32,7 +33,8 @@ __device__ inline Law draft_law(const Problem& p, const Chain& c, int64_t b, int
   return {r.maximum, s.inv_t, 0.f, 1.f / r.mass, r.threshold, -1};
 }
 
-// Draft column of a target id, or -1. The scratch is not initialised: an entry counts only if the map confirms it.
+// Draft column of a target id, or -1. The scratch is not initialised: an entry counts only if the
+// map confirms it.
 __device__ inline int64_t column_of(const Problem& p, int64_t id) {
   if (!p.token_map || p.task == Task::kSample) return id < p.draft_vocab ? id : -1;
   const int64_t column = p.work.columns.load(id);
@@ -49,7 +51,12 @@ __device__ inline float token_logprob(const Problem& p, const RowStats& r, const
   return (logit - r.maximum) * s.inv_t - logf(r.mass);
 }
 
-enum Verdict : int { kAccept, kReject, kEnd, kStop };  // kEnd: draw as from a bonus row; kStop: emit nothing
+enum Verdict : int {
+  kAccept,
+  kReject,
+  kEnd,
+  kStop
+};  // kEnd: draw as from a bonus row; kStop: emit nothing
 
 struct Fact {  // of one position
   int verdict, status;

@@ -169,7 +169,8 @@ __device__ inline void decide_sample(const Problem& p, int64_t b, const Key* key
   }
 }
 
-// acceptance_ratios: min(1, p / q) at each id; the overlaps that need a pass over both rows become pair tasks.
+// acceptance_ratios: min(1, p / q) at each id; the overlaps that need a pass over both rows become
+// pair tasks.
 __device__ inline void decide_ratios(const Problem& p, int64_t b) {
   SPECDEC_SHARED(Request, q);
   if (threadIdx.x == 0) q = load_request(p, b);
@@ -196,8 +197,7 @@ __device__ inline void decide_ratios(const Problem& p, int64_t b) {
           task.kind = kPair;
           task.draft = draft_law(p, q.chain, b, i, q.draft);
           const int64_t column = column_of(p, x);
-          qx = column < 0 ? 0.f
-                          : task.draft.at(draft_row(p, q.chain, b, i).at(column), column);
+          qx = column < 0 ? 0.f : task.draft.at(draft_row(p, q.chain, b, i).at(column), column);
         }
         if (qx == 0.f) status |= kZeroDraft;
         ratio = qx > 0.f ? fminf(px / qx, 1.f) : 0.f;

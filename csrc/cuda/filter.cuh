@@ -1,7 +1,8 @@
-// Filters as thresholds, without a sorted row. Of each tile the kListed largest values and the least value and mass of
-// each group of the sorted tile are kept. A threshold among the listed values of every tile is exact at once (tau12: the
-// larger of min-p's threshold and the k-th value; top-p: the largest t with mass{l >= t} >= p mass{l >= tau12}).
-// Elsewhere the groups bound where it lies, and refine.cuh reads the row once more.
+// Filters as thresholds, without a sorted row. Of each tile the kListed largest values and the
+// least value and mass of each group of the sorted tile are kept. A threshold among the listed
+// values of every tile is exact at once (tau12: the larger of min-p's threshold and the k-th value;
+// top-p: the largest t with mass{l >= t} >= p mass{l >= tau12}). Elsewhere the groups bound where
+// it lies, and refine.cuh reads the row once more.
 #pragma once
 #include "rows.cuh"
 #include "sort.cuh"
@@ -11,7 +12,8 @@ namespace specdec {
 constexpr int kMaxGroups = 2048;  // of a row in shared memory: 64 tiles
 
 struct GroupTable {
-  float least[kMaxGroups], above[kMaxGroups], mass[kMaxGroups];  // above: no value of the group is larger
+  float least[kMaxGroups], above[kMaxGroups],
+      mass[kMaxGroups];  // above: no value of the group is larger
 };
 union FilterScratch {
   float sorted[kTile];
@@ -19,9 +21,7 @@ union FilterScratch {
   GroupTable groups;
 };
 
-__device__ __forceinline__ float next_up(float x) {
-  return from_ordered_bits(ordered_bits(x) + 1);
-}
+__device__ __forceinline__ float next_up(float x) { return from_ordered_bits(ordered_bits(x) + 1); }
 
 // Lists the tile's largest values and its groups.
 __device__ inline void list_tile(const Problem& p, const RowTask& t, int64_t base, int64_t entry,
@@ -51,7 +51,7 @@ __device__ inline void list_tile(const Problem& p, const RowTask& t, int64_t bas
     p.work.groups.store(entry * kGroups + threadIdx.x / kThreadsPerGroup, {least, mass});
   }
   __syncthreads();
-  const float floor = first_left == -INFINITY   ? -INFINITY
+  const float floor = first_left == -INFINITY    ? -INFINITY
                       : last_listed > first_left ? last_listed
                                                  : next_up(last_listed);
   int count = 0, total = 0;
@@ -156,12 +156,14 @@ struct GroupMeasure {
   }
   __device__ double sure_mass(float t) const {
     double m = 0.;
-    for (int g = threadIdx.x; g < count; g += kThreads) m += groups->least[g] >= t ? groups->mass[g] : 0.f;
+    for (int g = threadIdx.x; g < count; g += kThreads)
+      m += groups->least[g] >= t ? groups->mass[g] : 0.f;
     return block_reduce(m, Plus{});
   }
   __device__ double most_mass(float t) const {
     double m = 0.;
-    for (int g = threadIdx.x; g < count; g += kThreads) m += groups->above[g] >= t ? groups->mass[g] : 0.f;
+    for (int g = threadIdx.x; g < count; g += kThreads)
+      m += groups->above[g] >= t ? groups->mass[g] : 0.f;
     return block_reduce(m, Plus{});
   }
 };
@@ -174,7 +176,8 @@ __device__ inline GroupMeasure load_groups(const Problem& p, const RowTask& t, i
     const int tile = g / kGroups;
     const int64_t entry = slot * p.tiles + tile;
     const Group group = p.work.groups.load(entry * kGroups + g % kGroups);
-    // A group's least value bounds the next one; a tile's first group is bounded by the row's maximum.
+    // A group's least value bounds the next one; a tile's first group is bounded by the row's
+    // maximum.
     table->least[g] = group.least;
     table->mass[g] = group.mass;
   }
@@ -305,8 +308,9 @@ __device__ inline void merge_filtered_row(const Problem& p, const RowTask& t, in
     const bool all = tau12 == -INFINITY;
     if (s.top_p < 1.f) {
       const double mass12 = all && floor > -INFINITY ? r.mass : m.mass_from(tau12);
-      resolved = floor == -INFINITY || ((all || tau12 >= floor) &&
-                                        m.mass_from(floor) >= static_cast<double>(s.top_p) * mass12);
+      resolved =
+          floor == -INFINITY ||
+          ((all || tau12 >= floor) && m.mass_from(floor) >= static_cast<double>(s.top_p) * mass12);
       r.threshold = select_edge(m, s, r.maximum, fmaxf(tau12, floor), mass12);
     } else {
       r.threshold = tau12;

@@ -1,4 +1,5 @@
-// Global<T>: the only way a kernel reaches global memory. On the host it counts every byte, which is the traffic meter.
+// Global<T>: the only way a kernel reaches global memory. On the host it counts every byte, which
+// is the traffic meter.
 #pragma once
 #include <cmath>
 
@@ -77,7 +78,8 @@ class LogitRow {
     return widen(reinterpret_cast<const uint16_t*>(data_)[i]);
   }
 
-  // out[j] = row[i + j] for i + j < size, else -inf. i is a multiple of 8; 16-byte loads where the row is aligned.
+  // out[j] = row[i + j] for i + j < size, else -inf. i is a multiple of 8; 16-byte loads where the
+  // row is aligned.
   __device__ __forceinline__ void load8(int64_t i, int64_t size, float* out) const {
     if (i + 8 <= size && data_ % 16 == 0) {
       if (type_ == LogitType::kFloat32) {

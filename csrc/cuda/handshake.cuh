@@ -1,7 +1,9 @@
-// The one handshake between blocks: each takes a ticket after its stores; the last one sees them all.
+// The one handshake between blocks: each takes a ticket after its stores; the last one sees them
+// all.
 //
-// Order: every thread's stores -> barrier -> fence + ticket of thread 0 (release) ... ticket of the last block + fence
-// (acquire) -> barrier -> loads. The counter is left at zero, so no launch has to clear it.
+// Order: every thread's stores -> barrier -> fence + ticket of thread 0 (release) ... ticket of the
+// last block + fence (acquire) -> barrier -> loads. The counter is left at zero, so no launch has
+// to clear it.
 #pragma once
 #include "block.cuh"
 #include "global.cuh"

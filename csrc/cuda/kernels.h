@@ -4,7 +4,8 @@
 
 namespace specdec {
 
-// Workspace of one call. Tickets belong to the stream and are zero between launches; the rest is scratch.
+// Workspace of one call. Tickets belong to the stream and are zero between launches; the rest is
+// scratch.
 class Reserved {
  public:
   Reserved(Problem* problem, const Tensor& like, Stream stream);

@@ -1,8 +1,8 @@
 // Second pass over chosen pairs of rows, with weights w[v] = (a p[v] - b q[v])+:
 //   draw      argmax_v log w[v] - log E[v]      mass     sum_v w[v]
 //   overlap   sum_v min(p[v], q[v])             probs    w[v] / mass
-// grid = [batch * pairs * tiles]; a block owns kTile target ids of one pair. The block that arrives last for a request
-// merges its tiles in index order and writes the results.
+// grid = [batch * pairs * tiles]; a block owns kTile target ids of one pair. The block that arrives
+// last for a request merges its tiles in index order and writes the results.
 #include "decide_op.cuh"
 #include "handshake.cuh"
 #include "kernels.h"
@@ -55,7 +55,8 @@ __device__ inline float pair_q(const PairTask& t, float logit, int64_t id) {
   return t.kind == kPoint && id == t.x ? 1.f : 0.f;
 }
 
-// (a p - b q)+ with q a law over target ids; the products are rounded, so that every machine has the same weights.
+// (a p - b q)+ with q a law over target ids; the products are rounded, so that every machine has
+// the same weights.
 __device__ inline float pair_weight(const PairTask& t, float p_logit, float q_logit, int64_t id) {
   const float ap = mul_rn(t.a, t.target.at(p_logit, id));
   return fmaxf(sub_rn(ap, mul_rn(t.b, pair_q(t, q_logit, id))), 0.f);
@@ -89,7 +90,8 @@ __device__ inline Key draw_tile(const PairRows& r, int64_t base, int64_t size,
   return key;
 }
 
-// The plain draw of a row whose residual turned out empty or whose draft row is bad: rare, so one block does it.
+// The plain draw of a row whose residual turned out empty or whose draft row is bad: rare, so one
+// block does it.
 __device__ inline Key plain_draw(const Problem& p, const PairRows& r) {
   Key key = 0;
   for (int64_t base = 0; base < p.vocab; base += kTile) {
@@ -224,7 +226,8 @@ __device__ inline void write_probs(const Problem& p, const PairRows& r, int64_t 
   }
 }
 
-// Pair tasks of a request that a pass looks at. The draw's is the last; rule block sums the masses of the others.
+// Pair tasks of a request that a pass looks at. The draw's is the last; rule block sums the masses
+// of the others.
 SPECDEC_HD int pairs_of(const Problem& p, Pass pass) {
   if (pass == Pass::kDraw) return 1;
   return p.task == Task::kChain ? p.pairs - 1 : p.pairs;
@@ -239,7 +242,8 @@ __global__ void __launch_bounds__(kThreads) pair_kernel(const __grid_constant__ 
   const int tile = static_cast<int>(block - which * tiles);
   if (threadIdx.x == 0) {
     r = load_pair(p, b, p.work.tasks.load(slot));
-    if (kPass == Pass::kDraw && r.task.kind != kNothing) r.race.noise = pair_noise(p, b, r.task.row);
+    if (kPass == Pass::kDraw && r.task.kind != kNothing)
+      r.race.noise = pair_noise(p, b, r.task.row);
   }
   __syncthreads();
   if (kPass != Pass::kProbs && r.task.kind == kNothing) return;

@@ -1,5 +1,5 @@
-// GPU or host: the only header that knows. Kernels are written once; nvcc compiles them for GPUs, and the tests compile
-// them with -DSPECDEC_HOST to run on the CPU (tests/native/cuda_on_host.h).
+// GPU or host: the only header that knows. Kernels are written once; nvcc compiles them for GPUs,
+// and the tests compile them with -DSPECDEC_HOST to run on the CPU (tests/native/cuda_on_host.h).
 #pragma once
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -26,9 +26,9 @@
 #define SPECDEC_SHARED(type, name) __shared__ type name
 #endif
 // Registers f as the operator `<op>_out` of this backend.
-#define SPECDEC_REGISTER(op, f)                             \
+#define SPECDEC_REGISTER(op, f)                                \
   STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, SPECDEC_KEY, m) { \
-    m.impl(#op "_out" SPECDEC_OVERLOAD, TORCH_BOX(&f));     \
+    m.impl(#op "_out" SPECDEC_OVERLOAD, TORCH_BOX(&f));        \
   }
 
 namespace specdec {
@@ -94,7 +94,7 @@ template <class Kernel, class... Args>
 void launch(Kernel kernel, int64_t blocks, int threads, Stream stream, const Args&... args) {
   if (blocks == 0) return;
   STD_TORCH_CHECK(blocks <= 0x7fffffff, "grid of ", blocks, " blocks: split the batch");
-  kernel<<<static_cast<unsigned>(blocks), threads, 0, stream>>>(args...);
+  kernel<<<static_cast<unsigned>(blocks), threads, 0, stream> > >(args...);
   const cudaError_t error = cudaGetLastError();
   STD_TORCH_CHECK(error == cudaSuccess, "launch: ", cudaGetErrorString(error));
 }

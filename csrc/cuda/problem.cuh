@@ -1,7 +1,8 @@
-// What the kernels of all five ops share: the arguments of a call, the numbers kept of a row, the workspace.
+// What the kernels of all five ops share: the arguments of a call, the numbers kept of a row, the
+// workspace.
 //
-// Every op is a list of rows a request (target rows, then draft rows) whose statistics are taken first, a decision on
-// them, and at most two more passes over chosen pairs of rows (pair.cuh).
+// Every op is a list of rows a request (target rows, then draft rows) whose statistics are taken
+// first, a decision on them, and at most two more passes over chosen pairs of rows (pair.cuh).
 #pragma once
 #include "../common/philox.h"
 #include "global.cuh"
@@ -51,8 +52,9 @@ __device__ inline Parameters load_parameters(const SamplingView& s, int64_t b, i
   return p;
 }
 
-// Where the thresholds of a row lie when the listed values do not tell: the k-th value in (low_k, high_k) or equal to
-// low_k, the edge of top-p in (low_p, high_p) or equal to low_p; `tie` values are counted, not gathered.
+// Where the thresholds of a row lie when the listed values do not tell: the k-th value in (low_k,
+// high_k) or equal to low_k, the edge of top-p in (low_p, high_p) or equal to low_p; `tie` values
+// are counted, not gathered.
 struct Bracket {
   float high_p, tie_p, low_p, high_k, tie_k, low_k;
 };
@@ -99,7 +101,8 @@ struct PairTask {  // one pair of rows to be read again: weights (a p - b q)+
   int kind, row;   // row: target (and draft) row of the request
   float a, b;
   int64_t x;         // kPoint: where q is 1
-  float point_left;  // kPoint: what is left of x: its log-weight relative to the others; -inf: nothing
+  float point_left;  // kPoint: what is left of x: its log-weight relative to the others; -inf:
+                     // nothing
   int watch_draft;   // the draft row may turn out bad: then the draw is plain
   Law target, draft;
 };
@@ -115,19 +118,19 @@ struct ChainState {  // of one request between launches
 };
 
 struct Workspace {
-  Global<Partial> partials;            // [rows, tiles]
-  Global<unsigned long long> keys;     // [rows, tiles, num_samples]
-  Global<ListHead> heads;              // [rows, tiles]
-  Global<Listed> lists;                // [rows, tiles, kListed]
-  Global<Group> groups;                // [rows, tiles, kGroups]
-  Global<RowStats> rows;               // [rows]
-  Global<PairTask> tasks;              // [batch, pairs]
-  Global<PairPartial> pair_partials;   // [batch, pairs, tiles]
-  Global<ChainState> states;           // [batch]
-  Global<float> weights;               // [batch, max_draft + 1]: w of rule block
-  Global<int32_t> columns;             // [vocab]: draft column of a target id; checked when read
-  Global<unsigned> row_tickets;        // [rows], zero between launches
-  Global<unsigned> request_tickets;    // [batch], zero between launches
+  Global<Partial> partials;           // [rows, tiles]
+  Global<unsigned long long> keys;    // [rows, tiles, num_samples]
+  Global<ListHead> heads;             // [rows, tiles]
+  Global<Listed> lists;               // [rows, tiles, kListed]
+  Global<Group> groups;               // [rows, tiles, kGroups]
+  Global<RowStats> rows;              // [rows]
+  Global<PairTask> tasks;             // [batch, pairs]
+  Global<PairPartial> pair_partials;  // [batch, pairs, tiles]
+  Global<ChainState> states;          // [batch]
+  Global<float> weights;              // [batch, max_draft + 1]: w of rule block
+  Global<int32_t> columns;            // [vocab]: draft column of a target id; checked when read
+  Global<unsigned> row_tickets;       // [rows], zero between launches
+  Global<unsigned> request_tickets;   // [batch], zero between launches
 };
 
 struct Problem {

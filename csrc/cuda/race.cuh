@@ -1,5 +1,7 @@
-// Races: the id with the largest log-weight - log E(id) wins, ties to the lowest id. One 64-bit key orders them all:
-//   bit 63: the score is finite; 62..31: score, order preserving; 30..0: 2^31 - 1 - id. Key 0: nobody competes.
+// Races: the id with the largest log-weight - log E(id) wins, ties to the lowest id. One 64-bit key
+// orders them all:
+//   bit 63: the score is finite; 62..31: score, order preserving; 30..0: 2^31 - 1 - id. Key 0:
+//   nobody competes.
 // Where every score overflowed, keys without bit 63 order by the logit itself.
 #pragma once
 #include "../common/logmath.h"
@@ -11,8 +13,9 @@ namespace specdec {
 using Key = unsigned long long;
 constexpr float kTiny = 0x1p-126f;
 
+// Both zeros have the same order.
 SPECDEC_HD uint32_t ordered_bits(float x) {
-  const uint32_t bits = float_bits(x);
+  const uint32_t bits = float_bits(add_rn(x, 0.f));
   return bits ^ ((bits >> 31) != 0 ? 0xffffffffu : 0x80000000u);
 }
 
@@ -87,7 +90,8 @@ __device__ __forceinline__ float rough_noise(uint32_t word) {
   return -fast_log(e);
 }
 
-// Best key of this thread's values. Rough scores tell who can win in the warp; only those are scored exactly.
+// Best key of this thread's values. Rough scores tell who can win in the warp; only those are
+// scored exactly.
 __device__ inline Key race_best(const Race& race, const float (&v)[kPerThread], int64_t base,
                                 int64_t size) {
   uint32_t words[kPerThread];
@@ -132,7 +136,8 @@ __device__ inline void race_all(const Race& race, const float (&v)[kPerThread], 
 #pragma unroll
   for (int j = 0; j < kPerThread; ++j) {
     const int64_t id = id_of(base, j);
-    keys->key[j] = race.competes(v[j], id) ? score_key(mul_rn(v[j], race.inv_t), v[j], words[j], id) : 0;
+    keys->key[j] =
+        race.competes(v[j], id) ? score_key(mul_rn(v[j], race.inv_t), v[j], words[j], id) : 0;
   }
 }
 

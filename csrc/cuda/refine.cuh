@@ -1,12 +1,13 @@
-// Second reading of a row whose thresholds the lists did not tell: values inside the brackets are gathered in shared
-// memory, all others only counted and summed, and the thresholds selected exactly.
+// Second reading of a row whose thresholds the lists did not tell: values inside the brackets are
+// gathered in shared memory, all others only counted and summed, and the thresholds selected
+// exactly.
 #pragma once
 #include "filter.cuh"
 
 namespace specdec {
 
-// Cell of a value: 0 above the bracket of top-p, 1 its tie, 2 its low end, 3 between, 4 and 5 the same for top-k;
-// kCells: gathered; -1: surely not kept.
+// Cell of a value: 0 above the bracket of top-p, 1 its tie, 2 its low end, 3 between, 4 and 5 the
+// same for top-k; kCells: gathered; -1: surely not kept.
 __device__ __forceinline__ int cell_of(const Bracket& r, float v) {
   if (v >= r.high_p) return 0;
   if (v > r.low_p) return v == r.tie_p ? 1 : kCells;
@@ -40,9 +41,8 @@ struct RowMeasure {
     return sum<int>([&](float v) { return v >= low ? 1 : 0; });
   }
   __device__ double mass_from(float low) const {
-    return sum<double>([&](float v) {
-      return v >= low ? static_cast<double>(expf((v - maximum) * inv_t)) : 0.;
-    });
+    return sum<double>(
+        [&](float v) { return v >= low ? static_cast<double>(expf((v - maximum) * inv_t)) : 0.; });
   }
 };
 

@@ -1,14 +1,16 @@
 // Statistics of every row that a request has, and the decision on them.
-//   maximum, argmax, mass = sum_v exp((l[v] - maximum) / T), entropy, rank of the drafted id, winner of the race
-// grid = [batch * rows * tiles]; a block owns kTile ids of one row in registers. The block that arrives last for a
-// request merges its rows, a warp a row, and decides. With filters there are two kernels: the first also lists the
-// largest values of each tile and resolves the thresholds of a row in the block that arrives last for it; the second has
-// one block a row, which reads the row again only where the lists did not suffice, and then decides.
-#include "decide_op.cuh"
+//   maximum, argmax, mass = sum_v exp((l[v] - maximum) / T), entropy, rank of the drafted id,
+//   winner of the race
+// grid = [batch * rows * tiles]; a block owns kTile ids of one row in registers. The block that
+// arrives last for a request merges its rows, a warp a row, and decides. With filters there are two
+// kernels: the first also lists the largest values of each tile and resolves the thresholds of a
+// row in the block that arrives last for it; the second has one block a row, which reads the row
+// again only where the lists did not suffice, and then decides.
 #include "collect.cuh"
-#include "refine.cuh"
+#include "decide_op.cuh"
 #include "handshake.cuh"
 #include "kernels.h"
+#include "refine.cuh"
 
 namespace specdec {
 

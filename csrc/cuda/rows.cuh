@@ -6,7 +6,7 @@ namespace specdec {
 
 struct RowTask {
   bool active, is_target;
-  int index, tiles;  // row of the request; tiles of its vocabulary
+  int index, tiles;                       // row of the request; tiles of its vocabulary
   unsigned request_blocks, request_rows;  // that arrive for the whole request
   int64_t size;
   LogitRow row;
@@ -39,8 +39,9 @@ __device__ inline bool row_races(const Problem& p, const RowTask& t) {
 __device__ inline Race row_race(const Problem& p, int64_t b, int index, const Parameters& s) {
   Race race;
   const bool is_sample = p.task == Task::kSample;
-  const int64_t purpose =
-      is_sample ? p.purpose : p.rule == Rule::kMatch ? kPurposeTarget : kPurposeResidual;
+  const int64_t purpose = is_sample                ? p.purpose
+                          : p.rule == Rule::kMatch ? kPurposeTarget
+                                                   : kPurposeResidual;
   race.noise = p.noise(b, index, purpose);
   race.inv_t = s.inv_t;
   race.threshold = -INFINITY;

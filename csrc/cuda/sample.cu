@@ -1,4 +1,5 @@
-// sample: the best num_samples ids of one race a row, softmax(l / T) after the filters. Kernels: rows.cu.
+// sample: the best num_samples ids of one race a row, softmax(l / T) after the filters. Kernels:
+// rows.cu.
 #include "../torch/args.h"
 #include "kernels.h"
 

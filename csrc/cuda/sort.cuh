@@ -1,7 +1,7 @@
 // Bitonic sort of one tile, largest first, values only: rank 16 t + j is value j of thread t.
 #pragma once
-#include "problem.cuh"
 #include "block.cuh"
+#include "problem.cuh"
 
 namespace specdec {
 

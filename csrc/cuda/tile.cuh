@@ -31,7 +31,8 @@ __device__ __forceinline__ void mask_tile(Global<const int32_t> allowed, int64_t
   }
 }
 
-// (maximum, lowest id of it) of the tile as one key, kNotANumber if there is a NaN. For all threads.
+// (maximum, lowest id of it) of the tile as one key, kNotANumber if there is a NaN. For all
+// threads.
 __device__ __forceinline__ Key tile_maximum(const float (&v)[kPerThread], int64_t base) {
   Key best = 0;
 #pragma unroll
@@ -48,7 +49,8 @@ __device__ __forceinline__ float key_value(Key key) {
 
 // Statistics of rows and tiles merge in index order.
 struct RowSum {
-  float maximum = -INFINITY, mass = 0.f, entropy = 0.f;  // entropy: sum e^s s, s = (l - maximum) / T
+  float maximum = -INFINITY, mass = 0.f,
+        entropy = 0.f;  // entropy: sum e^s s, s = (l - maximum) / T
   float raw_maximum = -INFINITY, raw_mass = 0.f;
   int argmax = 0x7fffffff, rank = 0, bad = 0;
   Key key = 0;
@@ -96,7 +98,8 @@ __device__ inline RowSum shuffle_xor(const RowSum& r, int mask) {
   return o;
 }
 
-// A warp merges the tiles of one row: lane l the tiles l, l + 32, ...; all lanes get the result, the same for any batch.
+// A warp merges the tiles of one row: lane l the tiles l, l + 32, ...; all lanes get the result,
+// the same for any batch.
 __device__ inline RowSum merge_row(const Problem& p, int64_t slot, int tiles, float inv_t,
                                    bool has_keys) {
   RowSum all;

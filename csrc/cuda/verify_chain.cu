@@ -1,5 +1,5 @@
-// verify_chain: accept a prefix of the draft and draw the token after it. Statistics and decision: rows.cu, decide.cuh;
-// the masses of rule block and the draw: pair.cu.
+// verify_chain: accept a prefix of the draft and draw the token after it. Statistics and decision:
+// rows.cu, decide.cuh; the masses of rule block and the draw: pair.cu.
 #include "../torch/args.h"
 #include "kernels.h"
 
@@ -64,8 +64,7 @@ void verify_chain_out(SPECDEC_VERIFY_CHAIN_ARGS) {
       v.rule == Rule::kGreedy || v.rule == Rule::kTopM || v.rule == Rule::kDistance;
   Logits draft = v.draft;
   if (!reads_draft) draft = Logits{};
-  Problem p =
-      base_problem(Task::kChain, v.batch, v.target, draft, v.sampling, v.draft_sampling);
+  Problem p = base_problem(Task::kChain, v.batch, v.target, draft, v.sampling, v.draft_sampling);
   fill_inputs(v, &p);
   fill_knobs_and_results(v, &p);
   if (!reads_draft) p.draft = LogitTable();
@@ -73,8 +72,8 @@ void verify_chain_out(SPECDEC_VERIFY_CHAIN_ARGS) {
   p.target_rows = p.max_draft + 1;
   const bool reads_draft_rows = p.draft && !(p.has_stats && v.rule == Rule::kRatio);
   p.draft_rows = reads_draft_rows ? p.max_draft : 0;
-  p.filters = !is_argmax && (p.sampling.filters() ||
-                             (reads_draft_rows && p.draft_sampling.filters()));
+  p.filters =
+      !is_argmax && (p.sampling.filters() || (reads_draft_rows && p.draft_sampling.filters()));
   p.pairs = v.rule == Rule::kBlock ? p.max_draft + 1 : 1;
   const Reserved reserved(&p, target_logits, stream);
   launch_rows(p, stream);

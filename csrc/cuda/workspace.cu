@@ -32,7 +32,8 @@ Tensor make(const Tensor& like, int64_t bytes, bool zero) {
               : torch::stable::new_empty(like, size, ScalarType::Byte);
 }
 
-// Tickets of a stream, grown when needed. A capture gets its own: its graph may replay beside the stream.
+// Tickets of a stream, grown when needed. A capture gets its own: its graph may replay beside the
+// stream.
 Tensor tickets_of(const Tensor& like, Stream stream, int64_t bytes) {
   if (is_capturing(stream)) return make(like, bytes, true);
   static auto& mutex = *new std::mutex;  // never destroyed: the device may be gone by then
@@ -114,9 +115,7 @@ std::tuple<int64_t, int64_t> cuda_host_traffic() {
   return {std::exchange(specdec::bytes_read, 0), std::exchange(specdec::bytes_written, 0)};
 }
 }  // namespace
-STABLE_TORCH_LIBRARY_FRAGMENT(specdec_kernels, m) {
-  m.def("cuda_host_traffic() -> (int, int)");
-}
+STABLE_TORCH_LIBRARY_FRAGMENT(specdec_kernels, m) { m.def("cuda_host_traffic() -> (int, int)"); }
 STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CompositeExplicitAutograd, m) {
   m.impl("cuda_host_traffic", TORCH_BOX(&cuda_host_traffic));
 }

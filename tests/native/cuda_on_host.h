@@ -1,8 +1,9 @@
 // Runs CUDA kernel source on the CPU: one fiber per thread, one block at a time. Tests only.
 //
-// Seen here: wrong indices (with sanitizers), threads that wait at different barriers, reads of shared memory that this
-// block did not write (it is poisoned between blocks), dependence on the order of blocks (SPECDEC_HOST_ORDER=<seed>
-// shuffles it). Not seen: data races and missing fences; tests/gpu/test_handshake.py is for those.
+// Seen here: wrong indices (with sanitizers), threads that wait at different barriers, reads of
+// shared memory that this block did not write (it is poisoned between blocks), dependence on the
+// order of blocks (SPECDEC_HOST_ORDER=<seed> shuffles it). Not seen: data races and missing fences;
+// tests/gpu/test_handshake.py is for those.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -207,7 +208,8 @@ T __shfl_xor_sync(unsigned, T value, int mask) {
 }
 template <class T>
 T __shfl_up_sync(unsigned, T value, unsigned delta) {
-  return cuda_on_host::exchange(value, [&](unsigned lane) { return lane < delta ? lane : lane - delta; });
+  return cuda_on_host::exchange(value,
+                                [&](unsigned lane) { return lane < delta ? lane : lane - delta; });
 }
 template <class T>
 T __shfl_sync(unsigned, T value, int lane) {

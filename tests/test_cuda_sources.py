@@ -1,0 +1,80 @@
+"""Rules of the CUDA sources that no compiler checks: one way to global memory, one handshake, one platform header."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[1] / "csrc/cuda"
+SOURCES = sorted([*FOLDER.glob("*.cu"), *FOLDER.glob("*.cuh")])
+
+
+def code(path: Path) -> str:
+    """Source without comments and string literals."""
+    text = re.sub(r"//[^\n]*", "", path.read_text())
+    return re.sub(r'"(\\.|[^"\\])*"', '""', text)
+
+
+def ids(path: Path) -> str:
+    return path.name
+
+
+def test_there_are_sources() -> None:
+    assert len(SOURCES) > 10
+
+
+@pytest.mark.parametrize("path", [p for p in SOURCES if p.name != "global.cuh"], ids=ids)
+def test_kernels_reach_global_memory_only_through_the_counted_accessor(path: Path) -> None:
+    text = code(path)
+    assert not re.search(r"__ldg|__ldcs|__stcs|__ldcg|\basm\b", text), "loads and stores belong to global.cuh"
+    casts = re.findall(r"reinterpret_cast<[^>]*>", text)
+    allowed = 1 if path.name == "workspace.cu" else 0  # carves the scratch into typed parts, on the host
+    assert len(casts) == allowed, f"only global.cuh turns addresses into values: {casts}"
+    kernels = re.findall(r"__global__[^{;]*?(\w+_kernel)\(([^)]*)\)", text)
+    for name, arguments in kernels:
+        assert "*" not in arguments, f"{name} takes a raw pointer: {arguments}"
+        assert re.fullmatch(r"const __grid_constant__ Problem p", arguments.strip()), arguments
+
+
+def test_the_problem_holds_no_raw_pointer() -> None:
+    """What a kernel receives: accessors only."""
+    text = code(FOLDER / "problem.cuh")
+    for struct in re.findall(r"struct \w+ \{.*?\n\};", text, flags=re.S):
+        members = re.findall(r"^\s+(?:const )?[\w:<> ]+\*\s*\w+\s*[;=]", struct, flags=re.M)
+        assert not members, members
+
+
+def test_the_handshake_exists_once() -> None:
+    """Tickets, fences and atomics are where their order is argued, and nowhere else."""
+    for path in SOURCES:
+        text = code(path)
+        if path.name not in ("handshake.cuh", "global.cuh"):
+            assert not re.search(r"atomic\w*\(|__threadfence|\.add\(", text.replace("layout.add", "")), path.name
+    text = code(FOLDER / "handshake.cuh")
+    assert text.count("__threadfence()") == 2
+    assert text.count(".add(") == 1
+
+
+def test_only_the_platform_header_knows_where_it_runs() -> None:
+    for path in SOURCES:
+        if path.name in ("platform.cuh", "global.cuh", "workspace.cu"):  # the meter and its op
+            continue
+        assert "SPECDEC_HOST" not in path.read_text(), path.name
+    for path in SOURCES:
+        text = code(path)
+        assert not re.search(r"\bat::|\bc10::|torch/extension|ATen/", path.read_text()), path.name
+        if path.name != "platform.cuh":
+            assert "<<<" not in text and "__shared__" not in text, path.name
+
+
+def test_every_kernel_says_its_grid() -> None:
+    for path in SOURCES:
+        if "__global__" in code(path):
+            assert "grid = [" in path.read_text(), path.name
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=ids)
+def test_files_are_pages(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 400
