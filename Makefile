@@ -55,11 +55,11 @@ wheel: $(INSTALLED)
 	$(PIP) wheel . --no-build-isolation --no-deps --wheel-dir dist
 	$(BIN)/python tools/audit_wheel.py dist/*.whl
 
-# The empty environment must not see this one: smoke.py refuses the source tree.
+# An empty environment, with the pinned torch; smoke.py refuses the source tree.
 smoke: wheel
 	rm -rf build/smoke
 	$(BIN)/python -m venv build/smoke
-	build/smoke/bin/python -m pip --disable-pip-version-check --quiet install dist/*.whl
+	build/smoke/bin/python -m pip --disable-pip-version-check --quiet install --constraint requirements/torch.txt dist/*.whl
 	cd build && smoke/bin/python ../tools/smoke.py
 
 compile: $(INSTALLED)
@@ -84,12 +84,15 @@ $(INSTALLED): requirements/torch.txt requirements/dev.txt
 ifeq ($(TORCH),existing)
 	$(PYTHON) -c "import torch" || { echo "TORCH=existing: $(PYTHON) has no torch; name another with PYTHON="; exit 1; }
 	$(PYTHON) -m venv --clear $(VENV)
-	$(PYTHON) -c "import torch; print(torch.__path__[0].removesuffix('torch'))" > "$(SITE)/existing_torch.pth"
 else
 	$(PYTHON) -m venv --clear $(VENV)
 	$(PIP) install -r requirements/torch.txt
 endif
 	$(PIP) install -r requirements/dev.txt
+# After pip, which would take what lies beside the other torch for installed here.
+ifeq ($(TORCH),existing)
+	$(PYTHON) -c "import torch; print(torch.__path__[0].removesuffix('torch'))" > "$(SITE)/existing_torch.pth"
+endif
 	printf '%s\n' "$(CURDIR)" "$(CURDIR)/python" > "$(SITE)/specdec_kernels.pth"
 	touch $@
 
