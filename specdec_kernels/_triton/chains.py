@@ -1,3 +1,4 @@
+
 """Where the ids and rows of a request lie, dense or flat, and which target id a draft column stands for."""
 
 from typing import Any, NamedTuple

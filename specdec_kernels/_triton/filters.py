@@ -1,3 +1,4 @@
+
 """min-p, top-k, top-p as one threshold and one mass a row, exact at ties, without sorting a row.
 
 Each tile lists its largest logits while it is in registers, with the cut from which on its list is complete. A
@@ -13,17 +14,23 @@ import triton.language as tl
 
 from .noise import log, tile_words, words
 from .race import race_scores, winner
-from .rows import fact, key_of, load_logits, mask_allowed, value_of
+from .rows import key_of, load_logits, mask_allowed, value_of
 from .stats import F_CUT, I_COUNT, get_f, get_i, put_f, put_i, weights
 
 UNIT = tl.constexpr(1099511627776.0)  # 2^40
+SCAN = tl.constexpr(1024)  # ids that a lone program takes at once where it scans a row: registers, not speed
 
 
 class Lists(NamedTuple):
-    """Scratch of the filters; logits in their' own dtype."""
+    """Scratch of the filters; logits in their own dtype."""
 
-    logits: Any  # [rows, tiles, LISTED]
-    offsets: Any  # int16, place inside the tile
+    logits: Any  # [rows, tiles, LISTED], the largest of each tile
+    offsets: Any  # int16, their places inside the tile
+    samples: Any  # [rows, tiles, TILE / 32], one of every 32
+    bracket: Any  # int32 [rows, 2], keys between which an open threshold lies
+    sums: Any  # int64 [rows, 8], see brackets.py
+    gathered: Any  # [rows, GATHERED], logits inside the bracket
+    gathered_ids: Any  # int32, likewise, or None
 
 
 @triton.jit
@@ -151,13 +158,13 @@ def from_lists(ws, lists, row, law, sampling, T_PAD: tl.constexpr, LISTED: tl.co
 
 
 @triton.jit
-def _scan(rows, offset, bits, low, law, inv_t, TILE: tl.constexpr):
+def _scan(rows, offset, bits, low, law, inv_t):
     """(count, mass, entropy sum) of the logits of a row whose key is >= low, in units."""
     count = tl.full([], 0, tl.int64)
     mass = tl.full([], 0, tl.int64)
     zsum = tl.full([], 0, tl.int64)
-    for start in range(0, rows.vocab, TILE):
-        x = mask_allowed(load_logits(rows, offset, start, TILE), rows, bits, start, TILE)
+    for start in range(0, rows.vocab, SCAN):
+        x = mask_allowed(load_logits(rows, offset, start, SCAN), rows, bits, start, SCAN)
         on = (key_of(x) >= low) & (x > float("-inf"))
         w = weights(x, law, inv_t)
         z = tl.where(on, (x - law) * inv_t, 0.0)
@@ -168,7 +175,7 @@ def _scan(rows, offset, bits, low, law, inv_t, TILE: tl.constexpr):
 
 
 @triton.jit
-def by_scanning(rows, offset, bits, maximum, sampling, TILE: tl.constexpr):
+def by_scanning(rows, offset, bits, maximum, sampling):
     """(threshold, mass, entropy sum) of one row by bisection over the whole row: exact, slow, rarely needed."""
     inv_t, t, k, p, floor = sampling
     lowest = lowest_key().to(tl.int64)
@@ -178,34 +185,23 @@ def by_scanning(rows, offset, bits, maximum, sampling, TILE: tl.constexpr):
         low, high = lowest, top
         while low < high:
             middle = low + (high - low + 1) // 2
-            count, _, _ = _scan(rows, offset, bits, middle, maximum, inv_t, TILE)
+            count, _, _ = _scan(rows, offset, bits, middle, maximum, inv_t)
             low, high = tl.where(count >= k, middle, low), tl.where(count >= k, high, middle - 1)
         threshold = tl.maximum(threshold, low)
     threshold = tl.minimum(threshold, top)
     if p < 1:
-        _, whole, _ = _scan(rows, offset, bits, threshold, maximum, inv_t, TILE)
+        _, whole, _ = _scan(rows, offset, bits, threshold, maximum, inv_t)
         need = whole.to(tl.float64) * p.to(tl.float64)
         low, high = threshold, top
         while low < high:
             middle = low + (high - low + 1) // 2
-            _, mass, _ = _scan(rows, offset, bits, middle, maximum, inv_t, TILE)
+            _, mass, _ = _scan(rows, offset, bits, middle, maximum, inv_t)
             enough = mass.to(tl.float64) >= need
             low, high = tl.where(enough, middle, low), tl.where(enough, high, middle - 1)
         threshold = low
-    _, mass, zsum = _scan(rows, offset, bits, threshold, maximum, inv_t, TILE)
+    _, mass, zsum = _scan(rows, offset, bits, threshold, maximum, inv_t)
     scale = 1.0 / UNIT
     return value_of(threshold.to(tl.int32)), mass.to(tl.float32) * scale, zsum.to(tl.float32) * scale
-
-
-@triton.jit
-def threshold_of(
-    ws, lists, rows, offset, bits, row, law, sampling, TILE: tl.constexpr, T_PAD: tl.constexpr, LISTED: tl.constexpr
-):
-    """(threshold, mass, entropy sum, listed): the law of a filtered row; listed: every kept id is in the lists."""
-    threshold, mass, zsum, found = from_lists(ws, lists, row, law, sampling, T_PAD, LISTED)
-    if found == 0:
-        threshold, mass, zsum = by_scanning(rows, offset, bits, law[0], sampling, TILE)
-    return threshold, mass, zsum, fact(found)
 
 
 @triton.jit
@@ -222,16 +218,16 @@ def race_in_lists(
 
 @triton.jit
 def race_in_row(
-    rows, offset, bits, threshold, inv_t, noise, b, position, PURPOSE: tl.constexpr, TILE: tl.constexpr
+    rows, offset, bits, threshold, inv_t, noise, b, position, PURPOSE: tl.constexpr
 ):
     """(best score, id) among the ids of a whole row at or above the threshold."""
     best = tl.full([], float("-inf"), tl.float32)
     at = tl.full([], 0x7FFFFFFF, tl.int32)
-    for start in range(0, rows.vocab, TILE):
-        x = mask_allowed(load_logits(rows, offset, start, TILE), rows, bits, start, TILE)
-        word = tile_words(noise, b, position, PURPOSE, start, TILE)
+    for start in range(0, rows.vocab, SCAN):
+        x = mask_allowed(load_logits(rows, offset, start, SCAN), rows, bits, start, SCAN)
+        word = tile_words(noise, b, position, PURPOSE, start, SCAN)
         ok = (x >= threshold) & (x > float("-inf"))
-        score, v = winner(race_scores(x * inv_t, ok, word), start + tl.arange(0, TILE))
+        score, v = winner(race_scores(x * inv_t, ok, word), start + tl.arange(0, SCAN))
         at = tl.where(score > best, v, at)
         best = tl.maximum(score, best)
     return best, at

@@ -1,3 +1,4 @@
+
 """The one cross-block handshake: programs publish, take a ticket, and the last one merges."""
 
 import triton

@@ -1,3 +1,4 @@
+
 """Random words and race noise, the same bits as `specdec_kernels._random` (launch with enable_fp_fusion=False)."""
 
 import triton

@@ -1,3 +1,4 @@
+
 """Draws as races: the largest log-weight - log E wins, ties go to the lowest id."""
 
 import triton
@@ -19,6 +20,13 @@ def winner(score, v):
     best = tl.max(score, axis=0)
     at = tl.min(tl.where((score == best) & (score > float("-inf")), v, 0x7FFFFFFF), axis=0)
     return best, at
+
+
+@triton.jit
+def better(best, at, score, who, counts):
+    """The better of two winners; the second only if it counts."""
+    wins = counts & ((score > best) | ((score == best) & (score > float("-inf")) & (who < at)))
+    return tl.where(wins, score, best), tl.where(wins, who, at)
 
 
 @triton.jit

@@ -1,3 +1,4 @@
+# ruff: noqa: RUF059, SIM102 - `if` on a constexpr prunes code, and tuples are taken apart by name
 """The weights (a p - b q)+ of one row pair a request: what residual_probs and residual_sample share."""
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from . import launch as host
 from . import scratch
 from .chains import Chain
 from .laws import law_of
-from .pairs import Pairs, draft_probs, laws_kernel, target_probs
+from .pairs import Pairs, draft_probs, launch_laws, target_probs
 from .rows import Sampling, sampling_of
 from .stats import BAD, Q_STATE, get_record_i
 from .walk import S_DRAFT, S_ID, S_SAMPLING, S_TARGET
@@ -93,9 +94,5 @@ def laws(
         sampling, draft_sampling, scratch.partials(host.counters(rows, target_logits.device), rows, tiles),
         scratch.lists(target_logits, rows, tiles, sampling[1:]), scratch.lists(draft, rows, tiles, draft_filters),
     )  # fmt: skip
-    host.launch(
-        laws_kernel, rows * tiles, pairs, 1, int(has_rows), IS_CHAIN=False, ROWS=has_rows,
-        FILTERS=pairs.lists is not None, DRAFT_FILTERS=pairs.draft_lists is not None, LISTED=host.LISTED,
-        TILE=host.TILE, T_PAD=host.power(tiles), KP=1,
-    )  # fmt: skip
+    launch_laws(pairs, rows, 1, int(has_rows), chain=False, kp=1)
     return pairs

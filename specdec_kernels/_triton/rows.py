@@ -1,3 +1,4 @@
+
 """Rows of logits and how a request samples from them: what kernels are handed, and how a tile is loaded."""
 
 from typing import Any, NamedTuple

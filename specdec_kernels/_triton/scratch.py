@@ -28,12 +28,18 @@ def partials(tickets: Tensor, rows: int, tiles: int) -> Partials:
     return Partials(tickets, f, i, record_f, record_i, rows, tiles)
 
 
-def lists(logits: Tensor, rows: int, tiles: int, filters: tuple[Tensor | None, ...]) -> Lists | None:
-    """Lists of the largest logits of each tile; None where no filter is given."""
+def lists(
+    logits: Tensor, rows: int, tiles: int, filters: tuple[Tensor | None, ...], *, races: bool = False
+) -> Lists | None:
+    """Scratch of the filters; None where no filter is given. `races`: rows are raced, not only measured."""
     if all(value is None for value in filters):
         return None
-    count = rows * tiles * host.LISTED
-    return Lists(logits.new_empty(count), logits.new_empty(count, dtype=torch.int16))
+    listed, sampled, gathered = rows * tiles * host.LISTED, rows * tiles * (host.TILE // 32), rows * host.GATHERED
+    return Lists(
+        logits.new_empty(listed), logits.new_empty(listed, dtype=torch.int16), logits.new_empty(sampled),
+        logits.new_empty(rows * 2, dtype=torch.int32), logits.new_empty(rows * 8, dtype=torch.int64),
+        logits.new_empty(gathered), logits.new_empty(gathered, dtype=torch.int32) if races else None,
+    )  # fmt: skip
 
 
 def columns(token_map: Tensor | None, vocab: int) -> Columns:

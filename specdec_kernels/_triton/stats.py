@@ -1,3 +1,4 @@
+
 """Statistics of a row: partial results of each tile, merged in index order by the row's last program.
 
 A tile keeps sums relative to its own maximum; a merge reads the padded list of tiles with one fixed-shape reduction,

@@ -1,3 +1,4 @@
+# ruff: noqa: SIM109 - `if` on a constexpr prunes code, and tuples are taken apart by name
 """The decision of a request, from the records of its rows: how many ids are accepted and how the next is drawn.
 
 All rows of a request are looked at as one vector; the first one that stops decides.

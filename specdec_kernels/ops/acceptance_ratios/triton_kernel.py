@@ -1,4 +1,5 @@
-"""acceptance_ratios in Triton: the laws of all rows, then one pass over the pairs. Two launches."""
+# ruff: noqa: RUF059 - `if` on a constexpr prunes code, and tuples are taken apart by name
+"""acceptance_ratios in Triton: the laws of all rows, then one pass over the pairs. Two launches, three with filters."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from ..._triton import scratch
 from ..._triton.chains import Chain, chain_of, column_of, row_offset
 from ..._triton.handshake import arrive
 from ..._triton.laws import law_of, prob
-from ..._triton.pairs import Pairs, draft_probs, laws_kernel, target_probs
+from ..._triton.pairs import Pairs, draft_probs, launch_laws, target_probs
 from ..._triton.rows import Sampling, sampling_of
 from ..._triton.stats import BAD, Q_ARG, Q_STATE, get_record_i
 from ..._triton.walk import S_DRAFT, S_ID, S_LAYOUT, S_SAMPLING, S_TARGET, S_ZERO, any_of, target_logits_at
@@ -122,10 +123,7 @@ def acceptance_ratios_out(
         scratch.lists(target_logits, rows, tiles, filters), scratch.lists(draft, rows, tiles, draft_filters),
     )  # fmt: skip
     shape = {"TILE": host.TILE, "T_PAD": host.power(tiles), "KP": host.power(max_draft)}
-    host.launch(
-        laws_kernel, rows * tiles, pairs, nt, nd, IS_CHAIN=True, ROWS=has_rows, FILTERS=pairs.lists is not None,
-        DRAFT_FILTERS=pairs.draft_lists is not None, LISTED=host.LISTED, **shape,
-    )  # fmt: skip
+    launch_laws(pairs, rows, nt, nd, chain=True, kp=host.power(max_draft))
     sums = torch.empty(batch * max(nt, 1) * tiles, dtype=torch.float32, device=device)
     host.launch(
         _overlap_kernel, batch * max(nt, 1) * tiles, pairs, sums, ratio, overlap, status, nt, nd,

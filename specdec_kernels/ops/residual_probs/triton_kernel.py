@@ -1,3 +1,4 @@
+# ruff: noqa: RUF059 - `if` on a constexpr prunes code, and tuples are taken apart by name
 """residual_probs in Triton: the laws of both rows, the mass, the probabilities. Three launches."""
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""sample in Triton: one launch. Each tile keeps its statistics and its best n; a row's last program merges them."""
+# ruff: noqa: RUF059, SIM102 - `if` on a constexpr prunes code, and tuples are taken apart by name
+"""sample in Triton: one launch, two with filters. Tiles keep their statistics and best n; the last program merges."""
 
 from __future__ import annotations
 
@@ -11,12 +12,26 @@ from torch import Tensor
 
 from ..._triton import launch as host
 from ..._triton import scratch
-from ..._triton.filters import list_tile, load_listed_ids, load_lists, threshold_of
+from ..._triton.brackets import close_row, gather_tile, open_row, race_closed, sample_tile
+from ..._triton.filters import by_scanning, from_lists, list_tile, load_listed_ids, load_lists
 from ..._triton.handshake import arrive
 from ..._triton.noise import tile_words, words
 from ..._triton.race import pop, race_scores
 from ..._triton.rows import Noise, Sampling, load_logits, logit_at, mask_allowed, sampling_of
-from ..._triton.stats import R_MASS, R_MAX, R_RAW, R_THRESHOLD, get_record_f, merge_row, put_law, put_tile
+from ..._triton.stats import (
+    OPEN,
+    Q_ARG,
+    Q_STATE,
+    R_MASS,
+    R_MAX,
+    R_RAW,
+    get_record_f,
+    get_record_i,
+    merge_row,
+    put_law,
+    put_tile,
+)  # fmt: skip
+from ..._triton.walk import S_SAMPLING, S_TARGET
 
 
 class Draw(NamedTuple):
@@ -129,61 +144,79 @@ def _emit(draw, b, score, ids, column, inv_t, greedy, bad, N: tl.constexpr, LOGP
 
 @triton.jit
 def _finish(
+    draw, b, argmax, bad, threshold, score, ids, column, PURPOSE: tl.constexpr, N: tl.constexpr, NP: tl.constexpr,
+    LOGPROBS: tl.constexpr, TILE: tl.constexpr, T_PAD: tl.constexpr,
+):  # fmt: skip
+    """Write the outputs of a row whose law is settled, from the scores of all that may win."""
+    inv_t, _, _, _, _, _, greedy, bad_value = sampling_of(draw.sampling, b, draw.rows.vocab)
+    tl.debug_barrier()
+    maximum = get_record_f(draw.ws, b, R_MAX, b >= 0)
+    log_mass = tl.log(get_record_f(draw.ws, b, R_MASS, b >= 0))
+    lse = tl.where(greedy, 0.0, maximum * inv_t + log_mass)
+    tl.store(draw.status + b, tl.where(bad_value, S_SAMPLING, 0) | tl.where(bad, S_TARGET, 0))
+    tl.store(draw.logsumexp + b, tl.where(bad, float("nan"), lse))
+    tl.store(draw.threshold + b, tl.where(bad, float("nan"), tl.where(greedy, maximum, threshold)))
+    if greedy | bad:
+        one = tl.arange(0, 2)
+        place = one * 0 + argmax
+        names, out = _ids_of(draw, b, place)
+        only = tl.where((one == 0) & (out == 0), 0.0, float("-inf"))
+        _emit(draw, b, only, names, place, inv_t, greedy, bad, N, LOGPROBS)
+    elif tl.max(score, axis=0) > float("-inf"):
+        _emit(draw, b, score, ids, column, inv_t, greedy, bad, N, LOGPROBS)
+    else:
+        # Every score overflowed: the largest logits win.
+        _rescan(draw, b, inv_t, threshold, True, PURPOSE, N, NP, TILE)
+        best, names, place = _tiles_best(draw, b, N, NP, T_PAD)
+        _emit(draw, b, best, names, place, inv_t, greedy, bad, N, LOGPROBS)
+
+
+@triton.jit
+def _finish_tiles(
+    draw, b, argmax, bad, threshold, PURPOSE: tl.constexpr, N: tl.constexpr, NP: tl.constexpr,
+    LOGPROBS: tl.constexpr, TILE: tl.constexpr, T_PAD: tl.constexpr,
+):  # fmt: skip
+    """Finish a row from the best of its tiles."""
+    score, ids, column = _tiles_best(draw, b, N, NP, T_PAD)
+    _finish(draw, b, argmax, bad, threshold, score, ids, column, PURPOSE, N, NP, LOGPROBS, TILE, T_PAD)
+
+
+@triton.jit
+def _scores_of(draw, b, x, v, threshold, inv_t, PURPOSE: tl.constexpr):
+    """(scores, ids) of single columns v with logits x, -inf where they do not compete."""
+    real = x > float("-inf")
+    ids, out = _ids_of(draw, b, tl.where(real, v, 0))
+    word = words(draw.noise, b, tl.load(draw.noise.position + b), PURPOSE, ids)
+    return race_scores(x * inv_t, real & (x >= threshold) & (out == 0), word), ids
+
+
+@triton.jit
+def _settle(
     draw, b, PURPOSE: tl.constexpr, N: tl.constexpr, NP: tl.constexpr, LOGPROBS: tl.constexpr, FILTERS: tl.constexpr,
     TILE: tl.constexpr, T_PAD: tl.constexpr, LISTED: tl.constexpr,
 ):  # fmt: skip
-    """Merge a row: its law, the best n, the outputs."""
-    inv_t, t, k, p, floor, filtered, greedy, bad_value = sampling_of(draw.sampling, b, draw.rows.vocab)
+    """Law of a row from its tiles; then its draw, unless the threshold lies below the lists."""
+    inv_t, t, k, p, floor, filtered, greedy, _ = sampling_of(draw.sampling, b, draw.rows.vocab)
     maximum, mass, zsum, bad, argmax = merge_row(
         draw.ws, b, inv_t, greedy, draw.rows.vocab, T_PAD, False, LOGPROBS == 2
     )
-    threshold = tl.full([], float("-inf"), tl.float32)
-    scan = filtered & (bad == 0)
-    listed = b < 0
+    everything = tl.full([], float("-inf"), tl.float32)
     if FILTERS:
-        if scan:
-            threshold, mass, zsum, listed = threshold_of(
-                draw.ws, draw.lists, draw.rows, b * draw.rows.request, b, b, (maximum, mass),
-                (inv_t, t, k, p, floor), TILE, T_PAD, LISTED,
-            )  # fmt: skip
-            put_law(draw.ws, b, maximum, mass, threshold, zsum, b < 0, b < 0)
-    tl.debug_barrier()
-    status = tl.where(bad_value, 64, 0) | tl.where(bad, 1, 0)
-    log_mass = tl.log(get_record_f(draw.ws, b, R_MASS, b >= 0))
-    lse = tl.where(greedy, 0.0, maximum * inv_t + log_mass)
-    tl.store(draw.status + b, status)
-    tl.store(draw.logsumexp + b, tl.where(bad, float("nan"), lse))
-    tl.store(draw.threshold + b, tl.where(bad, float("nan"), get_record_f(draw.ws, b, R_THRESHOLD, b >= 0)))
-    if greedy | bad:
-        one = tl.arange(0, 2)
-        column = one * 0 + argmax
-        ids, out = _ids_of(draw, b, column)
-        score = tl.where((one == 0) & (out == 0), 0.0, float("-inf"))
-        _emit(draw, b, score, ids, column, inv_t, greedy, bad, N, LOGPROBS)
-    else:
-        if scan & (listed == 0):
-            _rescan(draw, b, inv_t, threshold, False, PURPOSE, N, NP, TILE)
-        overflowed = b < 0
-        if listed:
-            if FILTERS:
+        if filtered & (bad == 0):
+            how = (inv_t, t, k, p, floor)
+            threshold, kept, zsum, found = from_lists(draw.ws, draw.lists, b, (maximum, mass), how, T_PAD, LISTED)
+            if found:
+                put_law(draw.ws, b, maximum, kept, threshold, zsum, b < 0, b < 0)
                 x = load_lists(draw.ws, draw.lists, b, T_PAD, LISTED)
                 v = load_listed_ids(draw.ws, draw.lists, b, x, TILE, T_PAD, LISTED)
-                ids, out = _ids_of(draw, b, v)
-                word = words(draw.noise, b, tl.load(draw.noise.position + b), PURPOSE, ids)
-                competes = (x >= threshold) & (x > float("-inf")) & (out == 0)
-                score = race_scores(x * inv_t, competes, word)
-                overflowed = tl.max(score, axis=0) == float("-inf")
-                if overflowed == 0:
-                    _emit(draw, b, score, ids, v, inv_t, greedy, bad, N, LOGPROBS)
+                score, ids = _scores_of(draw, b, x, v, threshold, inv_t, PURPOSE)
+                _finish(draw, b, argmax, bad, threshold, score, ids, v, PURPOSE, N, NP, LOGPROBS, TILE, T_PAD)
+            else:
+                open_row(draw.ws, draw.lists, b, (maximum, mass), how, T_PAD, LISTED, TILE // 32)
         else:
-            score, ids, column = _tiles_best(draw, b, N, NP, T_PAD)
-            overflowed = tl.max(score, axis=0) == float("-inf")
-            if overflowed == 0:
-                _emit(draw, b, score, ids, column, inv_t, greedy, bad, N, LOGPROBS)
-        if overflowed:
-            _rescan(draw, b, inv_t, threshold, True, PURPOSE, N, NP, TILE)
-            score, ids, column = _tiles_best(draw, b, N, NP, T_PAD)
-            _emit(draw, b, score, ids, column, inv_t, greedy, bad, N, LOGPROBS)
+            _finish_tiles(draw, b, argmax, bad, everything, PURPOSE, N, NP, LOGPROBS, TILE, T_PAD)
+    else:
+        _finish_tiles(draw, b, argmax, bad, everything, PURPOSE, N, NP, LOGPROBS, TILE, T_PAD)
 
 
 @triton.jit
@@ -206,10 +239,51 @@ def _sample_kernel(
     if FILTERS:
         if filtered:
             list_tile(draw.ws, draw.lists, b, tile, x, TILE, LISTED)
+            sample_tile(draw.ws, draw.lists, b, tile, x, TILE)
     if (filtered == 0) & (greedy == 0):
         _race_tile(draw, b, tile, x, inv_t, tl.full([], float("-inf"), tl.float32), False, PURPOSE, N, NP, TILE)
     if arrive(draw.ws.tickets + b, draw.ws.tiles):
-        _finish(draw, b, PURPOSE, N, NP, LOGPROBS, FILTERS, TILE, T_PAD, LISTED)
+        _settle(draw, b, PURPOSE, N, NP, LOGPROBS, FILTERS, TILE, T_PAD, LISTED)
+
+
+@triton.jit
+def _again_kernel(
+    draw, PURPOSE: tl.constexpr, N: tl.constexpr, NP: tl.constexpr, LOGPROBS: tl.constexpr, TILE: tl.constexpr,
+    T_PAD: tl.constexpr, GATHERED: tl.constexpr, RACE: tl.constexpr,
+):  # fmt: skip
+    """Rows whose threshold lies below their lists are read once more. Grid: as `_sample_kernel`."""
+    pid = tl.program_id(0).to(tl.int64)
+    tile = (pid % draw.ws.tiles).to(tl.int32)
+    b = pid // draw.ws.tiles
+    if get_record_i(draw.ws, b, Q_STATE, b >= 0) == OPEN:
+        inv_t, t, k, p, floor, _, _, _ = sampling_of(draw.sampling, b, draw.rows.vocab)
+        how = (inv_t, t, k, p, floor)
+        position = tl.load(draw.noise.position + b)
+        gather_tile(
+            draw.ws, draw.lists, draw.rows, b * draw.rows.request, b, b, tile, how, draw.noise, b, position,
+            RACE, PURPOSE, TILE, GATHERED,
+        )  # fmt: skip
+        if arrive(draw.ws.tickets + b, draw.ws.tiles):
+            maximum = get_record_f(draw.ws, b, R_MAX, b >= 0)
+            argmax = get_record_i(draw.ws, b, Q_ARG, b >= 0)
+            threshold, mass, zsum, closed = close_row(draw.ws, draw.lists, b, how, GATHERED)
+            if closed == 0:
+                threshold, mass, zsum = by_scanning(draw.rows, b * draw.rows.request, b, maximum, how)
+            put_law(draw.ws, b, maximum, mass, threshold, zsum, b < 0, b < 0)
+            raced = b < 0
+            if RACE:
+                raced = closed
+                if raced:
+                    best, at = race_closed(
+                        draw.ws, draw.lists, b, threshold, inv_t, draw.noise, b, position, PURPOSE, T_PAD, GATHERED
+                    )
+                    one = tl.arange(0, 2)
+                    score = tl.where(one == 0, best, float("-inf"))
+                    ids = tl.where(score > float("-inf"), one * 0 + at, 0)
+                    _finish(draw, b, argmax, b < 0, threshold, score, ids, ids, PURPOSE, N, NP, LOGPROBS, TILE, T_PAD)
+            if raced == 0:
+                _rescan(draw, b, inv_t, threshold, False, PURPOSE, N, NP, TILE)
+                _finish_tiles(draw, b, argmax, b < 0, threshold, PURPOSE, N, NP, LOGPROBS, TILE, T_PAD)
 
 
 def sample_out(
@@ -225,7 +299,9 @@ def sample_out(
     slots = batch * tiles * width
     best = torch.empty(slots, dtype=torch.float32, device=logits.device)
     best_id, best_column = (torch.empty(slots, dtype=torch.int32, device=logits.device) for _ in range(2))
-    lists = scratch.lists(logits, batch, tiles, (top_k, top_p, min_p))
+    # More than one winner, or names and exclusions of ids, are raced over the row itself once its law is known.
+    races = num_samples == 1 and token_map is None and exclude_ids is None
+    lists = scratch.lists(logits, batch, tiles, (top_k, top_p, min_p), races=races)
     excluded = 0 if exclude_ids is None else exclude_ids.shape[1]
     draw = Draw(
         scratch.rows_of(logits.unsqueeze(1), allowed=allowed), Sampling(temperature, top_k, top_p, min_p),
@@ -233,7 +309,10 @@ def sample_out(
         scratch.partials(tickets, batch, tiles), lists, best, best_id, best_column,
         token_ids, logprobs, logsumexp, threshold, status,
     )  # fmt: skip
-    host.launch(
-        _sample_kernel, batch * tiles, draw, PURPOSE=purpose, N=num_samples, NP=width, LOGPROBS=logprobs_mode,
-        FILTERS=lists is not None, TILE=host.TILE, T_PAD=host.power(tiles), LISTED=host.LISTED,
-    )  # fmt: skip
+    shape = {
+        "PURPOSE": purpose, "N": num_samples, "NP": width, "LOGPROBS": logprobs_mode, "TILE": host.TILE,
+        "T_PAD": host.power(tiles),
+    }  # fmt: skip
+    host.launch(_sample_kernel, batch * tiles, draw, FILTERS=lists is not None, LISTED=host.LISTED, **shape)
+    if lists is not None:
+        host.launch(_again_kernel, batch * tiles, draw, GATHERED=host.GATHERED, RACE=races, **shape)

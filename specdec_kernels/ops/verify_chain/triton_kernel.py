@@ -1,4 +1,5 @@
-"""verify_chain in Triton: statistics of every row, the walk, one draw. Two launches; one more for filters, one for block.
+# ruff: noqa: RUF059, SIM102, SIM109 - `if` on a constexpr prunes code, and tuples are taken apart by name
+"""verify_chain in Triton: statistics of every row, the walk, one draw. Two launches; one more for filters or block.
 
 Launch 1 reads each row tile once; the last program of a request walks the chain. Rules whose emission is then known
 end there. Otherwise the draw reads the one row (or pair of rows) that the next token comes from.
@@ -15,26 +16,28 @@ from torch import Tensor
 
 from ..._triton import launch as host
 from ..._triton import scratch
+from ..._triton.brackets import close_row, gather_tile, open_row, race_closed, sample_tile
 from ..._triton.chains import Chain, bit_row, chain_of, row_offset
-from ..._triton.filters import list_tile, race_in_lists, race_in_row, threshold_of
+from ..._triton.filters import by_scanning, from_lists, list_tile, race_in_lists, race_in_row
 from ..._triton.handshake import arrive
 from ..._triton.laws import draft_tile, kept, law_of, prob
 from ..._triton.noise import log, tile_words
+from ..._triton.pairs import law_again, law_row, law_tile
 from ..._triton.race import race_scores, winner
 from ..._triton.rows import Noise, Sampling, load_logits, mask_allowed, sampling_of
 from ..._triton.stats import (
-    F_CUT,
     F_MAX,
     F_RAW_MAX,
     F_SCORE,
     F_SUM,
     I_ARG,
-    I_COUNT,
     I_RANK,
     I_WINNER,
+    OPEN,
     Q_ARG,
     Q_FIELDS,
     Q_RANK,
+    Q_STATE,
     Q_WINNER,
     get_f,
     get_i,
@@ -111,6 +114,7 @@ def _target_tile(
     if FILTERS:
         if filtered:
             list_tile(call.ws, call.lists, row, tile, x, TILE, LISTED)
+            sample_tile(call.ws, call.lists, row, tile, x, TILE)
     if RULE == MATCH or RULE == TYPICAL:
         if (greedy == 0) & (filtered == 0):
             PURPOSE: tl.constexpr = 0 if RULE == MATCH else 2
@@ -128,36 +132,73 @@ def _target_tile(
 
 
 @triton.jit
+def _put_winner(call, row, best, at, argmax):
+    """Winner of a row's race; where every score overflowed, the largest logit wins."""
+    tl.store(call.ws.record_i + row * Q_FIELDS + Q_WINNER, tl.where(best > float("-inf"), at, argmax))
+
+
+@triton.jit
 def _filter_target(
-    call, b, i, row, first, maximum, mass, argmax, RULE: tl.constexpr, TILE: tl.constexpr, T_PAD: tl.constexpr,
+    call, b, i, row, maximum, mass, argmax, RULE: tl.constexpr, TILE: tl.constexpr, T_PAD: tl.constexpr,
     LISTED: tl.constexpr,
 ):  # fmt: skip
-    """Law of a filtered target row, and its race where the rule needs it."""
+    """Law of a filtered target row from its lists, and its race; below the lists the row stays open."""
     inv_t, t, k, p, floor, _, _, _ = sampling_of(call.sampling, b, call.target.vocab)
+    how = (inv_t, t, k, p, floor)
+    threshold, kept_mass, zsum, found = from_lists(call.ws, call.lists, row, (maximum, mass), how, T_PAD, LISTED)
+    if found:
+        put_law(call.ws, row, maximum, kept_mass, threshold, zsum, b < 0, b < 0)
+        if RULE == MATCH or RULE == TYPICAL:
+            PURPOSE: tl.constexpr = 0 if RULE == MATCH else 2
+            best, at = race_in_lists(
+                call.ws, call.lists, row, threshold, inv_t, call.noise, b, tl.load(call.noise.position + b) + i,
+                PURPOSE, TILE, T_PAD, LISTED,
+            )  # fmt: skip
+            _put_winner(call, row, best, at, argmax)
+    else:
+        open_row(call.ws, call.lists, row, (maximum, mass), how, T_PAD, LISTED, TILE // 32)
+
+
+@triton.jit
+def _filter_target_again(
+    call, b, i, row, first, tile, RULE: tl.constexpr, TILE: tl.constexpr, T_PAD: tl.constexpr, GATHERED: tl.constexpr
+):
+    """Second pass over a tile of an open target row; its last program closes the row. Returns whether this was it."""
+    inv_t, t, k, p, floor, _, _, _ = sampling_of(call.sampling, b, call.target.vocab)
+    how = (inv_t, t, k, p, floor)
+    RACE: tl.constexpr = RULE == MATCH or RULE == TYPICAL
+    PURPOSE: tl.constexpr = 0 if RULE == MATCH else 2
     offset = row_offset(call.target, call.chain, first, b, i, 1)
     bits = bit_row(call.chain, first, b, i)
-    threshold, mass, zsum, listed = threshold_of(
-        call.ws, call.lists, call.target, offset, bits, row, (maximum, mass), (inv_t, t, k, p, floor),
-        TILE, T_PAD, LISTED,
+    position = tl.load(call.noise.position + b) + i
+    gather_tile(
+        call.ws, call.lists, call.target, offset, bits, row, tile, how, call.noise, b, position,
+        RACE, PURPOSE, TILE, GATHERED,
     )  # fmt: skip
-    put_law(call.ws, row, maximum, mass, threshold, zsum, b < 0, b < 0)
-    if RULE == MATCH or RULE == TYPICAL:
-        PURPOSE: tl.constexpr = 0 if RULE == MATCH else 2
-        position = tl.load(call.noise.position + b) + i
-        if listed:
-            best, at = race_in_lists(
-                call.ws, call.lists, row, threshold, inv_t, call.noise, b, position, PURPOSE, TILE, T_PAD, LISTED
-            )
-        else:
-            best, at = race_in_row(
-                call.target, offset, bits, threshold, inv_t, call.noise, b, position, PURPOSE, TILE
-            )
-        tl.store(call.ws.record_i + row * Q_FIELDS + Q_WINNER, tl.where(best > float("-inf"), at, argmax))
+    is_last = arrive(call.ws.tickets + row, call.ws.tiles)
+    if is_last:
+        maximum = law_of(call.ws, row)[0]
+        threshold, mass, zsum, closed = close_row(call.ws, call.lists, row, how, GATHERED)
+        if closed == 0:
+            threshold, mass, zsum = by_scanning(call.target, offset, bits, maximum, how)
+        put_law(call.ws, row, maximum, mass, threshold, zsum, b < 0, b < 0)
+        if RACE:
+            argmax = get_record_i(call.ws, row, Q_ARG, b >= 0)
+            if closed:
+                best, at = race_closed(
+                    call.ws, call.lists, row, threshold, inv_t, call.noise, b, position, PURPOSE, T_PAD, GATHERED
+                )
+            else:
+                best, at = race_in_row(
+                    call.target, offset, bits, threshold, inv_t, call.noise, b, position, PURPOSE
+                )
+            _put_winner(call, row, best, at, argmax)
+    return is_last
 
 
 @triton.jit
 def _merge_target(
-    call, b, i, row, first, inv_t, greedy, filtered, RULE: tl.constexpr, LOGPROBS: tl.constexpr,
+    call, b, i, row, inv_t, greedy, filtered, RULE: tl.constexpr, LOGPROBS: tl.constexpr,
     FILTERS: tl.constexpr, TILE: tl.constexpr, T_PAD: tl.constexpr, LISTED: tl.constexpr,
 ):  # fmt: skip
     """Record of a target row from its tiles."""
@@ -169,31 +210,13 @@ def _merge_target(
             best, at = winner(
                 get_f(call.ws, F_SCORE, row, T_PAD, float("-inf")), get_i(call.ws, I_WINNER, row, T_PAD, 0x7FFFFFFF)
             )
-            # Where every score overflowed, the largest logit wins.
-            tl.store(call.ws.record_i + row * Q_FIELDS + Q_WINNER, tl.where(best > float("-inf"), at, argmax))
+            _put_winner(call, row, best, at, argmax)
     if RULE == TOPM:
         rank = tl.sum(get_i(call.ws, I_RANK, row, T_PAD, 0), axis=0)
         tl.store(call.ws.record_i + row * Q_FIELDS + Q_RANK, rank)
     if FILTERS:
         if filtered & (bad == 0):
-            _filter_target(call, b, i, row, first, maximum, mass, argmax, RULE, TILE, T_PAD, LISTED)
-
-
-@triton.jit
-def _merge_draft(
-    call, b, i, row, first, FILTERS: tl.constexpr, TILE: tl.constexpr, T_PAD: tl.constexpr, LISTED: tl.constexpr
-):
-    """Record of a draft row from its tiles."""
-    inv_t, t, k, p, floor, filtered, _, _ = sampling_of(call.draft_sampling, b, call.draft.vocab)
-    maximum, mass, _, bad, _ = merge_row(call.ws, row, inv_t, b < 0, call.draft.vocab, T_PAD, False, False)
-    if FILTERS:
-        if filtered & (bad == 0):
-            offset = row_offset(call.draft, call.chain, first, b, i, 0)
-            threshold, mass, zsum, listed = threshold_of(
-                call.ws, call.draft_lists, call.draft, offset, i, row, (maximum, mass), (inv_t, t, k, p, floor),
-                TILE, T_PAD, LISTED,
-            )  # fmt: skip
-            put_law(call.ws, row, maximum, mass, threshold, zsum, b < 0, b < 0)
+            _filter_target(call, b, i, row, maximum, mass, argmax, RULE, TILE, T_PAD, LISTED)
 
 
 @triton.jit
@@ -231,21 +254,12 @@ def _rows_kernel(
         if is_target == 0:
             i = slot - NT
             used = (i < k) & (lost == 0) & (greedy == 0) & (draft_greedy == 0)
-            if used & (tile * TILE < call.draft.vocab):
-                start = tile * TILE
+            if used:
                 offset = row_offset(call.draft, call.chain, first, b, i, 0)
-                x = load_logits(call.draft, offset, start, TILE)
-                put_tile(call.ws, row, tile, x, x, start + tl.arange(0, TILE), draft_inv_t, True, False, False)
-                if DRAFT_FILTERS:
-                    if draft_filtered:
-                        list_tile(call.ws, call.draft_lists, row, tile, x, TILE, LISTED)
-            elif used:
-                # A draft row may have fewer tiles than a target row; the tile is empty.
-                put_f(call.ws, F_MAX, row, tile, float("-inf"))
-                put_f(call.ws, F_SUM, row, tile, 0.0)
-                put_i(call.ws, I_ARG, row, tile, 0x7FFFFFFF)
-                put_f(call.ws, F_CUT, row, tile, float("-inf"))
-                put_i(call.ws, I_COUNT, row, tile, 0)
+                law_tile(
+                    call.ws, call.draft_lists, call.draft, offset, b, row, tile, draft_inv_t, draft_filtered,
+                    DRAFT_FILTERS, TILE, LISTED,
+                )  # fmt: skip
     if is_target & used:
         _target_tile(call, b, i, row, tile, ids, first, inv_t, greedy, TILE, KP, RULE,
                      filtered, LOGPROBS, FILTERS, LISTED)
@@ -255,11 +269,54 @@ def _rows_kernel(
         if row_done:
             if is_target:
                 _merge_target(
-                    call, b, i, row, first, inv_t, greedy, filtered, RULE, LOGPROBS, FILTERS, TILE, T_PAD, LISTED
+                    call, b, i, row, inv_t, greedy, filtered, RULE, LOGPROBS, FILTERS, TILE, T_PAD, LISTED
                 )
             else:
                 if ROWS:
-                    _merge_draft(call, b, i, row, first, DRAFT_FILTERS, TILE, T_PAD, LISTED)
+                    law_row(
+                        call.ws, call.draft_lists, call.draft, row, call.draft_sampling, b, b < 0,
+                        DRAFT_FILTERS, TILE, T_PAD, LISTED,
+                    )  # fmt: skip
+    if row_done and not (FILTERS or DRAFT_FILTERS):
+        if arrive(call.ws.tickets + tickets_b + b, NR):
+            _finish(call, b, KP, NT, NR, RULE, ROWS, STATS, LOGPROBS)
+
+
+@triton.jit
+def _rows_again_kernel(
+    call, NT, ND, tickets_b,
+    RULE: tl.constexpr, ROWS: tl.constexpr, STATS: tl.constexpr, LOGPROBS: tl.constexpr,
+    FILTERS: tl.constexpr, DRAFT_FILTERS: tl.constexpr, GATHERED: tl.constexpr,
+    TILE: tl.constexpr, T_PAD: tl.constexpr, KP: tl.constexpr,
+):  # fmt: skip
+    """Rows whose threshold lies below their lists are read once more; then the walk.
+
+    Grid: as `_rows_kernel`. Programs of rows that are settled leave at once.
+    """
+    pid = tl.program_id(0).to(tl.int64)
+    tile = (pid % call.ws.tiles).to(tl.int32)
+    row = pid // call.ws.tiles
+    NR = NT + ND
+    b = row // NR
+    slot = (row % NR).to(tl.int32)
+    ids, k, _, first, _, lost = chain_of(call.chain, b, call.target.vocab, KP)
+    row_done = tile == 0
+    if slot < NT:
+        if FILTERS:
+            if (slot <= k) & (lost == 0):
+                if get_record_i(call.ws, row, Q_STATE, b >= 0) == OPEN:
+                    row_done = _filter_target_again(call, b, slot, row, first, tile, RULE, TILE, T_PAD, GATHERED)
+    else:
+        if DRAFT_FILTERS:
+            _, _, _, _, _, _, greedy, _ = sampling_of(call.sampling, b, call.target.vocab)
+            _, _, _, _, _, _, draft_greedy, _ = sampling_of(call.draft_sampling, b, call.draft.vocab)
+            if (slot - NT < k) & (lost == 0) & (greedy == 0) & (draft_greedy == 0):
+                if get_record_i(call.ws, row, Q_STATE, b >= 0) == OPEN:
+                    offset = row_offset(call.draft, call.chain, first, b, slot - NT, 0)
+                    row_done = law_again(
+                        call.ws, call.draft_lists, call.draft, offset, b, row, tile, call.draft_sampling, b,
+                        TILE, GATHERED,
+                    )  # fmt: skip
     if row_done:
         if arrive(call.ws.tickets + tickets_b + b, NR):
             _finish(call, b, KP, NT, NR, RULE, ROWS, STATS, LOGPROBS)
@@ -444,7 +501,7 @@ def verify_chain_out(
     # greedy, topm and distance read no filter; with draft_stats the draft's are in its threshold.
     filters = (top_k, top_p, min_p) if rule <= MATCH.value or rule == TYPICAL.value else ()
     draft_filters = (draft_top_k, draft_top_p, draft_min_p) if has_rows and not has_stats else ()
-    lists = scratch.lists(target_logits, rows, tiles, filters)
+    lists = scratch.lists(target_logits, rows, tiles, filters, races=rule > BLOCK.value)
     draft_lists = scratch.lists(draft, rows, tiles, draft_filters)
     decision = torch.empty(batch * D_FIELDS.value, dtype=torch.int32, device=device)
     scale = torch.empty(batch * 2 * kp, dtype=torch.float32, device=device)
@@ -464,8 +521,10 @@ def verify_chain_out(
         "RULE": rule, "ROWS": has_rows, "STATS": has_stats, "LOGPROBS": logprobs_mode,
          "TILE": host.TILE, "T_PAD": host.power(tiles), "KP": kp,
     }  # fmt: skip
-    extra = {"FILTERS": lists is not None, "DRAFT_FILTERS": draft_lists is not None, "LISTED": host.LISTED}
-    host.launch(_rows_kernel, rows * tiles, call, nt, nd, rows, **flags, **extra)
+    on = {"FILTERS": lists is not None, "DRAFT_FILTERS": draft_lists is not None}
+    host.launch(_rows_kernel, rows * tiles, call, nt, nd, rows, LISTED=host.LISTED, **on, **flags)
+    if any(on.values()):
+        host.launch(_rows_again_kernel, rows * tiles, call, nt, nd, rows, GATHERED=host.GATHERED, **on, **flags)
     flags["FROM_TARGET"] = rejected_from_target
     if rule == BLOCK.value and has_draft and max_draft > 1:
         sums = torch.empty(batch * (max_draft - 1) * tiles, dtype=torch.float32, device=device)
