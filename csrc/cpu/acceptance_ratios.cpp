@@ -46,6 +46,7 @@ int32_t position(const Team& team, const Chain& chain, const std::vector<int32_t
     q.source = drafted.source;
     q.inverse = inverse.empty() ? nullptr : inverse.data();
     q.weight = drafted.weighting(1 / drafted.mass);
+    q.widen();
   }
   const double qx = q.prob(x);
   *ratio = qx > 0 ? static_cast<float>(std::min(1.0, law.prob(x) / qx)) : 0.f;

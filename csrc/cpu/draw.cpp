@@ -88,14 +88,22 @@ double DraftRow::prob(int64_t target_id) const {
   return std::exp(x) * weight.scale;
 }
 
+void DraftRow::widen() {
+  if (!inverse || point || nothing) return;
+  columns.resize(1 + int64_t{source.tile_count()} * kTile);
+  columns[0] = -kInf;
+  for (int t = 0; t < source.tile_count(); ++t) {
+    float* to = columns.data() + 1 + int64_t{t} * kTile;
+    const float* from = source.tile(t, to);
+    if (from != to) std::copy(from, from + source.length(t), to);
+  }
+}
+
 const float* DraftRow::tile(int t, int n, float* buffer) const {
   if (nothing || point) return nullptr;
   const int64_t first = int64_t{t} * kTile;
-  if (inverse) {
-    for (int j = 0; j < n; ++j) {  // `inverse` is padded with -1 to whole tiles
-      const int32_t c = inverse[first + j];
-      buffer[j] = c >= 0 ? source.logit(c) : -kInf;
-    }
+  if (inverse) {  // padded with -1 to whole tiles; column -1 is the -inf before the row
+    for (int j = 0; j < n; ++j) buffer[j] = columns[inverse[first + j] + 1];
     return buffer;
   }
   if (first >= source.vocab) return nullptr;

@@ -22,8 +22,12 @@ struct DraftRow {
   bool nothing = false;  // no mass anywhere
   int64_t id = -1;
 
+  std::vector<float> columns;  // widen(): -inf, then the row's logits
+
   int64_t column(int64_t target_id) const;  // -1: none
   double prob(int64_t target_id) const;
+  // Makes a mapped row ready for tile(); nothing to do for others.
+  void widen();
   // Tile t over target ids, n (padded) of them; null where there is no mass.
   const float* tile(int t, int n, float* buffer) const;
 };

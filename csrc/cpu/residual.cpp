@@ -33,6 +33,7 @@ ResidualRows residual_rows(const Team& team, const ResidualParams& p,
     r.draft.source = drafted.source;
     r.draft.inverse = inverse.empty() ? nullptr : inverse.data();
     r.draft.weight = drafted.weighting(1 / drafted.mass);
+    r.draft.widen();
   }
   r.plain = r.draft.nothing || r.b == 0;
   return r;

@@ -12,25 +12,39 @@ namespace {
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-// The race over a reduced vocabulary: noise and ties go by target id, so the columns are raced one
-// by one, those that cannot win without their noise.
-std::vector<int64_t> draw_mapped(const RowLaw& law, Race& race, const Vector<int32_t>& map,
+// The race over a reduced vocabulary: noise and ties go by target id, so the row is spread over the
+// target ids and raced there.
+std::vector<int64_t> draw_mapped(const Team& team, const RowLaw& law, Race& race,
+                                 const Vector<int32_t>& map, const std::vector<int32_t>& inverse,
                                  int64_t wanted) {
+  std::vector<int64_t> ids;
+  const int64_t largest = map[law.argmax];  // a negative entry maps to no id
+  if (law.params.greedy) {
+    if (largest >= 0 && !race.is_excluded(largest)) ids.push_back(largest);
+    return ids;
+  }
   race.inv_t = law.params.inv_t;
   race.threshold = law.threshold;
-  race.offer_logit(map[law.argmax], law.max);
-  for (int64_t c = 0; c < law.source.vocab; ++c) {
-    const float l = law.source.logit(c);
-    if (!law.keeps(c, l) || l * race.inv_t + kMaxRaceNoise < race.cut()) continue;
-    race.offer_logit(map[c], l);
-  }
-  std::vector<int64_t> ids;
+  if (largest >= 0) race.offer_logit(largest, law.max);
+  DraftRow row;
+  row.source = law.source;
+  row.inverse = inverse.data();
+  row.widen();
+  std::vector<Race> part(team.chunks(), race);
+  team.run(
+      static_cast<int64_t>(inverse.size()) / kTile, [&](int chunk, int64_t begin, int64_t end) {
+        alignas(64) float buffer[kTile];
+        for (auto t = static_cast<int>(begin); t < end; ++t) {
+          tiles().race_logits(row.tile(t, kTile, buffer), kTile, int64_t{t} * kTile, part[chunk]);
+        }
+      });
+  for (const Race& p : part) race.merge(p);
   for (const Entrant& e : race.best()) ids.push_back(e.id);
   if (!ids.empty()) return ids;
   std::vector<Entrant> kept;  // no score is finite: the largest logits
   for (int64_t c = 0; c < law.source.vocab; ++c) {
     const float l = law.source.logit(c);
-    if (law.keeps(c, l) && !race.is_excluded(map[c])) kept.push_back({l, map[c]});
+    if (map[c] >= 0 && law.keeps(c, l) && !race.is_excluded(map[c])) kept.push_back({l, map[c]});
   }
   std::sort(kept.begin(), kept.end(),
             [](const Entrant& x, const Entrant& y) { return x.beats(y); });
@@ -77,10 +91,10 @@ void sample_row(const SampleParams& p, const std::vector<int32_t>& inverse, int6
     p.logsumexp[b] = p.threshold[b] = kNan;
     return;
   }
-  const std::vector<int64_t> ids = in_passing ? finish_draw(law, race, p.num_samples)
-                                   : p.token_map
-                                       ? draw_mapped(law, race, p.token_map, p.num_samples)
-                                       : draw_plain(team, law, race, p.num_samples);
+  const std::vector<int64_t> ids =
+      in_passing    ? finish_draw(law, race, p.num_samples)
+      : p.token_map ? draw_mapped(team, law, race, p.token_map, inverse, p.num_samples)
+                    : draw_plain(team, law, race, p.num_samples);
   RowLaw raw;
   if (p.logprobs_mode == LogprobsMode::kRaw) {
     raw.source = row_source(p.logits, 0, b);

@@ -54,7 +54,8 @@ void ChainWalk::walk_block() {
     double h = w[i];
     if (i < length) {
       const int64_t x = chain_.id(i);
-      const DraftRow q = draft_row(i, x, draft[i]);
+      DraftRow q = draft_row(i, x, draft[i]);
+      q.widen();
       const double s = q.point
                            ? w[i] * (1 - target[i].prob(x))
                            : residual_mass(team_, {&target[i], &q, static_cast<float>(w[i]), 1.f});

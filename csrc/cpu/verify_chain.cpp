@@ -214,7 +214,8 @@ void ChainWalk::emit() {
     } else if (!read_draft_late(accepted_)) {
       status_ |= kBadDraft;
     } else {
-      const DraftRow draft = draft_row(accepted_, x, drafted_);
+      DraftRow draft = draft_row(accepted_, x, drafted_);
+      draft.widen();
       token = draw_residual(team_, {&row_, &draft, scale_, 1.f}, stream(accepted_));
       if (token < 0) status_ |= kEmptyResidual;
     }

@@ -1,0 +1,126 @@
+"""The cpu backend against itself: instruction sets, threads and batch slots must not change a result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from specdec_kernels import _native
+from specdec_kernels.ops.sample import op as sample_op
+from specdec_kernels.ops.verify_chain import op as verify_op
+
+pytestmark = pytest.mark.skipif(_native.cpu_reason() is not None, reason=str(_native.cpu_reason()))
+ISAS = {"portable": 0, "avx2": 1, "avx512": 2}
+# one tile and a bit; ends inside a vector; several tiles; beyond what top-p sorts at once
+VOCABS = [2050, 4099, 40000]
+FILTERS = {
+    "none": (None, None, None),
+    "top-k": (50, None, None),
+    "top-p": (None, 0.95, None),
+    "all": (200, 0.9, 0.01),
+}
+
+
+@pytest.fixture
+def isa() -> Iterator[None]:
+    """Puts back the instruction set of this machine."""
+    best = torch.ops.specdec_kernels.cpu_isa()
+    yield
+    torch.ops.specdec_kernels.set_cpu_isa(best)
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    """Puts back the number of threads."""
+    count = torch.get_num_threads()
+    yield
+    torch.set_num_threads(count)
+
+
+def _use(name: str) -> None:
+    if torch.ops.specdec_kernels.set_cpu_isa(ISAS[name]) != ISAS[name]:
+        pytest.skip(f"this machine has no {name}")
+
+
+def _filters(batch: int, name: str) -> tuple[Tensor | None, ...]:
+    top_k, top_p, min_p = FILTERS[name]
+    return (
+        None if top_k is None else torch.full((batch,), top_k, dtype=torch.int32),
+        None if top_p is None else torch.full((batch,), top_p),
+        None if min_p is None else torch.full((batch,), min_p),
+    )
+
+
+def _sample(vocab: int, filters: str, dtype: torch.dtype, rows: slice = slice(None)) -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(vocab)
+    logits = (3 * torch.randn(5, vocab, generator=generator)).to(dtype)[rows]
+    batch = len(logits)
+    seed = torch.arange(5)[rows]
+    temperature = torch.full((batch,), 0.8)
+    noise = (seed, seed * 3, None)
+    return sample_op.overload("cpu")(
+        logits, temperature, *_filters(batch, filters), *noise, 3, 3, None, None, None, None, 1
+    )
+
+
+def _verify(vocab: int, filters: str, dtype: torch.dtype, rule: int, rows: slice = slice(None)) -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(vocab)
+    target = 3 * torch.randn(5, 4, vocab, generator=generator)
+    draft = target[:, :3] + 0.5 * torch.randn(5, 3, vocab, generator=generator)
+    ids = torch.multinomial((draft / 0.8).softmax(-1).flatten(0, 1), 1, generator=generator).view(5, 3)
+    batch = len(ids[rows])
+    law = (torch.full((batch,), 0.8), *_filters(batch, filters))
+    seed = torch.arange(5)[rows]
+    return verify_op.overload("cpu")(
+        ids[rows], target.to(dtype)[rows], draft.to(dtype)[rows], None, None, None, 3, *law, *law, seed, seed * 7, seed,
+        rule, 0.0, False, None, None, 0.09, 0.3, 1, 0, 1, 1,
+    )  # fmt: skip
+
+
+def _same(results: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> None:
+    for have, want in zip(results, expected, strict=True):
+        torch.testing.assert_close(have, want, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("filters", FILTERS)
+@pytest.mark.parametrize("vocab", VOCABS)
+def test_avx2_and_avx512_give_the_same_bits(vocab: int, filters: str, dtype: torch.dtype, isa: None) -> None:
+    _use("avx512")
+    expected = _sample(vocab, filters, dtype), _verify(vocab, filters, dtype, 0), _verify(vocab, filters, dtype, 1)
+    _use("avx2")
+    _same(_sample(vocab, filters, dtype), expected[0])
+    _same(_verify(vocab, filters, dtype, 0), expected[1])
+    _same(_verify(vocab, filters, dtype, 1), expected[2])
+
+
+@pytest.mark.parametrize("filters", FILTERS)
+@pytest.mark.parametrize("vocab", VOCABS)
+def test_portable_code_draws_the_same_tokens(vocab: int, filters: str, isa: None) -> None:
+    # Without fma its row sums differ in the last bits, its races do not.
+    expected = _sample(vocab, filters, torch.float32), _verify(vocab, filters, torch.float32, 0)
+    _use("portable")
+    results = _sample(vocab, filters, torch.float32), _verify(vocab, filters, torch.float32, 0)
+    assert torch.equal(results[0][0], expected[0][0])
+    torch.testing.assert_close(results[0][2], expected[0][2], rtol=1e-6, atol=1e-6)
+    for have, want in zip(results[1][:3], expected[1][:3], strict=True):
+        assert torch.equal(have, want)
+
+
+@pytest.mark.parametrize("rule", [0, 1, 2])
+@pytest.mark.parametrize("filters", FILTERS)
+@pytest.mark.parametrize("vocab", VOCABS)
+def test_threads_and_batch_do_not_change_a_bit(vocab: int, filters: str, rule: int, threads: None) -> None:
+    torch.set_num_threads(1)
+    sampled, verified = _sample(vocab, filters, torch.bfloat16), _verify(vocab, filters, torch.bfloat16, rule)
+    for count in (2, 3):  # five requests one by one to threads; each alone, split over the threads
+        torch.set_num_threads(count)
+        _same(_sample(vocab, filters, torch.bfloat16), sampled)
+        _same(_verify(vocab, filters, torch.bfloat16, rule), verified)
+        for b in range(0, 5, 2):
+            row = slice(b, b + 1)
+            _same(_sample(vocab, filters, torch.bfloat16, row), tuple(r[row] for r in sampled))
+            _same(_verify(vocab, filters, torch.bfloat16, rule, row), tuple(r[row] for r in verified))
