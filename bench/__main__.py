@@ -1,4 +1,4 @@
-"""python -m bench [op ...] [--quick | --full]: times every contender of every case in one run, prints a table, saves it.
+"""python -m bench [op ...] [--quick | --full]: times every contender of every case in one run, and saves the table.
 
 Ours and the rivals take turns (timing.py), each after its check against the reference. Rows are kept in
 bench/results/<machine>.json; a later run replaces the cases it measured again.

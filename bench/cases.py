@@ -79,7 +79,8 @@ def verify_chain_cases(extent: str) -> list[Case]:
     quick += [Case(op, batch=1, threads=1), Case(op, batch=1, dtype="bf16", threads=1)]
     if extent == "quick":
         return quick
-    default = quick + [
+    default = [
+        *quick,
         Case(op, vocab=32000),
         Case(op, vocab=151936, dtype="bf16"),
         Case(op, batch=4, dtype="bf16"),

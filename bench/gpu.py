@@ -1,8 +1,8 @@
 """python -m bench.gpu: what bench/gpu.sh measures. Figures of a GPU come only from here.
 
-A call reads rows that are cold in L2 (a graph walks through inputs that together exceed it twice). A row tells the median of graph
-replays, the time with launches, the bytes the rule must read (MIN) a second, and its share of the measured copy
-bandwidth; under rule match also the share of the slower floor, copy or Philox words.
+A call reads rows that are cold in L2 (a graph walks through inputs that together exceed it twice). A row tells the
+median of graph replays, the time with launches, the bytes the rule must read (MIN) a second, and its share of the
+measured copy bandwidth; under rule match also the share of the slower floor, copy or Philox words.
 """
 
 from __future__ import annotations
@@ -82,7 +82,10 @@ def measure(case: Case, backends: list[str], copy: float, philox: float) -> list
         if contender.is_ours:
             row |= shares(case, row, made[0], copy, philox)
         share = f"   {row['of_copy']:.0%} of copy" if "of_copy" in row else ""
-        print(f"  {contender.name:<28}{row['p50_us']:>10.1f} us   launched {row['launched_p50_us']:>10.1f}{share}", flush=True)
+        print(
+            f"  {contender.name:<28}{row['p50_us']:>10.1f} us   launched {row['launched_p50_us']:>10.1f}{share}",
+            flush=True,
+        )
         rows.append(row)
     ours = next((r["p50_us"] for r in rows if r["is_ours"] and "p50_us" in r), None)
     for row in rows:

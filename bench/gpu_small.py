@@ -1,4 +1,4 @@
-"""Small calls of every op on the GPU, against the reference: what compute-sanitizer watches. A few seconds without it."""
+"""Small calls of every op on the GPU, against the reference: what compute-sanitizer watches. Seconds without it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def main() -> int:
     wrong = 0
     reasons = specdec_kernels.available_backends("cuda")
     backends = [b for b in ("cuda", "triton") if reasons[b] is None]
-    print(f"small cases on {', '.join(backends) or 'nothing'}; {({b: r for b, r in reasons.items() if r})}")
+    print(f"small cases on {', '.join(backends) or 'nothing'}; { ({b: r for b, r in reasons.items() if r}) }")
     for dtype in (torch.float32, torch.bfloat16):
         for filters in ("none", BOTH):
             x = chain(3, 3, VOCAB, dtype=dtype, filters=FILTERS[filters]).to("cuda")
@@ -33,7 +33,11 @@ def main() -> int:
                     ("sample", sample.check_ours(backend), pair),
                     ("residual_sample", residual_sample.check_ours(backend), pair),
                     ("residual_probs", residual_probs.check(lambda y, b=backend: residual_probs.ours(y, b)), pair),
-                    ("acceptance_ratios", acceptance_ratios.check(lambda y, b=backend: acceptance_ratios.ours(y, b)), x),
+                    (
+                        "acceptance_ratios",
+                        acceptance_ratios.check(lambda y, b=backend: acceptance_ratios.ours(y, b)),
+                        x,
+                    ),
                 ]
                 for name, check, given in checks:
                     try:

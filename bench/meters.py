@@ -1,12 +1,12 @@
 """Counts the bytes an op moves through memory, without a GPU. Three meters, one unit: bytes read and bytes written.
 
-* `TritonMeter`: every load and store of a kernel in Triton's interpreter; a masked lane costs nothing. Blocks of torch operators
-  around the kernels are counted by `TorchMeter`.
+* `TritonMeter`: every load and store of a kernel in Triton's interpreter; a masked lane costs nothing. Blocks of
+  torch operators around the kernels are counted by `TorchMeter`.
 * `HostMeter`: the CUDA sources, compiled for the host, count in the accessor that is their only way to global memory.
-* `TorchMeter`: every aten operator reads its tensor inputs and writes its outputs once, whatever it does inside (a sort or
-  a softmax that reads twice is charged once: a lower bound, in the rival's favour). Views and allocations are free, a
-  gather or an index costs what it picks, a fill costs its output.
-No meter sees caches: bytes that are read twice are counted twice.
+* `TorchMeter`: every aten operator reads its tensor inputs and writes its outputs once, whatever it does inside (a
+  sort or a softmax that reads twice is charged once: a lower bound, in the rival's favour). Views and allocations are
+  free, a gather or an index costs what it picks, a fill costs its output. No meter sees caches: bytes that are read
+  twice are counted twice.
 """
 
 from __future__ import annotations
@@ -22,7 +22,17 @@ from torch.utils._pytree import tree_leaves
 
 from specdec_kernels._op import OPS
 
-FREE = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "resize_", "set_", "detach", "lift_fresh")
+FREE = (
+    "empty",
+    "new_empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty_strided",
+    "resize_",
+    "set_",
+    "detach",
+    "lift_fresh",
+)
 PICKING = ("gather", "index", "index_select", "embedding", "take", "_unsafe_index")
 OVERWRITING = ("copy_", "fill_", "zero_", "exponential_", "uniform_", "random_", "normal_", "bernoulli_")
 

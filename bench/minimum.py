@@ -1,4 +1,4 @@
-"""MIN: the bytes that a rule must read, in the logits' own dtype (docs/design.md, Cost), and what is allowed above it."""
+"""MIN, bytes that a rule must read in the logits' own dtype (docs/design.md, Cost), and what is allowed above it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ def minimum(case: Case, x: ChainInput, stats: bool = False) -> int:
     row = x.target.shape[-1] * x.target.element_size()
     if case.op == "sample":
         return batch * row
-    if case.op in ("residual_probs", "residual_sample"):  # both log-sums first, then the difference; probs are written
-        return 4 * batch * row + (batch * x.target.shape[-1] * 4 if case.op == "residual_probs" else 0)
+    if case.op == "residual_sample":  # both log-sums first, then the difference
+        return 4 * batch * row
+    if case.op == "residual_probs":  # log-sums, then the mass, then the probabilities, which are written
+        return 6 * batch * row + batch * x.target.shape[-1] * 4
     if case.op == "acceptance_ratios":  # both log-sums first, then sum min(p, q)
         return 4 * batch * draft * row
     target = batch * (draft + 1) * row

@@ -1,4 +1,4 @@
-"""bench/results/<machine>.json: one row a contender and case, each with the versions and the commit it was measured at."""
+"""bench/results/<machine>.json: a row for a contender and case, each with its versions and its commit."""
 
 from __future__ import annotations
 

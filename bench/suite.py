@@ -1,4 +1,4 @@
-"""What `bench/<op>.py` has in common: who runs in a case, the check before the clock, the bridge to pytest-benchmark."""
+"""What `bench/<op>.py` share: who runs in a case, the check before the clock, the bridge to pytest-benchmark."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch import Tensor
 import specdec_kernels
 
 from .cases import FILTERS, Case
-from .rivals import rivals
 from .machine import ROOT
+from .rivals import rivals
 from .rows import DTYPES, ChainInput, chains
 
 __all__ = ["ROOT"]

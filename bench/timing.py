@@ -1,7 +1,7 @@
 """Times contenders against each other: one call of each in turn, so that all see the same machine.
 
-A call starts on inputs it has not seen since at least one other contender ran (rows walk through several batches), as in
-decoding, where the logits were written a moment ago and half of them are no longer in a cache.
+A call starts on inputs it has not seen since at least one other contender ran (rows walk through several batches), as
+in decoding, where the logits were written a moment ago and half of them are no longer in a cache.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""verify_chain beside its rivals. A rival is handed the same coins for its check, its own random numbers for its time."""
+"""verify_chain beside its rivals. For its check a rival is handed the same coins, for its time it draws its own."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Rivals: each file is one, with NAME, WHY, `version()`, `available()` (None, or why not) and a function an op.
 
-An op's function takes what `bench/<op>.py` hands it and returns what the op returns first; a file leaves out the ops that
-its rival does not have. `supports(case)` says why a case is not for it.
+An op's function takes what `bench/<op>.py` hands it and returns what the op returns first; a file leaves out the ops
+that its rival does not have. `supports(case)` says why a case is not for it.
 """
 
 from __future__ import annotations

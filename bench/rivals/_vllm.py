@@ -1,7 +1,7 @@
 """Loads vLLM's own sampler files from an installed or unpacked wheel without importing the rest of vLLM.
 
-`import vllm` needs some sixty packages; the samplers need torch and triton. Parent packages become bare modules that point into
-the wheel, heavy leaves become stubs, the kernel files themselves are vLLM's, unmodified. Tried with 0.33.0.
+`import vllm` needs some sixty packages; the samplers need torch and triton. Parent packages become bare modules that
+point into the wheel, heavy leaves become stubs, the kernel files themselves are vLLM's, unmodified. Tried with 0.33.0.
 Get the files: pip install --no-deps vllm==0.33.0 (or unzip the wheel's *.py where Python looks).
 """
 
@@ -24,8 +24,9 @@ from typing import Any
 import torch
 
 PACKAGES = (
-    "vllm v1 v1.sample v1.sample.ops v1.spec_decode v1.worker v1.worker.gpu v1.worker.gpu.sample v1.worker.gpu.spec_decode "
-    "v1.worker.gpu.metrics utils model_executor model_executor.warmup config v1.watermarking v1.watermarking.prfs"
+    "vllm v1 v1.sample v1.sample.ops v1.spec_decode v1.worker v1.worker.gpu v1.worker.gpu.sample "
+    "v1.worker.gpu.spec_decode v1.worker.gpu.metrics utils model_executor "
+    "model_executor.warmup config v1.watermarking v1.watermarking.prfs"
 )
 
 
@@ -142,14 +143,15 @@ def _stub_platform() -> None:
     _module("vllm.platforms", [], current_platform=Platform(), CpuArchEnum=enum.Enum("CpuArchEnum", "X86"))
     _module("vllm.platforms.interface", DeviceCapability=object)
     _module("vllm.envs", VLLM_USE_FLASHINFER_SAMPLER=False, VLLM_XPU_USE_SAMPLER_KERNEL=False,
-            VLLM_COMPUTE_NANS_IN_LOGITS=False, VLLM_TRITON_JIT_WARMUP_NUM_THREADS=1, is_set=lambda _: False)  # fmt: skip
+            VLLM_COMPUTE_NANS_IN_LOGITS=False, VLLM_TRITON_JIT_WARMUP_NUM_THREADS=1,
+            is_set=lambda _: False)  # fmt: skip
     _module("vllm._aiter_ops", rocm_aiter_ops=types.SimpleNamespace(is_enabled=lambda: False))
     _module("vllm.utils.platform_utils", num_compute_units=lambda _=None: units)
 
 
 def _stub_machinery() -> None:
     class Logger(logging.Logger):
-        info_once = warning_once = debug_once = lambda self, *a, **k: None  # noqa: E731
+        info_once = warning_once = debug_once = lambda self, *a, **k: None
 
     @contextlib.contextmanager
     def allowed(*_: Any, **__: Any) -> Any:

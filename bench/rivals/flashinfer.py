@@ -58,7 +58,5 @@ def verify_prepared(draft_ids: Tensor, prepared: tuple[Any, ...]) -> tuple[Tenso
         probs = sampling.top_k_renorm_probs(probs, repeat(top_k))
     if top_p is not None:
         probs = sampling.top_p_renorm_probs(probs, repeat(top_p))
-    ids, _, emitted = sampling.chain_speculative_sampling(
-        draft_probs, draft_ids.int(), probs.view(batch, rows, vocab)
-    )
+    ids, _, emitted = sampling.chain_speculative_sampling(draft_probs, draft_ids.int(), probs.view(batch, rows, vocab))
     return ids, emitted.long()

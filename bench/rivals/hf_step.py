@@ -1,4 +1,4 @@
-"""transformers' verification step as `_assisted_decoding` composes it: cast, processors row by row, then the sampling."""
+"""transformers' verification step as `_assisted_decoding` composes it: cast, processors row by row, sampling."""
 
 from __future__ import annotations
 

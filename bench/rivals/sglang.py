@@ -1,7 +1,7 @@
 """SGLang's chain sampler (Triton), with the softmax that its `eagle_sample` runs before it.
 
-Draft probabilities are kept by its drafter in float32 and not in its time. Its top-k/top-p are FlashInfer kernels that rewrite
-the probabilities; without a GPU only the unfiltered case is metered.
+Draft probabilities are kept by its drafter in float32 and not in its time. Its top-k/top-p are FlashInfer kernels
+that rewrite the probabilities; without a GPU only the unfiltered case is metered.
 """
 
 from __future__ import annotations

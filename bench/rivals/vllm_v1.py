@@ -1,4 +1,4 @@
-"""vLLM's V1 rejection sampler, composed as `RejectionSampler.forward` does (float32 copy, clone, temperature, softmax, recovery).
+"""vLLM's V1 rejection sampler, composed as `RejectionSampler.forward`: float32 copy, clone, softmax, recovery.
 
 The drafter hands it float32 probabilities; they are made beforehand and not in its time.
 """

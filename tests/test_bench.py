@@ -1,0 +1,197 @@
+"""The benchmarks tell the truth: rows as stated, rivals of the right law, meters that count, tables in step."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from bench import report, results
+from bench.cases import FILTERS, Case
+from bench.machine import ROOT
+from bench.meters import torch_only_meter, triton_meter
+from bench.minimum import minimum
+from bench.rivals import eager, hf, lazy, rivals, topk
+from bench.rows import Filters, chain, chains, coins, law, pool, rows
+from bench.timing import summary
+from specdec_kernels import verify_chain
+
+TOP_K, TOP_P = 50, 0.95
+
+
+def overlap(vocab: int, temperature: float) -> float:
+    target, draft = pool(vocab)
+    return float(torch.minimum((target / temperature).softmax(-1), (draft / temperature).softmax(-1)).sum(-1).mean())
+
+
+@pytest.mark.parametrize("vocab", [32000, 128256])  # the smallest and the one that is promised
+def test_half_of_five_drafts_is_accepted_by_law(vocab: int) -> None:
+    rate = overlap(vocab, 0.8)
+    assert 2.2 < sum(rate**k for k in range(1, 6)) < 2.8
+
+
+def test_half_of_five_drafts_is_accepted_in_a_series_of_batches() -> None:
+    for batch, count in ((1, 8), (4, 3)):
+        made = chains(count, batch, 5, 32000, dtype=torch.bfloat16)
+        accepted = torch.cat([x.num_accepted for x in made]).double().mean()
+        assert 2.2 <= float(accepted) <= 2.8
+
+
+def test_rows_have_the_stated_shape() -> None:
+    target, _ = pool(128256)
+    p = target.softmax(-1)
+    entropy = -(p * p.clamp(min=1e-30).log()).sum(-1)
+    assert 1.0 < float(entropy.mean()) < 3.0
+    assert 0.5 < float(p.max(-1).values.mean()) < 0.8
+    assert 10 < float((target.max(-1).values - target.mean(-1)).mean()) < 30
+    same = rows(4, 32000, dtype=torch.float32, seed=3), rows(4, 32000, dtype=torch.float32, seed=3)
+    assert torch.equal(same[0][0], same[1][0])
+    assert len({int(row.argmax()) for row in same[0][0]}) == 4  # rolled: no two peaks at one id
+
+
+@pytest.mark.parametrize("filters", ["none", "top-k 50 + top-p .95", "min-p .05"])
+def test_inputs_say_what_the_reference_accepts(filters: str) -> None:
+    x = chain(3, 4, 2048, filters=FILTERS[filters], seed=5)
+    sampling = x.filters.sampling(3)
+    result = verify_chain(
+        x.draft_ids, x.target, x.draft, draft_stats=(x.logsumexp, x.threshold), sampling=sampling,
+        draft_sampling=sampling, noise=x.noise, backend="reference",
+    )  # fmt: skip
+    assert torch.equal(result.num_accepted.long(), x.num_accepted)
+    assert result.status.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("filters", ["none", "top-k 50 + top-p .95"])
+def test_plain_rivals_decide_as_the_reference_does(filters: str) -> None:
+    x = chain(8, 5, 2048, filters=FILTERS[filters], seed=1)
+    parameters = x.filters.sampling(8)
+    uniforms = coins(x.noise, 5).float()
+    found = {
+        "eager": eager.verify_chain(x.draft_ids, x.target, x.draft, *parameters, uniforms),
+        "lazy": lazy.verify_chain(x.draft_ids, x.target, x.draft, *parameters, uniforms),
+    }
+    if parameters.top_k is not None:
+        found["topk"] = topk.verify_chain(
+            x.draft_ids, x.target, x.draft, parameters.temperature, TOP_K, parameters.top_p, None, uniforms
+        )
+    for name, (tokens, count) in found.items():
+        assert torch.equal(count, x.num_accepted), name
+        kept = torch.arange(6) < count[:, None]
+        assert torch.equal(tokens[:, :5][kept[:, :5]], x.draft_ids[kept[:, :5]]), name
+        assert bool((tokens.gather(1, count[:, None]) >= 0).all()), name
+        assert bool((tokens[torch.arange(6) > count[:, None]] == -1).all()), name
+
+
+def first_tokens(rival: object, filters: Filters, draws: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(counts of the first token over `draws` requests with drafts from q, target law), vocabulary 12, one draft."""
+    generator = torch.Generator().manual_seed(11)
+    target, draft = torch.randn(2, 1, 2, 12, generator=generator)
+    q, p = law(draft[:, 0], filters)[0], law(target[:, 0], filters)[0]
+    ids = torch.multinomial(q.expand(draws, -1), 1, generator=generator)
+    parameters = list(filters.sampling(draws))
+    if rival is topk:
+        parameters[1] = filters.top_k  # type: ignore[call-overload]
+    torch.manual_seed(7)
+    tokens, _ = rival.verify_chain(  # type: ignore[attr-defined]
+        ids, target.expand(draws, -1, -1), draft[:, :1].expand(draws, -1, -1), *parameters
+    )
+    return tokens[:, 0].bincount(minlength=12).double(), p[0].double()
+
+
+@pytest.mark.parametrize(
+    ("rival", "filters"),
+    [
+        (eager, Filters(0.8)),
+        (lazy, Filters(0.8)),
+        (eager, Filters(0.8, top_k=6, top_p=0.9)),
+        (lazy, Filters(0.8, top_k=6, top_p=0.9)),
+        (topk, Filters(0.8, top_k=6, top_p=0.9)),
+        (eager, Filters(0.8, min_p=0.1)),
+    ],
+    ids=lambda v: getattr(v, "NAME", None),
+)
+def test_plain_rivals_draw_from_the_target_law(rival: object, filters: Filters) -> None:
+    counts, p = first_tokens(rival, filters, 40000)
+    kept = p > 0
+    assert counts[~kept].sum() == 0
+    expected = p[kept] * counts.sum()
+    chi_square = float(((counts[kept] - expected) ** 2 / expected).sum())
+    assert chi_square < 45.0  # at most 11 degrees of freedom: a right law fails once in 2e5; the seed is fixed
+
+
+@pytest.mark.skipif(hf.available() is not None, reason="transformers is not installed")
+def test_transformers_is_called_as_it_calls_itself() -> None:
+    x = chain(1, 5, 2048, seed=2)
+    ready = hf.prepare(x.target, x.draft, *x.filters.sampling(1))
+    tokens, count = hf.verify_prepared(x.draft_ids, ready)
+    n = int(count)
+    assert tokens.shape == (1, n + 1)
+    assert torch.equal(tokens[0, :n], x.draft_ids[0, :n])
+
+
+def test_every_rival_says_who_it_is_or_why_not() -> None:
+    for rival in rivals():
+        assert rival.NAME
+        assert rival.WHY
+        assert rival.available() is None or len(rival.available()) > 10
+    assert len({rival.NAME for rival in rivals()}) == len(rivals())
+
+
+def test_the_torch_meter_counts_a_copy_exactly() -> None:
+    x = torch.zeros(1000)
+    with torch_only_meter() as moved:
+        y = x.clone()
+        y.view(10, 100)[:5].t()  # views are free
+        torch.empty(10**6)  # and so is memory that nobody writes
+    assert (moved.read, moved.written) == (4000, 4000)
+    with torch_only_meter() as moved:
+        y.copy_(x)
+        x.gather(0, torch.arange(10))  # what it picks; the indices, made and read
+    assert (moved.read, moved.written) == (4000 + 40 + 80, 4000 + 40 + 80)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is off where there is a GPU")
+def test_the_triton_meter_counts_a_copy_exactly() -> None:
+    copying = pytest.importorskip("bench.copying")
+    x, y = torch.arange(1000, dtype=torch.bfloat16), torch.zeros(1000, dtype=torch.bfloat16)
+    with triton_meter() as moved:
+        copying.copy(x, y)
+    assert torch.equal(x, y)
+    assert (moved.read, moved.written) == (2000, 2000)  # 24 masked lanes of the last program cost nothing
+
+
+def test_minimum_is_rows_times_bytes() -> None:
+    x = chain(2, 5, 1024, dtype=torch.bfloat16)
+    rejected = int((x.num_accepted < 5).sum())
+    case = Case("verify_chain", 32000, 2, dtype="bf16")
+    assert minimum(case, x) == (2 * 6 + 2 * 5 + 2 * rejected) * 2048
+    assert minimum(case, x, stats=True) == (2 * 6 + 2 * rejected) * 2048
+    assert minimum(Case("verify_chain", 32000, 2, dtype="bf16", rule="greedy"), x) == 2 * 6 * 2048
+
+
+def test_a_summary_is_in_microseconds() -> None:
+    assert summary([1e-6 * i for i in range(1, 12)]) == (6.0, 3.0, 9.0, 11)
+
+
+def test_results_carry_machine_versions_and_commit() -> None:
+    for file in results.FOLDER.glob("*.json"):
+        content = json.loads(file.read_text())
+        assert content["machine"]["cpu"]
+        for row in content["rows"]:
+            assert row["commit"]
+            assert row["versions"]["torch"]
+        assert str(ROOT) not in file.read_text()
+
+
+def test_readme_tables_are_generated_from_the_results() -> None:
+    readme = report.README.read_text()
+    assert report.insert(readme, report.generate(report.result_files())) == readme, "run python -m bench.report"
+
+
+def test_markers_are_made_where_they_are_missing() -> None:
+    text = report.insert("# Title\n\n## Building\nlast\n", f"{report.BEGIN}\nx\n{report.END}")
+    assert text.index("# Title") < text.index("x") < text.index("## Building")
+    again = report.insert(text, f"{report.BEGIN}\ny\n{report.END}")
+    assert "\nx\n" not in again
+    assert again.count(report.BEGIN) == 1
