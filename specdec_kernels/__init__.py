@@ -3,7 +3,9 @@
 from ._backends import available_backends, use_backend
 from ._cache import CacheLayout
 from ._random import random_words
-from ._types import Noise, Sampling
+from ._tree_build import PathTree, tree_from_lookahead, tree_from_parents, tree_from_paths
+from ._tree_links import LinkedTree, TreeLinks, tree_from_links, tree_from_mask, tree_links
+from ._types import CandidateTree, Noise, Sampling
 from .ops.acceptance_ratios import RatioResult, acceptance_ratios
 from .ops.compact_cache import compact_cache
 from .ops.gather_nodes import GatherResult, gather_nodes
@@ -12,21 +14,35 @@ from .ops.residual_sample import ResidualSample, residual_sample
 from .ops.rollback import RollbackResult, rollback
 from .ops.sample import SampleResult, sample
 from .ops.select_state import select_state
+from .ops.select_tree import select_tree
+from .ops.tree_from_sequences import tree_from_sequences
+from .ops.tree_layout import TreeLayout, tree_layout
+from .ops.tree_mask import TreeMask, tree_mask, tree_mask_mod
 from .ops.verify_chain import ChainResult, verify_chain
+from .ops.verify_tree import TreeResult, verify_tree
+from .ops.verify_tree.batch_sd import batch_sd
 
 __all__ = [
     "CacheLayout",
+    "CandidateTree",
     "ChainResult",
     "GatherResult",
+    "LinkedTree",
     "Noise",
+    "PathTree",
     "RatioResult",
     "ResidualProbs",
     "ResidualSample",
     "RollbackResult",
     "SampleResult",
     "Sampling",
+    "TreeLayout",
+    "TreeLinks",
+    "TreeMask",
+    "TreeResult",
     "acceptance_ratios",
     "available_backends",
+    "batch_sd",
     "compact_cache",
     "gather_nodes",
     "random_words",
@@ -35,7 +51,19 @@ __all__ = [
     "rollback",
     "sample",
     "select_state",
+    "select_tree",
+    "tree_from_links",
+    "tree_from_lookahead",
+    "tree_from_mask",
+    "tree_from_parents",
+    "tree_from_paths",
+    "tree_from_sequences",
+    "tree_layout",
+    "tree_links",
+    "tree_mask",
+    "tree_mask_mod",
     "use_backend",
     "verify_chain",
+    "verify_tree",
 ]
 __version__ = "0.1.0"

@@ -12,6 +12,7 @@ from ._types import Noise, Sampling
 
 LOGIT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ID_DTYPES = (torch.int32, torch.int64)
+MAX_NODES = 1024  # of a tree: one block's threads
 
 
 def fail(op: str, argument: str, expected: str, got: object) -> NoReturn:
@@ -150,6 +151,20 @@ class Checker:
             rows = draft_ids.shape[0] + (cu_draft.shape[0] - 1 if bonus else 0)
             self.logits(name, value, (rows, "vocab"))
         return int(value.shape[-1])
+
+    def parents(self, value: Any) -> tuple[int, int]:
+        """(batch, nodes) of trees given by their parents."""
+        self.dense("parents", value, ID_DTYPES, ("batch", "nodes"))
+        batch, nodes = value.shape
+        if not 1 <= nodes <= MAX_NODES:
+            fail(self.op, "parents", f"[batch, nodes] with 1 (the root) to {MAX_NODES} nodes", list(value.shape))
+        return batch, nodes
+
+    def size(self, name: str, value: Any, least: int) -> int:
+        """A host int."""
+        if not isinstance(value, int) or value < least:
+            fail(self.op, name, f"a host int >= {least}", value)
+        return value
 
     def lanes(self, value: Any, batch: int) -> Tensor | None:
         """Lane of each request; None for 0."""

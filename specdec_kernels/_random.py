@@ -47,20 +47,20 @@ def philox(key: tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor, Tensor, Te
 def _blocks(
     seed: Tensor, position: Tensor, step: Tensor | None, purpose: int, lane: Tensor | None, block: Tensor
 ) -> Tensor:
-    """Philox blocks [batch, len(block), 4]; seed, position, step, lane are int64 [batch]."""
+    """Philox blocks [batch, n, 4] of block [n] or [batch, n]; seed, position, step, lane are int64 [batch]."""
     zero = torch.zeros_like(seed)
     step = zero if step is None else step
     lane = zero if lane is None else lane
     key = ((seed & _LOW)[:, None], ((seed >> 32) & _LOW)[:, None])
     tag = (purpose + 4 * lane) & _LOW
-    counter = (block[None, :], (position & _LOW)[:, None], (step & _LOW)[:, None], tag[:, None])
+    counter = (block.expand(len(seed), -1), (position & _LOW)[:, None], (step & _LOW)[:, None], tag[:, None])
     return torch.stack(torch.broadcast_tensors(*philox(key, counter)), dim=-1)
 
 
 def words(
     seed: Tensor, position: Tensor, step: Tensor | None, purpose: int, lane: Tensor | None, index: Tensor
 ) -> Tensor:
-    """Words [batch, len(index)] (int64, 0 .. 2^32 - 1) of arbitrary indices."""
+    """Words [batch, n] (int64, 0 .. 2^32 - 1) of arbitrary indices [n] or [batch, n]."""
     blocks = _blocks(seed, position, step, purpose, lane, index >> 2)
     return blocks.gather(-1, (index & 3).expand(len(seed), -1)[..., None]).squeeze(-1)
 
@@ -99,9 +99,10 @@ def random_words(noise: Noise, *, purpose: str, index: Tensor, lane: int = 0) ->
     return words(noise.seed, noise.position, step, PURPOSES[purpose], lanes, index.to(torch.int64))
 
 
-def coin(seed: Tensor, position: Tensor, step: Tensor | None) -> Tensor:
-    """Acceptance coin of each request: a float32 multiple of 2^-24 in [0, 1)."""
-    word = words(seed, position, step, PURPOSES["coin"], None, torch.zeros(1, dtype=torch.int64, device=seed.device))
+def coin(seed: Tensor, position: Tensor, step: Tensor | None, index: Tensor | None = None) -> Tensor:
+    """Acceptance coin of each request: a float32 multiple of 2^-24 in [0, 1); index [batch] is 0 in a chain."""
+    index = torch.zeros_like(seed) if index is None else index
+    word = words(seed, position, step, PURPOSES["coin"], None, index[:, None])
     return (word[:, 0] >> 8).float() * 2.0**-24
 
 

@@ -66,3 +66,20 @@ class Noise(NamedTuple):
     seed: Tensor
     position: Tensor
     step: Tensor | None = None
+
+
+class CandidateTree(NamedTuple):
+    """A tree of candidates that was built on the device: what `tree_from_sequences` and `select_tree` return.
+
+    Attributes:
+        token_ids: ``[batch, num_nodes]``, dtype of the ids given; -1 at padding (and at the root of
+            `tree_from_sequences`, which does not know the last committed token).
+        parents: int32 ``[batch, num_nodes]``; -1 at the root and at padding.
+        source: int32 ``[batch, num_nodes]``: which candidate a node was, -1 where it was none.
+        status: int32 ``[batch]``.
+    """
+
+    token_ids: Tensor
+    parents: Tensor
+    source: Tensor
+    status: Tensor

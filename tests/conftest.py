@@ -41,7 +41,16 @@ def cuda_host() -> None:
         _native.load_test_backend("cuda_host", str(build()))
 
 
-@pytest.fixture(params=BACKENDS)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A module that imports its `op` runs on the backends this op declares, any other one on all."""
+    if "backend" in metafunc.fixturenames:
+        op = getattr(metafunc.module, "op", None)
+        declared = BACKENDS if op is None else ("reference", *op.backends)
+        names = [b for b in BACKENDS if b.removesuffix("_host") in declared]
+        metafunc.parametrize("backend", names, indirect=True)
+
+
+@pytest.fixture
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
     """Name of a backend; calls inside the test run on it."""
     name: str = request.param

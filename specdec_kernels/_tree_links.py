@@ -1,0 +1,168 @@
+"""Trees in the spellings of other engines, both ways: first-child and next-sibling links, a bool mask."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import _chains, _trees
+from ._check import ID_DTYPES, MAX_NODES, Checker, fail
+
+
+class TreeLinks(NamedTuple):
+    """What `tree_links` returns: each ``[batch, nodes]``, local node numbers, -1 for none.
+
+    Attributes:
+        row: the row of each node's logits: ``batch * nodes + node`` for SGLang (retrive_index), else the node.
+        next_token: first child (retrive_next_token).
+        next_sibling: next node with the same parent (retrive_next_sibling).
+    """
+
+    row: Tensor
+    next_token: Tensor
+    next_sibling: Tensor
+
+
+class LinkedTree(NamedTuple):
+    """What `tree_from_links` and `tree_from_mask` return.
+
+    Attributes:
+        parents: int32 ``[batch, nodes]``; a malformed tree is its root alone.
+        status: int32 ``[batch]``: 32 where the links or the mask are not those of a tree.
+    """
+
+    parents: Tensor
+    status: Tensor
+
+
+def tree_links(parents: Tensor, *, engine: str) -> TreeLinks:
+    """The links that an engine's own tree verifier takes.
+
+    Args:
+        parents: int32 or int64 ``[batch, nodes]``, see `tree_layout`.
+        engine: ``"sglang"`` (int64, rows counted over the batch) or ``"tensorrt_llm"`` (int32, rows within a request).
+
+    Returns:
+        TreeLinks. A malformed tree has no links; `tree_layout` gives its status.
+
+    Raises:
+        ValueError: wrong shapes or dtypes.
+
+    Example:
+        >>> import torch
+        >>> from specdec_kernels import tree_links
+        >>> tree_links(torch.tensor([[-1, 0, 0, 1]]), engine="tensorrt_llm").next_token
+        tensor([[ 1,  3, -1, -1]], dtype=torch.int32)
+    """
+    check = Checker("tree_links", _device("tree_links", "parents", parents))
+    batch, nodes = check.parents(parents)
+    dtype = check.choice("engine", engine, {"sglang": torch.int64, "tensorrt_llm": torch.int32})
+    tree = _trees.tree(parents, nodes - 1)
+    first_child, next_sibling = _trees.links(tree)
+    row = tree.node.expand(batch, -1)
+    if engine == "sglang":
+        row = row + nodes * torch.arange(batch, device=parents.device)[:, None]
+    return TreeLinks(row.to(dtype), first_child.to(dtype), next_sibling.to(dtype))
+
+
+def tree_from_links(next_token: Tensor, next_sibling: Tensor) -> LinkedTree:
+    """Parents of a tree given by first-child and next-sibling links (SGLang, TensorRT-LLM).
+
+    A node that no link leads to is padding. Siblings are linked in ascending order, as engines build them: parents keep
+    no other order.
+
+    Args:
+        next_token: int32 or int64 ``[batch, nodes]``: first child, -1 for none.
+        next_sibling: the same shape: next sibling, -1 for none.
+
+    Returns:
+        LinkedTree.
+
+    Raises:
+        ValueError: wrong shapes or dtypes.
+
+    Example:
+        >>> import torch
+        >>> from specdec_kernels import tree_from_links
+        >>> tree_from_links(torch.tensor([[1, 3, -1, -1]]), torch.tensor([[-1, 2, -1, -1]])).parents
+        tensor([[-1,  0,  0,  1]], dtype=torch.int32)
+    """
+    name = "tree_from_links"
+    check = Checker(name, _device(name, "next_token", next_token))
+    check.tensor("next_token", next_token, ID_DTYPES, ("batch", "nodes"))
+    check.tensor("next_sibling", next_sibling, ID_DTYPES, tuple(next_token.shape))
+    batch, nodes = next_token.shape
+    if not 1 <= nodes <= MAX_NODES:
+        fail(name, "next_token", f"[batch, nodes] with 1 to {MAX_NODES} nodes", list(next_token.shape))
+    child, sibling = next_token.long(), next_sibling.long()
+    node = torch.arange(nodes, device=child.device).expand(batch, -1)
+    # A link points forward; then it cannot be part of a cycle. None leads to the root.
+    bad = ((child != -1) & ((child <= node) | (child >= nodes))).any(1)
+    bad = bad | ((sibling != -1) & ((sibling <= node) | (sibling >= nodes))).any(1)
+    owner, children = _followed(child, nodes)
+    elder, siblings = _followed(sibling, nodes)
+    bad = bad | (children + siblings > 1).any(1)
+    head = torch.where(elder >= 0, elder, node)
+    for _ in range((nodes - 1).bit_length()):
+        head = head.gather(1, head)
+    parents = owner.gather(1, head)
+    tree = _trees.tree(torch.where(bad[:, None], -1, parents), nodes - 1)
+    # A sibling chain that no parent owns, or links that leave a padding node.
+    first, following = _trees.links(tree)
+    bad = bad | tree.bad | ((first != child) | (following != sibling)).any(1)
+    return _linked(tree.parents, bad)
+
+
+def tree_from_mask(mask: Tensor) -> LinkedTree:
+    """Parents of a tree given by its bool mask, query by key over the nodes.
+
+    Args:
+        mask: bool ``[batch, nodes, nodes]``: True where the key is the query or one of its ancestors.
+
+    Returns:
+        LinkedTree. A node other than 0 that attends nothing, or itself alone, is padding.
+
+    Raises:
+        ValueError: wrong shapes or dtypes.
+
+    Example:
+        >>> import torch
+        >>> from specdec_kernels import tree_from_mask
+        >>> tree_from_mask(torch.tensor([[[1, 0, 0], [1, 1, 0], [1, 0, 1]]]).bool()).parents
+        tensor([[-1,  0,  0]], dtype=torch.int32)
+    """
+    name = "tree_from_mask"
+    check = Checker(name, _device(name, "mask", mask))
+    check.tensor("mask", mask, (torch.bool,), ("batch", "nodes", "nodes"))
+    nodes = mask.shape[1]
+    if mask.shape[2] != nodes or not 1 <= nodes <= MAX_NODES:
+        fail(name, "mask", f"[batch, nodes, nodes] with 1 to {MAX_NODES} nodes", list(mask.shape))
+    node = torch.arange(nodes, device=mask.device)
+    parents = torch.where(mask & (node != node[:, None]), node, -1).amax(2)
+    tree = _trees.tree(parents, nodes - 1)
+    unused = ~mask.any(2) & (node > 0)
+    same = (mask == tree.ancestors).all(2) | unused
+    return _linked(tree.parents, tree.bad | ~same.all(1))
+
+
+def _device(name: str, argument: str, value: object) -> torch.device:
+    if not isinstance(value, Tensor):
+        fail(name, argument, "a tensor [batch, nodes, ...]", type(value).__name__)
+    return value.device
+
+
+def _followed(link: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
+    """(node whose link leads here or -1, how many do), each [batch, nodes]."""
+    node = torch.arange(nodes, device=link.device).expand_as(link)
+    inside = (link >= 0) & (link < nodes)
+    target = torch.where(inside, link, nodes)
+    source = torch.full((len(link), nodes + 1), -1, device=link.device).scatter(1, target, node)
+    count = torch.zeros_like(source).scatter_add(1, target, inside.long())
+    return source[:, :nodes], count[:, :nodes]
+
+
+def _linked(parents: Tensor, bad: Tensor) -> LinkedTree:
+    parents = torch.where(bad[:, None], -1, parents)
+    return LinkedTree(parents.int(), torch.where(bad, _chains.BAD_LAYOUT, 0).int())

@@ -1,0 +1,205 @@
+"""Attention masks of candidate trees, in the formats that attention kernels take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..._check import Checker, fail
+from ..._op import Op
+from . import reference
+from .reference import FORMATS
+
+_WORDS = {"int32": torch.int32, "int64": torch.int64, "xqa": torch.uint16}
+_ADDITIVE = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class TreeMask(NamedTuple):
+    """What `tree_mask` returns.
+
+    Attributes:
+        mask: in the format asked for.
+        offsets: int64 ``[batch + 1]`` first element (of packed: byte) of each request and the end; of flat formats,
+            else None.
+        status: int32 ``[batch]``: 32 malformed parents, then the tree is its root alone.
+    """
+
+    mask: Tensor
+    offsets: Tensor | None
+    status: Tensor
+
+
+def _shape(batch: int, nodes: int, size: int, code: int, dtype: torch.dtype) -> tuple[int, ...]:
+    if code in (FORMATS["bool"], FORMATS["additive"]):
+        return batch, 1, nodes, size
+    if code in (FORMATS["flat"], FORMATS["flat_packed"]):
+        return (size,)
+    if code == FORMATS["sglang_packed"]:
+        return (batch * nodes,)
+    words = (nodes + 31) // 32
+    return batch, nodes, {torch.int64: (words + 1) // 2, torch.uint16: 2 * words}.get(dtype, words)
+
+
+def _allocate(parents: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor]:
+    size, code, dtype = rest[3:]
+    assert isinstance(size, int) and isinstance(code, int) and isinstance(dtype, torch.dtype)
+    batch, nodes = parents.shape
+    is_flat = code in (FORMATS["flat"], FORMATS["flat_packed"])
+    return (
+        parents.new_empty(_shape(batch, nodes, size, code, dtype), dtype=dtype),
+        parents.new_empty((batch + 1 if is_flat else 0,), dtype=torch.int64),
+        parents.new_empty((batch,), dtype=torch.int32),
+    )
+
+
+op = Op(reference.tree_mask, _allocate, results=TreeMask._fields, backends=())
+
+
+def tree_mask(
+    parents: Tensor,
+    *,
+    past: int | Tensor | None = None,
+    left_padding: Tensor | None = None,
+    window: int = 0,
+    format: str = "bool",
+    dtype: torch.dtype = torch.float32,
+    size: int | None = None,
+    out: TreeMask | None = None,
+    backend: str | None = None,
+) -> TreeMask:
+    """The attention mask of a tree: a node attends what is cached, its ancestors and itself.
+
+    Key columns of a request: ``left_padding`` unused ones, cached tokens up to ``past``, the nodes, unused ones.
+    Without `past` the columns are the nodes alone (query-only). A padding node attends itself alone: no row is empty.
+
+    Formats, all from the same bits, the lowest bit first where they are packed:
+
+    * ``bool``: bool ``[batch, 1, nodes, size]``, True attends; as transformers and SDPA take it.
+    * ``additive``: `dtype` ``[batch, 1, nodes, size]``: 0, or the dtype's minimum.
+    * ``flat``: bool ``[size]``, rows ``[nodes, past + nodes]`` of each request in turn: FlashInfer's custom_mask,
+      SGLang's FULL_MASK; without `past` its QLEN_ONLY.
+    * ``flat_packed``: uint8 ``[size]``, each request starts a byte: FlashInfer's packed_custom_mask.
+    * ``int32``: int32 ``[batch, nodes, ceil(nodes / 32)]``, query-only: TensorRT-LLM.
+    * ``int64``: int64 ``[batch, nodes, ceil(nodes / 64)]``, query-only.
+    * ``xqa``: uint16 ``[batch, nodes, 2 ceil(nodes / 32)]``, query-only: XQA.
+    * ``sglang_packed``: ``[batch * nodes]`` of uint8, uint16 or uint32, whichever holds the nodes, 32 at most;
+      query-only: SGLang's QLEN_ONLY_BITPACKING.
+
+    Args:
+        parents: int32 or int64 ``[batch, nodes]``, see `tree_layout`.
+        past: column of node 0: cached tokens with their left padding, an int or int64 ``[batch]``.
+        left_padding: int64 ``[batch]``, unused columns at the start.
+        window: sliding window, 0 is off: a node attends what lies less than `window` positions before it.
+        format: see the table.
+        dtype: of ``additive``: float32, bfloat16 or float16.
+        size: key columns (``bool``, ``additive``) or elements (flat formats; what lies behind the last request is
+            False), a host int; needed where `past` is a tensor.
+        out: preallocated results.
+        backend: see `verify_chain`.
+
+    Returns:
+        TreeMask.
+
+    Raises:
+        ValueError: wrong shapes, dtypes, devices or combinations.
+
+    Example:
+        >>> import torch
+        >>> from specdec_kernels import tree_mask
+        >>> tree_mask(torch.tensor([[-1, 0, 0, 1]]), past=1).mask[0, 0].int()
+        tensor([[1, 1, 0, 0, 0],
+                [1, 1, 1, 0, 0],
+                [1, 1, 0, 1, 0],
+                [1, 1, 1, 0, 1]], dtype=torch.int32)
+    """
+    name = "tree_mask"
+    if not isinstance(parents, Tensor):
+        fail(name, "parents", "a tensor of int32 or int64", type(parents).__name__)
+    check = Checker(name, parents.device)
+    batch, nodes = check.parents(parents)
+    code = check.choice("format", format, FORMATS)
+    if format == "additive" and dtype not in _ADDITIVE:
+        fail(name, "dtype", "float32, bfloat16 or float16", dtype)
+    check.size("window", window, 0)
+    cached = past if isinstance(past, int) else None if isinstance(past, Tensor) else 0
+    if isinstance(past, int):
+        past = torch.full((batch,), check.size("past", past, 0), device=parents.device)
+    elif past is not None:
+        past = check.vector("past", past, torch.int64, batch)
+    if left_padding is not None:
+        left_padding = check.vector("left_padding", left_padding, torch.int64, batch)
+    if format in _WORDS or format == "sglang_packed":
+        for argument, value in (("past", past), ("left_padding", left_padding), ("size", size)):
+            if value is not None:
+                fail(name, argument, f"left out for format {format!r}: its columns are the nodes", type(value).__name__)
+        if format == "sglang_packed" and nodes > 32:
+            fail(name, "parents", "of at most 32 nodes for format 'sglang_packed'", list(parents.shape))
+        dtype, size = _WORDS.get(format) or _smallest(nodes), nodes
+    elif format != "additive":
+        dtype = torch.uint8 if format == "flat_packed" else torch.bool
+    size = _default_size(batch, nodes, cached, format) if size is None else check.size("size", size, 0)
+    results = op(
+        parents, past, left_padding, window, size, code, dtype,
+        device=parents.device, backend=backend, out=_outputs(out),
+    )  # fmt: skip
+    mask, offsets, status = results
+    return TreeMask(mask, offsets if format in ("flat", "flat_packed") else None, status)
+
+
+def tree_mask_mod(
+    parents: Tensor, *, past: Tensor | None = None, left_padding: Tensor | None = None, window: int = 0
+) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """The same mask as a FlexAttention ``mask_mod(batch, head, query, key)``; give it to ``create_block_mask``.
+
+    Args:
+        parents: see `tree_mask`.
+        past: int64 ``[batch]``, column of node 0; None is 0.
+        left_padding: see `tree_mask`.
+        window: see `tree_mask`.
+
+    Returns:
+        A function of four index tensors.
+
+    Raises:
+        ValueError: wrong shapes, dtypes or devices.
+
+    Example:
+        >>> import torch
+        >>> from specdec_kernels import tree_mask_mod
+        >>> mask_mod = tree_mask_mod(torch.tensor([[-1, 0, 0, 1]]))
+        >>> mask_mod(*(torch.tensor(i) for i in (0, 0, 3, 1)))
+        tensor(True)
+    """
+    if not isinstance(parents, Tensor):
+        fail("tree_mask_mod", "parents", "a tensor of int32 or int64", type(parents).__name__)
+    check = Checker("tree_mask_mod", parents.device)
+    batch, _ = check.parents(parents)
+    check.size("window", window, 0)
+    start, unused = (
+        torch.zeros(batch, dtype=torch.int64, device=parents.device)
+        if value is None
+        else check.vector(argument, value, torch.int64, batch)
+        for argument, value in (("past", past), ("left_padding", left_padding))
+    )
+    return reference.mask_mod(parents, start, unused, window)
+
+
+def _smallest(nodes: int) -> torch.dtype:
+    return torch.uint8 if nodes <= 8 else torch.uint16 if nodes <= 16 else torch.uint32
+
+
+def _default_size(batch: int, nodes: int, cached: int | None, format: str) -> int:
+    if cached is None:
+        fail("tree_mask", "size", "given where past is a tensor: its values are not read on the host", None)
+    keys = cached + nodes
+    return {"flat": batch * nodes * keys, "flat_packed": batch * ((nodes * keys + 7) // 8)}.get(format, keys)
+
+
+def _outputs(out: TreeMask | None) -> tuple[Tensor, ...] | None:
+    if out is None:
+        return None
+    unused = out.status.new_empty(0, dtype=torch.int64)
+    return (out.mask, unused if out.offsets is None else out.offsets, out.status)

@@ -1,0 +1,168 @@
+"""Verify a tree of candidates from raw logits: one accepted path plus one drawn token."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..._check import ID_DTYPES, Checker, fail
+from ..._op import Op
+from ..._types import LOGPROBS, Noise, Sampling
+from . import reference
+from .reference import RULES
+
+MAX_TRAVERSAL_NODES = 64  # one block a request keeps them
+
+
+class TreeResult(NamedTuple):
+    """What `verify_tree` returns.
+
+    Attributes:
+        token_ids: ``[batch, max_depth + 1]``, dtype of the ids given: accepted path, exactly one drawn token, then -1.
+        path: int32 ``[batch, max_depth + 1]``: accepted nodes without the root, then -1.
+        num_accepted: int32 ``[batch]``, neither the root nor the drawn token counted.
+        status: int32 ``[batch]``, 0 or the bits of docs/design.md, section Bad input.
+        logprobs: float32 ``[batch, max_depth + 1]``, 0 where token_ids is -1; None unless asked for.
+    """
+
+    token_ids: Tensor
+    path: Tensor
+    num_accepted: Tensor
+    status: Tensor
+    logprobs: Tensor | None
+
+
+def _allocate(token_ids: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    max_depth, mode = rest[3], rest[-1]
+    shape = (token_ids.shape[0], max_depth + 1)  # type: ignore[operator]
+    return (
+        token_ids.new_empty(shape),
+        token_ids.new_empty(shape, dtype=torch.int32),
+        token_ids.new_empty(shape[:1], dtype=torch.int32),
+        token_ids.new_empty(shape[:1], dtype=torch.int32),
+        token_ids.new_empty(shape if mode else (0,), dtype=torch.float32),
+    )
+
+
+op = Op(reference.verify_tree, _allocate, results=TreeResult._fields, backends=())
+
+
+def verify_tree(
+    token_ids: Tensor,
+    parents: Tensor,
+    target_logits: Tensor,
+    draft_logits: Tensor | None = None,
+    *,
+    max_depth: int,
+    sampling: Sampling,
+    draft_sampling: Sampling | None = None,
+    noise: Noise,
+    rule: str = "match",
+    replacement: bool = False,
+    token_map: Tensor | None = None,
+    allowed: Tensor | None = None,
+    typical_epsilon: float = 0.09,
+    typical_delta: float = 0.3,
+    logprobs: str | None = None,
+    out: TreeResult | None = None,
+    backend: str | None = None,
+) -> TreeResult:
+    """Accept a path of the tree and draw the token after it, so that the output follows the target's law.
+
+    Which rule fits depends on how the children of a node were chosen; a wrong pairing is biased. With p and q the laws
+    of the node's target and draft row:
+
+    * ``match``: children however chosen, best where deterministic. The seeded draw from p is looked for among them.
+    * ``target_only``: deterministic children. One coin against the cumulative p of the children (SGLang).
+    * ``recursive``: children drawn from q without replacement, in node order; independently, with `replacement`; or
+      deterministic. Each is accepted iff ``u q < p``, both corrected after each rejection (SpecInfer, Sequoia, EAGLE).
+    * ``greedy_multi_draft``: deterministic children, and as the last one a draw from q without them (Hu et al.). Ratio
+      test of the last; after a rejection the corrected draw is looked for among the others.
+    * ``traversal``: children as for ``recursive`` without replacement. Leaves first, joint weights (Weng et al.); at
+      most 64 nodes.
+    * ``greedy``: the argmax is looked for. Greedy decoding.
+    * ``typical``: x is accepted iff ``p(x) > min(epsilon, delta exp(-H(p)))``; the deepest node, then the likeliest
+      path, then the lower number. Lossy (Medusa).
+
+    Args:
+        token_ids: int32 or int64 ``[batch, nodes]``; node 0 is the last committed token, its id is not looked at. A
+            node of id -1 is not there, nor is what hangs on it.
+        parents: int32 or int64 ``[batch, nodes]``, see `tree_layout`; at most 1024 nodes.
+        target_logits: float32, bfloat16 or float16 ``[batch, nodes, vocab]``: row n is the law of node n's children.
+        draft_logits: ``[batch, nodes, draft_vocab]``: the law they were drawn from; rows of leaves are not read. None:
+            the candidates are deterministic.
+        max_depth: longest path of the batch, a host int. A deeper tree is malformed.
+        sampling: the target's sampling parameters.
+        draft_sampling: exactly those the drafts were drawn with; required with `draft_logits`. Temperature 0: every
+            child is a point mass.
+        noise: names the random numbers; the position is that of the root's children. ``traversal`` requires ``step``.
+        rule: see above.
+        replacement: rule ``recursive``: siblings are independent draws, and may be equal. Elsewhere equal siblings make
+            a tree malformed.
+        token_map: int32 ``[draft_vocab]``: target id of each draft column, injective.
+        allowed: int32 ``[batch * nodes, ceil(vocab / 32)]`` packed bits, one row per target row.
+        typical_epsilon: of rule ``typical``.
+        typical_delta: of rule ``typical``.
+        logprobs: ``"processed"`` or ``"raw"``.
+        out: preallocated results.
+        backend: see `verify_chain`.
+
+    Returns:
+        TreeResult. Bad rows, ids and trees never raise and never harm another request: see its `status`.
+
+    Raises:
+        ValueError: wrong shapes, dtypes, devices or combinations, before anything is launched.
+
+    Example:
+        >>> import torch
+        >>> from specdec_kernels import Noise, Sampling, verify_tree
+        >>> ids, parents = torch.tensor([[0, 1, 2, 0]]), torch.tensor([[-1, 0, 0, 2]])
+        >>> logits = torch.eye(3)[[2, 0, 0, 1]][None]
+        >>> noise = Noise(seed=torch.tensor([1]), position=torch.tensor([0]))
+        >>> result = verify_tree(ids, parents, logits, max_depth=2, sampling=Sampling(), noise=noise, rule="greedy")
+        >>> result.token_ids, result.path
+        (tensor([[2, 0, 1]]), tensor([[ 2,  3, -1]], dtype=torch.int32))
+    """
+    name = "verify_tree"
+    if not isinstance(parents, Tensor):
+        fail(name, "parents", "a tensor of int32 or int64", type(parents).__name__)
+    check = Checker(name, parents.device)
+    code = check.choice("rule", rule, RULES)
+    mode = check.choice("logprobs", logprobs, LOGPROBS)
+    batch, nodes = check.parents(parents)
+    check.dense("token_ids", token_ids, ID_DTYPES, (batch, nodes))
+    check.size("max_depth", max_depth, 0)
+    check.logits("target_logits", target_logits, (batch, nodes, "vocab"))
+    vocab = draft_vocab = target_logits.shape[-1]
+    if draft_logits is not None:
+        check.logits("draft_logits", draft_logits, (batch, nodes, "draft_vocab"))
+        draft_vocab = draft_logits.shape[-1]
+        if draft_sampling is None:
+            fail(name, "draft_sampling", "given with draft_logits: the law the drafts were drawn from", None)
+    sampling = check.sampling("sampling", sampling, batch)
+    drafted = check.sampling("draft_sampling", draft_sampling or Sampling(), batch)
+    noise = check.noise(noise, batch)
+    if rule == "traversal" and noise.step is None:
+        fail(name, "noise.step", "given for rule 'traversal': position alone biases it", None)
+    if rule == "traversal" and nodes > MAX_TRAVERSAL_NODES:
+        fail(name, "parents", f"of at most {MAX_TRAVERSAL_NODES} nodes for rule 'traversal'", list(parents.shape))
+    if replacement and rule != "recursive":
+        fail(name, "replacement", "False unless the rule is 'recursive'", replacement)
+    token_map = check.token_map(token_map, draft_vocab, vocab)
+    allowed = check.allowed(allowed, batch * nodes, vocab)
+    results = op(
+        token_ids, parents, target_logits, draft_logits, max_depth, *sampling, *drafted, *noise, code, replacement,
+        token_map, allowed, float(typical_epsilon), float(typical_delta), mode,
+        device=parents.device, backend=backend, out=_outputs(out, mode),
+    )  # fmt: skip
+    emitted, path, num_accepted, status, logprob = results
+    return TreeResult(emitted, path, num_accepted, status, logprob if mode else None)
+
+
+def _outputs(out: TreeResult | None, mode: int) -> tuple[Tensor, ...] | None:
+    if out is None:
+        return None
+    unused = out.status.new_empty(0, dtype=torch.float32)
+    return (*out[:4], out.logprobs if mode and out.logprobs is not None else unused)

@@ -1,0 +1,76 @@
+"""Several independent drafts of one request: batch speculative decoding as a case of verify_tree."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..._check import ID_DTYPES, MAX_NODES, Checker, fail
+from ..._types import Noise, Sampling
+from . import TreeResult, verify_tree
+
+
+def batch_sd(
+    draft_ids: Tensor,
+    target_logits: Tensor,
+    draft_logits: Tensor,
+    *,
+    sampling: Sampling,
+    draft_sampling: Sampling,
+    noise: Noise,
+    token_map: Tensor | None = None,
+    allowed: Tensor | None = None,
+    logprobs: str | None = None,
+    out: TreeResult | None = None,
+    backend: str | None = None,
+) -> TreeResult:
+    """Verify several independent drafts: the first tokens in turn, then the chain of the one that was accepted.
+
+    Algorithm 4 of Yin et al. (NeurIPS 2024): `verify_tree` with rule ``recursive`` and `replacement` on a root with
+    one chain per draft. Lossless; one draft is ``verify_chain`` with rule ``ratio``.
+
+    Args:
+        draft_ids: int32 or int64 ``[batch, branches, draft]``, each branch padded with -1, drawn independently.
+        target_logits: ``[batch, 1 + branches * draft, vocab]``: row 0 is the law of every first token, row
+            ``1 + branch * draft + i`` that of the token after token i of a branch.
+        draft_logits: ``[batch, 1 + branches * draft, draft_vocab]``, likewise; the last row of a branch is not read.
+        sampling: see `verify_tree`.
+        draft_sampling: see `verify_tree`.
+        noise: see `verify_tree`.
+        token_map: see `verify_tree`.
+        allowed: see `verify_tree`.
+        logprobs: see `verify_tree`.
+        out: preallocated results.
+        backend: see `verify_chain`.
+
+    Returns:
+        TreeResult; its path counts nodes as the rows are counted.
+
+    Raises:
+        ValueError: wrong shapes, dtypes, devices or combinations.
+
+    Example:
+        >>> import torch
+        >>> from specdec_kernels import Noise, Sampling, batch_sd
+        >>> p, q = torch.eye(3)[[1, 2, 0, 0, 2]][None] * 90, torch.zeros(1, 5, 3)
+        >>> noise = Noise(seed=torch.tensor([1]), position=torch.tensor([0]))
+        >>> ids = torch.tensor([[[0, 1], [1, 0]]])
+        >>> batch_sd(ids, p, q, sampling=Sampling(), draft_sampling=Sampling(), noise=noise).token_ids
+        tensor([[1, 0, 2]])
+    """
+    name = "batch_sd"
+    if not isinstance(draft_ids, Tensor):
+        fail(name, "draft_ids", "a tensor of int32 or int64", type(draft_ids).__name__)
+    Checker(name, draft_ids.device).tensor("draft_ids", draft_ids, ID_DTYPES, ("batch", "branches", "draft"))
+    batch, branches, draft = draft_ids.shape
+    if branches * draft >= MAX_NODES:
+        fail(name, "draft_ids", f"of less than {MAX_NODES} tokens a request", list(draft_ids.shape))
+    token_ids = torch.nn.functional.pad(draft_ids.flatten(1), (1, 0), value=-1)
+    node = torch.arange(branches * draft, device=draft_ids.device)
+    following = torch.where(node % max(draft, 1) == 0, 0, node)
+    parents = torch.nn.functional.pad(following, (1, 0), value=-1).repeat(batch, 1)
+    return verify_tree(
+        token_ids, parents, target_logits, draft_logits, max_depth=draft, sampling=sampling,
+        draft_sampling=draft_sampling, noise=noise, rule="recursive", replacement=True, token_map=token_map,
+        allowed=allowed, logprobs=logprobs, out=out, backend=backend,
+    )  # fmt: skip

@@ -1,0 +1,151 @@
+"""What every rule of verify_tree looks at: candidates, laws of rows on demand, coins, and the draw that ends a walk."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ... import _chains, _random, _rows, _trees
+from ..._rows import Law, Parameters
+from ..._trees import Tree
+
+TARGET_PURPOSE, RESIDUAL_PURPOSE = 0, 2
+
+
+class Correction(NamedTuple):
+    """What the rejections at a node leave to draw from: (p - scale q)+ without `hidden`, or p without `tried`."""
+
+    rejected: Tensor  # bool [batch]: whether a candidate was rejected; else the draw is from p
+    scale: Tensor  # float64 [batch]
+    hidden: Tensor  # bool [batch, vocab]: ids that the draft law leaves out
+    tried: Tensor  # bool [batch, vocab]: rejected ids, where the draft is a point mass
+
+
+class Call:
+    """Arguments of one call, prepared."""
+
+    def __init__(
+        self, tree: Tree, ids: Tensor, target_logits: Tensor, draft_logits: Tensor | None, target: Parameters,
+        draft: Parameters, noise: tuple[Tensor, Tensor, Tensor | None], token_map: Tensor | None,
+        allowed: Tensor | None,
+    ) -> None:  # fmt: skip
+        """Keep the arguments; `tree` is checked, `ids` int64 [batch, nodes]."""
+        self.tree, self.ids, self.rank = tree, ids, _trees.ranks(tree)
+        self.target_logits, self.draft_logits = target_logits, draft_logits
+        self.target, self.draft = target, draft
+        self.seed, self.position, self.step = noise
+        self.token_map, self.allowed = token_map, allowed
+        self.batch, self.nodes = ids.shape
+        self.vocab = target_logits.shape[-1]
+        self.slot = torch.arange(self.batch, device=ids.device)
+        self.outside = tree.present & ((ids < -1) | (ids >= self.vocab))
+        self.usable = tree.present & (ids >= 0) & (ids < self.vocab) & (tree.node > 0)
+        # A greedy target never looks at the draft row: acceptance is equality with the argmax whatever q is.
+        self.has_draft_row = ~(target.greedy | draft.greedy) & (draft_logits is not None)
+
+    def children(self, node: Tensor) -> Tensor:
+        """Children of one node a request, bool [batch, nodes]."""
+        return self.tree.parents == node[:, None]
+
+    def candidate(self, node: Tensor) -> Tensor:
+        """Id of one node a request, some id of the vocabulary where it has none that can be used."""
+        return at(self.ids, node).clamp(0, self.vocab - 1)
+
+    def marked(self, nodes: Tensor) -> Tensor:
+        """Ids of the usable nodes among `nodes` (bool [batch, nodes]) as bool [batch, vocab]."""
+        column = torch.where(nodes & self.usable, self.ids, self.vocab)
+        out = torch.zeros(self.batch, self.vocab + 1, dtype=torch.bool, device=self.ids.device)
+        return out.scatter(1, column, True)[:, : self.vocab]
+
+    def target_law(self, node: Tensor, parameter: Parameters | None = None) -> Law:
+        """Law of the children of one node a request."""
+        allowed = None
+        if self.allowed is not None:
+            allowed = self.allowed[self.slot * self.nodes + node]
+        return _rows.law(self.target_logits[self.slot, node], parameter or self.target, allowed)
+
+    def draft_probs(self, node: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(q over target ids float64 [batch, vocab], bad rows); a point mass at x where there is no draft row."""
+        point = torch.nn.functional.one_hot(x, self.vocab).double()
+        if self.draft_logits is None:
+            return point, torch.zeros_like(self.has_draft_row)
+        law = _rows.law(self.draft_logits[self.slot, node], self.draft)
+        q = _rows.to_target_ids(law.probs(), self.token_map, self.vocab)
+        return torch.where(self.has_draft_row[:, None], q, point), law.bad & self.has_draft_row
+
+    def coin(self, node: Tensor) -> Tensor:
+        """Coin of a candidate."""
+        return _random.coin(self.seed, self.position + at(self.tree.depth, node) - 1, self.step, at(self.rank, node))
+
+    def children_coin(self, node: Tensor) -> Tensor:
+        """The one coin of all children of a node."""
+        return _random.coin(self.seed, self.position + at(self.tree.depth, node), self.step, at(self.rank, node))
+
+    def words(self, node: Tensor, purpose: int) -> Tensor:
+        """Words [batch, vocab] of the token after a node."""
+        step = None if purpose == TARGET_PURPOSE else self.step
+        position = self.position + at(self.tree.depth, node)
+        return _random.vocab_words(self.seed, position, step, purpose, None, self.vocab)
+
+    def nothing_rejected(self) -> Correction:
+        """The correction where nothing was tried yet."""
+        no_ids = torch.zeros(self.batch, self.vocab, dtype=torch.bool, device=self.ids.device)
+        zero = torch.zeros(self.batch, dtype=torch.float64, device=self.ids.device)
+        return Correction(zero.bool(), zero, no_ids, no_ids)
+
+    def draw(self, node: Tensor, left: Correction, purpose: int, *, excludes: bool = False) -> tuple[Tensor, Tensor]:
+        """(the token after a node, whether its residual was empty and it was drawn from p)."""
+        row = self.target_law(node)
+        word = self.words(node, purpose)
+        plain = _rows.plain_draw(row, word)
+        without = _rows.plain_draw(row, word, left.tried)
+        q, _ = self.draft_probs(node, torch.zeros_like(node))
+        q = torch.where(left.hidden, 0.0, q)
+        weight = row.probs().float() - (left.scale[:, None] * q).float()
+        drawn, empty = _rows.residual_draw(torch.where(row.kept, weight, 0.0), word)
+        point = torch.ones_like(empty) if excludes else ~self.has_draft_row
+        drawn = torch.where(point, without, drawn)
+        empty = left.rejected & torch.where(point, ~(row.kept & ~left.tried).any(1), empty)
+        return torch.where(left.rejected & ~empty, drawn, plain), empty
+
+
+def at(values: Tensor, index: Tensor) -> Tensor:
+    """One entry a request."""
+    return values.gather(1, index[:, None]).squeeze(1)
+
+
+def first(mask: Tensor) -> tuple[Tensor, Tensor]:
+    """(lowest marked node or 0, whether there is one) of each request."""
+    return mask.int().argmax(1), mask.any(1)
+
+
+def flag(status: Tensor, where: Tensor, bit: int) -> Tensor:
+    """Status with a bit set."""
+    return status | torch.where(where, bit, 0)
+
+
+def has_twins(tree: Tree, ids: Tensor, vocab: int) -> Tensor:
+    """Whether two siblings carry the same id, bool [batch]."""
+    real = (tree.parents >= 0) & (ids >= 0) & (ids < vocab)
+    same = (tree.parents[:, :, None] == tree.parents[:, None, :]) & (ids[:, :, None] == ids[:, None, :])
+    later = tree.node > tree.node[:, None]
+    return (same & later & real[:, :, None] & real[:, None, :]).flatten(1).any(1)
+
+
+def logprobs(call: Call, path: Tensor, token_ids: Tensor, processed: Parameters, mode: int) -> Tensor:
+    """Log-probability of every emitted id under the row of the node before it; 0 where nothing was emitted."""
+    if mode == 0:
+        return torch.empty(0, device=token_ids.device)
+    out = torch.zeros(token_ids.shape, device=token_ids.device)
+    raw = _rows.parameters(call.batch, token_ids.device, None, None, None, None)
+    for i in range(token_ids.shape[1]):
+        node, ids = path[:, i].clamp(min=0), token_ids[:, i]
+        law = call.target_law(node, processed) if mode == 1 else _rows.law(call.target_logits[call.slot, node], raw)
+        out[:, i] = torch.where(ids >= 0, law.logprob(ids.clamp(min=0)), 0.0)
+    return out
+
+
+BAD_TARGET, BAD_DRAFT, BAD_ID = _chains.BAD_TARGET, _chains.BAD_DRAFT, _chains.BAD_ID
+EMPTY_RESIDUAL, ZERO_DRAFT = _chains.EMPTY_RESIDUAL, _chains.ZERO_DRAFT

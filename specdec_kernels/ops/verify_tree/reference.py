@@ -1,0 +1,92 @@
+"""verify_tree, spelled plainly: walk from the root to an accepted node, then draw one token. The definition of the op.
+
+Each rule gives the node where its walk stands in the end and what its rejections there leave to draw from.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ... import _chains, _rows, _trees
+from . import walks
+from .call import RESIDUAL_PURPOSE, TARGET_PURPOSE, Call, at, flag, has_twins, logprobs
+from .traversal import traverse
+
+RULES = {
+    "match": 0, "greedy": 1, "typical": 2, "recursive": 3, "greedy_multi_draft": 4, "target_only": 5, "traversal": 6,
+}  # fmt: skip
+MATCH, GREEDY, TYPICAL, RECURSIVE, GREEDY_MULTI_DRAFT, TARGET_ONLY, TRAVERSAL = range(7)
+
+
+def verify_tree(
+    token_ids: Tensor,
+    parents: Tensor,
+    target_logits: Tensor,
+    draft_logits: Tensor | None,
+    max_depth: int,
+    temperature: Tensor | None,
+    top_k: Tensor | None,
+    top_p: Tensor | None,
+    min_p: Tensor | None,
+    draft_temperature: Tensor | None,
+    draft_top_k: Tensor | None,
+    draft_top_p: Tensor | None,
+    draft_min_p: Tensor | None,
+    seed: Tensor,
+    position: Tensor,
+    step: Tensor | None,
+    rule: int,
+    replacement: bool,
+    token_map: Tensor | None,
+    allowed: Tensor | None,
+    typical_epsilon: float,
+    typical_delta: float,
+    logprobs_mode: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """See `specdec_kernels.verify_tree`."""
+    batch, device = token_ids.shape[0], token_ids.device
+    vocab, ids = target_logits.shape[-1], token_ids.long()
+    tree = _trees.tree(parents, max_depth)
+    if not replacement:
+        tree = _trees.root_only(tree, has_twins(tree, ids, vocab))
+    status = torch.where(tree.bad, _chains.BAD_LAYOUT, 0)
+    target = _rows.parameters(batch, device, temperature, top_k, top_p, min_p)
+    draft = _rows.parameters(batch, device, draft_temperature, draft_top_k, draft_top_p, draft_min_p)
+    processed = target
+    if rule == GREEDY:  # argmax decoding reads no sampling parameter
+        processed = _rows.parameters(batch, device, None, None, None, None)
+        target = processed._replace(greedy=torch.ones_like(processed.greedy))
+    else:
+        reads_draft = draft_logits is not None and rule in (RECURSIVE, GREEDY_MULTI_DRAFT, TRAVERSAL)
+        bad = target.bad | (draft.bad & ~target.greedy) if reads_draft else target.bad
+        status = flag(status, bad, _chains.BAD_SAMPLING)
+    call = Call(tree, ids, target_logits, draft_logits, target, draft, (seed, position, step), token_map, allowed)
+
+    purpose = TARGET_PURPOSE if rule == MATCH else RESIDUAL_PURPOSE
+    if rule == TRAVERSAL:
+        stand, token, status = traverse(call, max_depth, status)
+    else:
+        if rule == TYPICAL:
+            stand, left, status = walks.typical(call, typical_epsilon, typical_delta, status)
+        elif rule == RECURSIVE:
+            stand, left, status = walks.recursive(call, replacement, status)
+        elif rule == GREEDY_MULTI_DRAFT:
+            stand, left, status = walks.greedy_multi_draft(call, max_depth, status)
+        elif rule == TARGET_ONLY:
+            stand, left, status = walks.target_only(call, max_depth, status)
+        else:
+            stand, left, status = walks.match(call, max_depth, purpose, status)
+        token, empty = call.draw(stand, left, purpose, excludes=rule == TARGET_ONLY)
+        status = flag(status, empty, _chains.EMPTY_RESIDUAL)
+    lost = call.target_law(stand).bad
+    status = flag(status, lost, _chains.BAD_TARGET)
+
+    path = _trees.paths(tree, stand[:, None], max_depth)[:, 0]
+    accepted = at(tree.depth, stand)
+    column = torch.arange(max_depth + 1, device=device)
+    following = torch.nn.functional.pad(path[:, 1:], (0, 1), value=-1)
+    tokens = torch.where(following >= 0, ids.gather(1, following.clamp(min=0)), -1)
+    tokens = torch.where((column == accepted[:, None]) & ~lost[:, None], token[:, None], tokens)
+    logprob = logprobs(call, path, tokens, processed, logprobs_mode)
+    return tokens.to(token_ids.dtype), following.int(), accepted.int(), status.int(), logprob
