@@ -3,19 +3,20 @@
 The launchers run on CPU tensors with a stand-in for the driver, so what is compiled is exactly what a GPU would get.
 Prints registers, spills and shared memory a kernel; exits with 1 if anything spills.
 
-    python tools/compile_triton.py [--target cuda:90] [--op sample]
+    python tools/compile_triton.py [--target cuda:90] [--case sample]
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import itertools
 import os
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 import triton
+from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
@@ -50,12 +52,6 @@ class _Driver:
         return 0
 
 
-def _ptxas() -> str:
-    from triton.backends.nvidia import compiler
-
-    return str(compiler.get_ptxas(100).path if hasattr(compiler, "get_ptxas") else "ptxas")
-
-
 def _resources(kernel: Any, target: GPUTarget) -> tuple[int, int, int]:
     """(registers, bytes spilled, bytes of shared memory) of a compiled kernel."""
     shared = kernel.metadata.shared
@@ -63,85 +59,166 @@ def _resources(kernel: Any, target: GPUTarget) -> tuple[int, int, int]:
         text = kernel.asm["amdgcn"]
         found = {k: int(v) for k, v in re.findall(r"\.(vgpr_count|vgpr_spill_count|sgpr_spill_count):\s+(\d+)", text)}
         return found["vgpr_count"], 4 * (found["vgpr_spill_count"] + found["sgpr_spill_count"]), shared
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
-        cubin.write(kernel.asm["cubin"])
-        cubin.flush()
-        tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-        text = subprocess.run([str(tool), "-res-usage", cubin.name], capture_output=True, text=True, check=True).stdout
-    usage = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", text))
-    return int(usage["REG"]), int(usage["STACK"]) + int(usage["LOCAL"]), shared
+    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    with tempfile.TemporaryDirectory() as folder:
+        cubin, ptx = Path(folder, "kernel.cubin"), Path(folder, "kernel.ptx")
+        cubin.write_bytes(kernel.asm["cubin"])
+        text = _output(tools / "cuobjdump", "-res-usage", cubin)
+        usage = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", text)}
+        spilled = 0
+        if usage["STACK"] or usage["LOCAL"]:
+            # A stack may also belong to a called function; only the assembler says what was spilled.
+            ptx.write_text(kernel.asm["ptx"])
+            arch = re.search(r"\.target (sm_\w+)", kernel.asm["ptx"])
+            assert arch is not None
+            ptxas = tools / ("ptxas-blackwell" if target.arch >= 100 else "ptxas")
+            ptxas = ptxas if ptxas.exists() else tools / "ptxas"
+            text = _output(ptxas, "-v", f"--gpu-name={arch[1]}", "--fmad=false", ptx, "-o", cubin)
+            spilled = sum(int(value) for value in re.findall(r"(\d+) bytes spill", text))
+    return usage["REG"], spilled, shared
 
 
-def _verify_chain() -> Iterator[tuple[str, Callable[[], None]]]:
+def _output(*command: Any) -> str:
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=True)
+    return done.stdout + done.stderr
+
+
+BATCH, DRAFT, VOCAB = 4, 5, 128256
+BF16, FP32 = torch.bfloat16, torch.float32
+OFF = (None, None, None)
+NUMBERS = torch.ones(BATCH)
+LONGS = torch.zeros(BATCH, dtype=torch.int64)
+INTS = torch.zeros(BATCH, dtype=torch.int32)
+FILTERS = (torch.ones(BATCH, dtype=torch.int32), NUMBERS, NUMBERS)
+ROWS = torch.zeros(BATCH, DRAFT)
+TOKEN_MAP = torch.zeros(VOCAB, dtype=torch.int32)
+
+
+def _logits(dtype: torch.dtype, *shape: int) -> Tensor:
+    """No memory is touched; a stride of 0 allows 16-byte loads, as that of a dense tensor of such a width."""
+    return torch.zeros((), dtype=dtype).expand(*shape, VOCAB)
+
+
+def _bits(rows: int) -> Tensor:
+    return torch.zeros(rows, VOCAB // 32, dtype=torch.int32)
+
+
+def _verify_chain(
+    rule: int, dtype: torch.dtype, filters: Any, drafts: bool, stats: bool, mask: bool, mode: int
+) -> None:
     from specdec_kernels.ops.verify_chain.triton_kernel import verify_chain_out
 
-    batch, draft, vocab = 4, 5, 128256
-    ids = torch.zeros(batch, draft, dtype=torch.int64)
-    noise = torch.zeros(batch, dtype=torch.int64)
-    numbers = torch.ones(batch)
-    bits = torch.zeros(batch * (draft + 1), vocab // 32, dtype=torch.int32)
-    filters = (torch.ones(batch, dtype=torch.int32), numbers, numbers)
-    off = (None, None, None)
-    stat = torch.zeros(batch, draft)
-
-    def case(rule: int, dtype: torch.dtype, some: Any, drafts: bool, stats: bool, mask: bool, mode: int) -> None:
-        target = torch.zeros((), dtype=dtype).expand(batch, draft + 1, vocab)
-        logits = torch.zeros((), dtype=dtype).expand(batch, draft, vocab) if drafts else None
-        verify_chain_out(
-            ids, target, logits, stat if stats else None, stat if stats else None, None, draft,
-            numbers, *some, numbers, *some, noise, noise, noise, rule, 0.0, False, None, bits if mask else None,
-            0.3, 0.3, 3, 1, 1, mode, ids.new_zeros(batch, draft + 1), torch.zeros(batch, dtype=torch.int32),
-            torch.zeros(batch, dtype=torch.int32), torch.zeros(batch, draft + 1),
-        )  # fmt: skip
-
-    bf16, fp32 = torch.bfloat16, torch.float32
-    for name, arguments in {
-        "ratio bf16": (0, bf16, off, True, False, False, 0),
-        "ratio bf16 filters": (0, bf16, filters, True, False, False, 1),
-        "ratio fp32 stats filters allowed": (0, fp32, filters, True, True, True, 2),
-        "block bf16 filters": (1, bf16, filters, True, False, False, 0),
-        "match bf16": (2, bf16, off, False, False, False, 0),
-        "match bf16 filters": (2, bf16, filters, False, False, False, 1),
-        "greedy bf16": (3, bf16, off, False, False, False, 0),
-        "typical bf16 filters": (4, bf16, filters, False, False, False, 0),
-        "topm fp32": (5, fp32, off, False, False, False, 1),
-    }.items():
-        yield name, lambda arguments=arguments: case(*arguments)
+    verify_chain_out(
+        torch.zeros(BATCH, DRAFT, dtype=torch.int64), _logits(dtype, BATCH, DRAFT + 1),
+        _logits(dtype, BATCH, DRAFT) if drafts else None, ROWS if stats else None, ROWS if stats else None, None,
+        DRAFT, NUMBERS, *filters, NUMBERS, *filters, LONGS, LONGS, LONGS, rule, 0.0, False, None,
+        _bits(BATCH * (DRAFT + 1)) if mask else None, 0.3, 0.3, 3, 1, 1, mode,
+        torch.zeros(BATCH, DRAFT + 1, dtype=torch.int64), INTS, INTS, torch.zeros(BATCH, DRAFT + 1),
+    )  # fmt: skip
 
 
-OPS = {"verify_chain": _verify_chain}
+def _sample(dtype: torch.dtype, filters: Any, count: int, mapped: bool, mode: int) -> None:
+    from specdec_kernels.ops.sample.triton_kernel import sample_out
+
+    sample_out(
+        _logits(dtype, BATCH), NUMBERS, *filters, LONGS, LONGS, LONGS, 3, count, LONGS, None,
+        TOKEN_MAP if mapped else None, _bits(BATCH) if mapped else None, mode,
+        torch.zeros(BATCH, count, dtype=torch.int64), torch.zeros(BATCH, count), NUMBERS, NUMBERS, INTS,
+    )  # fmt: skip
+
+
+def _acceptance_ratios(dtype: torch.dtype, filters: Any) -> None:
+    from specdec_kernels.ops.acceptance_ratios.triton_kernel import acceptance_ratios_out
+
+    acceptance_ratios_out(
+        torch.zeros(BATCH, DRAFT, dtype=torch.int64), _logits(dtype, BATCH, DRAFT + 1), _logits(dtype, BATCH, DRAFT),
+        None, DRAFT, NUMBERS, *filters, NUMBERS, *filters, None, None, ROWS, ROWS, INTS,
+    )  # fmt: skip
+
+
+def _residual(op: str, dtype: torch.dtype, filters: Any, mapped: bool) -> None:
+    module = importlib.import_module(f"specdec_kernels.ops.{op}.triton_kernel")
+    common = (
+        _logits(dtype, BATCH), _logits(dtype, BATCH), NUMBERS, NUMBERS, NUMBERS, *filters, NUMBERS, *filters,
+        TOKEN_MAP if mapped else None, None, LONGS,
+    )  # fmt: skip
+    if op == "residual_probs":
+        module.residual_probs_out(*common, torch.zeros(BATCH, VOCAB), NUMBERS, INTS)
+    else:
+        module.residual_sample_out(*common, LONGS, LONGS, LONGS, 2, LONGS, NUMBERS, INTS)
+
+
+def _cache(op: str, paged: bool, *more: Any) -> None:
+    module = importlib.import_module(f"specdec_kernels.ops.{op}.triton_kernel")
+    views = [torch.zeros(BATCH, 16, 8, 256, dtype=torch.uint8) for _ in range(4)]
+    table = torch.zeros(BATCH, 4, dtype=torch.int32) if paged else None
+    getattr(module, f"{op}_out")(views, torch.zeros(4, 5, dtype=torch.int64), table, 16, BATCH, *more)
+
+
+def _gather_nodes() -> None:
+    from specdec_kernels.ops.gather_nodes.triton_kernel import gather_nodes_out
+
+    values = torch.zeros(BATCH, DRAFT, 8192, dtype=torch.uint8)
+    gather_nodes_out(values, torch.zeros(BATCH, DRAFT, dtype=torch.int64), values, INTS)
+
+
+# What the launchers are asked for: each kernel bare, and with everything that costs registers.
+CASES: dict[str, Callable[[], None]] = {
+    "verify_chain ratio bf16": lambda: _verify_chain(0, BF16, OFF, True, False, False, 0),
+    "verify_chain ratio bf16 filters": lambda: _verify_chain(0, BF16, FILTERS, True, False, False, 1),
+    "verify_chain ratio fp32 stats filters": lambda: _verify_chain(0, FP32, FILTERS, True, True, True, 2),
+    "verify_chain block bf16 filters": lambda: _verify_chain(1, BF16, FILTERS, True, False, False, 0),
+    "verify_chain match bf16": lambda: _verify_chain(2, BF16, OFF, False, False, False, 0),
+    "verify_chain match bf16 filters": lambda: _verify_chain(2, BF16, FILTERS, False, False, False, 1),
+    "verify_chain greedy bf16": lambda: _verify_chain(3, BF16, OFF, False, False, False, 0),
+    "verify_chain typical fp32 filters": lambda: _verify_chain(4, FP32, FILTERS, False, False, True, 0),
+    "verify_chain topm fp32": lambda: _verify_chain(5, FP32, OFF, False, False, False, 1),
+    "sample bf16": lambda: _sample(BF16, OFF, 1, False, 1),
+    "sample bf16 filters": lambda: _sample(BF16, FILTERS, 1, False, 1),
+    "sample fp32 filters map 8 raw": lambda: _sample(FP32, FILTERS, 8, True, 2),
+    "acceptance_ratios bf16 filters": lambda: _acceptance_ratios(BF16, FILTERS),
+    "residual_probs bf16": lambda: _residual("residual_probs", BF16, OFF, False),
+    "compact_cache": lambda: _cache("compact_cache", False, LONGS.repeat(6, 1).T.contiguous(), INTS, LONGS, INTS),
+    "compact_cache paged": lambda: _cache("compact_cache", True, LONGS.repeat(6, 1).T.contiguous(), INTS, LONGS, INTS),
+    "select_state": lambda: _cache("select_state", False, INTS, INTS),
+    "rollback paged zero": lambda: _cache("rollback", True, LONGS, INTS, 64, LONGS, INTS.repeat(4), INTS, INTS),
+    "gather_nodes": _gather_nodes,
+    "residual_sample bf16 filters map": lambda: _residual("residual_sample", BF16, FILTERS, True),
+}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Compile every case for every target."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", choices=TARGETS, action="append")
-    parser.add_argument("--op", choices=OPS, action="append")
+    parser.add_argument("--case", help="only cases whose name contains this", default="")
     options = parser.parse_args()
     spilled = 0
     seen: set[tuple[str, str]] = set()
-    current: list[Any] = []
 
-    def compile_only(kernel: Any, programs: int, *args: Any, **meta: Any) -> None:
-        del programs
-        name, case, target = current
-        compiled = kernel.warmup(*args, grid=(1,), **{"num_warps": host.NUM_WARPS, **host.OPTIONS, **meta})
-        if (name, compiled.hash) in seen:
-            return
-        seen.add((name, compiled.hash))
-        registers, spills, shared = _resources(compiled, target)
-        nonlocal spilled
-        spilled += spills > 0
-        mark = "  SPILL" if spills else ""
-        print(f"{name:10} {case:34} {compiled.name:18} {registers:4} regs {spills:6} spilled {shared:6} shared{mark}", flush=True)
-
-    host.launch = compile_only
     for name in options.target or TARGETS:
         target = TARGETS[name]
         driver.set_active(_Driver(target))
-        for op in options.op or OPS:
-            for case, run in OPS[op]():
-                current[:] = [name, f"{op} {case}", target]
-                run()
+        for case, run in CASES.items():
+            if options.case not in case:
+                continue
+
+            def compile_only(
+                kernel: Any, programs: int, *args: Any, name: str = name, case: str = case,
+                target: GPUTarget = target, **meta: Any,
+            ) -> None:  # fmt: skip
+                nonlocal spilled
+                compiled = kernel.warmup(*args, grid=(1,), **{"num_warps": host.NUM_WARPS, **host.OPTIONS, **meta})
+                if (name, compiled.hash) in seen:
+                    return
+                seen.add((name, compiled.hash))
+                registers, spills, shared = _resources(compiled, target)
+                spilled += spills > 0
+                numbers = f"{registers:4} registers {spills:5} spilled {shared:6} shared"
+                print(f"{name:10} {case:38} {compiled.name:16} {numbers}{'  SPILL' if spills else ''}", flush=True)
+
+            host.launch = compile_only
+            run()
     print(f"{len(seen)} kernels, {spilled} with spills")
     return 1 if spilled else 0
 

@@ -17,7 +17,7 @@ def _allocate(*args: object) -> Tensor:
     return torch.empty_like(num_accepted, dtype=torch.int32)
 
 
-op = Op(reference.compact_cache, _allocate, results=("status",), mutates=("tensors",), backends=("cpu",))
+op = Op(reference.compact_cache, _allocate, results=("status",), mutates=("tensors",))
 
 
 def compact_cache(

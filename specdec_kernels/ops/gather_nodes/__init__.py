@@ -29,7 +29,7 @@ def _allocate(values: Tensor, path: Tensor) -> tuple[Tensor, Tensor]:
     return values.new_empty((batch, columns, values.shape[2])), values.new_empty((batch,), dtype=torch.int32)
 
 
-op = Op(reference.gather_nodes, _allocate, results=GatherResult._fields, backends=("cpu",))
+op = Op(reference.gather_nodes, _allocate, results=GatherResult._fields)
 
 
 def gather_nodes(

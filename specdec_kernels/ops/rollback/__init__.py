@@ -47,7 +47,7 @@ def _allocate(
 
 op = Op(
     reference.rollback, _allocate,
-    results=RollbackResult._fields, mutates=("tensors", "block_table"), backends=("cpu",),
+    results=RollbackResult._fields, mutates=("tensors", "block_table"),
 )  # fmt: skip
 
 
