@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec_kernels import CacheLayout, compact_cache
+from bench.meters import host_meter
+from specdec_kernels import CacheLayout, compact_cache, use_backend
 from specdec_kernels.ops.compact_cache import op
 
 
@@ -202,6 +203,16 @@ def test_shared_prefix_pages_are_never_written(backend: str, device: str) -> Non
     compare(cache, [[2, 4, 9], [3, 4]], [8, 9])
     for tensor, rows in zip(cache.tensors, shared, strict=True):
         assert all(torch.equal(cache.row(tensor, 1, p).cpu().view(torch.uint8), row) for p, row in enumerate(rows))
+
+
+def test_only_what_must_move_is_moved(cuda_host: None) -> None:
+    """Bytes through global memory, tables and paths included, beside the rows that change their place."""
+    cache = make_cache("bhld", batch=4, capacity=40, heads=(8,) * 16, dims=(128,) * 16)
+    path = [[1, 2, 9, 11], [4], [1, 2, 3], [2, 3, 7, 20, 21]]
+    moving = sum(n != d for nodes in path for d, n in enumerate(nodes, 1))
+    with use_backend("cuda_host"), host_meter() as moved:
+        assert run(cache, path, [3, 0, 5, 9]).tolist() == [0] * 4
+    assert 1 <= moved.total / (2 * moving * 16 * 8 * 128 * 2) <= 1.01
 
 
 # --- the calling conventions
