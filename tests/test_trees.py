@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tree_cases import random_parents
+from tree_cases import TREE_RULES, make_tree, random_parents
 
 from specdec_kernels import (
+    select_tree,
     tree_from_links,
     tree_from_lookahead,
     tree_from_mask,
     tree_from_parents,
     tree_from_paths,
+    tree_from_sequences,
     tree_layout,
     tree_links,
     tree_mask,
     use_backend,
+    verify_tree,
 )
 
 
@@ -174,3 +177,25 @@ def test_wrong_arguments_of_the_converters_say_what_to_do() -> None:
         tree_links(torch.tensor([[-1, 0]]), engine="vllm")
     with pytest.raises(ValueError, match="tree_links: parents must be a tensor"):
         tree_links([[-1, 0]], engine="sglang")  # type: ignore[arg-type]
+
+
+# --- no host synchronisation: nothing reads a value, so everything runs where there are none
+
+
+def test_no_tree_function_waits_for_the_device() -> None:
+    case = make_tree(3, 5, 20, filters="all").to("meta")
+    for rule in TREE_RULES:
+        result = verify_tree(*case.tensors, **{**case.keywords, "rule": rule}, logprobs="processed")
+        assert result.token_ids.shape == (3, 5)
+    assert tree_layout(case.parents).leaf_paths.shape == (3, 5, 5)
+    past = case.token_ids[:, 0].contiguous()
+    for name in ("bool", "additive", "flat", "flat_packed"):
+        tree_mask(case.parents, past=past, size=40, format=name, window=3)
+    for name in ("int32", "int64", "xqa", "sglang_packed"):
+        tree_mask(case.parents, format=name)
+    links = tree_links(case.parents, engine="sglang")
+    tree_from_links(links.next_token, links.next_sibling)
+    tree_from_mask(tree_mask(case.parents).mask[:, 0])
+    scores = case.target_logits[:, :, 0].contiguous()
+    assert select_tree(case.token_ids, case.parents, scores, num_nodes=4).parents.shape == (3, 4)
+    assert tree_from_sequences(case.token_ids[:, None], num_nodes=4).parents.shape == (3, 4)

@@ -123,12 +123,17 @@ def test_a_host_length_needs_no_size(backend: str, device: str) -> None:
 
 
 def test_mask_mod_is_the_same_predicate() -> None:
-    from torch.nn.attention.flex_attention import create_mask
+    from torch.nn.attention.flex_attention import create_block_mask, create_mask, flex_attention
 
     parents, past, padding = ragged(9)
     common: dict[str, Any] = {"past": torch.tensor(past), "left_padding": torch.tensor(padding), "window": 4}
     dense = tree_mask(parents, size=21, **common).mask
-    assert torch.equal(create_mask(tree_mask_mod(parents, **common), 4, 1, 9, 21, device="cpu"), dense)
+    mask_mod = tree_mask_mod(parents, **common)
+    assert torch.equal(create_mask(mask_mod, 4, 1, 9, 21, device="cpu"), dense)
+    query, key, value = (torch.randn(4, 2, length, 16) for length in (9, 21, 21))
+    blocks = create_block_mask(mask_mod, 4, 1, 9, 21, device="cpu")
+    want = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=dense)
+    torch.testing.assert_close(flex_attention(query, key, value, block_mask=blocks), want)
 
 
 @pytest.mark.parametrize(("level", "window", "guesses"), [(2, 1, 0), (2, 4, 3), (3, 2, 1), (5, 4, 2), (4, 1, 5)])
