@@ -67,7 +67,7 @@ compile: $(INSTALLED)
 	$(if $(NVCC),$(BIN)/python tools/compile_cuda.py,@echo "compile: no nvcc, the CUDA kernels are not compiled")
 
 sanitize: $(BUILT)
-	$(BIN)/python tests/native/build.py --sanitize
+	$(BIN)/python tests/native/sanitize.py
 
 traffic: $(BUILT)
 	$(BIN)/python -m bench.traffic --check

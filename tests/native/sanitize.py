@@ -1,0 +1,66 @@
+"""Run the tests of both native libraries under AddressSanitizer and UBSan: `python tests/native/sanitize.py [tests]`.
+
+The CPU library is built as setup.py builds it; the CUDA sources run on the host. The first bad access or undefined
+operation ends the run and names its line. As a pytest plugin this file puts the two sanitized libraries in place.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SANITIZED = ROOT / "build" / "sanitized"
+FLAGS = "-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g1"
+
+
+def build_cpu() -> None:
+    compiler = os.environ.get("CXX", "c++")
+    subprocess.run(
+        [sys.executable, "setup.py", "--quiet", "build_ext", "-b", SANITIZED, "-t", SANITIZED / "objects"],
+        cwd=ROOT,
+        env={**os.environ, "CXX": f"{compiler} {FLAGS}", "SPECDEC_BUILD_CUDA": "0"},
+        check=True,
+    )
+
+
+def runtime(library: str) -> str:
+    """Path of a compiler's runtime library; Python itself is not sanitized, so it must be loaded first."""
+    compiler = shlex.split(os.environ.get("CXX", "c++"))
+    found = subprocess.run([*compiler, f"-print-file-name={library}"], capture_output=True, text=True, check=True)
+    return found.stdout.strip()
+
+
+def main() -> None:
+    from build import build
+
+    build_cpu()
+    build(sanitize=True)
+    preload = " ".join(map(runtime, ("libasan.so", "libubsan.so", "libstdc++.so")))
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": preload,
+        "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1",  # what Python never frees is no leak of ours
+        "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
+        "PYTHONPATH": str(Path(__file__).parent),
+    }
+    chosen = sys.argv[1:] or ["tests/ops", "-m", "not slow"]
+    native = ["-k", "(cpu or cuda_host) and not compile and not opcheck"]
+    command = [sys.executable, "-m", "pytest", "-p", "sanitize", "-n", "auto", *native, *chosen]
+    sys.exit(subprocess.run(command, cwd=ROOT, env=environment).returncode)
+
+
+def pytest_sessionstart() -> None:
+    """Load the sanitized libraries before a test asks for the plain ones."""
+    from build import build
+    from specdec_kernels import _native
+
+    _native._FOLDER = SANITIZED / "specdec_kernels"
+    _native.load_test_backend("cuda_host", str(build(sanitize=True)))
+
+
+if __name__ == "__main__":
+    main()
