@@ -28,11 +28,17 @@ __device__ inline void merge_plain_rows(const Problem& p, const RowTask& t, int6
 }
 
 // best[0..num_samples) of request b, in order; 0 where the law has fewer ids.
-__device__ inline void collect_samples(const Problem& p, int64_t b, Key* best) {
-  const Parameters s = target_parameters(p, b);
-  const RowStats r = target_stats(p, b, 0);
+template <bool kMany>
+__device__ void collect_samples(const Problem& p, int64_t b, Key* best) {
+  SPECDEC_SHARED(RowStats, r);
+  SPECDEC_SHARED(Parameters, s);
+  if (threadIdx.x == 0) {
+    r = target_stats(p, b, 0);
+    s = target_parameters(p, b);
+  }
+  __syncthreads();
   const int n = p.num_samples;
-  if (s.greedy || n == 1) {
+  if (!kMany || s.greedy || n == 1) {
     for (int i = threadIdx.x; i < n; i += kThreads) best[i] = 0;
     __syncthreads();
     if (threadIdx.x == 0 && !r.bad) {
@@ -43,20 +49,22 @@ __device__ inline void collect_samples(const Problem& p, int64_t b, Key* best) {
     __syncthreads();
     return;
   }
-  const int64_t first = p.row_slot(b, 0) * p.tiles * n;
-  // A filtered row has left its best keys in the place of the first tile.
-  const int64_t entries = s.filters() ? n : static_cast<int64_t>(tiles_of(p.vocab)) * n;
-  for (int64_t start = 0; start < entries; start += kTile) {
-    RegisterKeys<kPerThread + 1> keys;
+  if constexpr (kMany) {
+    const int64_t first = p.row_slot(b, 0) * p.tiles * n;
+    // A filtered row has left its best keys in the place of the first tile.
+    const int64_t entries = s.filters() ? n : static_cast<int64_t>(tiles_of(p.vocab)) * n;
+    for (int64_t start = 0; start < entries; start += kTile) {
+      RegisterKeys<kPerThread + 1> keys;
 #pragma unroll
-    for (int j = 0; j < kPerThread; ++j) {
-      const int64_t i = start + j * kThreads + threadIdx.x;
-      keys.key[j] = i < entries ? p.work.keys.load(first + i) : 0;
+      for (int j = 0; j < kPerThread; ++j) {
+        const int64_t i = start + j * kThreads + threadIdx.x;
+        keys.key[j] = i < entries ? p.work.keys.load(first + i) : 0;
+      }
+      const int mine = static_cast<int>(threadIdx.x);
+      keys.key[kPerThread] = start > 0 && mine < n ? best[mine] : 0;
+      __syncthreads();
+      block_top_keys(keys, n, best);
     }
-    const int mine = static_cast<int>(threadIdx.x);
-    keys.key[kPerThread] = start > 0 && mine < n ? best[mine] : 0;
-    __syncthreads();
-    block_top_keys(keys, n, best);
   }
 }
 

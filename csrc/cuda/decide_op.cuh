@@ -102,7 +102,9 @@ __device__ inline float merged_mass(const Problem& p, int64_t slot) {
 // Rule block, second half: tau = max{i : eta_i < h_i}.
 __device__ inline void finish_block(const Problem& p, const Request& q, int64_t b) {
   SPECDEC_SHARED(int, shared_accepted);
-  const ChainState state = p.work.states.load(b);
+  SPECDEC_SHARED(ChainState, state);
+  if (threadIdx.x == 0) state = p.work.states.load(b);
+  __syncthreads();
   int accepted = 0;
   for (int i = 1 + static_cast<int>(threadIdx.x); i <= state.length; i += kThreads) {
     const float w = p.work.weights.load(b * (p.max_draft + 1) + i);
@@ -147,8 +149,13 @@ __device__ inline void decide_chain(const Problem& p, int64_t b) {
 
 // sample: log-sum, threshold, and the best keys in order.
 __device__ inline void decide_sample(const Problem& p, int64_t b, const Key* keys) {
-  const RowStats r = target_stats(p, b, 0);
-  const Parameters s = target_parameters(p, b);
+  SPECDEC_SHARED(RowStats, r);
+  SPECDEC_SHARED(Parameters, s);
+  if (threadIdx.x == 0) {
+    r = target_stats(p, b, 0);
+    s = target_parameters(p, b);
+  }
+  __syncthreads();
   const Chain c{};
   if (threadIdx.x == 0) {
     p.status.store(b, (s.bad ? kBadSampling : 0) | (r.bad ? kBadTarget : 0));
@@ -255,19 +262,6 @@ __device__ inline void decide_residual(const Problem& p, int64_t b) {
   p.status.store(b, status);
   p.mass.store(b, 0.f);
   if (p.wants_draw) p.token_ids.store(b, -1);
-}
-
-__device__ inline void decide(const Problem& p, int64_t b, const Key* keys) {
-  switch (p.task) {
-    case Task::kSample:
-      return decide_sample(p, b, keys);
-    case Task::kChain:
-      return decide_chain(p, b);
-    case Task::kRatios:
-      return decide_ratios(p, b);
-    case Task::kResidual:
-      return decide_residual(p, b);
-  }
 }
 
 }  // namespace specdec

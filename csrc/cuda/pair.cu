@@ -234,7 +234,8 @@ SPECDEC_HD int pairs_of(const Problem& p, Pass pass) {
 }
 
 template <Pass kPass>
-__global__ void __launch_bounds__(kThreads) pair_kernel(const __grid_constant__ Problem p) {
+__global__ void __launch_bounds__(kThreads, kPass == Pass::kDraw ? 2 : 3)
+    pair_kernel(const __grid_constant__ Problem p) {
   SPECDEC_SHARED(PairRows, r);
   const int tiles = tiles_of(p.vocab), pairs = pairs_of(p, kPass);
   const int64_t block = blockIdx.x, which = block / tiles, b = which / pairs;
@@ -296,7 +297,9 @@ __global__ void __launch_bounds__(kThreads) pair_kernel(const __grid_constant__ 
     }
   }
   if (threadIdx.x == 0) p.work.pair_partials.store(slot * p.tiles + tile, part);
-  const Meeting meeting = meeting_of(p, kPass, b, slot);
+  SPECDEC_SHARED(Meeting, meeting);
+  if (threadIdx.x == 0) meeting = meeting_of(p, kPass, b, slot);
+  __syncthreads();
   if (!is_last_block(meeting.ticket, meeting.expected)) return;
   finish_pass(p, kPass, r, b, slot);
 }

@@ -17,10 +17,12 @@
 #endif
 
 #ifdef SPECDEC_HOST
+#define SPECDEC_NOINLINE __attribute__((noinline))
 #define SPECDEC_KEY CPU
 #define SPECDEC_OVERLOAD ".cuda_host"
 #define SPECDEC_SHARED(type, name) type& name = cuda_on_host::shared_memory<type>([] {})
 #else
+#define SPECDEC_NOINLINE __noinline__
 #define SPECDEC_KEY CUDA
 #define SPECDEC_OVERLOAD ".cuda"
 #define SPECDEC_SHARED(type, name) __shared__ type name
@@ -94,7 +96,9 @@ template <class Kernel, class... Args>
 void launch(Kernel kernel, int64_t blocks, int threads, Stream stream, const Args&... args) {
   if (blocks == 0) return;
   STD_TORCH_CHECK(blocks <= 0x7fffffff, "grid of ", blocks, " blocks: split the batch");
-  kernel<<<static_cast<unsigned>(blocks), threads, 0, stream> > >(args...);
+  // clang-format off
+  kernel<<<static_cast<unsigned>(blocks), threads, 0, stream>>>(args...);
+  // clang-format on
   const cudaError_t error = cudaGetLastError();
   STD_TORCH_CHECK(error == cudaSuccess, "launch: ", cudaGetErrorString(error));
 }

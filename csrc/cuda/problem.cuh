@@ -207,11 +207,21 @@ __device__ inline Chain load_chain(const Problem& p, int64_t b) {
     if (bad) c.status = kBadOffsets;
     width = bad ? 0 : last - c.first;
   }
-  for (; c.length < width; ++c.length) {
-    const int64_t id = draft_id(p, c, b, c.length);
-    if (id >= 0 && id < p.vocab) continue;
-    if (id != -1) c.end_status = kBadId;
-    break;
+  // Eight ids at a time: their loads do not wait for one another.
+  constexpr int kAtOnce = 8;
+  for (bool ended = false; !ended && c.length < width;) {
+    int64_t id[kAtOnce];
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      id[j] = c.length + j < width ? draft_id(p, c, b, c.length + j) : -1;
+    }
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      if (ended) continue;
+      ended = id[j] < 0 || id[j] >= p.vocab;
+      if (ended && id[j] != -1) c.end_status = kBadId;
+      if (!ended) ++c.length;
+    }
   }
   return c;
 }

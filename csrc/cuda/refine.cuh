@@ -104,19 +104,57 @@ __device__ inline void finish_row(const Problem& p, const RowTask& t, int64_t sl
   }
 }
 
+// Winners among the values that are not gathered: those above the bracket, and the two that its
+// ends may tie with.
+struct SureRaces {
+  Key above, tie, low;
+
+  __device__ static bool has_top_p(const Bracket& q) { return q.high_p < INFINITY; }
+  template <class Takes>
+  __device__ static Key race(const RowTask& t, int64_t base, const float (&v)[kPerThread],
+                             Takes takes) {
+    float taken[kPerThread];
+#pragma unroll
+    for (int j = 0; j < kPerThread; ++j) taken[j] = takes(v[j]) ? v[j] : -INFINITY;
+    return race_best(t.race, taken, base, t.size);
+  }
+  __device__ void add(const RowTask& t, const Bracket& q, int64_t base,
+                      const float (&v)[kPerThread]) {
+    const bool p = has_top_p(q);
+    const float from = p ? q.high_p : q.high_k, tied = p ? q.tie_p : q.tie_k,
+                end = p ? q.low_p : q.low_k;
+    const Key one = race(t, base, v, [&](float x) { return x >= from; });
+    const Key two = race(t, base, v, [&](float x) { return x == tied && x < from && x > end; });
+    const Key three = race(t, base, v, [&](float x) { return x == end && x < from; });
+    above = one > above ? one : above;
+    tie = two > tie ? two : tie;
+    low = three > low ? three : low;
+  }
+  __device__ Key best(const Bracket& q, float threshold) const {
+    const bool p = has_top_p(q);
+    Key key = above;
+    if ((p ? q.tie_p : q.tie_k) >= threshold) key = tie > key ? tie : key;
+    if ((p ? q.low_p : q.low_k) >= threshold) key = low > key ? low : key;
+    return block_reduce(key, Larger{});
+  }
+};
+
 __device__ inline void refine_row(const Problem& p, const RowTask& t, int64_t slot,
-                                  FilterScratch& scratch, Key* best) {
+                                  const RowStats& stats, FilterScratch& scratch, Key* best) {
   SPECDEC_SHARED(Cells, cells);
-  RowStats r = p.work.rows.load(slot);
+  RowStats r = stats;
   const Parameters& s = t.parameters;
   const Bracket& q = r.bracket;
   const float bounds[kCells] = {q.high_p, q.tie_p, q.low_p, q.high_k, q.tie_k, q.low_k};
   int count[kCells] = {};
   float mass[kCells] = {};
   int filled = 0;
+  SureRaces races{};
+  const bool races_at_once = t.races && p.num_samples == 1;
   for (int64_t base = 0; base < t.size; base += kTile) {
     float v[kPerThread];
     load_masked_tile(t, base, v);
+    if (races_at_once) races.add(t, q, base, v);
     int own = 0, total = 0;
 #pragma unroll
     for (int j = 0; j < kPerThread; ++j) {
@@ -154,7 +192,13 @@ __device__ inline void refine_row(const Problem& p, const RowTask& t, int64_t sl
   } else {
     select_thresholds(RowMeasure{&t, r.maximum, s.inv_t}, s, &r);
   }
-  if (t.races || t.wants_entropy) finish_row(p, t, slot, &r, best);
+  if (races_at_once && !t.wants_entropy && filled <= kTile) {
+    finish_items(p, t, slot, {scratch.items, filled, nullptr, r.maximum, s.inv_t}, &r, best);
+    const Key key = races.best(q, r.threshold);
+    r.key = key > r.key ? key : r.key;
+  } else if (t.races || t.wants_entropy) {
+    finish_row(p, t, slot, &r, best);
+  }
   if (threadIdx.x == 0) p.work.rows.store(slot, r);
 }
 

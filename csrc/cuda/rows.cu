@@ -26,29 +26,47 @@ __device__ inline BlockIndex block_index(const Problem& p, int tiles) {
 }
 
 // Races the tile and stores its best keys.
-__device__ inline void race_tile(const Problem& p, const RowTask& t, int64_t base, int64_t entry,
-                                 const float (&v)[kPerThread], Key* best) {
-  if (p.num_samples == 1) {
+template <bool kMany>
+__device__ void race_tile(const Problem& p, const RowTask& t, int64_t base, int64_t entry,
+                          const float (&v)[kPerThread], Key* best) {
+  if constexpr (!kMany) {
     const Key key = block_reduce(race_best(t.race, v, base, t.size), Larger{});
     if (threadIdx.x == 0) p.work.keys.store(entry, key);
-    return;
-  }
-  RegisterKeys<kPerThread> keys;
-  race_all(t.race, v, base, t.size, &keys);
-  block_top_keys(keys, p.num_samples, best);
-  for (int i = threadIdx.x; i < p.num_samples; i += kThreads) {
-    p.work.keys.store(entry * p.num_samples + i, best[i]);
+  } else {
+    RegisterKeys<kPerThread> keys;
+    race_all(t.race, v, base, t.size, &keys);
+    block_top_keys(keys, p.num_samples, best);
+    for (int i = threadIdx.x; i < p.num_samples; i += kThreads) {
+      p.work.keys.store(entry * p.num_samples + i, best[i]);
+    }
   }
 }
 
-__device__ inline void decide_request(const Problem& p, int64_t b, Key* best) {
-  if (p.task == Task::kSample) collect_samples(p, b, best);
+// Out of line: it runs once a request, and must not cost the tiles their registers.
+static __device__ SPECDEC_NOINLINE void decide(const Problem& p, int64_t b, const Key* keys) {
+  switch (p.task) {
+    case Task::kSample:
+      return decide_sample(p, b, keys);
+    case Task::kChain:
+      return decide_chain(p, b);
+    case Task::kRatios:
+      return decide_ratios(p, b);
+    case Task::kResidual:
+      return decide_residual(p, b);
+  }
+}
+
+template <bool kMany>
+__device__ void decide_request(const Problem& p, int64_t b, Key* best) {
+  if (p.task == Task::kSample) collect_samples<kMany>(p, b, best);
   __syncthreads();
   decide(p, b, best);
 }
 
-template <bool kFilters>
-__global__ void __launch_bounds__(kThreads) rows_kernel(const __grid_constant__ Problem p) {
+// kMany: more than one sample a row, which needs more registers.
+template <bool kFilters, bool kMany>
+__global__ void __launch_bounds__(kThreads, kFilters || kMany ? 2 : 3)
+    rows_kernel(const __grid_constant__ Problem p) {
   using Best = Key[kMaxSamples];
   SPECDEC_SHARED(RowTask, t);
   SPECDEC_SHARED(Best, best);
@@ -57,7 +75,7 @@ __global__ void __launch_bounds__(kThreads) rows_kernel(const __grid_constant__ 
   __syncthreads();
   // A request without rows is decided by its first block.
   if (t.request_blocks == 0) {
-    if (!kFilters && at.r == 0 && at.tile == 0) decide_request(p, at.b, best);
+    if (!kFilters && at.r == 0 && at.tile == 0) decide_request<kMany>(p, at.b, best);
     return;
   }
   if (!t.active || at.tile >= t.tiles) return;
@@ -74,7 +92,7 @@ __global__ void __launch_bounds__(kThreads) rows_kernel(const __grid_constant__ 
   part.raw_mass = raw.raw_mass;
   if (threadIdx.x == 0) p.work.partials.store(entry, part);
   const bool filters = kFilters && t.parameters.filters();
-  if (t.races && !filters) race_tile(p, t, base, entry, v, best);
+  if (t.races && !filters) race_tile<kMany>(p, t, base, entry, v, best);
   if constexpr (kFilters) {
     SPECDEC_SHARED(FilterScratch, scratch);
     if (filters) list_tile(p, t, base, entry, part.maximum, v, scratch);
@@ -83,27 +101,31 @@ __global__ void __launch_bounds__(kThreads) rows_kernel(const __grid_constant__ 
   } else {
     if (!is_last_block(p.work.request_tickets + at.b, t.request_blocks)) return;
     merge_plain_rows(p, t, at.b);
-    decide_request(p, at.b, best);
+    decide_request<kMany>(p, at.b, best);
   }
 }
 
 // grid = [batch * rows]; a block owns one row.
-__global__ void __launch_bounds__(kThreads) refine_kernel(const __grid_constant__ Problem p) {
+__global__ void __launch_bounds__(kThreads, 1) refine_kernel(const __grid_constant__ Problem p) {
   using Best = Key[kMaxSamples];
   SPECDEC_SHARED(RowTask, t);
   SPECDEC_SHARED(Best, best);
   SPECDEC_SHARED(FilterScratch, scratch);
+  SPECDEC_SHARED(RowStats, stats);
   const BlockIndex at = block_index(p, 1);
-  if (threadIdx.x == 0) t = make_row_task(p, at.b, at.r);
+  if (threadIdx.x == 0) {
+    t = make_row_task(p, at.b, at.r);
+    if (t.active) stats = p.work.rows.load(at.slot);
+  }
   __syncthreads();
   if (t.request_rows == 0) {
-    if (at.r == 0) decide_request(p, at.b, best);
+    if (at.r == 0) decide_request<true>(p, at.b, best);
     return;
   }
   if (!t.active) return;
-  if (p.work.rows.load(at.slot).unresolved) refine_row(p, t, at.slot, scratch, best);
+  if (stats.unresolved) refine_row(p, t, at.slot, stats, scratch, best);
   if (!is_last_block(p.work.request_tickets + at.b, t.request_rows)) return;
-  decide_request(p, at.b, best);
+  decide_request<true>(p, at.b, best);
 }
 
 // columns[token_map[c]] = c; grid = [ceil(draft_vocab / kThreads)].
@@ -120,10 +142,16 @@ void launch_rows(const Problem& p, Stream stream) {
   }
   const int64_t rows = p.batch * (p.target_rows + p.draft_rows);
   if (p.filters) {
-    launch(rows_kernel<true>, rows * p.tiles, kThreads, stream, p);
+    if (p.num_samples == 1) {
+      launch(rows_kernel<true, false>, rows * p.tiles, kThreads, stream, p);
+    } else {
+      launch(rows_kernel<true, true>, rows * p.tiles, kThreads, stream, p);
+    }
     launch(refine_kernel, rows, kThreads, stream, p);
+  } else if (p.num_samples == 1) {
+    launch(rows_kernel<false, false>, rows * p.tiles, kThreads, stream, p);
   } else {
-    launch(rows_kernel<false>, rows * p.tiles, kThreads, stream, p);
+    launch(rows_kernel<false, true>, rows * p.tiles, kThreads, stream, p);
   }
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import fcntl
 import hashlib
 import os
 import shlex
@@ -16,7 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 TORCH = Path(torch.__file__).parent
 FLAGS = [
     "-std=c++20", "-fPIC", "-x", "c++", "-DSPECDEC_HOST", "-DTORCH_TARGET_VERSION=0x020b000000000000",
-    "-fvisibility=hidden", "-ffp-contract=off", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Wno-unused-parameter", "-Wno-attributes",
+    "-fvisibility=hidden", "-ffp-contract=off", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Wno-unused-parameter",
+    "-Wno-attributes",
     f"-I{ROOT / 'csrc'}", "-isystem", str(TORCH / "include"),
 ]  # fmt: skip
 MODES = {
@@ -26,7 +28,15 @@ MODES = {
 
 
 def build(*, sanitize: bool = False) -> Path:
-    """Path of the library `cuda_host`, compiled if a source, a header or a flag changed."""
+    """Path of the library `cuda_host`, compiled if a source, a header or a flag changed; one build at a time."""
+    folder = ROOT / "build" / ("cuda_host_sanitized" if sanitize else "cuda_host")
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _build(folder, sanitize)
+
+
+def _build(folder: Path, sanitize: bool) -> Path:
     sources = sorted((ROOT / "csrc/cuda").glob("*.cu"))
     headers = [*ROOT.glob("csrc/**/*.h"), *ROOT.glob("csrc/**/*.cuh"), ROOT / "tests/native/cuda_on_host.h"]
     compiler = shlex.split(os.environ.get("CXX", "c++"))
@@ -34,8 +44,6 @@ def build(*, sanitize: bool = False) -> Path:
     shared = hashlib.sha256(repr([compiler, flags, torch.__version__]).encode())
     for header in sorted(headers):
         shared.update(header.read_bytes())
-    folder = ROOT / "build" / ("cuda_host_sanitized" if sanitize else "cuda_host")
-    folder.mkdir(parents=True, exist_ok=True)
 
     def compile_one(source: Path) -> Path:
         digest = shared.copy()
