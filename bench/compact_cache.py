@@ -1,4 +1,4 @@
-"""compact_cache beside what loops do today: copies by request and layer, a gather and scatter a layer, crop and cat."""
+"""compact_cache beside what loops do today: copies by request and layer, and a gather and scatter a layer."""
 
 from __future__ import annotations
 
