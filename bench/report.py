@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .machine import ROOT
-from .results import FOLDER
+from .results import FOLDER, TRAFFIC
 
 README = ROOT / "README.md"
 CHART = ROOT / "docs" / "speed.png"
@@ -30,7 +30,8 @@ Row = dict[str, Any]
 
 def result_files() -> list[Path]:
     """Committed results, GPUs first."""
-    return sorted(FOLDER.glob("*.json"), key=lambda p: (not is_gpu(json.loads(p.read_text())), p.name))
+    found = [p for p in FOLDER.glob("*.json") if p != TRAFFIC]
+    return sorted(found, key=lambda p: (not is_gpu(json.loads(p.read_text())), p.name))
 
 
 def is_gpu(content: Row) -> bool:
@@ -111,7 +112,31 @@ def generate(files: list[Path]) -> str:
     for file in files:
         content = json.loads(file.read_text())
         lines += ["", words(content), *table(content)]
-    return "\n".join([*lines, END])
+    return "\n".join([*lines, *traffic_table(), END])
+
+
+def traffic_table() -> list[str]:
+    """Bytes moved as multiples of MIN, ours with the budget, rivals where they were metered."""
+    if not TRAFFIC.exists():
+        return []
+    content = json.loads(TRAFFIC.read_text())
+    cases: dict[str, dict[str, Row]] = defaultdict(dict)
+    for row in content["rows"]:
+        cases[f"`{row['op']}` {row['case']}"][row["contender"]] = row
+    names = list(dict.fromkeys(r["contender"] for r in content["rows"] if "draft_stats" not in r["contender"]))
+    lines = [
+        "",
+        "**Bytes moved, as a multiple of what the rule must read** ([bench/minimum.py](bench/minimum.py)), counted "
+        f"without a GPU ([bench/meters.py](bench/meters.py)); `python -m bench.traffic`, commit {content['rows'][0]['commit']}",
+        "",
+        f"| case | budget | {' | '.join(names)} |",
+        f"|---|--:|{'--:|' * len(names)}",
+    ]
+    for case, rows in cases.items():
+        budget = next((str(r["budget"]) for r in rows.values() if r["budget"]), "")
+        cells = [f"{rows[n]['times_min']:.3g}" if n in rows else "" for n in names]
+        lines.append(f"| {case} | {budget} | {' | '.join(cells)} |")
+    return lines
 
 
 def insert(readme: str, text: str) -> str:

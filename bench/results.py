@@ -13,6 +13,7 @@ from .cases import Case, Measured
 from .machine import ROOT, commit, machine, slug, versions
 
 FOLDER = Path(__file__).parent / "results"
+TRAFFIC = FOLDER / "traffic.json"
 
 
 def path() -> Path:
@@ -62,4 +63,4 @@ def write(file: Path, content: dict[str, Any]) -> None:
     file.write_text(f'{head},\n "rows": [\n  {lines}\n ]\n}}\n')
 
 
-__all__ = ["FOLDER", "ROOT", "load", "path", "save", "write"]
+__all__ = ["FOLDER", "ROOT", "TRAFFIC", "load", "path", "save", "write"]

@@ -51,12 +51,17 @@ class Filters(NamedTuple):
 
     def sampling(self, batch: int, device: str = "cpu") -> Sampling:
         """As the package takes them."""
-        return Sampling.full(batch, **self._asdict(), device=device)
+        return _sampling(self, batch, device)
 
     @property
     def any(self) -> bool:
         """Whether more than the temperature is set."""
         return self[1:] != (None, None, None)
+
+
+@functools.lru_cache(maxsize=64)
+def _sampling(filters: Filters, batch: int, device: str) -> Sampling:
+    return Sampling.full(batch, **filters._asdict(), device=device)  # made once: an engine keeps these tensors
 
 
 class ChainInput(NamedTuple):
@@ -183,7 +188,7 @@ def chain(
 
 def coins(noise: Noise, draft: int) -> Tensor:
     """Acceptance coins float64 [batch, draft], by the package's public definition."""
-    index = torch.zeros(1, dtype=torch.int64)
+    index = torch.zeros(1, dtype=torch.int64, device=noise.seed.device)
     words = [
         random_words(Noise(noise.seed, noise.position + i, noise.step), purpose="coin", index=index)[:, 0]
         for i in range(draft)

@@ -23,9 +23,9 @@ import torch
 
 import specdec_kernels
 
-from . import acceptance_ratios, residual_probs, residual_sample, sample, suite, verify_chain
+from . import acceptance_ratios, residual_probs, residual_sample, results, sample, suite, verify_chain
 from .cases import BOTH, FILTERS, Case
-from .machine import progress
+from .machine import commit, machine, progress, versions
 from .meters import Bytes, host_meter, torch_only_meter, triton_meter
 from .minimum import budget, minimum
 from .rivals import rivals
@@ -142,41 +142,67 @@ def available(names: list[str]) -> list[str]:
     return found
 
 
-def show(line: Metered) -> bool:
-    """Print a line; whether it is within its budget."""
-    multiple = line.moved.total / line.minimum
-    within = line.budget is None or (multiple <= line.budget and not line.fault)
-    verdict = line.fault or ("" if within else "OVER")
+def is_within(line: Metered) -> bool:
+    """Whether a line keeps its budget; rivals have none."""
+    return line.budget is None or (line.moved.total <= line.budget * line.minimum and not line.fault)
+
+
+def show(line: Metered) -> Metered:
+    """Print a line."""
+    verdict = line.fault or ("" if is_within(line) else "OVER")
     allowed = "" if line.budget is None else f"<= {line.budget:<5} {verdict}"
     print(
         f"  {line.contender:<28}{line.minimum / 1024:>11.1f}{line.moved.read / 1024:>12.1f}"
-        f"{line.moved.written / 1024:>12.1f}{multiple:>9.3f}  {allowed}",
+        f"{line.moved.written / 1024:>12.1f}{line.moved.total / line.minimum:>9.3f}  {allowed}",
         flush=True,
     )
-    return within
+    return line
+
+
+def save(lines: list[Metered]) -> None:
+    """bench/results/traffic.json, for the README."""
+    stamp = {"commit": commit(), "date": time.strftime("%Y-%m-%d"), "versions": versions()}
+    rows = [
+        {
+            "op": line.case.op,
+            "case": line.case.name,
+            "contender": line.contender,
+            "is_ours": line.budget is not None,
+            "min_bytes": line.minimum,
+            "read_bytes": line.moved.read,
+            "written_bytes": line.moved.written,
+            "times_min": round(line.moved.total / line.minimum, 3),
+            "budget": line.budget,
+            **stamp,
+        }
+        for line in lines
+    ]
+    results.write(results.TRAFFIC, {"machine": machine(), "rows": rows})
 
 
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.traffic", description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="exit 1 if an op of ours is over its budget")
+    parser.add_argument("--save", action="store_true", help="write bench/results/traffic.json")
     parser.add_argument("--backend", action="append", default=[], choices=list(METERS), help="default: all that run")
     parser.add_argument("--only", default="", help="cases whose op and name contain this")
     chosen = parser.parse_args()
-    started, over = time.perf_counter(), 0
+    started = time.perf_counter()
     print(f"  {'':<28}{'MIN KiB':>11}{'read KiB':>12}{'written KiB':>12}{'x MIN':>9}  budget")
     backends = available(chosen.backend or list(METERS))
+    lines: list[Metered] = []
     for case in cases():
-        if chosen.only not in f"{case.op} {case.name}":
-            continue
-        print(f"{case.op}: {case.name}")
-        over += sum(not show(line) for backend in backends for line in meter_ours(case, backend))
+        if chosen.only in f"{case.op} {case.name}":
+            print(f"{case.op}: {case.name}")
+            lines += [show(line) for backend in backends for line in meter_ours(case, backend)]
     for case in rival_cases():
-        if chosen.only not in f"{case.op} {case.name}":
-            continue
-        print(f"rivals, {case.op}: {case.name}")
-        for line in meter_rivals(case):
-            show(line)
+        if chosen.only in f"{case.op} {case.name}":
+            print(f"rivals, {case.op}: {case.name}")
+            lines += [show(line) for line in meter_rivals(case)]
+    over = sum(not is_within(line) for line in lines)
+    if chosen.save:
+        save(lines)
     for rival in rivals():
         if reason := rival.available():
             print(f"{rival.NAME} is not metered: {reason}")
