@@ -57,7 +57,7 @@ std::vector<int64_t> draw_plain(const Team& team, const RowLaw& law, Race& race,
   }
   race.offer_logit(law.argmax, law.max);
   std::vector<Race> part(team.chunks(), race);
-  team.run(law.source.tile_count(), [&](int chunk, int64_t begin, int64_t end) {
+  team.run_tiles(law.source.tile_count(), [&](int chunk, int64_t begin, int64_t end) {
     alignas(64) float buffer[kTile];
     Race& mine = part[chunk];
     tiles_from(begin, end, law.argmax / kTile, [&](int t) {
@@ -141,7 +141,7 @@ SumMax residual_tile(const Residual& r, int t, float* scratch, float* out) {
 
 double residual_mass(const Team& team, const Residual& r) {
   std::vector<float> sums(r.target->source.tile_count());
-  team.run(r.target->source.tile_count(), [&](int, int64_t begin, int64_t end) {
+  team.run_tiles(r.target->source.tile_count(), [&](int, int64_t begin, int64_t end) {
     alignas(64) float scratch[kTile], weights[kTile];
     for (auto t = static_cast<int>(begin); t < end; ++t) {
       sums[t] = residual_tile(r, t, scratch, weights).sum;
@@ -157,7 +157,7 @@ int64_t draw_residual(const Team& team, const Residual& r, const NoiseStream& st
   const double scale = r.a / law.mass;
   const bool bounded = r.a >= 0 && r.b >= 0 && !law.params.greedy;  // w <= a p
   std::vector<Race> part(team.chunks(), Race(stream, 1.f, -kInf));
-  team.run(law.source.tile_count(), [&](int chunk, int64_t begin, int64_t end) {
+  team.run_tiles(law.source.tile_count(), [&](int chunk, int64_t begin, int64_t end) {
     alignas(64) float scratch[kTile], weights[kTile];
     Race& race = part[chunk];
     tiles_from(begin, end, law.argmax / kTile, [&](int t) {

@@ -224,7 +224,7 @@ void examine(const Team& team, Examine* rows, int count) {
     jobs.push_back(make_job(rows[r], team.chunks()));
     total += rows[r].law->source.tile_count();
   }
-  team.run(total, [&](int chunk, int64_t begin, int64_t end) {
+  team.run_tiles(total, [&](int chunk, int64_t begin, int64_t end) {
     alignas(64) float buffer[kTile];
     int64_t first = 0;  // the rows' tiles are numbered on through all rows
     for (Job& job : jobs) {

@@ -31,7 +31,7 @@ std::vector<int64_t> draw_mapped(const Team& team, const RowLaw& law, Race& race
   row.inverse = inverse.data();
   row.widen();
   std::vector<Race> part(team.chunks(), race);
-  team.run(
+  team.run_tiles(
       static_cast<int64_t>(inverse.size()) / kTile, [&](int chunk, int64_t begin, int64_t end) {
         alignas(64) float buffer[kTile];
         for (auto t = static_cast<int>(begin); t < end; ++t) {

@@ -9,6 +9,9 @@
 
 namespace specdec::cpu {
 
+// Fewer tiles than this are not worth waking a thread: 8 tiles of 2048 ids take about 5 us.
+constexpr int64_t kSplitTiles = 8;
+
 class Team {
  public:
   explicit Team(int chunks) : chunks_(chunks) {}
@@ -25,6 +28,13 @@ class Team {
         f(static_cast<int>(c), n * c / chunks_, n * (c + 1) / chunks_);
       }
     });
+  }
+
+  // The same for tiles, in the calling thread where there are few.
+  template <class F>
+  void run_tiles(int64_t n, const F& f) const {
+    if (n >= kSplitTiles) return run(n, f);
+    for (int c = 0; c < chunks_; ++c) f(c, n * c / chunks_, n * (c + 1) / chunks_);
   }
 
  private:
