@@ -14,6 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SANITIZED = ROOT / "build" / "sanitized"
+REPORT = SANITIZED / "report"
 FLAGS = "-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g1"
 
 
@@ -43,14 +44,20 @@ def main() -> None:
     environment = {
         **os.environ,
         "LD_PRELOAD": preload,
-        "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1",  # what Python never frees is no leak of ours
-        "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
+        # What Python never frees is no leak of ours. Reports go to files: pytest's capture would die with the process.
+        "ASAN_OPTIONS": f"detect_leaks=0:abort_on_error=1:log_path={REPORT}",
+        "UBSAN_OPTIONS": f"print_stacktrace=1:halt_on_error=1:log_path={REPORT}",
         "PYTHONPATH": str(Path(__file__).parent),
     }
     chosen = sys.argv[1:] or ["tests/ops", "-m", "not slow"]
     native = ["-k", "(cpu or cuda_host) and not compile and not opcheck"]
     command = [sys.executable, "-m", "pytest", "-p", "sanitize", "-n", "auto", *native, *chosen]
-    sys.exit(subprocess.run(command, cwd=ROOT, env=environment).returncode)
+    for old in SANITIZED.glob("report.*"):
+        old.unlink()
+    status = subprocess.run(command, cwd=ROOT, env=environment).returncode
+    for report in sorted(SANITIZED.glob("report.*")):
+        print(report.read_text()[:6000])
+    sys.exit(status)
 
 
 def pytest_sessionstart() -> None:
