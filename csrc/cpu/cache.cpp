@@ -11,21 +11,6 @@ namespace {
 
 constexpr int64_t kOneThreadBytes = 64 << 10;  // less is not worth waking the pool
 constexpr int64_t kItemsPerThread = 8;         // so that unequal requests still spread evenly
-constexpr int64_t kHeadsAhead = 2, kLine = 64, kPrefetchBytes = 512;
-
-uint8_t* at(const Rows& rows, const Place& place, int64_t offset) {
-  return rows.data + place.page * rows.page_stride + place.slot * rows.slot_stride + offset;
-}
-
-// Short rows of many heads lie far apart: each is a miss of its own, so later ones are asked for
-// while the first are still on their way.
-void prefetch(const Rows& rows, const Move& move, int64_t offset, int64_t bytes) {
-  const uint8_t *from = at(rows, move.from, offset), *to = at(rows, move.to, offset);
-  for (int64_t i = 0; i < std::min(bytes, kPrefetchBytes); i += kLine) {
-    __builtin_prefetch(from + i, 0);
-    __builtin_prefetch(to + i, 1);
-  }
-}
 
 // f(rows, move, head offset, first byte, number of bytes) for every row of the plan. Work is split
 // by request and tensor, and by columns of the rows where that gives too few items.
@@ -48,15 +33,15 @@ void for_rows(const std::vector<Rows>& cache, const Plan& plan, const F& f) {
       if (low == high) continue;
       for (int64_t head = 0; head < rows.heads; ++head) {
         for (int64_t m = plan.first[b]; m < plan.first[b + 1]; ++m) {
-          const int64_t offset = head * rows.head_stride + low;
-          if (head + kHeadsAhead < rows.heads) {
-            prefetch(rows, plan.moves[m], offset + kHeadsAhead * rows.head_stride, high - low);
-          }
-          f(rows, plan.moves[m], offset, high - low);
+          f(rows, plan.moves[m], head * rows.head_stride + low, high - low);
         }
       }
     }
   });
+}
+
+uint8_t* at(const Rows& rows, const Place& place, int64_t offset) {
+  return rows.data + place.page * rows.page_stride + place.slot * rows.slot_stride + offset;
 }
 
 }  // namespace
