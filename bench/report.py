@@ -126,8 +126,8 @@ def traffic_table() -> list[str]:
     names = list(dict.fromkeys(r["contender"] for r in content["rows"] if "draft_stats" not in r["contender"]))
     lines = [
         "",
-        "**Bytes moved, as a multiple of what the rule must read** ([bench/minimum.py](bench/minimum.py)), counted "
-        f"without a GPU ([bench/meters.py](bench/meters.py)); `python -m bench.traffic`, commit {content['rows'][0]['commit']}",
+        "**Bytes moved, as a multiple of what the rule must read** ([bench/minimum.py](bench/minimum.py)), "
+        f"counted without a GPU ([bench/meters.py](bench/meters.py)); `python -m bench.traffic`, commit {content['rows'][0]['commit']}",
         "",
         f"| case | budget | {' | '.join(names)} |",
         f"|---|--:|{'--:|' * len(names)}",
