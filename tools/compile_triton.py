@@ -57,8 +57,9 @@ def _resources(kernel: Any, target: GPUTarget) -> tuple[int, int, int]:
     shared = kernel.metadata.shared
     if target.backend == "hip":
         text = kernel.asm["amdgcn"]
-        found = {k: int(v) for k, v in re.findall(r"\.(vgpr_count|vgpr_spill_count|sgpr_spill_count):\s+(\d+)", text)}
-        return found["vgpr_count"], 4 * (found["vgpr_spill_count"] + found["sgpr_spill_count"]), shared
+        found = {k: int(v) for k, v in re.findall(r"\.(vgpr_count|vgpr_spill_count):\s+(\d+)", text)}
+        # Scalar registers spill into lanes of vector registers, which costs no memory; they are not counted.
+        return found["vgpr_count"], 4 * found["vgpr_spill_count"], shared
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     with tempfile.TemporaryDirectory() as folder:
         cubin, ptx = Path(folder, "kernel.cubin"), Path(folder, "kernel.ptx")

@@ -11,7 +11,7 @@ All sums are integers, so they may be added atomically in any order.
 import triton
 import triton.language as tl
 
-from .filters import UNIT, edge_in, kth_in, load_lists, lowest_key, min_p_threshold, units
+from .filters import UNIT, edge_in, kth_in, load_lists, lowest_key, mass_from, min_p_threshold, units
 from .laws import law_of
 from .noise import tile_words, words
 from .race import better, race_scores, winner
@@ -55,27 +55,33 @@ def sample_tile(ws, lists, row, tile, x, TILE: tl.constexpr):
 
 
 @triton.jit
-def _bound(need, listed, listed_w, x, w, w_cut, whole, low, high, maximum, inv_t, SIGN: tl.constexpr):
-    """Largest key in [low, high] at or above which the estimated mass, SIGN * 3.5 deviations added, is >= need.
+def _estimate(key, listed, listed_w, keys, w, w_cut, whole, maximum, inv_t):
+    """(estimate, deviation) of the mass at or above a key.
 
-    The mass above t is estimated from the sampled ids above it, and as the whole less those below it, weighted by
-    how little each varies. With all weights 1 it is a count.
+    What is listed is known; the rest is estimated from the sampled ids above the key, and as the whole less those
+    below it, weighted by how little each varies. With all weights 1 it is a count. An id that the sample missed may
+    weigh as much as the largest that is not listed, or as the key itself: four such are allowed for on each side.
     """
+    above = keys >= key
+    seen = tl.sum(tl.where(listed >= key, listed_w, 0.0), axis=0)
+    unseen = tl.sum(tl.where(listed >= key, 0.0, listed_w), axis=0)
+    by_above = seen + 32.0 * tl.sum(tl.where(above, w, 0.0), axis=0)
+    by_below = whole - unseen - 32.0 * tl.sum(tl.where(above, 0.0, w), axis=0)
+    here = tl.minimum(weights(value_of(key), maximum, inv_t), w_cut)
+    var_above = tl.sum(tl.where(above, w * w, 0.0), axis=0) + 4.0 * w_cut * w_cut
+    var_below = tl.sum(tl.where(above, 0.0, w * w), axis=0) + 4.0 * here * here
+    share = var_below / tl.maximum(var_above + var_below, 1e-30)
+    return share * by_above + (1.0 - share) * by_below, 32.0 * tl.sqrt(var_above * share)
+
+
+@triton.jit
+def _bound(need, listed, listed_w, keys, w, w_cut, whole, low, high, maximum, inv_t, SIGN: tl.constexpr):
+    """Largest key in [low, high] whose estimated mass, SIGN * 3.5 deviations added, is >= need; low if none."""
     low, high = low.to(tl.int64), high.to(tl.int64)
     while low < high:
         middle = low + (high - low + 1) // 2
-        above = x >= middle
-        seen = tl.sum(tl.where(listed >= middle, listed_w, 0.0), axis=0)
-        unseen = tl.sum(tl.where(listed >= middle, 0.0, listed_w), axis=0)
-        mass_above = 32.0 * tl.sum(tl.where(above, w, 0.0), axis=0)
-        mass_below = 32.0 * tl.sum(tl.where(above, 0.0, w), axis=0)
-        here = tl.minimum(weights(value_of(middle.to(tl.int32)), maximum, inv_t), w_cut)
-        var_above = tl.sum(tl.where(above, w * w, 0.0), axis=0) + 4.0 * w_cut * w_cut
-        var_below = tl.sum(tl.where(above, 0.0, w * w), axis=0) + 4.0 * here * here
-        share = var_below / tl.maximum(var_above + var_below, 1e-30)
-        estimate = share * (seen + mass_above) + (1.0 - share) * (whole - unseen - mass_below)
-        deviation = 32.0 * tl.sqrt(var_above * share)
-        enough = estimate + SIGN * DEVIATIONS * deviation >= need
+        mass, deviation = _estimate(middle.to(tl.int32), listed, listed_w, keys, w, w_cut, whole, maximum, inv_t)
+        enough = mass + SIGN * DEVIATIONS * deviation >= need
         low, high = tl.where(enough, middle, low), tl.where(enough, high, middle - 1)
     return low.to(tl.int32)
 
@@ -116,14 +122,10 @@ def open_row(ws, lists, row, law, sampling, T_PAD: tl.constexpr, LISTED: tl.cons
         if (k > 0) | (floor > 0):
             # The mass that top-p refers to is itself known only within bounds.
             low_k, high_k = tl.maximum(low_k, least), tl.maximum(high_k, least)
-            seen = tl.sum(tl.where(listed >= low_k, listed_w, 0.0), axis=0)
-            spread = tl.sqrt(tl.sum(tl.where(keys >= low_k, w * w, 0.0), axis=0) + 4.0 * w_cut * w_cut)
-            most = seen + 32.0 * (tl.sum(tl.where(keys >= low_k, w, 0.0), axis=0) + DEVIATIONS * spread)
-            most = tl.minimum(most, total)
-            seen = tl.sum(tl.where(listed >= high_k, listed_w, 0.0), axis=0)
-            spread = tl.sqrt(tl.sum(tl.where(keys >= high_k, w * w, 0.0), axis=0) + 4.0 * w_cut * w_cut)
-            fewest = seen + 32.0 * (tl.sum(tl.where(keys >= high_k, w, 0.0), axis=0) - DEVIATIONS * spread)
-            fewest = tl.minimum(tl.maximum(fewest, 1.0), most)
+            mass, deviation = _estimate(low_k, listed, listed_w, keys, w, w_cut, total, maximum, inv_t)
+            most = tl.minimum(mass + DEVIATIONS * deviation, total)
+            mass, deviation = _estimate(high_k, listed, listed_w, keys, w, w_cut, total, maximum, inv_t)
+            fewest = tl.minimum(tl.maximum(mass - DEVIATIONS * deviation, 1.0), most)
         high_p = _bound(p * fewest, listed, listed_w, keys, w, w_cut, total, bottom, top, maximum, inv_t, 1.0)
         low_p = _bound(p * most, listed, listed_w, keys, w, w_cut, total, bottom, high_p, maximum, inv_t, -1.0)
         low = tl.where(k > 0, tl.minimum(low, low_p), low_p)
@@ -212,9 +214,8 @@ def close_row(ws, lists, row, sampling, GATHERED: tl.constexpr):
     mass_above = _sum_of(lists, row, N_MASS)
     mass_high = units(value_of(high), maximum, inv_t) * n_high
     mass_low = units(value_of(low), maximum, inv_t) * n_low
-    x = load_gathered(lists, row, GATHERED)
-    keys, mass = key_of(x), units(x, maximum, inv_t)
-    mass_in = tl.sum(mass, axis=0)
+    keys = key_of(load_gathered(lists, row, GATHERED))
+    mass_in = mass_from(keys, low, maximum, inv_t)[0]
     closed = n_in <= GATHERED
     least = key_of(min_p_threshold(maximum, t, floor))
     threshold = tl.minimum(least, key_of(maximum))
@@ -229,22 +230,20 @@ def close_row(ws, lists, row, sampling, GATHERED: tl.constexpr):
             whole = _sum_of(lists, row, N_FLOOR).to(tl.float64)
         if (k > 0) & (threshold > least):
             closed = closed & (threshold <= high)
-            kept = mass_above + mass_high + tl.sum(tl.where(keys >= threshold, mass, 0), axis=0)
+            kept = mass_above + mass_high + mass_from(keys, threshold, maximum, inv_t)[0]
             whole = tl.where(threshold <= low, kept + mass_low, kept).to(tl.float64)
         need = whole * p.to(tl.float64)
         closed = closed & ((mass_above < need) | (high == key_of(maximum)))
         reach = mass_above + mass_high
         closed = closed & ((reach + mass_in + mass_low).to(tl.float64) >= need)
-        edge = edge_in(keys, mass, need - reach.to(tl.float64), low + 1, high)
+        edge = edge_in(keys, maximum, inv_t, need - reach.to(tl.float64), low + 1, high)
         edge = tl.where((reach + mass_in).to(tl.float64) >= need, edge, low)
         edge = tl.where(reach.to(tl.float64) >= need, high, edge)
         threshold = tl.maximum(threshold, edge)
     closed = closed & (threshold >= low) & (threshold <= high + 1)
-    on = keys >= threshold
-    z = tl.where(on, (x - maximum) * inv_t, 0.0)
-    kept = mass_above + tl.sum(tl.where(on, mass, 0), axis=0)
-    zsum = _sum_of(lists, row, N_ENTROPY)
-    zsum += tl.sum(tl.where(on, (weights(x, maximum, inv_t) * z * UNIT).to(tl.int64), 0), axis=0)
+    kept, zsum = mass_from(keys, threshold, maximum, inv_t)
+    kept += mass_above
+    zsum += _sum_of(lists, row, N_ENTROPY)
     with_high, with_low = threshold <= high, threshold <= low
     z_high = ((value_of(high) - maximum) * inv_t * mass_high.to(tl.float32)).to(tl.int64)
     z_low = ((value_of(low) - maximum) * inv_t * mass_low.to(tl.float32)).to(tl.int64)

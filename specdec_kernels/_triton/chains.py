@@ -1,4 +1,3 @@
-
 """Where the ids and rows of a request lie, dense or flat, and which target id a draft column stands for."""
 
 from typing import Any, NamedTuple

@@ -1,4 +1,3 @@
-
 """min-p, top-k, top-p as one threshold and one mass a row, exact at ties, without sorting a row.
 
 Each tile lists its largest logits while it is in registers, with the cut from which on its list is complete. A
@@ -114,14 +113,31 @@ def kth_in(keys, k, low, high):
 
 
 @triton.jit
-def edge_in(keys, mass, need, low, high):
-    """Largest key in [low, high] whose mass at or above is >= need; low if none."""
+def edge_in(keys, maximum, inv_t, need, low, high):
+    """Largest key in [low, high] whose mass from there up to `high` is >= need; low if none.
+
+    Each step weighs only what lies between its middle and the last upper end: weights are made where they are used,
+    for they would not all fit in registers.
+    """
     low, high = low.to(tl.int64), high.to(tl.int64)
+    known = tl.full([], 0, tl.int64)
     while low < high:
         middle = low + (high - low + 1) // 2
-        enough = tl.sum(tl.where(keys >= middle, mass, 0), axis=0).to(tl.float64) >= need
+        between = tl.where((keys >= middle) & (keys <= high), value_of(keys), float("-inf"))
+        mass = known + tl.sum(units(between, maximum, inv_t), axis=0)
+        enough = mass.to(tl.float64) >= need
+        known = tl.where(enough, known, mass)
         low, high = tl.where(enough, middle, low), tl.where(enough, high, middle - 1)
     return low.to(tl.int32)
+
+
+@triton.jit
+def mass_from(keys, low, maximum, inv_t):
+    """(mass, entropy sum), in units, of the keys at or above `low`."""
+    x = tl.where(keys >= low, value_of(keys), float("-inf"))
+    w = weights(x, maximum, inv_t)
+    z = tl.where(x > float("-inf"), (x - maximum) * inv_t, 0.0)
+    return tl.sum((w * UNIT).to(tl.int64), axis=0), tl.sum((w * z * UNIT).to(tl.int64), axis=0)
 
 
 @triton.jit
@@ -134,7 +150,6 @@ def from_lists(ws, lists, row, law, sampling, T_PAD: tl.constexpr, LISTED: tl.co
     inv_t, t, k, p, floor = sampling
     x = load_lists(ws, lists, row, T_PAD, LISTED)
     keys = key_of(x)
-    mass = units(x, maximum, inv_t)
     cut = key_of(tl.max(get_f(ws, F_CUT, row, T_PAD, float("-inf")), axis=0))
     top = key_of(maximum)
     threshold = key_of(min_p_threshold(maximum, t, floor))
@@ -143,16 +158,13 @@ def from_lists(ws, lists, row, law, sampling, T_PAD: tl.constexpr, LISTED: tl.co
     whole = total.to(tl.float64) * UNIT
     if p < 1:
         if threshold >= cut:
-            whole = tl.sum(tl.where(keys >= threshold, mass, 0), axis=0).to(tl.float64)
+            whole = mass_from(keys, threshold, maximum, inv_t)[0].to(tl.float64)
         # Below the cut the lists say nothing; a mass over the whole row is known without them.
         if (threshold >= cut) | ((k == 0) & (floor == 0)):
-            threshold = edge_in(keys, mass, whole * p.to(tl.float64), threshold, top)
+            threshold = edge_in(keys, maximum, inv_t, whole * p.to(tl.float64), threshold, top)
     found = (threshold >= cut) & (cut < key_of(tl.full([], float("inf"), tl.float32)))
     threshold = tl.minimum(threshold, top)
-    on = keys >= threshold
-    z = tl.where(on, (x - maximum) * inv_t, 0.0)
-    kept = tl.sum(tl.where(on, mass, 0), axis=0)
-    zsum = tl.sum(tl.where(on, (weights(x, maximum, inv_t) * z * UNIT).to(tl.int64), 0), axis=0)
+    kept, zsum = mass_from(keys, threshold, maximum, inv_t)
     scale = 1.0 / UNIT
     return value_of(threshold), kept.to(tl.float32) * scale, zsum.to(tl.float32) * scale, found
 
@@ -217,9 +229,7 @@ def race_in_lists(
 
 
 @triton.jit
-def race_in_row(
-    rows, offset, bits, threshold, inv_t, noise, b, position, PURPOSE: tl.constexpr
-):
+def race_in_row(rows, offset, bits, threshold, inv_t, noise, b, position, PURPOSE: tl.constexpr):
     """(best score, id) among the ids of a whole row at or above the threshold."""
     best = tl.full([], float("-inf"), tl.float32)
     at = tl.full([], 0x7FFFFFFF, tl.int32)

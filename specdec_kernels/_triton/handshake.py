@@ -1,4 +1,3 @@
-
 """The one cross-block handshake: programs publish, take a ticket, and the last one merges."""
 
 import triton

@@ -1,4 +1,3 @@
-
 """Probabilities from a row's record: p(l) = exp((l - maximum) / T - shift) * scale where l >= threshold."""
 
 import triton

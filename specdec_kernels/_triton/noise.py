@@ -1,4 +1,3 @@
-
 """Random words and race noise, the same bits as `specdec_kernels._random` (launch with enable_fp_fusion=False)."""
 
 import triton

@@ -1,4 +1,3 @@
-
 """Draws as races: the largest log-weight - log E wins, ties go to the lowest id."""
 
 import triton

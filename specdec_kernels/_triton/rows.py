@@ -1,4 +1,3 @@
-
 """Rows of logits and how a request samples from them: what kernels are handed, and how a tile is loaded."""
 
 from typing import Any, NamedTuple

@@ -1,4 +1,3 @@
-
 """Statistics of a row: partial results of each tile, merged in index order by the row's last program.
 
 A tile keeps sums relative to its own maximum; a merge reads the padded list of tiles with one fixed-shape reduction,
@@ -104,9 +103,7 @@ def _merge_sum(maxima, sums, inv_t, total_max):
 
 
 @triton.jit
-def merge_row(
-    ws, row, inv_t, greedy, vocab, T_PAD: tl.constexpr, ENTROPY: tl.constexpr, RAW: tl.constexpr
-):
+def merge_row(ws, row, inv_t, greedy, vocab, T_PAD: tl.constexpr, ENTROPY: tl.constexpr, RAW: tl.constexpr):
     """Merge the tiles of a row into its record, without filters; returns (maximum, mass, entropy sum, is_bad)."""
     maxima = get_f(ws, F_MAX, row, T_PAD, float("-inf"))
     args = get_i(ws, I_ARG, row, T_PAD, 0x7FFFFFFF)

@@ -272,9 +272,7 @@ def settle_block(call, b, mass, KP: tl.constexpr, NR, lost):
 
 
 @triton.jit
-def write_outputs(
-    call, b, KP: tl.constexpr, NR, RULE: tl.constexpr, LOGPROBS: tl.constexpr, token, how, status
-):
+def write_outputs(call, b, KP: tl.constexpr, NR, RULE: tl.constexpr, LOGPROBS: tl.constexpr, token, how, status):
     """Accepted prefix, the token, -1 behind; and the log-probability of each emitted id."""
     at = call.decision + b * D_FIELDS
     accepted = tl.load(at + D_ACCEPTED, cache_modifier=".cg")

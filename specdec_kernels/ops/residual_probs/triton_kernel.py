@@ -19,9 +19,7 @@ TINY = tl.constexpr(1.1754943508222875e-38)
 
 
 @triton.jit
-def _mass_kernel(
-    pairs, scaled, part, mass, status, ROWS: tl.constexpr, TILE: tl.constexpr, T_PAD: tl.constexpr
-):
+def _mass_kernel(pairs, scaled, part, mass, status, ROWS: tl.constexpr, TILE: tl.constexpr, T_PAD: tl.constexpr):
     """Mass = sum_v (a p - b q)+. Grid: batch * tiles; a program owns one tile, the last of a request adds up."""
     pid = tl.program_id(0).to(tl.int64)
     tile = (pid % part.tiles).to(tl.int32)
@@ -72,6 +70,4 @@ def residual_probs_out(
         _mass_kernel, batch * tiles, pairs, scaled, part, mass, status,
         ROWS=has_rows, TILE=host.TILE, T_PAD=host.power(tiles),
     )  # fmt: skip
-    host.launch(
-        _write_kernel, batch * tiles, pairs, scaled, tiles, mass, status, probs, ROWS=has_rows, TILE=host.TILE
-    )
+    host.launch(_write_kernel, batch * tiles, pairs, scaled, tiles, mass, status, probs, ROWS=has_rows, TILE=host.TILE)

@@ -1,4 +1,3 @@
-
 """residual_sample in Triton: the laws of both rows, then one pass that sums and races. Two launches."""
 
 from __future__ import annotations
