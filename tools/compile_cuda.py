@@ -78,7 +78,8 @@ def short_name(mangled: str) -> str:
     """`pair_kernel<..>` instead of its mangled form."""
     tool = shutil.which("c++filt")
     name = subprocess.run([tool, mangled], capture_output=True, text=True).stdout if tool else mangled
-    return re.sub(r"^void |specdec::|\(.*\)$", "", name.strip().replace("(specdec::Pass)", "").replace("(bool)", ""))
+    name = re.sub(r"\(anonymous namespace\)::|\((specdec::Pass|bool)\)", "", name.strip())
+    return re.sub(r"^void |specdec::|\(.*\)$", "", name)
 
 
 def main() -> None:

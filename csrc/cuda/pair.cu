@@ -234,7 +234,7 @@ SPECDEC_HD int pairs_of(const Problem& p, Pass pass) {
 }
 
 template <Pass kPass>
-__global__ void __launch_bounds__(kThreads, kPass == Pass::kDraw ? 2 : 3)
+__global__ void __launch_bounds__(kThreads, kPass == Pass::kMass || kPass == Pass::kOverlap ? 3 : 2)
     pair_kernel(const __grid_constant__ Problem p) {
   SPECDEC_SHARED(PairRows, r);
   const int tiles = tiles_of(p.vocab), pairs = pairs_of(p, kPass);
