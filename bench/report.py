@@ -127,7 +127,8 @@ def traffic_table() -> list[str]:
     lines = [
         "",
         "**Bytes moved, as a multiple of what the rule must read** ([bench/minimum.py](bench/minimum.py)), "
-        f"counted without a GPU ([bench/meters.py](bench/meters.py)); `python -m bench.traffic`, commit {content['rows'][0]['commit']}",
+        "counted without a GPU ([bench/meters.py](bench/meters.py)); `python -m bench.traffic`, "
+        f"commit {content['rows'][0]['commit']}",
         "",
         f"| case | budget | {' | '.join(names)} |",
         f"|---|--:|{'--:|' * len(names)}",
