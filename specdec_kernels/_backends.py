@@ -16,7 +16,8 @@ from . import _native
 
 PREFERENCE = {"cuda": ("cuda", "triton", "reference"), "cpu": ("cpu", "reference")}
 BACKENDS = ("reference", "cpu", "triton", "cuda")
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _chosen: str | None = None  # a plain global: torch.compile guards on it, and recompiles when it changes
 

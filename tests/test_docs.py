@@ -14,7 +14,9 @@ import specdec_kernels
 
 ROOT = Path(__file__).parent.parent
 MODULES = [
-    m.name for m in pkgutil.walk_packages(specdec_kernels.__path__, "specdec_kernels.") if "triton" not in m.name.lower()
+    m.name
+    for m in pkgutil.walk_packages(specdec_kernels.__path__, "specdec_kernels.")
+    if "triton" not in m.name.lower()
 ]
 
 
