@@ -11,7 +11,7 @@ All sums are integers, so they may be added atomically in any order.
 import triton
 import triton.language as tl
 
-from .filters import UNIT, edge_in, kth_in, load_lists, lowest_key, mass_from, min_p_threshold, units
+from .filters import SCAN, UNIT, edge_in, kth_in, load_lists, lowest_key, mass_from, min_p_threshold, units
 from .laws import law_of
 from .noise import tile_words, words
 from .race import better, race_scores, winner
@@ -260,10 +260,17 @@ def race_closed(
 ):  # fmt: skip
     """(best score, id) of a closed row: above the bracket, at its ends, or inside."""
     low, high = tl.load(lists.bracket + row * 2), tl.load(lists.bracket + row * 2 + 1)
-    x = load_gathered(lists, row, GATHERED)
-    on = (x > float("-inf")) & (x >= threshold)
-    v = tl.load(lists.gathered_ids + row * GATHERED + tl.arange(0, GATHERED), mask=on, other=0, cache_modifier=".cg")
-    best, at = winner(race_scores(x * inv_t, on, words(noise, b, position, PURPOSE, v)), v)
+    best, at = tl.full([], float("-inf"), tl.float32), tl.full([], 0x7FFFFFFF, tl.int32)
+    count = tl.minimum(_sum_of(lists, row, N_IN), GATHERED).to(tl.int32)
+    for start in range(0, count, SCAN):
+        j = start + tl.arange(0, SCAN)
+        ok = j < count
+        x = tl.load(lists.gathered + row * GATHERED + j, mask=ok, other=float("-inf"), cache_modifier=".cg")
+        x = x.to(tl.float32)
+        v = tl.load(lists.gathered_ids + row * GATHERED + j, mask=ok, other=0, cache_modifier=".cg")
+        score = race_scores(x * inv_t, ok & (x >= threshold), words(noise, b, position, PURPOSE, v))
+        score, who = winner(score, v)
+        best, at = better(best, at, score, who, count > 0)
     score, who = winner(get_f(ws, F_SCORE, row, T_PAD, float("-inf")), get_i(ws, I_WINNER, row, T_PAD, 0x7FFFFFFF))
     best, at = better(best, at, score, who, threshold <= float("inf"))
     score, who = winner(get_f(ws, F_SUM, row, T_PAD, float("-inf")), get_i(ws, I_RANK, row, T_PAD, 0x7FFFFFFF))

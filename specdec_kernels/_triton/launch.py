@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 # Ids a program loads at once. 4096 keeps a tile in 16 registers a thread at 8 warps, and its partial results under
@@ -47,9 +46,9 @@ def launch(kernel: Any, programs: int, *args: Any, **meta: Any) -> None:
 
 def tiles_of(vocab: int) -> int:
     """Tiles of a row; an empty row still has one, whose program merges."""
-    return max(triton.cdiv(vocab, TILE), 1)
+    return max((vocab + TILE - 1) // TILE, 1)
 
 
 def power(n: int) -> int:
     """Smallest power of two >= n, at least 1."""
-    return triton.next_power_of_2(max(n, 1))
+    return 1 << (max(n, 1) - 1).bit_length()

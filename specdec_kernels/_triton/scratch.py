@@ -15,8 +15,10 @@ from .stats import F_FIELDS, I_FIELDS, Q_FIELDS, R_FIELDS, Partials
 
 def rows_of(logits: Tensor, *, flat: bool = False, allowed: Tensor | None = None) -> Rows:
     """Rows [batch, row, vocab], or [row, vocab] counted through the batch (flat)."""
-    strides = (0, *logits.stride()[:1]) if flat else logits.stride()[:2]
-    return Rows(logits, *strides, logits.shape[-1], allowed, 0 if allowed is None else allowed.stride(0))
+    batch_stride = 0 if flat else logits.stride(0)
+    row_stride = logits.stride(0 if flat else 1)
+    allowed_stride = 0 if allowed is None else allowed.stride(0)
+    return Rows(logits, batch_stride, row_stride, logits.shape[-1], allowed, allowed_stride)
 
 
 def partials(tickets: Tensor, rows: int, tiles: int) -> Partials:

@@ -228,10 +228,11 @@ def verify_chain_out(
     if batch == 0:
         return
     flat, vocab = cu_draft is not None, target_logits.shape[-1]
-    has_draft = draft_logits is not None and draft_logits.numel() > 0 and rule <= BLOCK.value
+    draft = target_logits if draft_logits is None else draft_logits
+    has_draft = draft_logits is not None and draft.numel() > 0 and rule <= BLOCK.value
     has_stats = has_draft and draft_logsumexp is not None and draft_threshold is not None
     has_rows = has_draft and (not has_stats or rule == BLOCK.value)
-    draft = draft_logits if has_draft else target_logits
+    draft = draft if has_draft else target_logits
     draft_map = token_map if has_draft else None
     nt, nd = max_draft + 1, max_draft if has_rows else 0
     rows, tiles, kp = batch * (nt + nd), host.tiles_of(vocab), host.power(max_draft + 1)
