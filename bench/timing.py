@@ -16,7 +16,7 @@ import torch
 
 from .cases import Measured
 
-MIN_RUNS, MAX_RUNS, SLOW_RUNS = 9, 101, 5
+MIN_RUNS, MAX_RUNS, SLOW_RUNS = 9, 101, 4
 SLOW = 0.5  # seconds; a contender that slow runs SLOW_RUNS times
 
 

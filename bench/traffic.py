@@ -114,13 +114,13 @@ def meter_rivals(case: Case) -> list[Metered]:
 
 
 def rival_cases() -> list[Case]:
-    """Plain PyTorch at full size: it is fast enough."""
+    """Cases of ours that rivals are metered in."""
     return [
-        Case("verify_chain", VOCAB, 2, dtype="bf16"),
-        Case("verify_chain", VOCAB, 2, dtype="bf16", filters=BOTH),
-        Case("verify_chain", batch=1, dtype="bf16"),
-        Case("sample", batch=2, dtype="bf16"),
-        Case("sample", batch=2, dtype="bf16", filters=BOTH),
+        case
+        for case in cases()
+        if (case.op == "sample" or (case.op == "verify_chain" and case.rule == "ratio" and case.dtype == "bf16"))
+        and case.rows == "llm"
+        and case.filters in ("none", BOTH)
     ]
 
 

@@ -1,6 +1,6 @@
 """PyTorch by somebody who counts: a log-sum a row, the residual of one row a request, an exponential race.
 
-With filters it sorts as `eager` does (topk.py is its faster spelling where top-k is set).
+With top-k or top-p it would sort as `eager` does; topk.py is its spelling where top-k is set.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def available() -> str | None:
 
 def supports(case: object) -> str | None:
     """None, or why the case is not for it."""
-    return None
+    sorts = "top-" in getattr(case, "filters", "")
+    return "sorts like eager where a top filter is on; topk.py is its spelling there" if sorts else None
 
 
 def scaled(
