@@ -27,7 +27,8 @@ __device__ void copy_row(uint64_t from, uint64_t to, int64_t bytes) {
   }
 }
 
-__global__ void __launch_bounds__(kThreads) gather_nodes_kernel(const GatherParams p) {
+__global__ void __launch_bounds__(kThreads, 4)
+    gather_nodes_kernel(const __grid_constant__ GatherParams p) {
   SPECDEC_SHARED(Found, found);
   const auto columns = static_cast<unsigned>(p.columns);
   const int64_t b = blockIdx.x / columns, i = blockIdx.x % columns;
