@@ -66,7 +66,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-__global__ void __launch_bounds__(kThreads) trim_kernel(const __grid_constant__ RollbackParams p) {
+__global__ void __launch_bounds__(kThreads, 4)
+    trim_kernel(const __grid_constant__ RollbackParams p) {
   int64_t num_freed = 0;
   for (int64_t first = 0; first < p.batch; first += kThreads) {
     const int64_t b = first + threadIdx.x;
