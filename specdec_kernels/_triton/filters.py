@@ -24,7 +24,7 @@ class Lists(NamedTuple):
     """Scratch of the filters; logits in their own dtype."""
 
     logits: Any  # [rows, tiles, LISTED], the largest of each tile
-    offsets: Any  # int16, their places inside the tile
+    offsets: Any  # int16, their places inside the tile, or None where no row is raced
     samples: Any  # [rows, tiles, TILE / 32], one of every 32
     bracket: Any  # int32 [rows, 2], keys between which an open threshold lies
     sums: Any  # int64 [rows, 8], see brackets.py
@@ -57,7 +57,8 @@ def list_tile(ws, lists, row, tile, x, TILE: tl.constexpr, LISTED: tl.constexpr)
     place_of = tl.cumsum(listed.to(tl.int32), axis=0) - 1
     at = (row * ws.tiles + tile) * LISTED + place_of
     tl.store(lists.logits + at, x.to(lists.logits.dtype.element_ty), mask=listed)
-    tl.store(lists.offsets + at, tl.arange(0, TILE).to(tl.int16), mask=listed)
+    if lists.offsets is not None:
+        tl.store(lists.offsets + at, tl.arange(0, TILE).to(tl.int16), mask=listed)
     put_f(ws, F_CUT, row, tile, cut)
     put_i(ws, I_COUNT, row, tile, tl.sum(listed.to(tl.int32), axis=0))
 

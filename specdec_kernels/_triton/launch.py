@@ -11,7 +11,7 @@ from torch import Tensor
 # half a per cent of its bytes. Tests patch it to see many tiles in a short row.
 TILE = 4096
 # Largest values of a tile that are listed when a filter is on, and the tile's random sample (one of 32).
-LISTED = 64
+LISTED = 128
 STRATUM = 32
 # Most elements of one row that may lie strictly between the two ends of a threshold's bracket.
 GATHERED = 8192

@@ -31,16 +31,21 @@ def partials(tickets: Tensor, rows: int, tiles: int) -> Partials:
 
 
 def lists(
-    logits: Tensor, rows: int, tiles: int, filters: tuple[Tensor | None, ...], *, races: bool = False
+    logits: Tensor, rows: int, tiles: int, filters: tuple[Tensor | None, ...], *, races: bool = False, ids: bool = False
 ) -> Lists | None:
-    """Scratch of the filters; None where no filter is given. `races`: rows are raced, not only measured."""
+    """Scratch of the filters; None where no filter is given.
+
+    `races`: rows are raced, not only measured; `ids`: the listed ids are wanted without that.
+    """
     if all(value is None for value in filters):
         return None
     listed, sampled, gathered = rows * tiles * host.LISTED, rows * tiles * (host.TILE // 32), rows * host.GATHERED
     return Lists(
-        logits.new_empty(listed), logits.new_empty(listed, dtype=torch.int16), logits.new_empty(sampled),
+        logits.new_empty(listed), logits.new_empty(listed, dtype=torch.int16) if races or ids else None,
+        logits.new_empty(sampled),
         logits.new_empty(rows * 2, dtype=torch.int32), logits.new_empty(rows * 8, dtype=torch.int64),
-        logits.new_empty(gathered), logits.new_empty(gathered, dtype=torch.int32) if races else None,
+        logits.new_empty(gathered),
+        logits.new_empty(gathered, dtype=torch.int32) if races else None,
     )  # fmt: skip
 
 

@@ -301,7 +301,7 @@ def sample_out(
     best_id, best_column = (torch.empty(slots, dtype=torch.int32, device=logits.device) for _ in range(2))
     # More than one winner, or names and exclusions of ids, are raced over the row itself once its law is known.
     races = num_samples == 1 and token_map is None and exclude_ids is None
-    lists = scratch.lists(logits, batch, tiles, (top_k, top_p, min_p), races=races)
+    lists = scratch.lists(logits, batch, tiles, (top_k, top_p, min_p), races=races, ids=True)
     excluded = 0 if exclude_ids is None else exclude_ids.shape[1]
     draw = Draw(
         scratch.rows_of(logits.unsqueeze(1), allowed=allowed), Sampling(temperature, top_k, top_p, min_p),
