@@ -50,6 +50,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("backend", names, indirect=True)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The fast tier runs a fixed quarter of what is interpreted here (2 s a test); `make test-all` runs all of it."""
+    for item in items:
+        interpreted = getattr(item, "callspec", None) is not None and item.callspec.params.get("backend") in SLOW
+        if interpreted and not torch.cuda.is_available() and zlib.crc32(item.nodeid.encode()) % 4:
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
     """Name of a backend; calls inside the test run on it."""
