@@ -24,7 +24,7 @@ ifeq ($(filter pinned existing,$(TORCH)),)
 $(error TORCH must be pinned or existing, got $(TORCH))
 endif
 
-.PHONY: demo test test-all check format build wheel smoke compile sanitize traffic bench clean
+.PHONY: demo test test-all check format build wheel smoke compile compile-cuda compile-triton sanitize traffic bench clean
 .DELETE_ON_ERROR:
 
 demo: $(BUILT)
@@ -62,9 +62,13 @@ smoke: wheel
 	build/smoke/bin/python -m pip --disable-pip-version-check --quiet install --constraint requirements/torch.txt dist/*.whl
 	cd build && smoke/bin/python ../tools/smoke.py
 
-compile: $(INSTALLED)
+compile: compile-cuda compile-triton
+
+compile-cuda: $(INSTALLED)
+	$(if $(NVCC),$(BIN)/python tools/compile_cuda.py,@echo "compile-cuda: no nvcc, the CUDA kernels are not compiled")
+
+compile-triton: $(INSTALLED)
 	$(BIN)/python tools/compile_triton.py
-	$(if $(NVCC),$(BIN)/python tools/compile_cuda.py,@echo "compile: no nvcc, the CUDA kernels are not compiled")
 
 sanitize: $(BUILT)
 	$(BIN)/python tests/native/sanitize.py
