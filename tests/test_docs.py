@@ -31,9 +31,10 @@ def test_docstring_examples_give_what_they_say() -> None:
     assert attempted >= 12
 
 
-@pytest.mark.parametrize("page", ["README.md"])
-def test_python_blocks_run(page: str) -> None:
+@pytest.mark.parametrize("page", ["README.md", "docs/trees.md"])
+def test_python_blocks_run_in_order(page: str) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S)
     assert blocks
+    names: dict[str, object] = {}
     for block in blocks:
-        exec(compile(block, page, "exec"), {})
+        exec(compile(block, page, "exec"), names)
