@@ -7,6 +7,20 @@
 
 namespace specdec::cpu {
 
+// The children of one node in ascending order, as a range.
+struct Children {
+  struct Iterator {
+    int64_t node;
+    const int32_t* next_sibling;
+    int64_t operator*() const { return node; }
+    bool operator!=(const Iterator& other) const { return node != other.node; }
+    void operator++() { node = next_sibling[node]; }
+  };
+  Iterator first;
+  Iterator begin() const { return first; }
+  Iterator end() const { return {-1, nullptr}; }
+};
+
 // -1 stands for no node: the root's parent, a leaf's child, and everything about padding.
 struct Tree {
   // A malformed tree, or one deeper than max_depth, is its root alone.
@@ -17,6 +31,7 @@ struct Tree {
   std::vector<int32_t> parent, depth, first_child, next_sibling;  // [nodes]; siblings ascend
 
   bool has(int64_t node) const { return depth[node] >= 0; }
+  Children children(int64_t node) const { return {{first_child[node], next_sibling.data()}}; }
   int32_t status() const { return bad ? kBadOffsets : 0; }
   void keep_root_only();  // and call it bad
   // Rank of each node among the nodes of its depth: the index of its coin.

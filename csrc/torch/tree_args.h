@@ -1,5 +1,6 @@
 // Arguments of the ops on candidate trees.
 #pragma once
+#include "../common/tree_params.h"
 #include "args.h"
 
 namespace specdec {
@@ -33,5 +34,42 @@ enum class MaskFormat : int64_t {
   kXqa,
   kSglangPacked
 };
+
+#define SPECDEC_VERIFY_TREE_ARGS                                                              \
+  Tensor token_ids, Tensor parents, Tensor target_logits, OptTensor draft_logits,             \
+      int64_t max_depth, SPECDEC_SAMPLING_ARGS(), SPECDEC_SAMPLING_ARGS(draft_), Tensor seed, \
+      Tensor position, OptTensor step, int64_t rule, bool replacement, OptTensor token_map,   \
+      OptTensor allowed, double typical_epsilon, double typical_delta, int64_t logprobs_mode, \
+      Tensor out_token_ids, Tensor out_path, Tensor out_num_accepted, Tensor out_status,      \
+      Tensor out_logprobs
+
+inline VerifyTreeParams verify_tree_params(SPECDEC_VERIFY_TREE_ARGS) {
+  VerifyTreeParams p{};
+  p.batch = parents.size(0);
+  p.nodes = parents.size(1);
+  p.max_depth = max_depth;
+  p.ids = ids_of(token_ids);
+  p.parents = ids_of(parents);
+  p.target = logits_of(target_logits);
+  p.draft = logits_of(draft_logits, p.target);
+  p.sampling = sampling_of(temperature, top_k, top_p, min_p);
+  p.draft_sampling = sampling_of(draft_temperature, draft_top_k, draft_top_p, draft_min_p);
+  p.noise = {vector_of<int64_t>(seed), vector_of<int64_t>(position), vector_of<int64_t>(step)};
+  p.rule = static_cast<TreeRule>(rule);
+  p.replacement = replacement;
+  p.token_map = vector_of<int32_t>(token_map);
+  p.allowed = allowed_of(allowed);
+  p.typical_epsilon = typical_epsilon;
+  p.typical_delta = typical_delta;
+  p.logprobs_mode = static_cast<LogprobsMode>(logprobs_mode);
+  STD_TORCH_CHECK(out_token_ids.scalar_type() == token_ids.scalar_type(),
+                  "verify_tree: results must have the type of token_ids");
+  p.token_ids = output<void>(out_token_ids);
+  p.path = output<int32_t>(out_path);
+  p.num_accepted = output<int32_t>(out_num_accepted);
+  p.status = output<int32_t>(out_status);
+  p.logprobs = output<float>(out_logprobs);
+  return p;
+}
 
 }  // namespace specdec
