@@ -23,6 +23,35 @@ namespace specdec {
   Tensor token_ids, int64_t num_nodes, Tensor out_token_ids, Tensor out_parents, \
       Tensor out_source, Tensor out_status
 
+// A tree that is built: [batch, nodes] each, -1 where there is no node.
+struct TreeOutput {
+  int64_t nodes;
+  void* token_ids;
+  bool wide;  // token_ids are int64
+  int32_t *parents, *source, *status;
+
+  void write(int64_t b, int64_t n, int64_t id, int32_t parent, int64_t from) const {
+    const int64_t at = b * nodes + n;
+    if (wide) {
+      static_cast<int64_t*>(token_ids)[at] = id;
+    } else {
+      static_cast<int32_t*>(token_ids)[at] = static_cast<int32_t>(id);
+    }
+    parents[at] = parent;
+    source[at] = static_cast<int32_t>(from);
+  }
+  void clear(int64_t b, int32_t bits) const {
+    for (int64_t n = 0; n < nodes; ++n) write(b, n, -1, -1, -1);
+    status[b] = bits;
+  }
+};
+
+inline TreeOutput tree_output(const Tensor& token_ids, const Tensor& parents, const Tensor& source,
+                              const Tensor& status) {
+  return {parents.size(1),          output<void>(token_ids), ids_of(token_ids).wide,
+          output<int32_t>(parents), output<int32_t>(source), output<int32_t>(status)};
+}
+
 // How a mask is written, in the order of the op's FORMATS.
 enum class MaskFormat : int64_t {
   kBool,
