@@ -56,9 +56,9 @@ SPECDEC_HD uint32_t noise_word(const NoiseStream& s, int64_t index) {
   return noise_words(s, static_cast<uint32_t>(index >> 2)).word[index & 3];
 }
 
-// u = (word >> 8) 2^-24 in [0, 1): the acceptance coin of a position (index 0).
-SPECDEC_HD float coin(int64_t seed, int64_t position, int64_t step) {
-  const uint32_t word = noise_word(noise_stream(seed, position, step, kPurposeCoin), 0);
+// u = (word >> 8) 2^-24 in [0, 1): an acceptance coin. A chain has one a position, index 0.
+SPECDEC_HD float coin(int64_t seed, int64_t position, int64_t step, int64_t index = 0) {
+  const uint32_t word = noise_word(noise_stream(seed, position, step, kPurposeCoin), index);
   return mul_rn(static_cast<float>(word >> 8), 0x1p-24f);
 }
 

@@ -34,7 +34,7 @@ void tiles_from(int64_t begin, int64_t end, int64_t first, const F& f) {
   }
 }
 
-// a p and b q of one id, for the ids that a point mass sets apart.
+// a p - b q of one id, for the ids that a point mass or a hidden id sets apart.
 float residual_weight(const Residual& r, int64_t id) {
   const double w = r.a * r.target->prob(id) - r.b * r.draft->prob(id);
   return w > 0 ? static_cast<float>(w) : 0.f;
@@ -80,6 +80,7 @@ int64_t DraftRow::column(int64_t target_id) const {
 double DraftRow::prob(int64_t target_id) const {
   if (nothing) return 0;
   if (point) return target_id == id ? 1 : 0;
+  if (std::binary_search(hidden.begin(), hidden.end(), target_id)) return 0;
   const int64_t c = column(target_id);
   if (c < 0) return 0;
   const float l = source.logit(c);
@@ -89,7 +90,7 @@ double DraftRow::prob(int64_t target_id) const {
 }
 
 void DraftRow::widen() {
-  if (!inverse || point || nothing) return;
+  if (!inverse || point || nothing || !columns.empty()) return;
   columns.resize(1 + int64_t{source.tile_count()} * kTile);
   columns[0] = -kInf;
   for (int t = 0; t < source.tile_count(); ++t) {
@@ -132,10 +133,12 @@ SumMax residual_tile(const Residual& r, int t, float* scratch, float* out) {
   const float* p = has_mass ? law.source.tile(t, out) : nullptr;
   const float* q = r.draft->tile(t, n, scratch);
   tiles().residual(p, q, n, law.weighting(1 / law.mass), r.draft->weight, r.a, r.b, out);
-  for (const int64_t id :
-       {law.params.greedy ? law.argmax : -1, r.draft->point ? r.draft->id : -1}) {
+  const auto weigh_alone = [&](int64_t id) {
     if (id >= first && id < first + n) out[id - first] = residual_weight(r, id);
-  }
+  };
+  if (law.params.greedy) weigh_alone(law.argmax);
+  if (r.draft->point) weigh_alone(r.draft->id);
+  for (const int64_t id : r.draft->hidden) weigh_alone(id);
   return tiles().sum_max(out, n);
 }
 
@@ -152,29 +155,37 @@ double residual_mass(const Team& team, const Residual& r) {
   return mass;
 }
 
-int64_t draw_residual(const Team& team, const Residual& r, const NoiseStream& stream) {
-  const RowLaw& law = *r.target;
-  const double scale = r.a / law.mass;
-  const bool bounded = r.a >= 0 && r.b >= 0 && !law.params.greedy;  // w <= a p
+int64_t draw_weighted(const Team& team, const RowLaw& law, double scale, const TileWeights& weights,
+                      const NoiseStream& stream) {
+  const bool bounded = std::isfinite(scale);
   std::vector<Race> part(team.chunks(), Race(stream, 1.f, -kInf));
   team.run_tiles(law.source.tile_count(), [&](int chunk, int64_t begin, int64_t end) {
-    alignas(64) float scratch[kTile], weights[kTile];
+    alignas(64) float weight[kTile];
     Race& race = part[chunk];
     tiles_from(begin, end, law.argmax / kTile, [&](int t) {
-      const double p_max = std::exp((law.tile_max[t] - law.max) * law.params.inv_t);
+      const double p_max = std::exp((law.tile_max[t] - law.max) * law.params.inv_t) / law.mass;
       const double limit = 1.001 * scale * p_max * std::exp(kMaxRaceNoise);
       if (bounded && (limit < race.linear_cut() || !(law.tile_max[t] >= law.threshold))) return;
-      const SumMax found = residual_tile(r, t, scratch, weights);
+      const SumMax found = weights(t, weight);
       if (found.max < FLT_MIN) return;
       const int n = law.source.length(t);
       const int64_t first = int64_t{t} * kTile;
-      race.offer_weight(first + tiles().find(weights, n, found.max), found.max);
-      tiles().race_weights(weights, n, first, race);
+      race.offer_weight(first + tiles().find(weight, n, found.max), found.max);
+      tiles().race_weights(weight, n, first, race);
     });
   });
   Race race(stream, 1.f, -kInf);
   for (const Race& p : part) race.merge(p);
   return race.empty() ? -1 : race.winner();
+}
+
+int64_t draw_residual(const Team& team, const Residual& r, const NoiseStream& stream) {
+  const bool bounded = r.a >= 0 && r.b >= 0 && !r.target->params.greedy;  // then w <= a p
+  const auto weights = [&](int t, float* out) {
+    alignas(64) float scratch[kTile];
+    return residual_tile(r, t, scratch, out);
+  };
+  return draw_weighted(team, *r.target, bounded ? r.a : kInf, weights, stream);
 }
 
 }  // namespace specdec::cpu

@@ -1,5 +1,6 @@
 // Draws of one id from a row: plain, or from the residual (a p - b q)+.
 #pragma once
+#include <functional>
 #include <vector>
 
 #include "row.h"
@@ -21,14 +22,15 @@ struct DraftRow {
   bool point = false;    // all mass on `id`; the row is not read
   bool nothing = false;  // no mass anywhere
   int64_t id = -1;
+  std::vector<int64_t> hidden;  // ascending: ids of the row that have no mass after all
 
   std::vector<float> columns;  // widen(): -inf, then the row's logits
 
   int64_t column(int64_t target_id) const;  // -1: none
   double prob(int64_t target_id) const;
-  // Makes a mapped row ready for tile(); nothing to do for others.
+  // Makes a mapped row ready for tile(); nothing to do for others, or twice.
   void widen();
-  // Tile t over target ids, n (padded) of them; null where there is no mass.
+  // Tile t over target ids, n (padded) of them, hidden ones too; null where there is no mass.
   const float* tile(int t, int n, float* buffer) const;
 };
 
@@ -48,7 +50,15 @@ SumMax residual_tile(const Residual& r, int t, float* scratch, float* out);
 // sum_v (a p - b q)+, tiles merged in order.
 double residual_mass(const Team& team, const Residual& r);
 
-// The winner among weights of at least FLT_MIN, or -1.
+// Writes the weights of tile t (kTile floats), and returns sum and largest of them.
+using TileWeights = std::function<SumMax(int t, float* out)>;
+
+// The winner among weights of at least FLT_MIN, or -1. No weight exceeds the row's own law `scale`
+// times over; an infinite scale knows no bound.
+int64_t draw_weighted(const Team& team, const RowLaw& law, double scale, const TileWeights& weights,
+                      const NoiseStream& stream);
+
+// The same of (a p - b q)+.
 int64_t draw_residual(const Team& team, const Residual& r, const NoiseStream& stream);
 
 }  // namespace specdec::cpu

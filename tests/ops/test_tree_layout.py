@@ -101,6 +101,11 @@ def test_leaves_that_do_not_fit_are_flagged(backend: str, device: str) -> None:
     assert found.status.tolist() == [32] and found.leaf_paths[0].tolist() == [[0, 3], [0, 2]]
 
 
+def test_more_rows_than_nodes_are_padded(backend: str, device: str) -> None:
+    found = tree_layout(torch.tensor([[-1, 0]], device=device), max_leaves=4)
+    assert found.leaf_paths[0].tolist() == [[0, 1]] + [[-1, -1]] * 3
+
+
 def test_out_receives_the_results(backend: str, device: str) -> None:
     parents = random_parents(3, 9, 4).to(device)
     want = tree_layout(parents)

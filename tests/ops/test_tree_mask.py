@@ -122,6 +122,17 @@ def test_a_host_length_needs_no_size(backend: str, device: str) -> None:
     assert len(packed) == 3 * 8
 
 
+def test_a_size_that_cuts_a_mask_keeps_what_lies_before(backend: str, device: str) -> None:
+    """At every element: within a row, between rows, between requests, behind the last."""
+    parents = random_parents(2, 9, 3).to(device)
+    past = torch.tensor([5, 3], device=device)
+    for name, full in (("flat", 9 * (14 + 12)), ("flat_packed", 16 + 14), ("bool", 14)):
+        whole = tree_mask(parents, past=past, format=name, size=full).mask
+        for size in range(full + 3):
+            cut = tree_mask(parents, past=past, format=name, size=size).mask
+            assert torch.equal(cut[..., :full], whole[..., :size]) and not cut[..., full:].any()
+
+
 def test_mask_mod_is_the_same_predicate() -> None:
     from torch.nn.attention.flex_attention import create_block_mask, create_mask, flex_attention
 
@@ -174,7 +185,8 @@ def test_out_receives_the_results_and_no_request_is_fine(backend: str, device: s
         assert got.mask is out.mask
         assert_same(tuple(got), tuple(want), TreeMask._fields)
     for name in ("bool", "additive", "flat", "flat_packed", "int32", "int64", "xqa", "sglang_packed"):
-        assert tree_mask(parents[:0], format=name).mask.numel() == 0
+        none = tree_mask(parents[:0], format=name).mask
+        assert none.numel() == 0 and none.dtype == tree_mask(parents, format=name).mask.dtype
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ def tree_layout(
     leaves = torch.where(is_leaf, tree.node, -1).sort(dim=1, descending=True).values
     status = torch.where(tree.bad, _chains.BAD_LAYOUT, 0)
     status = torch.where(is_leaf.sum(1) > max_leaves, _chains.BAD_LAYOUT, status)
+    leaves = torch.nn.functional.pad(leaves, (0, max(max_leaves - leaves.shape[1], 0)), value=-1)
     paths = _trees.paths(tree, leaves[:, :max_leaves], max_depth)
     start = torch.zeros_like(tree.depth[:, :1]) if lengths is None else lengths[:, None]
     positions = start + tree.depth.clamp(min=0)

@@ -64,7 +64,7 @@ def _flat(
     offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
     element = torch.arange(size, device=past.device)
     if len(past) == 0:
-        return element > size, offsets
+        return torch.zeros(size, dtype=torch.uint8 if packed else torch.bool, device=past.device), offsets
     request = (torch.searchsorted(offsets, element, right=True) - 1).clamp(max=len(past) - 1)
     inside = element - offsets[request]
     if packed:

@@ -1,0 +1,104 @@
+// Arguments of the ops on candidate trees.
+#pragma once
+#include "../common/tree_params.h"
+#include "args.h"
+
+namespace specdec {
+
+#define SPECDEC_TREE_LAYOUT_ARGS                                                                   \
+  Tensor parents, OptTensor lengths, int64_t max_depth, int64_t max_leaves, Tensor out_depth,      \
+      Tensor out_positions, Tensor out_first_child, Tensor out_next_sibling, Tensor out_ancestors, \
+      Tensor out_leaf_paths, Tensor out_status
+
+#define SPECDEC_TREE_MASK_ARGS                                                                \
+  Tensor parents, OptTensor past, OptTensor left_padding, int64_t window, int64_t size,       \
+      int64_t format, [[maybe_unused]] ScalarType dtype, Tensor out_mask, Tensor out_offsets, \
+      Tensor out_status
+
+#define SPECDEC_SELECT_TREE_ARGS                                                            \
+  Tensor token_ids, Tensor parents, Tensor scores, int64_t num_nodes, Tensor out_token_ids, \
+      Tensor out_parents, Tensor out_source, Tensor out_status
+
+#define SPECDEC_TREE_FROM_SEQUENCES_ARGS                                         \
+  Tensor token_ids, int64_t num_nodes, Tensor out_token_ids, Tensor out_parents, \
+      Tensor out_source, Tensor out_status
+
+// A tree that is built: [batch, nodes] each, -1 where there is no node.
+struct TreeOutput {
+  int64_t nodes;
+  void* token_ids;
+  bool wide;  // token_ids are int64
+  int32_t *parents, *source, *status;
+
+  void write(int64_t b, int64_t n, int64_t id, int32_t parent, int64_t from) const {
+    const int64_t at = b * nodes + n;
+    if (wide) {
+      static_cast<int64_t*>(token_ids)[at] = id;
+    } else {
+      static_cast<int32_t*>(token_ids)[at] = static_cast<int32_t>(id);
+    }
+    parents[at] = parent;
+    source[at] = static_cast<int32_t>(from);
+  }
+  void clear(int64_t b, int32_t bits) const {
+    for (int64_t n = 0; n < nodes; ++n) write(b, n, -1, -1, -1);
+    status[b] = bits;
+  }
+};
+
+inline TreeOutput tree_output(const Tensor& token_ids, const Tensor& parents, const Tensor& source,
+                              const Tensor& status) {
+  return {parents.size(1),          output<void>(token_ids), ids_of(token_ids).wide,
+          output<int32_t>(parents), output<int32_t>(source), output<int32_t>(status)};
+}
+
+// How a mask is written, in the order of the op's FORMATS.
+enum class MaskFormat : int64_t {
+  kBool,
+  kAdditive,
+  kFlat,
+  kFlatPacked,
+  kInt32,
+  kInt64,
+  kXqa,
+  kSglangPacked
+};
+
+#define SPECDEC_VERIFY_TREE_ARGS                                                              \
+  Tensor token_ids, Tensor parents, Tensor target_logits, OptTensor draft_logits,             \
+      int64_t max_depth, SPECDEC_SAMPLING_ARGS(), SPECDEC_SAMPLING_ARGS(draft_), Tensor seed, \
+      Tensor position, OptTensor step, int64_t rule, bool replacement, OptTensor token_map,   \
+      OptTensor allowed, double typical_epsilon, double typical_delta, int64_t logprobs_mode, \
+      Tensor out_token_ids, Tensor out_path, Tensor out_num_accepted, Tensor out_status,      \
+      Tensor out_logprobs
+
+inline VerifyTreeParams verify_tree_params(SPECDEC_VERIFY_TREE_ARGS) {
+  VerifyTreeParams p{};
+  p.batch = parents.size(0);
+  p.nodes = parents.size(1);
+  p.max_depth = max_depth;
+  p.ids = ids_of(token_ids);
+  p.parents = ids_of(parents);
+  p.target = logits_of(target_logits);
+  p.draft = logits_of(draft_logits, p.target);
+  p.sampling = sampling_of(temperature, top_k, top_p, min_p);
+  p.draft_sampling = sampling_of(draft_temperature, draft_top_k, draft_top_p, draft_min_p);
+  p.noise = {vector_of<int64_t>(seed), vector_of<int64_t>(position), vector_of<int64_t>(step)};
+  p.rule = static_cast<TreeRule>(rule);
+  p.replacement = replacement;
+  p.token_map = vector_of<int32_t>(token_map);
+  p.allowed = allowed_of(allowed);
+  p.typical_epsilon = typical_epsilon;
+  p.typical_delta = typical_delta;
+  p.logprobs_mode = static_cast<LogprobsMode>(logprobs_mode);
+  STD_TORCH_CHECK(out_token_ids.scalar_type() == token_ids.scalar_type(),
+                  "verify_tree: results must have the type of token_ids");
+  p.token_ids = output<void>(out_token_ids);
+  p.path = output<int32_t>(out_path);
+  p.num_accepted = output<int32_t>(out_num_accepted);
+  p.status = output<int32_t>(out_status);
+  p.logprobs = output<float>(out_logprobs);
+  return p;
+}
+
+}  // namespace specdec
