@@ -28,6 +28,11 @@ OPS = (
     "rollback",
     "gather_nodes",
     "select_state",
+    "verify_tree",
+    "tree_layout",
+    "tree_mask",
+    "select_tree",
+    "tree_from_sequences",
 )
 CHECKED_REQUESTS = 4  # a row is checked against the (slow) reference on so many requests
 

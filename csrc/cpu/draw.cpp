@@ -65,7 +65,8 @@ std::vector<int64_t> draw_plain(const Team& team, const RowLaw& law, Race& race,
       if (!(top >= mine.threshold) || top == -kInf) return;
       if (top * mine.inv_t + kMaxRaceNoise < mine.cut()) return;
       const int n = law.source.length(t);
-      tiles().race_logits(law.source.tile(t, buffer), n, int64_t{t} * kTile, mine);
+      tiles().race_logits(law.source.tile(t, buffer), n, int64_t{t} * kTile, mine,
+                          law.source.ahead(t));
     });
   });
   for (const Race& p : part) race.merge(p);

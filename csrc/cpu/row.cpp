@@ -61,15 +61,16 @@ Job make_job(Examine& ask, int chunks) {
 
 // Offers the ids of a tile; the largest first, because a good score to beat saves the noise of
 // most others.
-void race_tile(const float* tile, int n, int t, float tile_max, Partial& p) {
+void race_tile(const RowSource& row, const float* tile, int t, float tile_max, Partial& p) {
   Race& race = *p.race;
   if (!(tile_max > -kInf) || tile_max * race.inv_t + kMaxRaceNoise < race.cut()) return;
+  const int n = row.length(t);
   const int64_t first = int64_t{t} * kTile;
   if (tile_max > p.race_best) {
     p.race_best = tile_max;
     race.offer_logit(first + tiles().find(tile, n, tile_max), tile_max);
   }
-  tiles().race_logits(tile, n, first, race);
+  tiles().race_logits(tile, n, first, race, row.ahead(t));
 }
 
 void examine_tile(Job& job, int t, Partial& p, float* buffer) {
@@ -90,7 +91,7 @@ void examine_tile(Job& job, int t, Partial& p, float* buffer) {
       job.tile_sum[t] = tiles().exp_sum(tile, n, found.max, law.params.inv_t, law.source.ahead(t));
     }
   }
-  if (p.race) race_tile(tile, n, t, found.max, p);
+  if (p.race) race_tile(law.source, tile, t, found.max, p);
 }
 
 // mass = sum_t s_t exp(d_t), d_t = (m_t - m) * inv_t;  mass_log = sum_t exp(d_t) (a_t + d_t s_t)

@@ -31,13 +31,14 @@ std::vector<int64_t> draw_mapped(const Team& team, const RowLaw& law, Race& race
   row.inverse = inverse.data();
   row.widen();
   std::vector<Race> part(team.chunks(), race);
-  team.run_tiles(
-      static_cast<int64_t>(inverse.size()) / kTile, [&](int chunk, int64_t begin, int64_t end) {
-        alignas(64) float buffer[kTile];
-        for (auto t = static_cast<int>(begin); t < end; ++t) {
-          tiles().race_logits(row.tile(t, kTile, buffer), kTile, int64_t{t} * kTile, part[chunk]);
-        }
-      });
+  team.run_tiles(static_cast<int64_t>(inverse.size()) / kTile,
+                 [&](int chunk, int64_t begin, int64_t end) {
+                   alignas(64) float buffer[kTile];
+                   for (auto t = static_cast<int>(begin); t < end; ++t) {
+                     tiles().race_logits(row.tile(t, kTile, buffer), kTile, int64_t{t} * kTile,
+                                         part[chunk], Ahead{});
+                   }
+                 });
   for (const Race& p : part) race.merge(p);
   for (const Entrant& e : race.best()) ids.push_back(e.id);
   if (!ids.empty()) return ids;

@@ -40,6 +40,8 @@ SPECDEC_INLINE F max(F a, F b) { return _mm512_max_ps(a, b); }  // b where one i
 SPECDEC_INLINE F min(F a, F b) { return _mm512_min_ps(a, b); }
 SPECDEC_INLINE F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
 SPECDEC_INLINE L mul_low_words(L a, L b) { return (L)_mm512_mul_epu32((__m512i)a, (__m512i)b); }
+// By a shuffle: shifts and products share a port, and the race is made of both.
+SPECDEC_INLINE L high_words(L a) { return (L)_mm512_shuffle_epi32((__m512i)a, _MM_PERM_DDBB); }
 SPECDEC_INLINE F from_half(H h) { return _mm512_cvtph_ps((__m256i)h); }
 SPECDEC_INLINE int compress(F v, Mask m, float* out) {
   _mm512_storeu_ps(out, _mm512_maskz_compress_ps(m, v));  // out has room for a whole vector
@@ -62,6 +64,7 @@ SPECDEC_INLINE F max(F a, F b) { return _mm256_max_ps(a, b); }
 SPECDEC_INLINE F min(F a, F b) { return _mm256_min_ps(a, b); }
 SPECDEC_INLINE F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
 SPECDEC_INLINE L mul_low_words(L a, L b) { return (L)_mm256_mul_epu32((__m256i)a, (__m256i)b); }
+SPECDEC_INLINE L high_words(L a) { return (L)_mm256_shuffle_epi32((__m256i)a, 0xf5); }
 SPECDEC_INLINE F from_half(H h) { return _mm256_cvtph_ps((__m128i)h); }
 #else
 #if defined(__SSE2__)
@@ -79,6 +82,7 @@ SPECDEC_INLINE F max(F a, F b) { return a > b ? a : b; }
 SPECDEC_INLINE F min(F a, F b) { return a < b ? a : b; }
 SPECDEC_INLINE L mul_low_words(L a, L b) { return (a & 0xffffffffu) * (b & 0xffffffffu); }
 #endif
+SPECDEC_INLINE L high_words(L a) { return a >> 32; }
 // The baseline has no fused operation: its row sums differ from the others' in the last bits.
 SPECDEC_INLINE F fma(F a, F b, F c) { return a * b + c; }
 // Half to float by bits: shift exponent and mantissa into place, then scale by 2^112. Infinity and

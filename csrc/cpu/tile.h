@@ -36,8 +36,8 @@ struct ExpSums {
 
 // The logits of the next tile, fetched while this one is worked on: else memory rests meanwhile.
 struct Ahead {
-  const char* data;
-  int size;  // bytes of a logit
+  const char* data = nullptr;
+  int size = 0;  // bytes of a logit; 0 fetches nothing
 
   void fetch(int i, int count) const {
     for (int j = 0; j < count * size; j += 64) __builtin_prefetch(data + i * size + j);
@@ -78,7 +78,7 @@ struct TileTable {
                   float* out);
   SumMax (*sum_max)(const float* tile, int n);
   // Offers to the race every id of the tile that may win it.
-  void (*race_logits)(const float* tile, int n, int64_t first_id, Race& race);
+  void (*race_logits)(const float* tile, int n, int64_t first_id, Race& race, Ahead ahead);
   void (*race_weights)(const float* tile, int n, int64_t first_id, Race& race);
 };
 

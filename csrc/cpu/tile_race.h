@@ -59,8 +59,8 @@ SPECDEC_INLINE void philox_block(const NoiseStream& s, const RoundKeys& keys, ui
   for (int round = 0; round < kPhiloxRounds; ++round) {
     for (int h = 0; h < 2; ++h) {
       const L product0 = mul_low_words(m0, c0[h]), product1 = mul_low_words(m1, c2[h]);
-      c0[h] = (product1 >> 32) ^ c1[h] ^ (L{} + keys.k0[round]);
-      c2[h] = (product0 >> 32) ^ c3[h] ^ (L{} + keys.k1[round]);
+      c0[h] = high_words(product1) ^ c1[h] ^ (L{} + keys.k0[round]);
+      c2[h] = high_words(product0) ^ c3[h] ^ (L{} + keys.k1[round]);
       c1[h] = product1;
       c3[h] = product0;
     }
@@ -97,7 +97,7 @@ SPECDEC_INLINE void offer_survivors(uint64_t bits, const U words[4], const Offer
   }
 }
 
-void tile_race_logits(const float* tile, int n, int64_t first_id, Race& race) {
+void tile_race_logits(const float* tile, int n, int64_t first_id, Race& race, Ahead ahead) {
   // ln 2 * (bits * 2^-23 - 127 - 31), the last 31 for half_word's scale
   constexpr float kStep = 0.693147181f * 0x1p-23f, kOffset = 0.693147181f * 158.f;
   const NoiseStream stream = race.stream;
@@ -105,6 +105,7 @@ void tile_race_logits(const float* tile, int n, int64_t first_id, Race& race) {
   const F inv_t = splat(race.inv_t);
   const F threshold = splat(race.threshold > -FLT_MAX ? race.threshold : -FLT_MAX);
   for (int i = 0; i < n; i += kBlock) {
+    ahead.fetch(i, kBlock);
     F z[4];
     Mask may_win[4];
     const F hopeless = splat(race.cut() - kMaxRaceNoise);
