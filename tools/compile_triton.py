@@ -9,13 +9,16 @@ Prints registers, spills and shared memory a kernel; exits with 1 if anything sp
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import itertools
+import multiprocessing
 import os
 import re
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -50,6 +53,9 @@ class _Driver:
 
     def get_current_stream(self, device: int | None = None) -> int:
         return 0
+
+
+_driver = functools.cache(_Driver)  # one device a target, or its kernels would be compiled again
 
 
 def _resources(kernel: Any, target: GPUTarget) -> tuple[int, int, int]:
@@ -188,39 +194,43 @@ CASES: dict[str, Callable[[], None]] = {
 }
 
 
+def _compile(work: tuple[str, str]) -> list[tuple[str, str, int]]:
+    """(hash, line to print, bytes spilled) of every kernel that a case launches on a target."""
+    name, case = work
+    target, found = TARGETS[name], []
+    driver.set_active(_driver(target))
+
+    def compile_only(kernel: Any, programs: int, *args: Any, **meta: Any) -> None:
+        compiled = kernel.warmup(*args, grid=(1,), **{"num_warps": host.NUM_WARPS, **host.OPTIONS, **meta})
+        registers, spills, shared = _resources(compiled, target)
+        numbers = f"{registers:4} registers {spills:5} spilled {shared:6} shared"
+        line = f"{name:10} {case:38} {compiled.name:18} {numbers}{'  SPILL' if spills else ''}"
+        found.append((compiled.hash, line, spills))
+
+    host.launch = compile_only
+    CASES[case]()
+    return found
+
+
 def main() -> int:
-    """Compile every case for every target."""
+    """Compile every case for every target, on every core."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", choices=TARGETS, action="append")
     parser.add_argument("--case", help="only cases whose name contains this", default="")
     options = parser.parse_args()
+    started = time.perf_counter()
     spilled = 0
-    seen: set[tuple[str, str]] = set()
-
-    for name in options.target or TARGETS:
-        target = TARGETS[name]
-        driver.set_active(_Driver(target))
-        for case, run in CASES.items():
-            if options.case not in case:
-                continue
-
-            def compile_only(
-                kernel: Any, programs: int, *args: Any, name: str = name, case: str = case,
-                target: GPUTarget = target, **meta: Any,
-            ) -> None:  # fmt: skip
-                nonlocal spilled
-                compiled = kernel.warmup(*args, grid=(1,), **{"num_warps": host.NUM_WARPS, **host.OPTIONS, **meta})
-                if (name, compiled.hash) in seen:
-                    return
-                seen.add((name, compiled.hash))
-                registers, spills, shared = _resources(compiled, target)
-                spilled += spills > 0
-                numbers = f"{registers:4} registers {spills:5} spilled {shared:6} shared"
-                print(f"{name:10} {case:38} {compiled.name:16} {numbers}{'  SPILL' if spills else ''}", flush=True)
-
-            host.launch = compile_only
-            run()
-    print(f"{len(seen)} kernels, {spilled} with spills")
+    seen: set[str] = set()
+    work = [(name, case) for name in options.target or TARGETS for case in CASES if options.case in case]
+    # Processes, for tracing and the passes hold the interpreter; started afresh, for torch's threads survive no fork.
+    with multiprocessing.get_context("spawn").Pool() as pool:
+        for kernels in pool.imap(_compile, work):
+            for kernel, line, spills in kernels:
+                if kernel not in seen:
+                    seen.add(kernel)
+                    spilled += spills > 0
+                    print(line, flush=True)
+    print(f"{len(seen)} kernels, {spilled} with spills, {time.perf_counter() - started:.0f} s")
     return 1 if spilled else 0
 
 

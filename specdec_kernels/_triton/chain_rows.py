@@ -148,12 +148,12 @@ def _filter_target_again(
     position = tl.load(call.noise.position + b) + i
     gather_tile(
         call.ws, call.lists, call.target, offset, bits, row, tile, how, call.noise, b, position,
-        RACE, PURPOSE, TILE, GATHERED,
+        RACE, PURPOSE, RULE == TYPICAL, TILE, GATHERED,
     )  # fmt: skip
     is_last = arrive(call.ws.tickets + row, call.ws.tiles)
     if is_last:
         maximum = law_of(call.ws, row)[0]
-        threshold, mass, zsum, closed = close_row(call.ws, call.lists, row, how, GATHERED)
+        threshold, mass, zsum, closed = close_row(call.ws, call.lists, row, how, RULE == TYPICAL, GATHERED)
         if closed == 0:
             threshold, mass, zsum = by_scanning(call.target, offset, bits, maximum, how)
         put_law(call.ws, row, maximum, mass, threshold, zsum, b < 0, b < 0)
