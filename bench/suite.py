@@ -28,6 +28,7 @@ OPS = (
     "rollback",
     "gather_nodes",
     "select_state",
+    "tree_cache",
 )
 CHECKED_REQUESTS = 4  # a row is checked against the (slow) reference on so many requests
 
