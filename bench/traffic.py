@@ -68,7 +68,7 @@ def cases() -> list[Case | CacheCase]:
 def build_input(case: Case | CacheCase) -> Any:
     """One batch, as the op's benchmark shapes it."""
     if isinstance(case, CacheCase):
-        return cache_input(case, seed=1)
+        return cache_input(case)
     draft = case.draft if case.op in ("verify_chain", "acceptance_ratios") else 1
     x = chain(case.batch, draft, case.vocab, dtype=DTYPES[case.dtype], filters=FILTERS[case.filters], shape=case.rows)
     if case.op in ("sample", "residual_probs", "residual_sample"):
