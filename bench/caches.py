@@ -100,6 +100,6 @@ def cache_input(case: CacheCase, seed: int = 0) -> CacheInput:
     padded = [nodes + [-1] * (MAX_DEPTH + 1 - len(nodes)) for nodes in paths]
     accepted = torch.tensor([len(nodes) for nodes in paths], dtype=torch.int32, device=device)
     return CacheInput(
-        tensors, CacheLayout(tensors, case.format, table), torch.tensor(padded, device=device), accepted,
-        torch.tensor(starts, device=device), paths, starts, places[0], places[1],
+        tensors, CacheLayout(tensors, case.format, table), torch.tensor(padded, dtype=torch.int32, device=device),
+        accepted, torch.tensor(starts, device=device), paths, starts, places[0], places[1],
     )  # fmt: skip

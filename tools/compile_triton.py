@@ -155,11 +155,15 @@ def _residual(op: str, dtype: torch.dtype, filters: Any, mapped: bool) -> None:
         module.residual_sample_out(*common, LONGS, LONGS, LONGS, 2, LONGS, NUMBERS, INTS)
 
 
-def _cache(op: str, paged: bool, *more: Any) -> None:
+def _cache(op: str, paged: bool, *more: Any, dims: tuple[int, ...] = (256,)) -> None:
     module = importlib.import_module(f"specdec_kernels.ops.{op}.triton_kernel")
-    views = [torch.zeros(BATCH, 16, 8, 256, dtype=torch.uint8) for _ in range(4)]
+    views = [torch.zeros(BATCH, 16, 8, dim, dtype=torch.uint8) for dim in dims * 2]
     table = torch.zeros(BATCH, 4, dtype=torch.int32) if paged else None
-    getattr(module, f"{op}_out")(views, torch.zeros(4, 5, dtype=torch.int64), table, 16, BATCH, *more)
+    getattr(module, f"{op}_out")(views, torch.zeros(len(views), 5, dtype=torch.int64), table, 16, BATCH, *more)
+
+
+def _path(columns: int) -> Tensor:
+    return LONGS.repeat(columns, 1).T.contiguous()
 
 
 def _gather_nodes() -> None:
@@ -185,8 +189,11 @@ CASES: dict[str, Callable[[], None]] = {
     "sample fp32 filters map 8 raw": lambda: _sample(FP32, FILTERS, 8, True, 2),
     "acceptance_ratios bf16 filters": lambda: _acceptance_ratios(BF16, FILTERS),
     "residual_probs bf16": lambda: _residual("residual_probs", BF16, OFF, False),
-    "compact_cache": lambda: _cache("compact_cache", False, LONGS.repeat(6, 1).T.contiguous(), INTS, LONGS, INTS),
-    "compact_cache paged": lambda: _cache("compact_cache", True, LONGS.repeat(6, 1).T.contiguous(), INTS, LONGS, INTS),
+    "compact_cache": lambda: _cache("compact_cache", False, _path(6), INTS, LONGS, INTS),
+    "compact_cache paged": lambda: _cache("compact_cache", True, _path(6), INTS, LONGS, INTS),
+    "compact_cache long path, any dims": lambda: _cache(
+        "compact_cache", False, _path(30), INTS, LONGS, INTS, dims=(256, 128)
+    ),
     "select_state": lambda: _cache("select_state", False, INTS, INTS),
     "rollback paged zero": lambda: _cache("rollback", True, LONGS, INTS, 64, LONGS, INTS.repeat(4), INTS, INTS),
     "gather_nodes": _gather_nodes,
