@@ -101,11 +101,7 @@ def item_of(views):
 @triton.jit
 def _field(views, tensor, i: tl.constexpr):
     """Field i of a tensor; what all tensors share came with the launch and costs no load."""
-    if views.table is None:
-        field = views.fields[i]
-    else:
-        field = tl.load(views.table + tensor * 5 + i)
-    return field
+    return views.fields[i] if views.table is None else tl.load(views.table + tensor * 5 + i)
 
 
 @triton.jit
