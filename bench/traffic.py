@@ -2,7 +2,8 @@
 
 MIN is the sum of what the rule must read, in the logits' own dtype (docs/design.md, Cost). The budget is 1.05 MIN
 without filters, 1.3 MIN with filters on rows shaped like a language model's, 2.4 MIN on any row. MIN of
-`compact_cache` is the rows that change their place, read and written, its budget 1.01. `--check` exits 1 over budget.
+`compact_cache` is the rows that change their place, read and written, its budget 1.01; of `verify_tree` the rows on the
+walk, its budget 1.1. `--check` exits 1 over budget.
 Statistics, workspace and results count. How each meter counts: meters.py. The rivals' multiples stand below ours.
 """
 
@@ -23,7 +24,17 @@ import torch
 
 import specdec_kernels
 
-from . import acceptance_ratios, compact_cache, residual_probs, residual_sample, results, sample, suite, verify_chain
+from . import (
+    acceptance_ratios,
+    compact_cache,
+    residual_probs,
+    residual_sample,
+    results,
+    sample,
+    suite,
+    verify_chain,
+    verify_tree,
+)
 from .caches import CacheCase, CacheInput, cache_input
 from .cases import BOTH, FILTERS, Case
 from .machine import commit, machine, progress, versions
@@ -31,16 +42,18 @@ from .meters import Bytes, host_meter, torch_only_meter, triton_meter
 from .minimum import budget, minimum
 from .rivals import rivals
 from .rows import DTYPES, ChainInput, chain
+from .trees import TreeCase, TreeInput, tree_input
 
 VOCAB = 32000  # eight tiles of 4096, the last not full; the interpreter takes a second a case
 METERS: dict[str, Callable[[], AbstractContextManager[Bytes]]] = {"triton": triton_meter, "cuda_host": host_meter}
 INTERPRETED = ("vLLM", "SGLang")
+AnyCase = Case | CacheCase | TreeCase
 
 
 class Metered(NamedTuple):
     """One line of the table."""
 
-    case: Case | CacheCase
+    case: AnyCase
     contender: str
     minimum: int
     moved: Bytes
@@ -48,10 +61,10 @@ class Metered(NamedTuple):
     fault: str  # a meter of a wrong result means nothing
 
 
-def cases() -> list[Case | CacheCase]:
+def cases() -> list[AnyCase]:
     """Small vocabularies of several tiles, and one full one; filters on few rows: the interpreter is slow at them."""
     op, bf16 = "verify_chain", "bf16"
-    made: list[Case | CacheCase] = [
+    made: list[AnyCase] = [
         Case(op, VOCAB, 4, dtype=bf16, rule=rule) for rule in ("ratio", "greedy", "match", "typical", "block")
     ]
     made += [Case(op, VOCAB, 4), Case(op, 128256, 1, dtype=bf16)]
@@ -61,14 +74,17 @@ def cases() -> list[Case | CacheCase]:
     made += [Case(op, VOCAB, 1, 1, bf16, BOTH, rows=rows) for rows in ("flat", "peaked")]
     made += [Case("sample", VOCAB, 2, dtype=bf16, filters=filters) for filters in ("none", BOTH)]
     made += [Case(other, VOCAB, 1, 3, bf16) for other in ("acceptance_ratios", "residual_probs", "residual_sample")]
+    made += [TreeCase("verify_tree", 16, batch, bf16, rule, VOCAB) for batch, rule in ((64, "match"), (8, "greedy"))]
     made += [CacheCase("compact_cache", 32, batch, f) for batch, f in ((1, "bhld"), (4, "bhld"), (4, "nhd"))]
     return made
 
 
-def build_input(case: Case | CacheCase) -> Any:
+def build_input(case: AnyCase) -> Any:
     """One batch, as the op's benchmark shapes it."""
     if isinstance(case, CacheCase):
         return cache_input(case)
+    if isinstance(case, TreeCase):
+        return tree_input(case)
     draft = case.draft if case.op in ("verify_chain", "acceptance_ratios") else 1
     x = chain(case.batch, draft, case.vocab, dtype=DTYPES[case.dtype], filters=FILTERS[case.filters], shape=case.rows)
     if case.op in ("sample", "residual_probs", "residual_sample"):
@@ -76,10 +92,12 @@ def build_input(case: Case | CacheCase) -> Any:
     return x._replace(noise=x.noise._replace(step=torch.zeros_like(x.noise.seed)))
 
 
-def calls(case: Case | CacheCase, backend: str) -> list[tuple[str, bool, Callable[[Any], Any]]]:
+def calls(case: AnyCase, backend: str) -> list[tuple[str, bool, Callable[[Any], Any]]]:
     """(name, with draft_stats, call) of ours."""
     if isinstance(case, CacheCase):
         return [(backend, False, lambda x: compact_cache.ours(x, backend))]
+    if isinstance(case, TreeCase):
+        return [(backend, False, lambda x: verify_tree.ours(x, case.rule, backend))]
     if case.op != "verify_chain":
         ours = {m.__name__.split(".")[-1]: m.ours for m in (sample, acceptance_ratios, residual_probs, residual_sample)}
         return [(backend, False, lambda x: ours[case.op](x, backend))]
@@ -91,18 +109,20 @@ def calls(case: Case | CacheCase, backend: str) -> list[tuple[str, bool, Callabl
     return found
 
 
-def fault(case: Case | CacheCase, x: Any, before: Any, result: Any) -> str:
+def fault(case: AnyCase, x: Any, before: Any, result: Any) -> str:
     """What is wrong with a result, where that is cheap to tell."""
     if isinstance(case, CacheCase):
         compact_cache.ours(before, "reference")
         is_right = all(map(torch.equal, x.tensors, before.tensors))
+    elif isinstance(case, TreeCase):
+        is_right = torch.equal(result.path, verify_tree.ours(x, case.rule, "cpu").path)
     else:
         is_checked = case.op == "verify_chain" and case.rule == "ratio"
         is_right = not is_checked or torch.equal(result.num_accepted.long(), x.num_accepted)
     return "" if is_right else "WRONG RESULT"
 
 
-def meter_ours(case: Case | CacheCase, backend: str) -> list[Metered]:
+def meter_ours(case: AnyCase, backend: str) -> list[Metered]:
     """Ours in one case."""
     x = build_input(case)
     before = x.clone() if isinstance(x, CacheInput) else x
@@ -111,15 +131,14 @@ def meter_ours(case: Case | CacheCase, backend: str) -> list[Metered]:
         with METERS[backend]() as moved:
             result = call(x)
         wrong = fault(case, x, before, result)
-        if (
-            isinstance(case, Case) and case.rule == "block"
-        ):  # accepts more than the ratio rule that the input was made for
+        if isinstance(case, Case) and case.rule == "block":  # accepts more than the rule that the input was made for
             x = x._replace(num_accepted=result.num_accepted)
-        lines.append(Metered(case, name, minimum(case, x, stats), moved, budget(case), wrong))
+        least = verify_tree.minimum(x, result) if isinstance(x, TreeInput) else minimum(case, x, stats)
+        lines.append(Metered(case, name, least, moved, budget(case), wrong))
     return lines
 
 
-def meter_rivals(case: Case | CacheCase) -> list[Metered]:
+def meter_rivals(case: AnyCase) -> list[Metered]:
     """Rivals that are plain PyTorch at the case's size; interpreted Triton where it says so."""
     x = build_input(case)
     lines = []
@@ -129,18 +148,23 @@ def meter_rivals(case: Case | CacheCase) -> list[Metered]:
         interpreted = contender.name.startswith(INTERPRETED)
         with (triton_meter if interpreted else torch_only_meter)() as moved:
             contender.run(x)
-        lines.append(Metered(case, contender.name, minimum(case, x), moved, None, ""))
+        least = (
+            verify_tree.minimum(x, verify_tree.ours(x, "match", "cpu"))
+            if isinstance(x, TreeInput)
+            else minimum(case, x)
+        )
+        lines.append(Metered(case, contender.name, least, moved, None, ""))
     return lines
 
 
-def rival_cases() -> list[Case | CacheCase]:
+def rival_cases() -> list[AnyCase]:
     """Cases of ours that rivals are metered in."""
 
     def is_shared(case: Case) -> bool:
         usual = case.op == "verify_chain" and case.rule == "ratio" and case.dtype == "bf16"
         return (case.op == "sample" or usual) and case.rows == "llm" and case.filters in ("none", BOTH)
 
-    return [case for case in cases() if isinstance(case, CacheCase) or is_shared(case)]
+    return [case for case in cases() if not isinstance(case, Case) or is_shared(case)]
 
 
 def available(names: list[str]) -> list[str]:

@@ -65,6 +65,12 @@ def first_requests(x: TreeInput, count: int) -> TreeInput:
     return TreeInput(ids, parents, target, draft, x.leaf_paths[:count], sampling, noise)
 
 
+def minimum(x: TreeInput, result: TreeResult) -> int:
+    """Bytes of the rows on the walk: that of every accepted node, the root's, once each."""
+    rows = len(x.token_ids) + int(result.num_accepted.sum())
+    return rows * x.target.shape[-1] * x.target.element_size()
+
+
 def check_ours(rule: str, backend: str) -> Callable[[TreeInput], None]:
     """Paths of the reference, and its tokens but for a draw within rounding."""
 
