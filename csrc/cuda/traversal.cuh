@@ -5,7 +5,7 @@
 // Of an id that is not deleted p is (a p - b q)+, with two numbers a node; of a deleted one what
 // was left of it is kept.
 #pragma once
-#include "tree_walk.cuh"
+#include "tree_mass.cuh"
 
 namespace specdec {
 

@@ -1,7 +1,7 @@
 // The rules of verify_tree that go down from the root, at one node: which child is accepted, or
 // what the rejections leave to draw from. All threads compute the same.
 #pragma once
-#include "tree_walk.cuh"
+#include "tree_mass.cuh"
 
 namespace specdec {
 

@@ -74,7 +74,8 @@ __global__ void __launch_bounds__(kThreads) open_kernel(const __grid_constant__ 
   p.work.walks.store(p.walk_slot(b, 0), w);
 }
 
-__device__ void decide_level(const Problem& p, int64_t b) {
+// Out of line: it runs once a request and level, and must not cost the tiles their registers.
+__device__ SPECDEC_NOINLINE void decide_level(const Problem& p, int64_t b) {
   SPECDEC_SHARED(WalkState, w);
   SPECDEC_SHARED(Request, q);
   SPECDEC_SHARED(Children, children);
