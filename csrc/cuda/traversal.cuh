@@ -108,7 +108,8 @@ __device__ inline void find_leaf(const Problem& p, const Request& q, int64_t b, 
       t.leaf == 0 || node_coin(p, b, c.depth - 1, c.rank) < static_cast<float>(t.weight[t.leaf]);
 }
 
-// Lists the deleted children of a node with what is left of them, times `factor`. One thread.
+// Lists the deleted children of a node with what is left of them, times `factor`; how many there
+// are.
 __device__ inline int list_deleted(const Problem& p, const Traversal& t, int64_t b, int node,
                                    double factor) {
   int count = 0;

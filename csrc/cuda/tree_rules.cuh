@@ -8,18 +8,13 @@ namespace specdec {
 struct Outcome {
   int next;       // the accepted child; 0: none
   int status;     // bits of this node
-  int accepted;   // id of the child
   PairTask task;  // of the draw, if there is no child
 };
 
-__device__ inline Outcome no_child(const Stand& s) {
-  return {0, 0, 0, node_task(s, kPlain, 1., 1.)};
-}
+__device__ inline Outcome no_child(const Stand& s) { return {0, 0, node_task(s, kPlain, 1., 1.)}; }
 
-__device__ inline bool is_first(int* next, int node) {
-  if (*next != 0) return false;
-  *next = node;
-  return true;
+__device__ inline void take_first(int* next, int node) {
+  if (*next == 0) *next = node;
 }
 
 // match, greedy; every rule where the request is greedy: the child that carries the one token.
@@ -30,7 +25,7 @@ __device__ inline Outcome match_child(const Problem& p, const Request& q, const 
   const int64_t token = is_argmax ? s.row.argmax : key_id(s.row.key);
   for_children(p, s, b, c, [&](int i) {
     if (c.id[i] == kOutside) o.status |= kBadId;
-    if (c.id[i] >= 0 && s.row.bad == 0 && c.id[i] == token) is_first(&o.next, c.node[i]);
+    if (c.id[i] >= 0 && s.row.bad == 0 && c.id[i] == token) take_first(&o.next, c.node[i]);
     return false;
   });
   return o;
@@ -46,7 +41,7 @@ __device__ inline Outcome cover_coin(const Problem& p, const Stand& s, int64_t b
     if (c.id[i] == kOutside) o.status |= kBadId;
     if (c.id[i] < 0 || s.row.bad != 0) return false;
     sum += c.px[i];
-    if (c.px[i] > 0.f && u < static_cast<float>(sum)) is_first(&o.next, c.node[i]);
+    if (c.px[i] > 0.f && u < static_cast<float>(sum)) take_first(&o.next, c.node[i]);
     list_id(p, b, tried++, c.id[i], 0.);
     return false;
   });
