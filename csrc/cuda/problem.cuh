@@ -145,8 +145,8 @@ struct Mark {  // of a node that is accepted so far
 struct WalkState {      // of one request between two levels of its walk
   int head, tail;       // of its queue: the nodes whose rows this level reads start at head
   int targets, drafts;  // rows that are read
-  int status, best, is_last;
-  double score;  // of the best node
+  int status, best, depth, is_last;  // best: the deepest accepted node so far
+  double score;                      // of the best node
 };
 
 struct Workspace {

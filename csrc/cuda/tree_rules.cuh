@@ -34,14 +34,13 @@ __device__ inline Outcome match_child(const Problem& p, const Request& q, const 
 // target_only: one coin u; the first child x_j with u < p(x_1) + ... + p(x_j).
 __device__ inline Outcome cover_coin(const Problem& p, const Stand& s, int64_t b, Children& c) {
   Outcome o = no_child(s);
-  const float u = node_coin(p, b, s.self.depth, s.self.rank);
   double sum = 0.;
   int tried = 0;
   for_children(p, s, b, c, [&](int i) {
     if (c.id[i] == kOutside) o.status |= kBadId;
     if (c.id[i] < 0 || s.row.bad != 0) return false;
     sum += c.px[i];
-    if (c.px[i] > 0.f && u < static_cast<float>(sum)) take_first(&o.next, c.node[i]);
+    if (c.px[i] > 0.f && s.coin < static_cast<float>(sum)) take_first(&o.next, c.node[i]);
     list_id(p, b, tried++, c.id[i], 0.);
     return false;
   });
@@ -201,14 +200,11 @@ __device__ inline void walk_on(const Problem& p, const Request& q, const WalkSta
 // at.
 __device__ inline void accept_typical(const Problem& p, const Request& q, const Stand& s, int64_t b,
                                       Children& c, WalkState* w) {
-  const double above = s.node == 0 ? 0. : p.work.marks.load(b * p.nodes + s.node).score;
-  const int best_depth = candidate(p, b, w->best).depth;
-  int deepest = best_depth;
   const float least = fminf(p.typical_epsilon, p.typical_delta * expf(-s.row.entropy));
   for_children(p, s, b, c, [&](int i) {
     if (c.id[i] == kOutside) w->status |= kBadId;
     if (c.id[i] < 0 || s.row.bad != 0 || !(c.px[i] > 0.f && c.px[i] > least)) return false;
-    const double score = above + log(static_cast<double>(c.px[i]));
+    const double score = s.score + log(static_cast<double>(c.px[i]));
     const int depth = s.self.depth + 1, node = c.node[i];
     if (threadIdx.x == 0) {
       Mark m{};
@@ -216,9 +212,9 @@ __device__ inline void accept_typical(const Problem& p, const Request& q, const 
       m.logprob = prob_log(p, q.target, s, b, c.id[i]);
       p.work.marks.store(b * p.nodes + node, m);
     }
-    const bool ties = depth == deepest && score == w->score && node < w->best;
-    if (depth > deepest || (depth == deepest && score > w->score) || ties) {
-      deepest = depth;
+    const bool ties = depth == w->depth && score == w->score && node < w->best;
+    if (depth > w->depth || (depth == w->depth && score > w->score) || ties) {
+      w->depth = depth;
       w->best = node;
       w->score = score;
     }
@@ -247,6 +243,7 @@ __device__ inline void walk_typical(const Problem& p, const Request& q, const Wa
     __syncthreads();
     if (threadIdx.x == 0) {
       s = load_stand(p, q, b, p.work.queue.load(b * (p.nodes + 1) + state.head + i), i);
+      s.score = s.node == 0 ? 0. : p.work.marks.load(b * p.nodes + s.node).score;
     }
     __syncthreads();
     if (s.row.bad != 0) w.status |= kBadTarget;
@@ -262,9 +259,16 @@ __device__ inline void walk_typical(const Problem& p, const Request& q, const Wa
   w.targets = w.tail - w.head < p.target_rows ? w.tail - w.head : p.target_rows;
   if (w.targets == 0 && w.is_last == 0) {
     w.is_last = 1;
-    if (w.best == 0 || candidate(p, b, w.best).has_children != 0) {
-      const Mark m = p.work.marks.load(b * p.nodes + w.best);
-      write_tree(p, b, w.best, m.token, m.token_logprob, w.status | q.status, PairTask{});
+    SPECDEC_SHARED(Mark, m);
+    SPECDEC_SHARED(int, was_read);
+    if (threadIdx.x == 0) {
+      m = p.work.marks.load(b * p.nodes + w.best);
+      was_read = w.best == 0 || candidate(p, b, w.best).has_children != 0;
+    }
+    __syncthreads();
+    if (was_read != 0) {
+      const int status = w.status | q.status;
+      write_tree(p, b, w.best, w.depth, m.token, m.token_logprob, status, PairTask{});
     } else {  // a leaf: its row is still to be read
       w.targets = 1;
       if (threadIdx.x == 0) p.work.queue.store(b * (p.nodes + 1) + w.tail, w.best);

@@ -15,6 +15,8 @@ struct Stand {  // a node whose children are tried
   RowStats row;
   Law target, draft;
   bool has_draft_law, bad_draft;
+  float coin;    // of all its children
+  double score;  // rule typical
 };
 
 struct Children {  // of a node, among kThreads nodes
@@ -51,6 +53,7 @@ __device__ inline Stand load_stand(const Problem& p, const Request& q, int64_t b
   s.self = candidate(p, b, node);
   s.row = target_stats(p, b, slot);
   s.target = target_law(s.row, q.target);
+  s.coin = node_coin(p, b, s.self.depth, s.self.rank);
   s.has_draft_law = q.has_draft_law && s.self.has_children != 0;
   if (!s.has_draft_law) return s;
   s.bad_draft = draft_stats(p, b, slot).bad != 0;
@@ -130,12 +133,12 @@ __device__ inline float prob_log(const Problem& p, const Parameters& target, con
   return token_logprob(p, s.row, target, target_logit(p, Chain{}, b, s.node, id), id);
 }
 
-// Writes the path to `stand`, and what follows it: `token`, or -1 if `task` is still to draw it.
-__device__ inline void write_tree(const Problem& p, int64_t b, int stand, int64_t token,
-                                  float logprob, int status, const PairTask& task) {
+// Writes the path to `stand`, `accepted` levels down, and what follows it: `token`, or -1 if `task`
+// is still to draw it.
+__device__ inline void write_tree(const Problem& p, int64_t b, int stand, int accepted,
+                                  int64_t token, float logprob, int status, const PairTask& task) {
   const bool has_logprobs = p.logprobs_mode != LogprobsMode::kNone;
   const int64_t width = p.max_draft + 1, row = b * width;
-  const int accepted = candidate(p, b, stand).depth;
   for (int64_t i = accepted + static_cast<int64_t>(threadIdx.x); i < width; i += kThreads) {
     p.token_ids.store(row + i, i == accepted ? token : -1);
     p.path.store(row + i, -1);
@@ -171,8 +174,9 @@ __device__ inline void end_walk(const Problem& p, const Request& q, const Stand&
   }
   if (token >= 0) task.kind = kNothing;
   if (task.kind == kNothing) task.descends = 0;
-  const float logprob = token >= 0 ? prob_log(p, q.target, s, b, token) : 0.f;
-  write_tree(p, b, s.node, token, logprob, status | q.status, task);
+  const bool writes = token >= 0 && threadIdx.x == 0;
+  const float logprob = writes ? prob_log(p, q.target, s, b, token) : 0.f;
+  write_tree(p, b, s.node, s.self.depth, token, logprob, status | q.status, task);
 }
 
 __device__ inline void accept(const Problem& p, const Parameters& target, const Stand& s, int64_t b,
