@@ -38,12 +38,12 @@ def interleave(
     try:
         started, turn = time.perf_counter(), 0
         while turn < MIN_RUNS or (turn < MAX_RUNS and time.perf_counter() - started < seconds):
-            for name, run in contenders.items():
+            for place, (name, run) in enumerate(contenders.items()):
                 if len(times[name]) >= SLOW_RUNS and statistics.median(times[name]) > SLOW:
                     continue
                 synchronize()
                 begin = time.perf_counter_ns()
-                run(inputs[turn % len(inputs)])
+                run(inputs[(turn + place) % len(inputs)])  # not what the one before just read
                 synchronize()
                 times[name].append((time.perf_counter_ns() - begin) * 1e-9)
             turn += 1

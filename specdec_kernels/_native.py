@@ -43,7 +43,7 @@ def test_backends() -> tuple[str, ...]:
 
 
 def load_test_backend(name: str, library: str) -> None:
-    """Load a library of the CUDA sources for cpu tensors as a backend of every op that has `cuda`; used by the tests."""
+    """Load the CUDA sources, built for cpu tensors, as a backend of every op that has `cuda`; used by the tests."""
     from ._op import OPS
 
     for op in OPS.values():

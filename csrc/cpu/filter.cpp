@@ -166,10 +166,10 @@ void choose_pivots(const RowLaw& law, const Bracket& b, int pass, double mass, f
 // The logits of a bracket in index order, padded with -inf.
 std::vector<float> list_bracket(const Team& team, const RowLaw& law, const Bracket& b) {
   std::vector<std::vector<float>> found(team.chunks());
-  for_tiles(team, law, b.low, [&](int chunk, int, const float* tile, int n) {
+  for_tiles(team, law, b.low, [&](int chunk, int t, const float* tile, int n) {
     std::vector<float>& list = found[chunk];
     alignas(64) float kept[kTile + kPad];
-    const int count = tiles().gather(tile, n, b.low, b.high, kept);
+    const int count = tiles().gather(tile, n, b.low, b.high, kept, law.source.ahead(t));
     list.insert(list.end(), kept, kept + count);
   });
   for (size_t c = 1; c < found.size(); ++c) {
@@ -223,12 +223,12 @@ void Candidates::reserve(int64_t size) {
   values_ = std::move(larger);
 }
 
-void Candidates::append(const float* tile, int n) {
+void Candidates::append(const float* tile, int n, Ahead ahead) {
   reserve(size_ + n + kPad);
-  size_ += tiles().gather(tile, n, std::max(cutoff_, -FLT_MAX), kInf, values_.get() + size_);
+  size_ += tiles().gather(tile, n, std::max(cutoff_, -FLT_MAX), kInf, values_.get() + size_, ahead);
 }
 
-void Candidates::add(const float* tile, int n, float tile_max) {
+void Candidates::add(const float* tile, int n, float tile_max, Ahead ahead) {
   if (tile_max > best_) {
     best_ = tile_max;
     cutoff_ = std::max(cutoff_, add_rn(best_, offset_));
@@ -240,7 +240,7 @@ void Candidates::add(const float* tile, int n, float tile_max) {
     std::nth_element(column, column + k_ - 1, column + kColumns, std::greater<>());
     cutoff_ = std::max(cutoff_, column[k_ - 1]);
   }
-  append(tile, n);
+  append(tile, n, ahead);
   if (k_ > 0 && size_ >= trim_at_) trim();
 }
 

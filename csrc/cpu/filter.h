@@ -18,7 +18,7 @@ class Candidates {
  public:
   Candidates(const RowParams& params, int64_t vocab);
 
-  void add(const float* tile, int n, float tile_max);
+  void add(const float* tile, int n, float tile_max, Ahead ahead);
   void merge(const Candidates& other);
 
   // tau12 once everything is merged; only values >= tau12 are left.
@@ -29,7 +29,7 @@ class Candidates {
 
  private:
   void reserve(int64_t size);
-  void append(const float* tile, int n);
+  void append(const float* tile, int n, Ahead ahead);
   void trim();  // keeps the k largest and what equals the last of them
 
   int64_t k_;     // 0: no top-k

@@ -80,16 +80,14 @@ void examine_tile(Job& job, int t, Partial& p, float* buffer) {
   const int n = law.source.length(t);
   law.tile_max[t] = found.nan ? NAN : found.max;
   if (found.nan || !std::isfinite(found.max)) return;
-  if (p.candidates) p.candidates->add(tile, n, found.max);
+  if (p.candidates) p.candidates->add(tile, n, found.max, law.source.ahead(t));
   if (!job.tile_sum.empty()) {
     if (ask.entropy || law.params.inv_t == 0.f) {
       const ExpSums s = tiles().exp_sums(tile, n, {found.max, law.params.inv_t, 0, 1, -FLT_MAX});
       job.tile_sum[t] = s.sum;
       job.tile_log[t] = s.sum_log;
     } else {
-      const int size = element_size(law.source.type);
-      const char* ahead = law.source.data + int64_t{t + 1} * kTile * size;
-      job.tile_sum[t] = tiles().exp_sum(tile, n, found.max, law.params.inv_t, ahead, size);
+      job.tile_sum[t] = tiles().exp_sum(tile, n, found.max, law.params.inv_t, law.source.ahead(t));
     }
   }
   if (p.race) race_tile(tile, n, t, found.max, p);
@@ -155,6 +153,11 @@ const float* RowSource::tile(int t, float* buffer, TileMax* max) const {
   const TileMax found = tiles().load[static_cast<int>(type)](from, n, bits, buffer);
   if (max) *max = found;
   return buffer;
+}
+
+Ahead RowSource::ahead(int t) const {
+  const int size = element_size(type);
+  return {data + int64_t{t + 1} * kTile * size, size};
 }
 
 float RowSource::logit(int64_t id) const {

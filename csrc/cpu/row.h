@@ -22,6 +22,7 @@ struct RowSource {
   }
   // Tile t: the row's own memory where that will do, else `buffer` (kTile floats).
   const float* tile(int t, float* buffer, TileMax* max = nullptr) const;
+  Ahead ahead(int t) const;
   float logit(int64_t id) const;  // -inf where not allowed
 };
 

@@ -34,6 +34,16 @@ struct ExpSums {
   float sum_log;  // sum of weight * log(weight)
 };
 
+// The logits of the next tile, fetched while this one is worked on: else memory rests meanwhile.
+struct Ahead {
+  const char* data;
+  int size;  // bytes of a logit
+
+  void fetch(int i, int count) const {
+    for (int j = 0; j < count * size; j += 64) __builtin_prefetch(data + i * size + j);
+  }
+};
+
 struct SumMax {
   float sum, max;
 };
@@ -53,13 +63,14 @@ struct TileTable {
   // Converts n logits (indexed by LogitType), sets ids without their bit to -inf, pads with -inf.
   TileMax (*load[3])(const void* logits, int n, const int32_t* allowed, float* tile);
   ExpSums (*exp_sums)(const float* tile, int n, const Weighting& w);
-  // Of an unfiltered row with inv_t > 0. Fetches what lies `ahead` (`step` bytes an id) meanwhile.
-  float (*exp_sum)(const float* tile, int n, float max, float inv_t, const char* ahead, int step);
+  float (*exp_sum)(const float* tile, int n, float max, float inv_t,
+                   Ahead ahead);  // inv_t > 0, no filter
   PivotSums (*pivot_sums)(const float* tile, int n, const Weighting& w, const float* pivots);
   Counts (*count)(const float* tile, int n, float logit);
-  int (*find)(const float* tile, int n, float value);                          // first index, or n
-  int (*gather)(const float* tile, int n, float low, float high, float* out);  // low <= l < high
-  void (*column_max)(const float* tile, int n, float* out);                    // 128 columns
+  int (*find)(const float* tile, int n, float value);  // first index, or n
+  int (*gather)(const float* tile, int n, float low, float high, float* out,
+                Ahead ahead);                                // low <= l < high
+  void (*column_max)(const float* tile, int n, float* out);  // 128 columns
   // out = (a p - b q)+ and out = min(p, q); a null tile has weight 0 everywhere.
   void (*residual)(const float* p, const float* q, int n, const Weighting& pw, const Weighting& qw,
                    float a, float b, float* out);

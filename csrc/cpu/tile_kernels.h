@@ -79,12 +79,12 @@ TileMax tile_load(const void* logits, int n, const int32_t* allowed, float* tile
   return {lane_max(max(best[0], best[1])), any(nan)};
 }
 
-// sum_v exp((l_v - max) * inv_t); meanwhile fetches the logits `ahead`, `step` bytes an id.
-float tile_exp_sum(const float* tile, int n, float max, float inv_t, const char* ahead, int step) {
+// sum_v exp((l_v - max) * inv_t)
+float tile_exp_sum(const float* tile, int n, float max, float inv_t, Ahead ahead) {
   const F m = splat(max), t = splat(inv_t);
   Sum sum;
   for (int i = 0; i < n; i += kLanes) {
-    __builtin_prefetch(ahead + i * step);
+    ahead.fetch(i, kLanes);
     for (int k = 0; k < kParts; ++k) {
       sum.add(k, exp((load<F>(tile + i + k * kWidth) - m) * t));
     }
@@ -169,10 +169,11 @@ int tile_find(const float* tile, int n, float value) {
   return n;
 }
 
-int tile_gather(const float* tile, int n, float low, float high, float* out) {
+int tile_gather(const float* tile, int n, float low, float high, float* out, Ahead ahead) {
   const F from = splat(low), to = splat(high);
   int count = 0;
   for (int i = 0; i < n; i += 4 * kWidth) {
+    ahead.fetch(i, 4 * kWidth);
     F v[4];
     Mask in[4];
     for (int k = 0; k < 4; ++k) {
