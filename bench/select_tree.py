@@ -1,0 +1,93 @@
+"""select_tree beside EAGLE-2's rerank in PyTorch: top-k of flat scores, sort, and a search for every parent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specdec_kernels import CandidateTree, select_tree
+
+from . import trees
+from .suite import Contender, pytest_speed
+from .trees import TreeCase
+
+WIDTH, LEVELS = 10, 6  # of each level the 10 best have 10 children each, as EAGLE-2 expands
+
+
+class ScoredInput(NamedTuple):
+    """Candidates of a batch, level by level."""
+
+    token_ids: Tensor  # int64 [batch, candidates]
+    parents: Tensor  # int32
+    scores: Tensor  # float32, cumulative log-probabilities
+
+
+def cases(extent: str) -> list[TreeCase]:
+    """Cases of `quick`, `default` or `full`; a tree can hold no more nodes than there are candidates."""
+    return [case for case in trees.cases("select_tree", extent) if case.nodes <= WIDTH * WIDTH]
+
+
+def candidates(batch: int, seed: int) -> ScoredInput:
+    """One expansion a request."""
+    g = torch.Generator().manual_seed(seed)
+    count = 1 + WIDTH + WIDTH * WIDTH * (LEVELS - 1)
+    parents = torch.full((batch, count), -1, dtype=torch.int32)
+    scores = torch.zeros(batch, count)
+    for b in range(batch):
+        beam, first = torch.zeros(1, dtype=torch.int64), 1
+        for _ in range(LEVELS):
+            logprob = torch.randn(len(beam), 1000, generator=g).mul(3).log_softmax(-1).topk(WIDTH).values
+            score = (scores[b, beam, None] + logprob).flatten()
+            nodes = torch.arange(first, first + len(score))
+            parents[b, nodes], scores[b, nodes] = beam.repeat_interleave(WIDTH).int(), score
+            beam, first = nodes[score.topk(WIDTH).indices.sort().values], first + len(score)
+    ids = torch.randint(0, 32000, (batch, count), generator=g)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return ScoredInput(ids.to(device), parents.to(device), scores.to(device))
+
+
+def inputs(case: TreeCase) -> list[ScoredInput]:
+    """Two batches."""
+    return [candidates(case.batch, seed) for seed in range(2)]
+
+
+def ours(case: TreeCase, x: ScoredInput, backend: str) -> CandidateTree:
+    """One call of the package."""
+    return select_tree(x.token_ids, x.parents, x.scores, num_nodes=case.nodes, backend=backend)
+
+
+def rerank(case: TreeCase, x: ScoredInput) -> tuple[Tensor, Tensor]:
+    """(token ids, parents), a request at a time as EAGLE-2 does it; ours take scores without ties."""
+    ids, parents = [], []
+    for token, parent, score in zip(x.token_ids, x.parents, x.scores, strict=True):
+        best = score[1:].topk(case.nodes - 1).indices + 1
+        keep = torch.cat([best.new_zeros(1), best.sort().values])
+        ids.append(token[keep])
+        parents.append(torch.cat([keep.new_full((1,), -1), torch.searchsorted(keep, parent[keep[1:]].long())]))
+    return torch.stack(ids), torch.stack(parents).int()
+
+
+def check(case: TreeCase, run: Callable[[ScoredInput], tuple[Tensor, ...]]) -> Callable[[ScoredInput], None]:
+    """The tree of the reference."""
+
+    def compare(x: ScoredInput) -> None:
+        got, want = run(x), ours(case, x, "reference")
+        assert torch.equal(got[0], want.token_ids) and torch.equal(got[1], want.parents)
+
+    return compare
+
+
+def contenders(case: TreeCase, made: Sequence[ScoredInput], backends: Sequence[str]) -> list[Contender]:
+    """Ours, then the rival."""
+    field = []
+    for backend in backends:
+        run = lambda x, backend=backend: ours(case, x, backend)  # noqa: E731
+        field.append(Contender(backend, True, run, check(case, run)))
+    run = lambda x: rerank(case, x)  # noqa: E731
+    return [*field, Contender("EAGLE's PyTorch", False, run, check(case, run))]
+
+
+test_speed = pytest_speed("select_tree")

@@ -1,0 +1,179 @@
+"""verify_tree beside the loops of public EAGLE and Medusa code, and a walk in PyTorch that reads walked rows only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from specdec_kernels import TreeResult, verify_tree
+
+from .suite import CHECKED_REQUESTS, Contender, pytest_speed
+from .trees import MAX_DEPTH, TreeCase, TreeInput, tree_input
+
+LARGE = 64 * 16 * 128256 * 4  # bytes of target rows: larger batches come once, for memory's sake
+
+
+def cases(extent: str) -> list[TreeCase]:
+    """Cases of `quick`, `default` or `full`."""
+    op = "verify_tree"
+    quick = [TreeCase(op), TreeCase(op, dtype="bf16")]
+    if extent == "quick":
+        return quick
+    default = [
+        *quick,
+        TreeCase(op, threads=1),
+        *(TreeCase(op, nodes, batch, "bf16") for nodes, batch in ((16, 8), (256, 8), (64, 1), (16, 64), (64, 64))),
+        *(TreeCase(op, rule=rule) for rule in ("greedy", "target_only", "typical", "recursive", "greedy_multi_draft")),
+        TreeCase(op, 32, 8, rule="traversal"),
+    ]
+    grid = [
+        TreeCase(op, nodes, batch, dtype) for nodes in (16, 64, 256) for batch in (1, 8) for dtype in ("fp32", "bf16")
+    ]
+    return default if extent == "default" else default + [case for case in grid if case not in default]
+
+
+def inputs(case: TreeCase) -> list[TreeInput]:
+    """Two batches where memory allows."""
+    size = case.batch * case.nodes * case.vocab * (4 if case.dtype == "fp32" else 2)
+    return [tree_input(case, seed) for seed in range(1 if size > LARGE else 2)]
+
+
+def ours(x: TreeInput, rule: str, backend: str) -> TreeResult:
+    """One call of the package."""
+    return verify_tree(
+        x.token_ids,
+        x.parents,
+        x.target,
+        x.draft,
+        max_depth=MAX_DEPTH,
+        sampling=x.sampling,
+        draft_sampling=None if x.draft is None else x.sampling,
+        noise=x.noise,
+        rule=rule,
+        backend=backend,
+    )
+
+
+def first_requests(x: TreeInput, count: int) -> TreeInput:
+    """The first requests of a batch, as views."""
+    sampling = type(x.sampling)(*(p if p is None else p[:count] for p in x.sampling))
+    noise = type(x.noise)(*(n if n is None else n[:count] for n in x.noise))
+    draft = None if x.draft is None else x.draft[:count]
+    ids, parents, target = (t[:count] for t in x[:3])
+    return TreeInput(ids, parents, target, draft, x.leaf_paths[:count], sampling, noise)
+
+
+def check_ours(rule: str, backend: str) -> Callable[[TreeInput], None]:
+    """Paths of the reference, and its tokens but for a draw within rounding."""
+
+    def check(x: TreeInput) -> None:
+        part = first_requests(x, CHECKED_REQUESTS if rule == "match" else 1)
+        got, want = ours(part, rule, backend), ours(part, rule, "reference")
+        assert torch.equal(got.path, want.path), f"{backend}: {got.path} != {want.path}"
+        assert torch.equal(got.status, want.status)
+
+    return check
+
+
+def race(weights: Tensor) -> Tensor:
+    """One index a row with probability proportional to its weight."""
+    return (weights / torch.empty_like(weights).exponential_()).argmax(-1)
+
+
+def eagle_loop(x: TreeInput) -> list[list[int]]:
+    """Softmax of every node, then a request at a time: children in turn, each accepted with its probability.
+
+    A rejected child's probability is set to 0 and the row normalised again.
+    """
+    probs = x.target.float().softmax(-1)
+    emitted = []
+    for b, paths in enumerate(x.leaf_paths):
+        candidates = torch.where(paths >= 0, x.token_ids[b, paths], -1)
+        alive = torch.ones(len(paths), dtype=torch.bool, device=paths.device)
+        tokens: list[int] = []
+        for depth in range(1, paths.shape[1] + 1):
+            p = probs[b, int(paths[alive][0, depth - 1])]
+            accepted = None
+            tried = set()
+            for token in candidates[alive, depth].tolist() if depth < paths.shape[1] else []:
+                if token < 0 or token in tried:
+                    continue
+                tried.add(token)
+                if float(torch.rand(())) < float(p[token]):
+                    accepted = token
+                    break
+                p[token] = 0
+                p /= p.sum()
+            if accepted is None:
+                break
+            tokens.append(accepted)
+            alive &= candidates[:, depth] == accepted
+        emitted.append([*tokens, int(torch.multinomial(p, 1))])
+    return emitted
+
+
+def lazy_walk(x: TreeInput) -> list[list[int]]:
+    """All requests a level at a time: softmax and race of the rows stood on, and a look for the token below."""
+    batch = len(x.token_ids)
+    stand = torch.zeros(batch, dtype=torch.int64, device=x.parents.device)
+    active = torch.arange(batch, device=x.parents.device)
+    emitted: list[list[int]] = [[] for _ in range(batch)]
+    while len(active):
+        token = race(x.target[active, stand[active]].float().softmax(-1))
+        for b, drawn in zip(active.tolist(), token.tolist(), strict=True):
+            emitted[b].append(drawn)
+        hit = (x.parents[active] == stand[active, None]) & (x.token_ids[active] == token[:, None])
+        found = hit.any(1)
+        active = active[found]
+        stand[active] = hit.int().argmax(1)[found]
+    return emitted
+
+
+def medusa_typical(x: TreeInput, epsilon: float = 0.09, delta: float = 0.3) -> list[list[int]]:
+    """Rows gathered along every path, softmax and entropy of all of them, a request at a time; the next root: argmax."""
+    emitted = []
+    for b, paths in enumerate(x.leaf_paths):
+        logits = x.target[b][paths].float()
+        candidates = torch.where(paths >= 0, x.token_ids[b, paths], -1)[:, 1:]
+        p = logits[:, :-1].softmax(-1)
+        entropy = -(p * (p + 1e-5).log()).sum(-1)
+        chosen = p.gather(-1, candidates.clamp(min=0)[..., None])[..., 0]
+        passes = (candidates >= 0) & (chosen > torch.minimum(delta * (-entropy).exp(), chosen.new_tensor(epsilon)))
+        kept = passes.int().cumprod(1)
+        length = int(kept.sum(1).max())
+        score = (chosen.clamp(min=1e-30).log() * kept).sum(1)
+        best = int(torch.where(kept.sum(1) == length, score, -torch.inf).argmax())
+        emitted.append([*candidates[best, :length].tolist(), int(logits[best, length].argmax())])
+    return emitted
+
+
+def check_rival(run: Callable[[TreeInput], list[list[int]]]) -> Callable[[TreeInput], None]:
+    """All tokens but the last one go down from the root, and the last one has mass."""
+
+    def check(x: TreeInput) -> None:
+        for b, tokens in enumerate(run(x)):
+            node = 0
+            for token in tokens[:-1]:
+                node = int(((x.parents[b] == node) & (x.token_ids[b] == token)).int().argmax())
+                assert node > 0, f"request {b}: {token} is no child"
+            assert float(x.target[b, node].float().softmax(-1)[tokens[-1]]) > 0
+
+    return check
+
+
+def contenders(case: TreeCase, made: Sequence[TreeInput], backends: Sequence[str]) -> list[Contender]:
+    """Ours, then the rivals that have the rule."""
+    rivals = {
+        "match": {"EAGLE's loop": eagle_loop, "lazy walk": lazy_walk},
+        "target_only": {"EAGLE's loop": eagle_loop},
+        "typical": {"Medusa's PyTorch": medusa_typical},
+    }
+    field = [Contender(b, True, lambda x, b=b: ours(x, case.rule, b), check_ours(case.rule, b)) for b in backends]
+    for name, run in rivals.get(case.rule, {}).items():
+        field.append(Contender(name, False, run, check_rival(run)))
+    return field
+
+
+test_speed = pytest_speed("verify_tree")
