@@ -23,7 +23,9 @@ BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 COLUMNS = {
     "eager": "eager", "lazy eager": "lazy eager", "topk-first eager": "top-k first", "compiled eager": "compiled eager",
     "compiled lazy": "compiled lazy", "transformers": "transformers", "vLLM V1": "vLLM V1", "vLLM MRV2": "vLLM MRV2",
-    "SGLang chain": "SGLang", "FlashInfer chain": "FlashInfer",
+    "SGLang chain": "SGLang", "FlashInfer chain": "FlashInfer", "EAGLE's loop": "EAGLE's loop",
+    "EAGLE's PyTorch": "EAGLE's PyTorch", "lazy walk": "lazy walk", "Medusa's Python": "Medusa's Python",
+    "Medusa's PyTorch": "Medusa's PyTorch", "Python dictionaries": "dictionaries",
 }  # fmt: skip
 Row = dict[str, Any]
 
@@ -194,6 +196,8 @@ def told(content: Row) -> list[tuple[str, list[tuple[str, float]]]]:
     found = []
     for (op, case), rows in by_case(content).items():
         ours = next(r for r in rows.values() if r["is_ours"])
+        if op not in ("verify_chain", "sample"):
+            continue
         usual = ours["vocab"] == 128256 and ours["rows"] == "llm" and ours["rule"] == "ratio" and not ours["threads"]
         is_shown = (op == "verify_chain" and ours["draft"] == 5 and ours["filters"] in ("none", BOTH)) or (
             op == "sample" and ours["filters"] == "none"

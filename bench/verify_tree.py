@@ -132,7 +132,7 @@ def lazy_walk(x: TreeInput) -> list[list[int]]:
 
 
 def medusa_typical(x: TreeInput, epsilon: float = 0.09, delta: float = 0.3) -> list[list[int]]:
-    """Rows gathered along every path, softmax and entropy of all of them, a request at a time; the next root: argmax."""
+    """Rows gathered along every path, softmax and entropy of all of them, a request at a time; then the argmax."""
     emitted = []
     for b, paths in enumerate(x.leaf_paths):
         logits = x.target[b][paths].float()
