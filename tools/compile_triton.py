@@ -169,6 +169,19 @@ def _gather_nodes() -> None:
     gather_nodes_out(values, torch.zeros(BATCH, DRAFT, dtype=torch.int64), values, INTS)
 
 
+NODES, SMALL = 1024, 64
+TREE = torch.zeros(BATCH, NODES, dtype=torch.int32)
+NODE_IDS = torch.zeros(BATCH, NODES, dtype=torch.int64)
+
+
+def _tree_layout(nodes: int) -> None:
+    from specdec_kernels.ops.tree_layout.triton_kernel import tree_layout_out
+
+    tree, longs = TREE[:, :nodes], NODE_IDS[:, :nodes]
+    words = torch.zeros(BATCH, nodes, nodes // 32, dtype=torch.int32)
+    tree_layout_out(tree, LONGS, 31, nodes, tree, longs, tree, tree, words, words, INTS)
+
+
 # What the launchers are asked for: each kernel bare, and with everything that costs registers.
 CASES: dict[str, Callable[[], None]] = {
     "verify_chain ratio bf16": lambda: _verify_chain(0, BF16, OFF, True, False, False, 0),
@@ -190,6 +203,8 @@ CASES: dict[str, Callable[[], None]] = {
     "select_state": lambda: _cache("select_state", False, INTS, INTS),
     "rollback paged zero": lambda: _cache("rollback", True, LONGS, INTS, 64, LONGS, INTS.repeat(4), INTS, INTS),
     "gather_nodes": _gather_nodes,
+    "tree_layout 64": lambda: _tree_layout(SMALL),
+    "tree_layout 1024": lambda: _tree_layout(NODES),
     "residual_sample bf16 filters map": lambda: _residual("residual_sample", BF16, FILTERS, True),
 }
 
