@@ -182,6 +182,13 @@ def _tree_layout(nodes: int) -> None:
     tree_layout_out(tree, LONGS, 31, nodes, tree, longs, tree, tree, words, words, INTS)
 
 
+def _tree_mask(format: int, dtype: torch.dtype, *shape: int) -> None:
+    from specdec_kernels.ops.tree_mask.triton_kernel import tree_mask_out
+
+    mask = torch.zeros(shape, dtype=dtype)
+    tree_mask_out(TREE, LONGS, LONGS, 7, shape[-1], format, dtype, mask, torch.zeros(BATCH + 1).long(), INTS)
+
+
 # What the launchers are asked for: each kernel bare, and with everything that costs registers.
 CASES: dict[str, Callable[[], None]] = {
     "verify_chain ratio bf16": lambda: _verify_chain(0, BF16, OFF, True, False, False, 0),
@@ -205,6 +212,11 @@ CASES: dict[str, Callable[[], None]] = {
     "gather_nodes": _gather_nodes,
     "tree_layout 64": lambda: _tree_layout(SMALL),
     "tree_layout 1024": lambda: _tree_layout(NODES),
+    "tree_mask bool": lambda: _tree_mask(0, torch.bool, BATCH, 1, NODES, NODES),
+    "tree_mask additive bf16": lambda: _tree_mask(1, BF16, BATCH, 1, NODES, NODES),
+    "tree_mask flat": lambda: _tree_mask(2, torch.bool, BATCH * NODES * NODES),
+    "tree_mask flat packed": lambda: _tree_mask(3, torch.uint8, BATCH * NODES * NODES // 8),
+    "tree_mask int64": lambda: _tree_mask(5, torch.int64, BATCH, NODES, NODES // 64),
     "residual_sample bf16 filters map": lambda: _residual("residual_sample", BF16, FILTERS, True),
 }
 

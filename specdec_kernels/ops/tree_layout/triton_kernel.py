@@ -43,7 +43,6 @@ def _write_links(out, b, parent, nodes, NP: tl.constexpr):
 @triton.jit
 def _write_paths(out, b, block, parent, depth, max_depth, max_leaves, NP: tl.constexpr):
     """Rows of leaf_paths: the leaf with the largest number first, then -1 for every number that is no leaf."""
-    n = tl.arange(0, NP)
     is_leaf = (depth >= 0) & (children_of(parent, NP) == 0)
     leaves = tl.sum(is_leaf.to(tl.int32), axis=0)
     earlier = tl.cumsum(is_leaf.to(tl.int32), axis=0)  # itself included
