@@ -173,6 +173,26 @@ def _gather_nodes() -> None:
     gather_nodes_out(values, torch.zeros(BATCH, DRAFT, dtype=torch.int64), values, INTS)
 
 
+NODES, SMALL = 1024, 64
+TREE = torch.zeros(BATCH, NODES, dtype=torch.int32)
+NODE_IDS = torch.zeros(BATCH, NODES, dtype=torch.int64)
+
+
+def _tree_layout(nodes: int) -> None:
+    from specdec_kernels.ops.tree_layout.triton_kernel import tree_layout_out
+
+    tree, longs = TREE[:, :nodes], NODE_IDS[:, :nodes]
+    words = torch.zeros(BATCH, nodes, nodes // 32, dtype=torch.int32)
+    tree_layout_out(tree, LONGS, 31, nodes, tree, longs, tree, tree, words, words, INTS)
+
+
+def _tree_mask(format: int, dtype: torch.dtype, *shape: int) -> None:
+    from specdec_kernels.ops.tree_mask.triton_kernel import tree_mask_out
+
+    mask = torch.zeros(shape, dtype=dtype)
+    tree_mask_out(TREE, LONGS, LONGS, 7, shape[-1], format, dtype, mask, torch.zeros(BATCH + 1).long(), INTS)
+
+
 # What the launchers are asked for: each kernel bare, and with everything that costs registers.
 CASES: dict[str, Callable[[], None]] = {
     "verify_chain ratio bf16": lambda: _verify_chain(0, BF16, OFF, True, False, False, 0),
@@ -197,6 +217,13 @@ CASES: dict[str, Callable[[], None]] = {
     "select_state": lambda: _cache("select_state", False, INTS, INTS),
     "rollback paged zero": lambda: _cache("rollback", True, LONGS, INTS, 64, LONGS, INTS.repeat(4), INTS, INTS),
     "gather_nodes": _gather_nodes,
+    "tree_layout 64": lambda: _tree_layout(SMALL),
+    "tree_layout 1024": lambda: _tree_layout(NODES),
+    "tree_mask bool": lambda: _tree_mask(0, torch.bool, BATCH, 1, NODES, NODES),
+    "tree_mask additive bf16": lambda: _tree_mask(1, BF16, BATCH, 1, NODES, NODES),
+    "tree_mask flat": lambda: _tree_mask(2, torch.bool, BATCH * NODES * NODES),
+    "tree_mask flat packed": lambda: _tree_mask(3, torch.uint8, BATCH * NODES * NODES // 8),
+    "tree_mask int64": lambda: _tree_mask(5, torch.int64, BATCH, NODES, NODES // 64),
     "residual_sample bf16 filters map": lambda: _residual("residual_sample", BF16, FILTERS, True),
 }
 
