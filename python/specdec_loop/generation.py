@@ -58,9 +58,9 @@ def generate(
 ) -> Generation:
     """Continue a batch of prompts by speculative decoding.
 
-    Under rule ``match`` the text is that of plain decoding with the same seed, whatever the drafter; under ``greedy`` it
-    is greedy decoding; under ``ratio``, ``block``, ``recursive`` and ``traversal`` it follows the target's law. Requests
-    are independent: a text does not depend on the others of its batch, but through rounding in the model.
+    Under rule ``match`` the text is that of plain decoding with the same seed, whatever the drafter; under ``greedy``
+    it is greedy decoding; under ``ratio``, ``block``, ``recursive`` and ``traversal`` it follows the target's law.
+    Requests are independent: a text does not depend on the others of its batch, but through rounding in the model.
 
     Args:
         target: a transformers causal LM that `TreeCache` serves.
@@ -128,7 +128,7 @@ def generate(
             drafter.commit(text, Outcome(logits, kept, path))
         clock.mark("commit")
         # The one wait for the device: the new tokens, and whether any request goes on.
-        new, taken, drafted, accepted, finished = text.read(
+        new, (taken, drafted, accepted, finished) = text.read(
             verdict.token_ids, kept, _offered(draft), verdict.num_accepted, text.finished
         )
         elapsed = clock.settle()
