@@ -281,7 +281,8 @@ def _right_padded(
     """Prompts ``[batch, longest]`` padded on the right, and their lengths."""
     if not isinstance(input_ids, Tensor):
         lengths = [len(row) for row in input_ids]
-        rows = [list(row) + [0] * (max(lengths) - len(row)) for row in input_ids]
+        longest = max(lengths, default=0)
+        rows = [list(row) + [0] * (longest - len(row)) for row in input_ids]
         return torch.tensor(rows, dtype=torch.int64, device=device), torch.tensor(lengths, device=device)
     if input_ids.dim() != 2 or input_ids.numel() == 0 or input_ids.dtype not in (torch.int32, torch.int64):
         _fail("input_ids", "int32 or int64 [batch, length]", f"{input_ids.dtype} {list(input_ids.shape)}")
