@@ -58,5 +58,5 @@ def test_fixed_is_fixed() -> None:
 
 @pytest.mark.parametrize("wrong", [{"longest": 0}, {"memory": 0.5}, {"cost": -1.0}])
 def test_wrong_values_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="expected|must be"):
+    with pytest.raises(ValueError, match=r"expected|must be"):
         AdaptiveLength(**wrong)

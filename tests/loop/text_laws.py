@@ -19,9 +19,16 @@ REQUESTS = 10000  # the rarest of the 64 texts is expected 10 times
 @functools.cache
 def tiny(seed: int, vocab: int = VOCAB) -> Any:
     """A model of few ids whose law depends on the whole context."""
-    sizes = dict(vocab_size=vocab, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
+    config = transformers.LlamaConfig(
+        vocab_size=vocab,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=32,
+        initializer_range=0.15,
+    )
     torch.manual_seed(seed)
-    config = transformers.LlamaConfig(**sizes, max_position_embeddings=32, initializer_range=0.15)
     made = transformers.LlamaForCausalLM(config).eval().requires_grad_(False)
     made.generation_config.eos_token_id = None
     return made
