@@ -126,11 +126,11 @@ def generate(
         cache.commit(kept - 1, path)  # rows of the last token and of what was accepted; -1: a finished request
         with _naming(drafter, "commit"):
             drafter.commit(text, Outcome(logits, kept, path))
-        clock.mark("commit")
         # The one wait for the device: the new tokens, and whether any request goes on.
         new, (taken, drafted, accepted, finished) = text.read(
             verdict.token_ids, kept, _offered(draft), verdict.num_accepted, text.finished
         )
+        clock.mark("commit")
         elapsed = clock.settle()
         running = [b for b, count in enumerate(taken) if count > 0]
         for b in running:
@@ -210,7 +210,7 @@ def _candidates(draft: Draft) -> tuple[Tensor, Tensor]:
 def _offered(draft: Draft) -> Tensor:
     """Most tokens of each request that could have been accepted, ``[batch]``."""
     if draft.parents is None:
-        return (draft.token_ids >= 0).long().cumprod(1).sum(1)
+        return (draft.token_ids >= 0).sum(1)
     ids, parents = _candidates(draft)
     return torch.where(ids >= 0, tree_layout(parents).depth, 0).amax(1)
 

@@ -55,8 +55,11 @@ class Text:
         self.logprobs = torch.zeros(self.tokens.shape, device=device)
         self.rows = [row[:n] for row, n in zip(prompts.tolist(), lengths.tolist(), strict=True)]
         self._seed, self._steps = seed, torch.zeros_like(seed)
-        self._limits = lengths + limit
-        self._stop = [torch.tensor(sequence, device=device) for sequence in stop]
+        self._limits = lengths + limit  # that of a finished request is its length
+        self._offsets = torch.arange(max(overhang, 2), device=device)
+        ids = [sequence[0] for sequence in stop if len(sequence) == 1]
+        self._stop_ids = torch.tensor(ids, dtype=torch.int64, device=device) if ids else None
+        self._stop_sequences = [torch.tensor(sequence, device=device) for sequence in stop if len(sequence) > 1]
 
     @property
     def batch(self) -> int:
@@ -74,45 +77,51 @@ class Text:
 
     def last(self, count: int) -> Tensor:
         """The last tokens, ``[batch, count]``; where a text is shorter its first token is repeated in front."""
-        back = torch.arange(-count, 0, device=self.tokens.device)
-        return self.tokens.gather(1, (self.lengths[:, None] + back).clamp(min=0))
+        place = (self.lengths - count)[:, None]
+        if count > 1:
+            place = (place + torch.arange(count, device=place.device)).clamp(min=0)
+        return self.tokens.gather(1, place)
 
     def append(self, token_ids: Tensor, status: Tensor, logprobs: Tensor | None = None) -> Tensor:
         """Take the tokens of a step up to the first stop or the limit; a finished request takes none.
 
         Args:
-            token_ids: ``[batch, width]``, accepted ones and the drawn one, then -1: as the verifiers return them.
+            token_ids: int64 ``[batch, width]``, accepted ones and the drawn one, then -1: as the verifiers return them.
             status: int32 ``[batch]``.
             logprobs: of the tokens.
 
         Returns:
             int32 ``[batch]``: how many were taken.
         """
-        offset = torch.arange(token_ids.shape[1], device=token_ids.device)
-        place = self.lengths[:, None] + offset
-        room = torch.where(self.finished, 0, self._limits - self.lengths)
-        offered = (token_ids >= 0) & (offset < room[:, None])
-        self.tokens.scatter_(1, place, torch.where(offered, token_ids.long(), -1))
-        stops = self._stops(place) & offered
-        taken = offered & (stops.cumsum(1) - stops.long() == 0)
-        self.tokens.scatter_(1, place, torch.where(taken, token_ids.long(), -1))
+        place = self.lengths[:, None] + self._offsets[: token_ids.shape[1]]
+        taken = (token_ids >= 0) & (place < self._limits[:, None])
+        is_over = status & BAD_ROW > 0
+        if self._stop_ids is not None or self._stop_sequences:
+            stops = self._stops(token_ids, place, taken)
+            taken &= stops.cumsum(1) == stops  # there is no other stop before
+            is_over |= (stops & taken).any(1)
+        self.tokens.scatter_(1, place, torch.where(taken, token_ids, -1))
         if logprobs is not None:
             self.logprobs.scatter_(1, place, torch.where(taken, logprobs, 0.0))
-        count = taken.sum(1)
-        self.status |= torch.where(self.finished, 0, status)
-        self.finished |= stops.any(1) | (count >= room) | (self.status & BAD_ROW > 0)
+        count = taken.sum(1, dtype=torch.int32)
+        self.status |= status.masked_fill(self.finished, 0)
         self.lengths += count
+        self._limits = torch.where(is_over, self.lengths, self._limits)
+        self.finished = self.lengths >= self._limits
         self._steps += 1
-        return count.int()
+        return count
 
-    def _stops(self, place: Tensor) -> Tensor:
+    def _stops(self, token_ids: Tensor, place: Tensor, offered: Tensor) -> Tensor:
         """Whether a stop sequence ends at a place, all of it behind the prompt."""
-        found = torch.zeros(place.shape, dtype=torch.bool, device=place.device)
-        for sequence in self._stop:
-            back = torch.arange(1 - len(sequence), 1, device=place.device)
-            at = place[:, :, None] + back
+        found = torch.zeros_like(offered)
+        if self._stop_ids is not None:
+            found = offered & (token_ids[:, :, None] == self._stop_ids).any(-1)
+        if self._stop_sequences:
+            self.tokens.scatter_(1, place, torch.where(offered, token_ids, -1))
+        for sequence in self._stop_sequences:
+            at = place[:, :, None] + torch.arange(1 - len(sequence), 1, device=place.device)
             window = self.tokens.gather(1, at.clamp(min=0).flatten(1)).view_as(at)
-            found |= (window == sequence).all(-1) & (at[:, :, 0] >= self.prompt_lengths[:, None])
+            found |= offered & (window == sequence).all(-1) & (at[:, :, 0] >= self.prompt_lengths[:, None])
         return found
 
     def read(self, token_ids: Tensor, *counts: Tensor) -> tuple[list[list[int]], list[list[int]]]:
@@ -125,7 +134,7 @@ class Text:
         Returns:
             The new tokens of each request; and of each of the counts, its value for every request.
         """
-        packed = torch.cat([torch.stack([c.long() for c in counts], 1), token_ids.long()], 1).tolist()
+        packed = torch.cat([*(c[:, None] for c in counts), token_ids], 1).tolist()
         numbers = [list(column) for column in zip(*(row[: len(counts)] for row in packed), strict=True)]
         new = [row[len(counts) :][:taken] for row, taken in zip(packed, numbers[0], strict=True)]
         for row, tokens in zip(self.rows, new, strict=True):
