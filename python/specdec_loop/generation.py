@@ -130,6 +130,7 @@ def generate(
         new, (taken, drafted, accepted, finished) = text.read(
             verdict.token_ids, kept, _offered(draft), verdict.num_accepted, text.finished
         )
+        cache.know_lengths([len(row) - 1 for row in text.rows])
         clock.mark("commit")
         elapsed = clock.settle()
         running = [b for b, count in enumerate(taken) if count > 0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -99,3 +99,9 @@ class NoDrafter(Drafter):
     def draft(self, text: Text, length: int) -> Draft:
         """An empty chain."""
         return Draft(torch.empty(text.batch, 0, dtype=torch.int64, device=text.tokens.device))
+
+
+def padded(drafts: Sequence[Sequence[int]], length: int, device: torch.device) -> Tensor:
+    """Chains that the host made, int64 ``[batch, length]``, -1 behind their ends; nothing waits for the copy."""
+    rows = [[*draft, *[-1] * (length - len(draft))] for draft in drafts]
+    return torch.tensor(rows, dtype=torch.int64).to(device, non_blocking=True)

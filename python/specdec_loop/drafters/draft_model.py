@@ -59,6 +59,7 @@ class DraftModel(Drafter):
 
     def draft(self, text: Text, length: int) -> Draft:
         """One forward a token."""
+        self._cache.know_lengths([max(len(row) - 2, 0) for row in text.rows])
         rows, drawn, new = [], [], text.last(2)
         for ahead in range(length):
             inputs = self._cache.chain_inputs(new.shape[1])
