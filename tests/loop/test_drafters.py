@@ -13,6 +13,7 @@ from torch import Tensor
 from specdec_kernels import Sampling, verify_tree
 from specdec_loop import AdaptiveLength, DraftModel, Lookahead, PromptLookup, SuffixDecoding, generate
 from specdec_loop.drafters import Draft, Drafter, Outcome
+from specdec_loop.stops import Stops
 from specdec_loop.text import Text
 
 FALSE_ALARM = 1e-6  # of each law test below; seeds are fixed, so an alarm would stay
@@ -24,7 +25,7 @@ def text_of(*rows: list[int]) -> Text:
     width = max(map(len, rows))
     padded = torch.tensor([row + [0] * (width - len(row)) for row in rows])
     lengths = torch.tensor([len(row) for row in rows])
-    return Text(padded, lengths, seed=torch.zeros_like(lengths), limit=20, stop=[], overhang=8)
+    return Text(padded, lengths, seed=torch.zeros_like(lengths), limit=20, stops=Stops([]), overhang=8)
 
 
 def proposed(drafter: Drafter, text: Text, length: int, rule: str = "match") -> list[list[int]]:
@@ -101,9 +102,9 @@ def test_lookahead_learns_a_cycle() -> None:
             noise=text.noise(),
             rule="greedy",
         )
-        kept = text.append(verdict.token_ids, verdict.status)
+        kept = text.append(verdict.token_ids)
         drafter.commit(text, Outcome(logits, kept, verdict.path))
-        text.read(verdict.token_ids, kept)
+        text.read(verdict.token_ids, verdict.status, kept)
         accepted.append(verdict.num_accepted.tolist())
     assert accepted[-3:] == [[3, 3]] * 3
     assert all((row[i] + 1) % 5 == row[i + 1] for row in text.rows for i in range(6, len(row) - 1))

@@ -304,7 +304,7 @@ def test_a_draft_of_the_wrong_shape_is_named(ids: torch.Tensor) -> None:
         ({"input_ids": [[1], []]}, "prompts of at least one token, got an empty one"),
         ({"input_ids": [[1], [VOCAB]]}, f"ids in [0, {VOCAB}), got 1 to {VOCAB}"),
         ({"input_ids": torch.zeros(2, 3)}, "input_ids must be int32 or int64 [batch, length], got torch.float32"),
-        ({"stop": [[]]}, "stop must be ids and sequences of at least one id"),
+        ({"stop": [[]]}, "stop must be ids, sequences of ids and strings, none of them empty"),
         ({"seed": torch.zeros(3).long()}, "seed must be an int or int64 [2]"),
         ({"drafter": "lookahead"}, "drafter must be a Drafter or None, got str"),
         ({"target": "llama"}, "target must be a transformers causal LM, got str"),

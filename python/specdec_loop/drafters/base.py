@@ -50,6 +50,7 @@ class Outcome(NamedTuple):
     Attributes:
         logits: the target's, ``[batch, draft + 1 or nodes, vocab]``: row 0 follows the last committed token.
         kept: int32 ``[batch]``: tokens that the text took, accepted ones and the drawn one; 0 where it was finished.
+            A stop among them is found later, when the host reads.
         path: of a tree: accepted nodes, see `verify_tree`; None: a chain.
     """
 

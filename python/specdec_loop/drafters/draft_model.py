@@ -59,7 +59,7 @@ class DraftModel(Drafter):
 
     def draft(self, text: Text, length: int) -> Draft:
         """One forward a token."""
-        self._cache.know_lengths([max(len(row) - 2, 0) for row in text.rows])
+        self._cache.know_lengths([max(end - 2, 0) for end in text.ends])
         rows, drawn, new = [], [], text.last(2)
         for ahead in range(length):
             inputs = self._cache.chain_inputs(new.shape[1])
