@@ -59,6 +59,7 @@ class DraftModel(Drafter):
 
     def draft(self, text: Text, length: int) -> Draft:
         """One forward a token."""
+        self._cache.know_lengths([max(end - 2, 0) for end in text.ends])
         rows, drawn, new = [], [], text.last(2)
         for ahead in range(length):
             inputs = self._cache.chain_inputs(new.shape[1])
@@ -87,5 +88,5 @@ class DraftModel(Drafter):
         """Target ids as the model knows them."""
         if self.token_map is None:
             return ids.clamp(min=0)
-        nearest = torch.searchsorted(self._sorted, ids).clamp(max=len(self._sorted) - 1)
+        nearest = torch.searchsorted(self._sorted, ids.contiguous()).clamp(max=len(self._sorted) - 1)
         return torch.where(self._sorted[nearest] == ids, self._column[nearest], 0)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import torch
-
 from specdec_kernels import Sampling
 
 from ..text import Text
-from .base import Draft, Drafter
+from .base import Draft, Drafter, padded
 
 
 class _Node:
@@ -21,7 +19,7 @@ class _Node:
 
 
 class _Suffixes:
-    """Nodes of the last 0, 1, 2, .. tokens of a text in a trie; a longer suffix is there only if the shorter ones are."""
+    """Nodes of a text's last 0, 1, 2, .. tokens in a trie; a longer suffix is there only if the shorter ones are."""
 
     def __init__(self, root: _Node, depth: int) -> None:
         self.root, self.depth = root, depth
@@ -43,8 +41,8 @@ class _Suffixes:
 class SuffixDecoding(Drafter):
     """Follows the likeliest continuation of each suffix of the text, and drafts the one that promises most tokens.
 
-    A continuation's token is drafted while the product of the frequencies up to it is at least `least`; the sum of these
-    products is the expected number of accepted tokens. Suffixes are looked up in the text itself and among the
+    A continuation's token is drafted while the product of the frequencies up to it is at least `least`; the sum of
+    these products is the expected number of accepted tokens. Suffixes are looked up in the text itself and among the
     continuations of earlier `generate` calls; the text itself wins a tie, and the longer suffix.
     """
 
@@ -82,8 +80,7 @@ class SuffixDecoding(Drafter):
             self._read[b] = len(row)
             own, other = self._best(self._own[b], length), self._best(self._others[b], length)
             drafts.append(max(own, other, key=lambda found: found[0])[1])  # the first of equals
-        padded = [draft + [-1] * (length - len(draft)) for draft in drafts]
-        return Draft(torch.tensor(padded, dtype=torch.int64).to(text.tokens.device, non_blocking=True))
+        return Draft(padded(drafts, length, text.tokens.device))
 
     def end(self, text: Text) -> None:
         """Remember the continuations for later texts."""
