@@ -17,6 +17,8 @@ def rule() -> str:
 
 def register() -> None:
     """Put the package's sampler, verifier and draft sampler in the place of vLLM's."""
-    from . import v1
+    from . import v1, v2
 
-    v1.install(rule())
+    chosen = rule()
+    v1.install(chosen)
+    v2.install(chosen)

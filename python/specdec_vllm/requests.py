@@ -64,12 +64,17 @@ def reason_against(params: Any) -> str | None:
     return next((reason for reason, is_wanted in wants.items() if is_wanted), None)
 
 
+def warn_once(reason: str) -> None:
+    """Say it when the first request is left to vLLM for this reason."""
+    if not fallbacks[reason]:
+        logger.warning("specdec_kernels: requests with %s are left to vLLM's own sampler", reason)
+
+
 def describe(request_id: str, params: Any, engine_seed: int) -> Request:
     """A request's seed and who serves it. Without a seed it gets one that every rank of the engine agrees on."""
     reason = reason_against(params)
     if reason is not None:
-        if not fallbacks[reason]:
-            logger.warning("specdec_kernels: requests with %s are left to vLLM's own sampler", reason)
+        warn_once(reason)
         fallbacks[reason] += 1
     if params is not None and params.seed is not None:
         return Request(params.seed, reason is None)

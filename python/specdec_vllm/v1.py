@@ -17,6 +17,7 @@ from torch import Tensor
 
 from specdec_kernels import Noise, Sampling, sample, verify_chain
 
+from .patch import original, replace
 from .requests import Batch, read
 
 
@@ -51,19 +52,6 @@ def install(rule: str) -> None:
     replace(GPUModelRunner, "_sample", functools.partial(sampled, rule))
     replace(GPUModelRunner, "_get_spec_decode_draft_probs", functools.partial(draft_probs, rule))
     replace(SpecDecodeBaseProposer, "_sample_draft_tokens", drafted)
-
-
-def replace(owner: type, name: str, ours: Callable[..., Any]) -> None:
-    """Method `name` becomes ours, which is handed vLLM's first; a second call changes the rule alone."""
-    present = getattr(owner, name)
-    theirs = getattr(present, "vllm_method", present)
-
-    @functools.wraps(theirs)
-    def method(self: Any, *args: Any, **keywords: Any) -> Any:
-        return ours(theirs, self, *args, **keywords)
-
-    method.vllm_method = theirs  # type: ignore[attr-defined]
-    setattr(owner, name, method)
 
 
 def device_tensor(x: Any) -> Tensor:
@@ -114,11 +102,9 @@ def first_position(runner: Any, count: int, spec: Any) -> Tensor:
     return device_tensor(runner.positions)[rows].long() + 1
 
 
-def verified(
-    rule: str, runner: Any, logits: Tensor, spec: Any, batch: Batch, noise: Noise
-) -> tuple[Tensor, Tensor]:
+def verified(rule: str, runner: Any, logits: Tensor, spec: Any, batch: Batch, noise: Noise) -> tuple[Tensor, Tensor]:
     """(ids ``[batch, longest draft + 1]``, -1 behind the last; accepted drafts)."""
-    kept = None if rule == "match" else type(runner)._get_spec_decode_draft_probs.vllm_method(runner, spec)
+    kept = None if rule == "match" else original(type(runner), "_get_spec_decode_draft_probs")(runner, spec)
     cu_draft = torch.nn.functional.pad(spec.cu_num_draft_tokens, (1, 0))
     result = verify_chain(
         spec.draft_token_ids,
