@@ -77,7 +77,8 @@ def sampled(rule: str, theirs: Callable[..., Any], runner: Any, logits: Tensor, 
     else:
         ids, accepted = verified(rule, runner, logits, spec, batch, Noise(batch.seed, position, position))
     if batch.others is not None:
-        output = theirs(runner, logits, spec)
+        # vLLM 0.32 fails on a step of verification in which nobody has a draft; it is plain sampling then.
+        output = theirs(runner, logits, spec if spec is not None and spec.max_spec_len > 0 else None)
         own = output.sampled_token_ids.long()
         ids = torch.where(batch.others[:, None], own, ids)
         accepted = torch.where(batch.others, (own >= 0).sum(1) - 1, accepted)

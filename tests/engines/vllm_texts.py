@@ -47,6 +47,9 @@ def main() -> None:
     for batch in job["batches"]:
         start = time.perf_counter()
         prompts = [{"prompt_token_ids": request.pop("prompt")} for request in batch]
+        for request in batch:
+            if bias := request.get("logit_bias"):  # JSON has no integer keys
+                request["logit_bias"] = {int(token): value for token, value in bias.items()}
         params = [SamplingParams(detokenize=False, ignore_eos=True, **request) for request in batch]
         outputs = llm.generate(prompts, params, use_tqdm=False)
         texts.append([list(o.outputs[0].token_ids) for o in outputs])
