@@ -40,7 +40,7 @@ def _allocate(query: Tensor, key: Tensor, value: Tensor, *rest: object) -> tuple
     )
 
 
-op = Op(reference.tree_attention, _allocate, results=TreeAttention._fields, backends=())
+op = Op(reference.tree_attention, _allocate, results=TreeAttention._fields, backends=("cpu",))
 
 
 def tree_attention(
