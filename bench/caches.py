@@ -65,7 +65,8 @@ def cases(op: str, extent: str) -> list[CacheCase]:
     quick = [CacheCase(op), CacheCase(op, threads=1), CacheCase(op, format="nhd")]
     if extent == "quick":
         return quick
-    default = [*quick, CacheCase(op, batch=1), CacheCase(op, batch=64, format="nhd"), CacheCase(op, layers=80, batch=4)]
+    default = [*quick, CacheCase(op, batch=1), CacheCase(op, batch=64, format="nhd")]
+    default += [CacheCase(op, layers=80, batch=batch) for batch in (1, 4, 64)]
     if extent == "default":
         return default
     grid = [CacheCase(op, n, b, f) for n in MODELS for b in (1, 4, 16, 64) for f in ("bhld", "blhd", "nhd", "hnd")]
@@ -73,8 +74,9 @@ def cases(op: str, extent: str) -> list[CacheCase]:
 
 
 def cache_input(case: CacheCase, seed: int = 0) -> CacheInput:
-    """A cache of random lengths in [100, 512 - NODES), and one random path a request."""
-    rng, heads, dim, length = random.Random(seed), 8, 128, 512
+    """A cache of random lengths from 100 to its capacity, and one random path a request."""
+    rng, heads, dim = random.Random(seed), 8, 128
+    length = 512 if case.layers * case.batch <= 2048 else 160  # 5 GiB at most; what moves does not depend on it
     device = "cuda" if torch.cuda.is_available() else "cpu"
     blocks = length // PAGE
     shape = {
@@ -100,6 +102,6 @@ def cache_input(case: CacheCase, seed: int = 0) -> CacheInput:
     padded = [nodes + [-1] * (MAX_DEPTH + 1 - len(nodes)) for nodes in paths]
     accepted = torch.tensor([len(nodes) for nodes in paths], dtype=torch.int32, device=device)
     return CacheInput(
-        tensors, CacheLayout(tensors, case.format, table), torch.tensor(padded, device=device), accepted,
-        torch.tensor(starts, device=device), paths, starts, places[0], places[1],
+        tensors, CacheLayout(tensors, case.format, table), torch.tensor(padded, dtype=torch.int32, device=device),
+        accepted, torch.tensor(starts, device=device), paths, starts, places[0], places[1],
     )  # fmt: skip

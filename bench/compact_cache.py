@@ -1,16 +1,21 @@
-"""compact_cache beside what loops do today: copies by request and layer, and a gather and scatter a layer."""
+"""compact_cache beside what loops and engines do today."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from types import ModuleType
 
 import torch
+from torch import Tensor
 
 from specdec_kernels import compact_cache
 
 from . import caches
-from .caches import CacheCase, CacheInput
-from .suite import Contender, pytest_speed
+from .caches import NODES, PAGE, CacheCase, CacheInput
+from .suite import CHECKED_REQUESTS, Contender, pytest_speed, rivals_for
+
+Run = Callable[[CacheInput], list[Tensor] | None]  # moves rows in place, or returns other tensors
 
 
 def cases(extent: str) -> list[CacheCase]:
@@ -49,15 +54,44 @@ def gather_scatter(x: CacheInput) -> None:
             rows[outer_to, target] = rows[outer, source]
 
 
-def check(run: Callable[[CacheInput], None]) -> Callable[[CacheInput], None]:
-    """The same bits as the reference leaves."""
+def crop_and_cat(rival: ModuleType) -> Run:
+    """transformers' cache, one request."""
 
-    def compare(x: CacheInput) -> None:
+    def run(x: CacheInput) -> list[Tensor]:
+        rows = torch.tensor([0, *x.paths[0]], device=x.path.device) + x.starts[0]
+        made: list[Tensor] = rival.compact_cache(x.tensors, x.starts[0], NODES, rows)
+        return made
+
+    return run
+
+
+def move_slots(rival: ModuleType, made: Sequence[CacheInput]) -> Run:
+    """SGLang's mover; addresses and slot numbers made before the clock."""
+
+    def prepare(x: CacheInput) -> object:
+        return rival.prepare(x.tensors, *(page * PAGE + slot for page, slot in (x.source, x.target)))
+
+    ready = {x.layout: prepare(x) for x in made}
+    return lambda x: rival.compact_cache(ready.get(x.layout) or prepare(x))
+
+
+def minimum(x: CacheInput) -> int:
+    """Bytes of the rows that change their place, read and written."""
+    moving = sum(node != d for nodes in x.paths for d, node in enumerate(nodes, 1))
+    return 2 * moving * sum(t.shape[2] * t.shape[3] for t in x.layout.tensors)
+
+
+def check(run: Run, case: CacheCase) -> Callable[[CacheInput], None]:
+    """The same bits as the reference leaves, for some requests; of tensors made anew, in the rows that they have."""
+
+    def compare(_: CacheInput) -> None:
+        x = caches.cache_input(replace(case, batch=min(case.batch, CHECKED_REQUESTS)))
         want, got = x.clone(), x.clone()
         ours(want, "reference")
-        run(got)
-        for i, (have, expected) in enumerate(zip(got.tensors, want.tensors, strict=True)):
-            assert torch.equal(have, expected), f"tensor {i} differs"
+        made = run(got)
+        for i, (have, expected) in enumerate(zip(made or got.tensors, want.tensors, strict=True)):
+            kept = expected[:, :, : x.starts[0] + 1 + len(x.paths[0])] if made else expected
+            assert torch.equal(have, kept), f"tensor {i} differs"
 
     return compare
 
@@ -67,10 +101,13 @@ def contenders(case: CacheCase, made: Sequence[CacheInput], backends: Sequence[s
     field = []
     for backend in backends:
         run = lambda x, backend=backend: ours(x, backend)  # noqa: E731
-        field.append(Contender(backend, True, run, check(run)))
-    field.append(Contender("gather/scatter a layer", False, gather_scatter, check(gather_scatter)))
+        field.append(Contender(backend, True, run, check(run, case)))
+    field.append(Contender("gather/scatter a layer", False, gather_scatter, check(gather_scatter, case)))
     if case.format in ("bhld", "blhd"):
-        field.append(Contender("loop over requests", False, loop, check(loop)))
+        field.append(Contender("loop over requests", False, loop, check(loop, case)))
+    for rival in rivals_for(case, "compact_cache"):
+        other = move_slots(rival, made) if hasattr(rival, "prepare") else crop_and_cat(rival)
+        field.append(Contender(rival.NAME, False, other, check(other, case)))
     return field
 
 

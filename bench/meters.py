@@ -34,6 +34,7 @@ FREE = (
     "lift_fresh",
 )
 PICKING = ("gather", "index", "index_select", "embedding", "take", "_unsafe_index")
+PLACING = ("index_put_", "_index_put_impl_", "index_copy_", "scatter_")  # their last tensor goes to some places
 OVERWRITING = ("copy_", "fill_", "zero_", "exponential_", "uniform_", "random_", "normal_", "bernoulli_")
 
 
@@ -82,7 +83,7 @@ class TorchMeter(TorchDispatchMode):
         op = OPS[name]
         results = op._allocate(*args)
         with self:
-            op._triton_out(*args, *results)
+            op._triton_out(*args, *([results] if isinstance(results, Tensor) else results))
         return results
 
     def count(self, func: Any, inputs: list[Tensor], result: Any) -> None:
@@ -94,11 +95,11 @@ class TorchMeter(TorchDispatchMode):
         storages = {t.untyped_storage().data_ptr() for t in inputs}
         if not func._schema.is_mutable and outputs and all(o.untyped_storage().data_ptr() in storages for o in outputs):
             return  # a view under another name (reshape, contiguous of a contiguous tensor)
-        written = sum(map(size, outputs))
+        written = size(inputs[-1]) if name in PLACING else sum(map(size, outputs))
         self.bytes.written += written
         if name in PICKING:
             self.bytes.read += written + sum(map(size, inputs[1:]))
-        elif name in OVERWRITING:
+        elif name in (*OVERWRITING, *PLACING):
             self.bytes.read += sum(map(size, inputs[1:]))
         else:
             self.bytes.read += sum(size(t) for t in {id(t): t for t in inputs}.values())

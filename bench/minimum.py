@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from . import compact_cache
+from .caches import CacheCase, CacheInput
 from .cases import Case
 from .rows import ChainInput
+from .trees import TreeCase
 
 
-def minimum(case: Case, x: ChainInput, stats: bool = False) -> int:
-    """Bytes that the rule must read on this input."""
+def minimum(case: Case | CacheCase | TreeCase, x: ChainInput | CacheInput, stats: bool = False) -> int:
+    """Bytes that the rule must read on this input; of a cache, what must be read and written."""
+    if isinstance(x, CacheInput):
+        return compact_cache.minimum(x)
+    assert isinstance(case, Case)
     batch, draft = x.draft_ids.shape
     row = x.target.shape[-1] * x.target.element_size()
     if case.op == "sample":
@@ -27,8 +33,12 @@ def minimum(case: Case, x: ChainInput, stats: bool = False) -> int:
     return target + drafted + 2 * rejected * row + again
 
 
-def budget(case: Case) -> float:
+def budget(case: Case | CacheCase | TreeCase) -> float:
     """Allowed multiple of MIN."""
+    if isinstance(case, CacheCase):
+        return 1.01
+    if isinstance(case, TreeCase):
+        return 1.1
     if case.filters == "none" or case.rule in ("greedy", "topm", "distance"):
         return 1.05
     return 1.3 if case.rows == "llm" else 2.4

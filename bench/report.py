@@ -18,6 +18,7 @@ from .results import FOLDER, TRAFFIC
 
 README = ROOT / "README.md"
 CHART = ROOT / "docs" / "speed.png"
+CURVE = ROOT / "docs" / "tree_cache.png"
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 # The columns of the table: rivals by name, in order of appearance; others stand in the full file only.
 COLUMNS = {
@@ -26,6 +27,9 @@ COLUMNS = {
     "SGLang chain": "SGLang", "FlashInfer chain": "FlashInfer", "EAGLE's loop": "EAGLE's loop",
     "EAGLE's PyTorch": "EAGLE's PyTorch", "lazy walk": "lazy walk", "Medusa's Python": "Medusa's Python",
     "Medusa's PyTorch": "Medusa's PyTorch", "Python dictionaries": "dictionaries",
+    "loop over requests": "loop over requests", "gather/scatter a layer": "gather/scatter a layer",
+    "transformers crop + cat": "transformers crop + cat", "SGLang mover": "SGLang mover",
+    "plain PyTorch": "plain PyTorch", "DynamicCache": "DynamicCache",
 }  # fmt: skip
 Row = dict[str, Any]
 
@@ -107,9 +111,11 @@ def generate(files: list[Path]) -> str:
         "Medians; a rival's column says how many times longer it takes than ours without draft_stats (below 1: it is "
         "faster). Contenders take turns in one run, each checked against the reference first. Rows are shaped like a "
         "language model's at temperature 0.8, half of the drafts accepted ([bench/rows.py](bench/rows.py)).",
-        "",
-        f"![Speed beside PyTorch and transformers]({CHART.relative_to(ROOT)})",
     ]
+    if any(told(json.loads(file.read_text())) for file in files):
+        lines += ["", f"![Speed beside PyTorch and transformers]({CHART.relative_to(ROOT)})"]
+    if any(curves(json.loads(file.read_text())) for file in files):
+        lines += ["", f"![A decode step against context length]({CURVE.relative_to(ROOT)})"]
     for file in files:
         content = json.loads(file.read_text())
         lines += ["", words(content), *table(content)]
@@ -191,13 +197,48 @@ def chart(files: list[Path], to: Path) -> None:
     plt.close(figure)
 
 
+def curves(content: Row) -> dict[str, dict[str, list[tuple[int, float]]]]:
+    """(context length, ms) of each cache, by what was timed."""
+    found: dict[str, dict[str, list[tuple[int, float]]]] = defaultdict(lambda: defaultdict(list))
+    for row in sorted((r for r in content["rows"] if r["op"] == "tree_cache"), key=lambda r: r["length"]):
+        found[row["case"].partition(", context")[0]][row["contender"]].append((row["length"], row["p50_us"] / 1000))
+    return found
+
+
+def curve_chart(files: list[Path], to: Path) -> None:
+    """Time against context length, a row of panels a machine."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    shown = [(content, curves(content)) for content in (json.loads(f.read_text()) for f in files)]
+    shown = [(content, found) for content, found in shown if found]
+    figure, axes = plt.subplots(len(shown), 2, figsize=(9, 3.4 * len(shown)), squeeze=False, layout="constrained")
+    for row, (content, found) in zip(axes, shown, strict=True):
+        facts = content["machine"]
+        where = facts.get("gpu") or f"{facts['cpu']}, {facts['cores']} cores"
+        for axis, (case, lines) in zip(row, found.items(), strict=False):
+            for name, points in lines.items():
+                axis.plot(*zip(*points, strict=True), marker="o", label=name)
+            axis.set_title(f"{case}\n{where}", fontsize=8, loc="left")
+            axis.set_xlabel("context length", fontsize=8)
+            axis.set_ylabel("ms", fontsize=8)
+            axis.set_ylim(bottom=0)
+            axis.tick_params(labelsize=8)
+            axis.spines[["top", "right"]].set_visible(False)
+            axis.legend(fontsize=8)
+    figure.savefig(to, dpi=150, metadata={"Software": None})
+    plt.close(figure)
+
+
 def told(content: Row) -> list[tuple[str, list[tuple[str, float]]]]:
     """Cases of the chart: llama-3's vocabulary, five drafts, and sample."""
     found = []
     for (op, case), rows in by_case(content).items():
-        ours = next(r for r in rows.values() if r["is_ours"])
         if op not in ("verify_chain", "sample"):
             continue
+        ours = next(r for r in rows.values() if r["is_ours"])
         usual = ours["vocab"] == 128256 and ours["rows"] == "llm" and ours["rule"] == "ratio" and not ours["threads"]
         is_shown = (op == "verify_chain" and ours["draft"] == 5 and ours["filters"] in ("none", BOTH)) or (
             op == "sample" and ours["filters"] == "none"
@@ -223,9 +264,10 @@ def main() -> None:
     if chosen.check:
         sys.exit(0 if before == after else "README.md is out of step with bench/results: python -m bench.report")
     README.write_text(after)
-    if files:
-        chart(files, CHART)
-        print(f"wrote {CHART.relative_to(ROOT)}")
+    for draws, to, has in ((chart, CHART, told), (curve_chart, CURVE, curves)):
+        if any(has(json.loads(f.read_text())) for f in files):
+            draws(files, to)
+            print(f"wrote {to.relative_to(ROOT)}")
     print(f"README.md: {'changed' if before != after else 'unchanged'}, {len(files)} result files")
 
 

@@ -1,9 +1,10 @@
 """python -m bench.traffic [--check]: bytes each op moves, as a multiple of MIN, without a GPU.
 
 MIN is the sum of what the rule must read, in the logits' own dtype (docs/design.md, Cost). The budget is 1.05 MIN
-without filters, 1.3 MIN with filters on rows shaped like a language model's, 2.4 MIN on any row. `--check` exits 1
-over budget. Statistics, workspace and results count. How each meter counts: meters.py. The rivals' multiples stand
-below ours.
+without filters, 1.3 MIN with filters on rows shaped like a language model's, 2.4 MIN on any row. MIN of
+`compact_cache` is the rows that change their place, read and written, its budget 1.01; of `verify_tree` the rows on the
+walk, its budget 1.1. `--check` exits 1 over budget.
+Statistics, workspace and results count. How each meter counts: meters.py. The rivals' multiples stand below ours.
 """
 
 from __future__ import annotations
@@ -23,23 +24,36 @@ import torch
 
 import specdec_kernels
 
-from . import acceptance_ratios, residual_probs, residual_sample, results, sample, suite, verify_chain
+from . import (
+    acceptance_ratios,
+    compact_cache,
+    residual_probs,
+    residual_sample,
+    results,
+    sample,
+    suite,
+    verify_chain,
+    verify_tree,
+)
+from .caches import CacheCase, CacheInput, cache_input
 from .cases import BOTH, FILTERS, Case
 from .machine import commit, machine, progress, versions
 from .meters import Bytes, host_meter, torch_only_meter, triton_meter
 from .minimum import budget, minimum
 from .rivals import rivals
 from .rows import DTYPES, ChainInput, chain
+from .trees import TreeCase, TreeInput, tree_input
 
 VOCAB = 32000  # eight tiles of 4096, the last not full; the interpreter takes a second a case
 METERS: dict[str, Callable[[], AbstractContextManager[Bytes]]] = {"triton": triton_meter, "cuda_host": host_meter}
 INTERPRETED = ("vLLM", "SGLang")
+AnyCase = Case | CacheCase | TreeCase
 
 
 class Metered(NamedTuple):
     """One line of the table."""
 
-    case: Case
+    case: AnyCase
     contender: str
     minimum: int
     moved: Bytes
@@ -47,10 +61,12 @@ class Metered(NamedTuple):
     fault: str  # a meter of a wrong result means nothing
 
 
-def cases() -> list[Case]:
+def cases() -> list[AnyCase]:
     """Small vocabularies of several tiles, and one full one; filters on few rows: the interpreter is slow at them."""
     op, bf16 = "verify_chain", "bf16"
-    made = [Case(op, VOCAB, 4, dtype=bf16, rule=rule) for rule in ("ratio", "greedy", "match", "typical", "block")]
+    made: list[AnyCase] = [
+        Case(op, VOCAB, 4, dtype=bf16, rule=rule) for rule in ("ratio", "greedy", "match", "typical", "block")
+    ]
     made += [Case(op, VOCAB, 4), Case(op, 128256, 1, dtype=bf16)]
     # A row in a dozen has a wide nucleus that top-p alone reads twice: enough rows for an average.
     batches = {"top-p .95": 4}
@@ -58,11 +74,20 @@ def cases() -> list[Case]:
     made += [Case(op, VOCAB, 1, 1, bf16, BOTH, rows=rows) for rows in ("flat", "peaked")]
     made += [Case("sample", VOCAB, 2, dtype=bf16, filters=filters) for filters in ("none", BOTH)]
     made += [Case(other, VOCAB, 1, 3, bf16) for other in ("acceptance_ratios", "residual_probs", "residual_sample")]
+    made += [
+        TreeCase("verify_tree", 16, 64, "fp32", "match", VOCAB),
+        TreeCase("verify_tree", 16, 8, bf16, "greedy", VOCAB),
+    ]
+    made += [CacheCase("compact_cache", 32, batch, f) for batch, f in ((1, "bhld"), (4, "bhld"), (4, "nhd"))]
     return made
 
 
-def build_input(case: Case) -> ChainInput:
+def build_input(case: AnyCase) -> Any:
     """One batch, as the op's benchmark shapes it."""
+    if isinstance(case, CacheCase):
+        return cache_input(case)
+    if isinstance(case, TreeCase):
+        return tree_input(case)
     draft = case.draft if case.op in ("verify_chain", "acceptance_ratios") else 1
     x = chain(case.batch, draft, case.vocab, dtype=DTYPES[case.dtype], filters=FILTERS[case.filters], shape=case.rows)
     if case.op in ("sample", "residual_probs", "residual_sample"):
@@ -70,8 +95,12 @@ def build_input(case: Case) -> ChainInput:
     return x._replace(noise=x.noise._replace(step=torch.zeros_like(x.noise.seed)))
 
 
-def calls(case: Case, backend: str) -> list[tuple[str, bool, Callable[[ChainInput], Any]]]:
+def calls(case: AnyCase, backend: str) -> list[tuple[str, bool, Callable[[Any], Any]]]:
     """(name, with draft_stats, call) of ours."""
+    if isinstance(case, CacheCase):
+        return [(backend, False, lambda x: compact_cache.ours(x, backend))]
+    if isinstance(case, TreeCase):
+        return [(backend, False, lambda x: verify_tree.ours(x, case.rule, backend))]
     if case.op != "verify_chain":
         ours = {m.__name__.split(".")[-1]: m.ours for m in (sample, acceptance_ratios, residual_probs, residual_sample)}
         return [(backend, False, lambda x: ours[case.op](x, backend))]
@@ -83,23 +112,36 @@ def calls(case: Case, backend: str) -> list[tuple[str, bool, Callable[[ChainInpu
     return found
 
 
-def meter_ours(case: Case, backend: str) -> list[Metered]:
+def fault(case: AnyCase, x: Any, before: Any, result: Any) -> str:
+    """What is wrong with a result, where that is cheap to tell."""
+    if isinstance(case, CacheCase):
+        compact_cache.ours(before, "reference")
+        is_right = all(map(torch.equal, x.tensors, before.tensors))
+    elif isinstance(case, TreeCase):
+        is_right = torch.equal(result.path, verify_tree.ours(x, case.rule, "cpu").path)
+    else:
+        is_checked = case.op == "verify_chain" and case.rule == "ratio"
+        is_right = not is_checked or torch.equal(result.num_accepted.long(), x.num_accepted)
+    return "" if is_right else "WRONG RESULT"
+
+
+def meter_ours(case: AnyCase, backend: str) -> list[Metered]:
     """Ours in one case."""
     x = build_input(case)
+    before = x.clone() if isinstance(x, CacheInput) else x
     lines = []
     for name, stats, call in calls(case, backend):
         with METERS[backend]() as moved:
             result = call(x)
-        wrong = ""
-        if case.op == "verify_chain" and case.rule == "ratio":
-            wrong = "" if torch.equal(result.num_accepted.long(), x.num_accepted) else "WRONG RESULT"
-        if case.rule == "block":  # accepts more than the ratio rule that the input was made for
+        wrong = fault(case, x, before, result)
+        if isinstance(case, Case) and case.rule == "block":  # accepts more than the rule that the input was made for
             x = x._replace(num_accepted=result.num_accepted)
-        lines.append(Metered(case, name, minimum(case, x, stats), moved, budget(case), wrong))
+        least = verify_tree.minimum(x, result) if isinstance(x, TreeInput) else minimum(case, x, stats)
+        lines.append(Metered(case, name, least, moved, budget(case), wrong))
     return lines
 
 
-def meter_rivals(case: Case) -> list[Metered]:
+def meter_rivals(case: AnyCase) -> list[Metered]:
     """Rivals that are plain PyTorch at the case's size; interpreted Triton where it says so."""
     x = build_input(case)
     lines = []
@@ -109,19 +151,23 @@ def meter_rivals(case: Case) -> list[Metered]:
         interpreted = contender.name.startswith(INTERPRETED)
         with (triton_meter if interpreted else torch_only_meter)() as moved:
             contender.run(x)
-        lines.append(Metered(case, contender.name, minimum(case, x), moved, None, ""))
+        least = (
+            verify_tree.minimum(x, verify_tree.ours(x, "match", "cpu"))
+            if isinstance(x, TreeInput)
+            else minimum(case, x)
+        )
+        lines.append(Metered(case, contender.name, least, moved, None, ""))
     return lines
 
 
-def rival_cases() -> list[Case]:
+def rival_cases() -> list[AnyCase]:
     """Cases of ours that rivals are metered in."""
-    return [
-        case
-        for case in cases()
-        if (case.op == "sample" or (case.op == "verify_chain" and case.rule == "ratio" and case.dtype == "bf16"))
-        and case.rows == "llm"
-        and case.filters in ("none", BOTH)
-    ]
+
+    def is_shared(case: Case) -> bool:
+        usual = case.op == "verify_chain" and case.rule == "ratio" and case.dtype == "bf16"
+        return (case.op == "sample" or usual) and case.rows == "llm" and case.filters in ("none", BOTH)
+
+    return [case for case in cases() if not isinstance(case, Case) or is_shared(case)]
 
 
 def available(names: list[str]) -> list[str]:
@@ -164,7 +210,7 @@ def show(line: Metered) -> Metered:
 def save(lines: list[Metered]) -> None:
     """bench/results/traffic.json, for the README."""
     stamp = {"commit": commit(), "date": time.strftime("%Y-%m-%d"), "versions": versions()}
-    rows = [
+    fresh = [
         {
             "op": line.case.op,
             "case": line.case.name,
@@ -179,7 +225,10 @@ def save(lines: list[Metered]) -> None:
         }
         for line in lines
     ]
-    results.write(results.TRAFFIC, {"machine": machine(), "rows": rows})
+    content = results.load(results.TRAFFIC)
+    measured = {(row["op"], row["case"]) for row in fresh}
+    kept = [row for row in content["rows"] if (row["op"], row["case"]) not in measured]
+    results.write(results.TRAFFIC, {"machine": machine(), "rows": kept + fresh})
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from specdec_kernels import TreeResult, verify_tree
 
 from .suite import CHECKED_REQUESTS, Contender, pytest_speed
-from .trees import MAX_DEPTH, TreeCase, TreeInput, tree_input
+from .trees import TreeCase, TreeInput, tree_input
 
 LARGE = 64 * 16 * 128256 * 4  # bytes of target rows: larger batches come once, for memory's sake
 
@@ -47,7 +47,7 @@ def ours(x: TreeInput, rule: str, backend: str) -> TreeResult:
         x.parents,
         x.target,
         x.draft,
-        max_depth=MAX_DEPTH,
+        max_depth=max(paths.shape[1] for paths in x.leaf_paths) - 1,
         sampling=x.sampling,
         draft_sampling=None if x.draft is None else x.sampling,
         noise=x.noise,
@@ -63,6 +63,12 @@ def first_requests(x: TreeInput, count: int) -> TreeInput:
     draft = None if x.draft is None else x.draft[:count]
     ids, parents, target = (t[:count] for t in x[:3])
     return TreeInput(ids, parents, target, draft, x.leaf_paths[:count], sampling, noise)
+
+
+def minimum(x: TreeInput, result: TreeResult) -> int:
+    """Bytes of the rows on the walk: that of every accepted node, the root's, once each."""
+    rows = len(x.token_ids) + int(result.num_accepted.sum())
+    return rows * x.target.shape[-1] * x.target.element_size()
 
 
 def check_ours(rule: str, backend: str) -> Callable[[TreeInput], None]:

@@ -149,6 +149,9 @@ def test_the_torch_meter_counts_a_copy_exactly() -> None:
         y.copy_(x)
         x.gather(0, torch.arange(10))  # what it picks; the indices, made and read
     assert (moved.read, moved.written) == (4000 + 40 + 80, 4000 + 40 + 80)
+    with torch_only_meter() as moved:
+        y[torch.tensor([3, 7])] = torch.ones(2)  # 2 indices read; 2 elements made, read and written
+    assert (moved.read, moved.written) == (16 + 8, 8 + 8)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is off where there is a GPU")

@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 import specdec_kernels
+import specdec_loop
 
 ROOT = Path(__file__).parent.parent
 MODULES = [
     m.name
-    for m in pkgutil.walk_packages(specdec_kernels.__path__, "specdec_kernels.")
+    for package in (specdec_kernels, specdec_loop)
+    for m in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
     if "triton" not in m.name.lower()
 ]
 

@@ -137,6 +137,16 @@ def test_no_orphans_beside_the_ops() -> None:
     no_faults([f"{name(p)} tests no op" for p, stem in stems if stem not in (*OPS, *about_all_ops)])
 
 
+def test_every_module_of_the_loop_has_its_tests_and_no_test_is_an_orphan() -> None:
+    inside = (ROOT / "python/specdec_loop").iterdir()
+    modules = {p.stem for p in inside if p.suffix == ".py" or (p / "__init__.py").exists()}
+    modules = {stem for stem in modules if not stem.startswith("__")}
+    tested = {p.stem.removeprefix("test_") for p in (ROOT / "tests/loop").glob("test_*.py")}
+    no_faults(
+        [f"python/specdec_loop/{stem}.py and tests/loop/test_{stem}.py: one is missing" for stem in modules ^ tested]
+    )
+
+
 def test_files_fit_a_page() -> None:
     sizes = {name(p): len(p.read_text().splitlines()) for p in tracked(*CODE)}
     no_faults([f"{path} has {n} lines, more than {MAX_FILE}" for path, n in sizes.items() if n > MAX_FILE])

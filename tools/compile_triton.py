@@ -9,13 +9,16 @@ Prints registers, spills and shared memory a kernel; exits with 1 if anything sp
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import itertools
+import multiprocessing
 import os
 import re
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -50,6 +53,9 @@ class _Driver:
 
     def get_current_stream(self, device: int | None = None) -> int:
         return 0
+
+
+_driver = functools.cache(_Driver)  # one device a target, or its kernels would be compiled again
 
 
 def _resources(kernel: Any, target: GPUTarget) -> tuple[int, int, int]:
@@ -149,11 +155,15 @@ def _residual(op: str, dtype: torch.dtype, filters: Any, mapped: bool) -> None:
         module.residual_sample_out(*common, LONGS, LONGS, LONGS, 2, LONGS, NUMBERS, INTS)
 
 
-def _cache(op: str, paged: bool, *more: Any) -> None:
+def _cache(op: str, paged: bool, *more: Any, dims: tuple[int, ...] = (256,)) -> None:
     module = importlib.import_module(f"specdec_kernels.ops.{op}.triton_kernel")
-    views = [torch.zeros(BATCH, 16, 8, 256, dtype=torch.uint8) for _ in range(4)]
+    views = [torch.zeros(BATCH, 16, 8, dim, dtype=torch.uint8) for dim in dims * 2]
     table = torch.zeros(BATCH, 4, dtype=torch.int32) if paged else None
-    getattr(module, f"{op}_out")(views, torch.zeros(4, 5, dtype=torch.int64), table, 16, BATCH, *more)
+    getattr(module, f"{op}_out")(views, torch.zeros(len(views), 5, dtype=torch.int64), table, 16, BATCH, *more)
+
+
+def _path(columns: int) -> Tensor:
+    return LONGS.repeat(columns, 1).T.contiguous()
 
 
 def _gather_nodes() -> None:
@@ -161,6 +171,26 @@ def _gather_nodes() -> None:
 
     values = torch.zeros(BATCH, DRAFT, 8192, dtype=torch.uint8)
     gather_nodes_out(values, torch.zeros(BATCH, DRAFT, dtype=torch.int64), values, INTS)
+
+
+NODES, SMALL = 1024, 64
+TREE = torch.zeros(BATCH, NODES, dtype=torch.int32)
+NODE_IDS = torch.zeros(BATCH, NODES, dtype=torch.int64)
+
+
+def _tree_layout(nodes: int) -> None:
+    from specdec_kernels.ops.tree_layout.triton_kernel import tree_layout_out
+
+    tree, longs = TREE[:, :nodes], NODE_IDS[:, :nodes]
+    words = torch.zeros(BATCH, nodes, nodes // 32, dtype=torch.int32)
+    tree_layout_out(tree, LONGS, 31, nodes, tree, longs, tree, tree, words, words, INTS)
+
+
+def _tree_mask(format: int, dtype: torch.dtype, *shape: int) -> None:
+    from specdec_kernels.ops.tree_mask.triton_kernel import tree_mask_out
+
+    mask = torch.zeros(shape, dtype=dtype)
+    tree_mask_out(TREE, LONGS, LONGS, 7, shape[-1], format, dtype, mask, torch.zeros(BATCH + 1).long(), INTS)
 
 
 # What the launchers are asked for: each kernel bare, and with everything that costs registers.
@@ -179,48 +209,62 @@ CASES: dict[str, Callable[[], None]] = {
     "sample fp32 filters map 8 raw": lambda: _sample(FP32, FILTERS, 8, True, 2),
     "acceptance_ratios bf16 filters": lambda: _acceptance_ratios(BF16, FILTERS),
     "residual_probs bf16": lambda: _residual("residual_probs", BF16, OFF, False),
-    "compact_cache": lambda: _cache("compact_cache", False, LONGS.repeat(6, 1).T.contiguous(), INTS, LONGS, INTS),
-    "compact_cache paged": lambda: _cache("compact_cache", True, LONGS.repeat(6, 1).T.contiguous(), INTS, LONGS, INTS),
+    "compact_cache": lambda: _cache("compact_cache", False, _path(6), INTS, LONGS, INTS),
+    "compact_cache paged": lambda: _cache("compact_cache", True, _path(6), INTS, LONGS, INTS),
+    "compact_cache long path, any dims": lambda: _cache(
+        "compact_cache", False, _path(30), INTS, LONGS, INTS, dims=(256, 128)
+    ),
     "select_state": lambda: _cache("select_state", False, INTS, INTS),
     "rollback paged zero": lambda: _cache("rollback", True, LONGS, INTS, 64, LONGS, INTS.repeat(4), INTS, INTS),
     "gather_nodes": _gather_nodes,
+    "tree_layout 64": lambda: _tree_layout(SMALL),
+    "tree_layout 1024": lambda: _tree_layout(NODES),
+    "tree_mask bool": lambda: _tree_mask(0, torch.bool, BATCH, 1, NODES, NODES),
+    "tree_mask additive bf16": lambda: _tree_mask(1, BF16, BATCH, 1, NODES, NODES),
+    "tree_mask flat": lambda: _tree_mask(2, torch.bool, BATCH * NODES * NODES),
+    "tree_mask flat packed": lambda: _tree_mask(3, torch.uint8, BATCH * NODES * NODES // 8),
+    "tree_mask int64": lambda: _tree_mask(5, torch.int64, BATCH, NODES, NODES // 64),
     "residual_sample bf16 filters map": lambda: _residual("residual_sample", BF16, FILTERS, True),
 }
 
 
+def _compile(work: tuple[str, str]) -> list[tuple[str, str, int]]:
+    """(hash, line to print, bytes spilled) of every kernel that a case launches on a target."""
+    name, case = work
+    target, found = TARGETS[name], []
+    driver.set_active(_driver(target))
+
+    def compile_only(kernel: Any, programs: int, *args: Any, **meta: Any) -> None:
+        compiled = kernel.warmup(*args, grid=(1,), **{"num_warps": host.NUM_WARPS, **host.OPTIONS, **meta})
+        registers, spills, shared = _resources(compiled, target)
+        numbers = f"{registers:4} registers {spills:5} spilled {shared:6} shared"
+        line = f"{name:10} {case:38} {compiled.name:18} {numbers}{'  SPILL' if spills else ''}"
+        found.append((compiled.hash, line, spills))
+
+    host.launch = compile_only
+    CASES[case]()
+    return found
+
+
 def main() -> int:
-    """Compile every case for every target."""
+    """Compile every case for every target, on every core."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", choices=TARGETS, action="append")
     parser.add_argument("--case", help="only cases whose name contains this", default="")
     options = parser.parse_args()
+    started = time.perf_counter()
     spilled = 0
-    seen: set[tuple[str, str]] = set()
-
-    for name in options.target or TARGETS:
-        target = TARGETS[name]
-        driver.set_active(_Driver(target))
-        for case, run in CASES.items():
-            if options.case not in case:
-                continue
-
-            def compile_only(
-                kernel: Any, programs: int, *args: Any, name: str = name, case: str = case,
-                target: GPUTarget = target, **meta: Any,
-            ) -> None:  # fmt: skip
-                nonlocal spilled
-                compiled = kernel.warmup(*args, grid=(1,), **{"num_warps": host.NUM_WARPS, **host.OPTIONS, **meta})
-                if (name, compiled.hash) in seen:
-                    return
-                seen.add((name, compiled.hash))
-                registers, spills, shared = _resources(compiled, target)
-                spilled += spills > 0
-                numbers = f"{registers:4} registers {spills:5} spilled {shared:6} shared"
-                print(f"{name:10} {case:38} {compiled.name:16} {numbers}{'  SPILL' if spills else ''}", flush=True)
-
-            host.launch = compile_only
-            run()
-    print(f"{len(seen)} kernels, {spilled} with spills")
+    seen: set[str] = set()
+    work = [(name, case) for name in options.target or TARGETS for case in CASES if options.case in case]
+    # Processes, for tracing and the passes hold the interpreter; started afresh, for torch's threads survive no fork.
+    with multiprocessing.get_context("spawn").Pool() as pool:
+        for kernels in pool.imap(_compile, work):
+            for kernel, line, spills in kernels:
+                if kernel not in seen:
+                    seen.add(kernel)
+                    spilled += spills > 0
+                    print(line, flush=True)
+    print(f"{len(seen)} kernels, {spilled} with spills, {time.perf_counter() - started:.0f} s")
     return 1 if spilled else 0
 
 

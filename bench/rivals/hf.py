@@ -25,7 +25,7 @@ def version() -> str:
 def available() -> str | None:
     """None, or why it cannot run here."""
     if importlib.util.find_spec("transformers") is None:
-        return "transformers is not installed (pip install -r requirements/bench.txt)"
+        return "transformers is not installed (pip install -r requirements/dev.txt)"
     return None
 
 

@@ -6,61 +6,25 @@ that rewrite the probabilities; without a GPU only the unfiltered case is metere
 
 from __future__ import annotations
 
-import functools
-import importlib.util
-import os
-from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from . import _sglang
+from ._sglang import version
 from .lazy import scaled
 
+__all__ = ["version"]
 NAME = "SGLang chain"
 WHY = "SGLang's rejection sampling for EAGLE chains"
 ORDER = 9
 FILE = "kernels/ops/speculative/reject_sampling.py"
 
 
-def version() -> str:
-    """Of the rival."""
-    try:
-        return f"sglang {metadata.version('sglang')}"
-    except metadata.PackageNotFoundError:
-        return "sglang, version unknown"
-
-
-@functools.cache
-def _file() -> Path | None:
-    # Only the kernel's file: the package itself wants CUDA libraries at import.
-    spec = importlib.util.find_spec("sglang")
-    places = spec.submodule_search_locations if spec else None
-    return next((Path(p) / FILE for p in places or () if (Path(p) / FILE).exists()), None)
-
-
 def available() -> str | None:
     """None, or why it cannot run here."""
-    try:
-        found = _file()
-    except ImportError as error:
-        return f"sglang cannot be looked into: {error}"
-    if found is None:
-        return "sglang is not installed (pip install --no-deps sglang==0.5.23; its files suffice)"
-    if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
-        return "its sampler is Triton: timed on a GPU only, metered by python -m bench.traffic"
-    return None
-
-
-@functools.cache
-def _kernel() -> Any:
-    spec = importlib.util.spec_from_file_location("sglang_reject_sampling", _file())
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.chain_speculative_sampling_triton
+    return _sglang.available(FILE)
 
 
 def supports(case: Any) -> str | None:
@@ -86,7 +50,7 @@ def verify_prepared(draft_ids: Tensor, prepared: tuple[Any, ...]) -> tuple[Tenso
     count = torch.zeros(batch, dtype=torch.int32, device=device)
     coins = torch.rand(batch, slots, device=device)
     last = torch.rand(batch, device=device)
-    _kernel()(
+    _sglang.load(FILE).chain_speculative_sampling_triton(
         predicts, accepted, count, candidates, index, index, index, coins, last, probs, draft_probs, 1.0, 1.0, True
     )
     return predicts.view(batch, slots).long(), count.long()

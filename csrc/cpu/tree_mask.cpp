@@ -193,7 +193,7 @@ void tree_mask(SPECDEC_TREE_MASK_ARGS) {
       offsets[b + 1] = offsets[b] + (is_packed ? (elements + 7) / 8 : elements);
     }
     const int64_t end = std::min(offsets[batch], size);
-    std::memset(mask + end, 0, size - end);
+    std::fill(mask + end, mask + size, uint8_t{0});
   }
 
   for_requests(batch, [&](int64_t b, const Team& team) {

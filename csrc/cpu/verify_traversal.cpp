@@ -89,10 +89,9 @@ class Node {
 
   double p(const RowLaw& law, int64_t x) const {
     double left = law.prob(x);
-    const auto end = deleted.begin();
     for (const Step& step : steps_) {
-      const auto behind = end + static_cast<int64_t>(step.hidden);
-      const double q = std::find(end, behind, x) == behind ? draft.prob(x) : 0;
+      const auto first = deleted.begin(), last = first + static_cast<int64_t>(step.hidden);
+      const double q = std::find(first, last, x) == last ? draft.prob(x) : 0;
       left = std::max(step.a * left - step.b * q, 0.0);
     }
     return left / mass_;

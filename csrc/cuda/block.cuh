@@ -47,19 +47,20 @@ struct Or {
 };
 
 // Sum over the threads before this one; `total` is the sum over all.
-__device__ inline int block_exclusive_sum(int value, int* total) {
-  using PerWarp = int[kWarps];
+template <class T>
+__device__ T block_exclusive_sum(T value, T* total) {
+  using PerWarp = T[kWarps];
   SPECDEC_SHARED(PerWarp, per_warp);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  int inclusive = value;
+  T inclusive = value;
 #pragma unroll
   for (int delta = 1; delta < 32; delta *= 2) {
-    const int other = __shfl_up_sync(0xffffffffu, inclusive, delta);
+    const T other = __shfl_up_sync(0xffffffffu, inclusive, delta);
     if (lane >= delta) inclusive += other;
   }
   if (lane == 31) per_warp[warp] = inclusive;
   __syncthreads();
-  int before = 0, all = 0;
+  T before = 0, all = 0;
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) {
     if (w < warp) before += per_warp[w];

@@ -12,12 +12,7 @@ __device__ inline void merge_plain_rows(const Problem& p, const RowTask& t, int6
   __syncthreads();
   RowTask other = t;
   for (int r = static_cast<int>(threadIdx.x) / 32; r < p.rows(); r += kWarps) {
-    other.is_target = r < p.target_rows;
-    other.index = other.is_target ? r : r - p.target_rows;
-    const bool bonus = p.task == Task::kChain || p.task == Task::kSample;
-    const int target_rows = t.chain.length + (bonus ? 1 : 0);
-    const int draft_rows = static_cast<int>(t.request_rows) - target_rows;
-    if (other.index >= (other.is_target ? target_rows : draft_rows)) continue;
+    if (!find_row(p, b, r, &other)) continue;
     other.parameters = other.is_target ? q.target : q.draft;
     const int tiles = tiles_of(other.is_target ? p.vocab : p.draft_vocab);
     const int64_t slot = p.row_slot(b, r);

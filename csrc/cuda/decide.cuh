@@ -172,7 +172,7 @@ __device__ inline PairTask draw_task(const Problem& p, const Request& q, int64_t
                                      bool is_rejected, float scale) {
   PairTask t{};
   t.kind = kPlain;
-  t.row = accepted;
+  t.row = t.place = t.slot = accepted;
   t.a = scale;
   t.b = 1.f;
   t.x = -1;

@@ -14,6 +14,9 @@ class Reserved {
   Tensor scratch_, tickets_;
 };
 
+// Draft column of each target id, where there is a token map.
+void launch_columns(const Problem& p, Stream stream);
+
 // Statistics of all rows, the refinement of filters, the decision of every request.
 void launch_rows(const Problem& p, Stream stream);
 

@@ -6,61 +6,10 @@
 #include "decide_op.cuh"
 #include "handshake.cuh"
 #include "kernels.h"
+#include "pair.cuh"
+#include "tree_walk.cuh"
 
 namespace specdec {
-
-struct PairRows {
-  PairTask task;
-  Chain chain;
-  LogitRow target, draft;
-  Global<const int32_t> allowed;
-  Race race;
-};
-
-__device__ inline PairRows load_pair(const Problem& p, int64_t b, const PairTask& task) {
-  PairRows r{};
-  r.task = task;
-  if (task.kind == kNothing) return r;
-  r.chain = load_chain(p, b);
-  r.target = target_row(p, r.chain, b, task.row);
-  r.allowed = allowed_row(p, r.chain, b, task.row);
-  if (task.kind == kPair) r.draft = draft_row(p, r.chain, b, task.row);
-  r.race.inv_t = task.target.inv_t;
-  r.race.threshold = task.target.threshold;
-  return r;
-}
-
-__device__ inline NoiseStream pair_noise(const Problem& p, int64_t b, int row) {
-  const bool is_residual = p.task == Task::kResidual;
-  return p.noise(b, is_residual ? 0 : row, is_residual ? p.purpose : kPurposeResidual);
-}
-
-// Draft logits at the target ids of this thread: through the map, or the tile itself.
-__device__ inline void load_draft(const Problem& p, const PairRows& r, int64_t base,
-                                  float (&l)[kPerThread]) {
-  if (!p.token_map) {
-    load_tile(r.draft, base, p.draft_vocab, l);
-    return;
-  }
-#pragma unroll
-  for (int j = 0; j < kPerThread; ++j) {
-    const int64_t id = id_of(base, j);
-    const int64_t column = id < p.vocab ? column_of(p, id) : -1;
-    l[j] = column < 0 ? -INFINITY : r.draft.at(column);
-  }
-}
-
-__device__ inline float pair_q(const PairTask& t, float logit, int64_t id) {
-  if (t.kind == kPair) return t.draft.at(logit, id);
-  return t.kind == kPoint && id == t.x ? 1.f : 0.f;
-}
-
-// (a p - b q)+ with q a law over target ids; the products are rounded, so that every machine has
-// the same weights.
-__device__ inline float pair_weight(const PairTask& t, float p_logit, float q_logit, int64_t id) {
-  const float ap = mul_rn(t.a, t.target.at(p_logit, id));
-  return fmaxf(sub_rn(ap, mul_rn(t.b, pair_q(t, q_logit, id))), 0.f);
-}
 
 // Key of one id in the draw.
 __device__ inline Key draw_key(const PairTask& t, const Race& race, float logit, float weight,
@@ -148,10 +97,11 @@ __device__ inline void finish_draw(const Problem& p, const PairRows& r, int64_t 
   if (threadIdx.x == 0) result = merge_pair(p, slot);
   __syncthreads();
   const bool late = r.task.watch_draft && (result.bad || !is_finite(result.draft_maximum));
-  const bool is_chain = p.task == Task::kChain;
+  const bool is_chain = p.task == Task::kChain || p.task == Task::kTree;
   const bool empty = is_chain ? r.task.kind != kPlain && result.key == 0 : result.any == 0;
   Key key = result.key;
   if (late || empty || key == 0) key = plain_draw(p, r);
+  if (r.task.descends && descend(p, b, r.task, key_id(key), empty ? kEmptyResidual : 0)) return;
   if (threadIdx.x != 0) return;
   const ChainState state = p.work.states.load(b);
   const int64_t token = key == 0 ? -1 : key_id(key);
@@ -161,12 +111,12 @@ __device__ inline void finish_draw(const Problem& p, const PairRows& r, int64_t 
     p.mass.store(b, result.mass);
     return;
   }
-  const int64_t at = b * (p.max_draft + 1) + r.task.row;
+  const int64_t at = b * (p.max_draft + 1) + r.task.place;
   p.token_ids.store(at, token);
   if (p.logprobs_mode == LogprobsMode::kNone) return;
   const float logit = target_logit(p, r.chain, b, r.task.row, token);
   const Parameters s = target_parameters(p, b);
-  p.logprobs.store(at, token_logprob(p, target_stats(p, b, r.task.row), s, logit, token));
+  p.logprobs.store(at, token_logprob(p, target_stats(p, b, r.task.slot), s, logit, token));
 }
 
 __device__ inline void finish_pass(const Problem& p, Pass pass, const PairRows& r, int64_t b,
@@ -244,7 +194,7 @@ __global__ void __launch_bounds__(kThreads, kPass == Pass::kMass || kPass == Pas
   if (threadIdx.x == 0) {
     r = load_pair(p, b, p.work.tasks.load(slot));
     if (kPass == Pass::kDraw && r.task.kind != kNothing)
-      r.race.noise = pair_noise(p, b, r.task.row);
+      r.race.noise = pair_noise(p, b, r.task.place);
   }
   __syncthreads();
   if (kPass != Pass::kProbs && r.task.kind == kNothing) return;
@@ -274,6 +224,10 @@ __global__ void __launch_bounds__(kThreads, kPass == Pass::kMass || kPass == Pas
       weight[j] = r.task.kind == kNothing ? 0.f : pair_weight(r.task, v[j], logit, id);
     }
     if (id >= p.vocab) weight[j] = 0.f;
+  }
+  if (kPass == Pass::kDraw && r.task.num_listed > 0) apply_list(p, r.task, b, base, v, weight);
+#pragma unroll
+  for (int j = 0; j < kPerThread; ++j) {
     mass += weight[j];
     any |= weight[j] >= kTiny ? 1 : 0;
   }

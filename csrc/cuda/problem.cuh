@@ -14,7 +14,16 @@ constexpr int kListed = 64;                   // largest values a tile lists for
 constexpr int kGroup = 128, kGroups = kTile / kGroup;
 constexpr int kMaxSamples = 64;
 
-enum class Task : int { kSample, kChain, kRatios, kResidual };
+enum class Task : int { kSample, kChain, kRatios, kResidual, kTree };
+enum class TreeRule : int64_t {
+  kMatch,
+  kGreedy,
+  kTypical,
+  kRecursive,
+  kGreedyMultiDraft,
+  kTargetOnly,
+  kTraversal
+};
 
 struct SamplingView {  // each [batch] or absent
   GlobalVector<float> temperature;
@@ -97,8 +106,11 @@ struct Law {
 
 enum PairKind : int { kNothing, kPlain, kPair, kPoint };
 
-struct PairTask {  // one pair of rows to be read again: weights (a p - b q)+
-  int kind, row;   // row: target (and draft) row of the request
+struct PairTask {   // one pair of rows to be read again: weights (a p - b q)+
+  int kind, row;    // row: target (and draft) row of the request
+  int place, slot;  // places behind the request's position; row of the statistics
+  int num_listed;   // ids whose weights are listed: kPoint leaves them out
+  int descends;     // a draw that is a candidate is accepted (verify_tree)
   float a, b;
   int64_t x;         // kPoint: where q is 1
   float point_left;  // kPoint: what is left of x: its log-weight relative to the others; -inf:
@@ -117,6 +129,26 @@ struct ChainState {  // of one request between launches
   int length, accepted, status, usable_bonus;
 };
 
+struct Candidate {          // a node of a tree
+  int parent, depth, rank;  // rank: among the nodes of its depth; not there: -1
+  int id;                   // or kNoId, kOutside
+  int has_children;
+};
+constexpr int kNoId = -1, kOutside = -2;
+
+struct Mark {  // of a node that is accepted so far
+  double score;
+  float logprob, token_logprob;
+  int token;  // what follows it if the walk ends there
+};
+
+struct WalkState {      // of one request between two levels of its walk
+  int head, tail;       // of its queue: the nodes whose rows this level reads start at head
+  int targets, drafts;  // rows that are read
+  int status, best, depth, is_last;  // best: the deepest accepted node so far
+  double score;                      // of the best node
+};
+
 struct Workspace {
   Global<Partial> partials;           // [rows, tiles]
   Global<unsigned long long> keys;    // [rows, tiles, num_samples]
@@ -129,6 +161,11 @@ struct Workspace {
   Global<ChainState> states;          // [batch]
   Global<float> weights;              // [batch, max_draft + 1]: w of rule block
   Global<int32_t> columns;            // [vocab]: draft column of a target id; checked when read
+  Global<Candidate> candidates;       // [batch, nodes]
+  Global<Mark> marks;                 // [batch, nodes]
+  Global<int32_t> queue;              // [batch, nodes + 1]
+  Global<Listed> listed;              // [batch, nodes]: ids with the weights that they have left
+  Global<WalkState> walks;            // [2, batch]: a level reads one half and writes the other
   Global<unsigned> row_tickets;       // [rows], zero between launches
   Global<unsigned> request_tickets;   // [batch], zero between launches
 };
@@ -161,6 +198,11 @@ struct Problem {
   float over_acceptance, typical_epsilon, typical_delta;
   bool rejected_from_target, wants_draw, wants_mass;
   int64_t top_m, max_distance, min_block;
+  TreeRule tree_rule;  // verify_tree
+  bool replacement;
+  int nodes, level;
+  GlobalIds parents;  // [batch, nodes]
+  Global<int32_t> path;
   LogprobsMode logprobs_mode;
   GlobalIds token_ids;  // results; those an op does not have are absent
   Global<int32_t> num_accepted, status;
@@ -169,6 +211,7 @@ struct Problem {
 
   __device__ int rows() const { return target_rows + draft_rows; }
   __device__ int64_t row_slot(int64_t b, int r) const { return b * rows() + r; }
+  __device__ int64_t walk_slot(int64_t b, int wanted) const { return (wanted & 1) * batch + b; }
   __device__ NoiseStream noise(int64_t b, int64_t i, int64_t wanted_purpose) const {
     const int64_t s = wanted_purpose == kPurposeTarget ? 0 : step.get(b, 0);
     return noise_stream(seed.load(b), position.load(b) + i, s, wanted_purpose, lane.get(b, 0));
@@ -192,7 +235,7 @@ __device__ inline int64_t draft_id(const Problem& p, const Chain& c, int64_t b, 
 
 __device__ inline Chain load_chain(const Problem& p, int64_t b) {
   Chain c{0, 0, 0, 0, false};
-  if (p.task == Task::kSample) return c;
+  if (p.task == Task::kSample || p.task == Task::kTree) return c;
   if (p.task == Task::kResidual) {
     c.length = 1;
     return c;
@@ -245,14 +288,14 @@ __device__ inline Global<const int32_t> allowed_row(const Problem& p, const Chai
 __device__ inline bool has_draft_law(const Problem& p, const Parameters& target,
                                      const Parameters& draft) {
   if (!p.draft || draft.greedy) return false;
-  if (p.task == Task::kChain) {
+  if (p.task == Task::kChain || p.task == Task::kTree) {
     return !target.greedy && (p.rule == Rule::kRatio || p.rule == Rule::kBlock);
   }
   return true;
 }
 
 __device__ inline bool is_argmax_rule(const Problem& p) {
-  return p.task == Task::kChain &&
+  return (p.task == Task::kChain || p.task == Task::kTree) &&
          (p.rule == Rule::kGreedy || p.rule == Rule::kTopM || p.rule == Rule::kDistance);
 }
 

@@ -7,6 +7,9 @@ namespace specdec {
 struct RowTask {
   bool active, is_target;
   int index, tiles;                       // row of the request; tiles of its vocabulary
+  int place;                              // of the token it speaks of, behind the position
+  int target_count, draft_count;          // rows that the request has
+  int has_children;                       // of the node: verify_tree
   unsigned request_blocks, request_rows;  // that arrive for the whole request
   int64_t size;
   LogitRow row;
@@ -31,18 +34,19 @@ __device__ inline float target_logit(const Problem& p, const Chain& c, int64_t b
 __device__ inline bool row_races(const Problem& p, const RowTask& t) {
   if (!t.is_target || t.parameters.greedy) return false;
   if (p.task == Task::kSample) return true;
-  if (p.task != Task::kChain) return false;
+  if (p.task != Task::kChain && p.task != Task::kTree) return false;
   if (p.rule == Rule::kMatch || p.rule == Rule::kTypical) return true;
+  if (p.task == Task::kTree) return !is_argmax_rule(p) && t.has_children == 0;
   return !is_argmax_rule(p) && t.index == t.chain.length;
 }
 
-__device__ inline Race row_race(const Problem& p, int64_t b, int index, const Parameters& s) {
+__device__ inline Race row_race(const Problem& p, int64_t b, int place, const Parameters& s) {
   Race race;
   const bool is_sample = p.task == Task::kSample;
   const int64_t purpose = is_sample                ? p.purpose
                           : p.rule == Rule::kMatch ? kPurposeTarget
                                                    : kPurposeResidual;
-  race.noise = p.noise(b, index, purpose);
+  race.noise = p.noise(b, place, purpose);
   race.inv_t = s.inv_t;
   race.threshold = -INFINITY;
   if (is_sample) {
@@ -54,12 +58,33 @@ __device__ inline Race row_race(const Problem& p, int64_t b, int index, const Pa
   return race;
 }
 
+// The node of a tree whose row this is: in rule traversal each has its own place in the grid.
+__device__ inline bool find_tree_row(const Problem& p, int64_t b, RowTask* t) {
+  int node = t->index;
+  if (p.tree_rule != TreeRule::kTraversal) {
+    if (node >= t->target_count) return false;
+    const WalkState s = p.work.walks.load(p.walk_slot(b, p.level));
+    node = p.work.queue.load(b * (p.nodes + 1) + s.head + node);
+  }
+  const Candidate c = p.work.candidates.load(b * p.nodes + node);
+  t->index = node;
+  t->place = c.depth;
+  t->has_children = c.has_children;
+  return c.depth >= 0 && (t->is_target || (t->draft_count > 0 && c.has_children != 0));
+}
+
+// Finds which of the request's rows is row r of the grid; false if it has no such row.
+__device__ inline bool find_row(const Problem& p, int64_t b, int r, RowTask* t) {
+  t->is_target = r < p.target_rows;
+  t->index = t->place = t->is_target ? r : r - p.target_rows;
+  if (p.task == Task::kTree) return find_tree_row(p, b, t);
+  return t->index < (t->is_target ? t->target_count : t->draft_count);
+}
+
 // Row r of request b. One thread calls it; the block shares the result.
 __device__ inline RowTask make_row_task(const Problem& p, int64_t b, int r) {
   RowTask t{};
   t.chain = load_chain(p, b);
-  t.is_target = r < p.target_rows;
-  t.index = t.is_target ? r : r - p.target_rows;
   const Parameters target = target_parameters(p, b);
   Parameters draft = neutral_parameters();
   bool uses_draft = false;
@@ -68,11 +93,16 @@ __device__ inline RowTask make_row_task(const Problem& p, int64_t b, int r) {
     uses_draft = has_draft_law(p, target, draft) && !(p.has_stats && p.rule == Rule::kRatio);
   }
   const int bonus = p.task == Task::kChain || p.task == Task::kSample ? 1 : 0;
-  const int target_rows = t.chain.lost ? 0 : t.chain.length + bonus;
-  const int draft_rows = uses_draft && !t.chain.lost ? t.chain.length : 0;
-  t.active = t.index < (t.is_target ? target_rows : draft_rows);
-  t.request_rows = target_rows + draft_rows;
-  t.request_blocks = target_rows * tiles_of(p.vocab) + draft_rows * tiles_of(p.draft_vocab);
+  t.target_count = t.chain.lost ? 0 : t.chain.length + bonus;
+  t.draft_count = uses_draft && !t.chain.lost ? t.chain.length : 0;
+  if (p.task == Task::kTree) {
+    const WalkState s = p.work.walks.load(p.walk_slot(b, p.level));
+    t.target_count = s.targets;
+    t.draft_count = uses_draft ? s.drafts : 0;
+  }
+  t.active = find_row(p, b, r, &t);
+  t.request_rows = t.target_count + t.draft_count;
+  t.request_blocks = t.target_count * tiles_of(p.vocab) + t.draft_count * tiles_of(p.draft_vocab);
   if (!t.active) return t;
   t.size = t.is_target ? p.vocab : p.draft_vocab;
   t.tiles = tiles_of(t.size);
@@ -80,10 +110,10 @@ __device__ inline RowTask make_row_task(const Problem& p, int64_t b, int r) {
   t.row = t.is_target ? target_row(p, t.chain, b, t.index) : draft_row(p, t.chain, b, t.index);
   if (!t.is_target) return t;
   t.allowed = allowed_row(p, t.chain, b, t.index);
-  t.wants_entropy = p.task == Task::kChain && p.rule == Rule::kTypical;
+  t.wants_entropy = (p.task == Task::kChain || p.task == Task::kTree) && p.rule == Rule::kTypical;
   t.wants_raw = p.logprobs_mode == LogprobsMode::kRaw;
   t.races = row_races(p, t);
-  if (t.races) t.race = row_race(p, b, t.index, t.parameters);
+  if (t.races) t.race = row_race(p, b, t.place, t.parameters);
   t.wants_rank = p.task == Task::kChain && p.rule == Rule::kTopM && t.index < t.chain.length;
   if (t.wants_rank) {
     t.x = draft_id(p, t.chain, b, t.index);

@@ -71,6 +71,12 @@ Reserved::Reserved(Problem* problem, const Tensor& like, Stream stream) {
   const int64_t states = layout.add<ChainState>(p.batch);
   const int64_t weights = layout.add<float>(p.batch * (p.max_draft + 1));
   const int64_t columns = layout.add<int32_t>(maps ? p.vocab : 0);
+  const int64_t nodes = p.batch * p.nodes, walks = p.nodes > 0 ? 2 * p.batch : 0;
+  const int64_t candidates = layout.add<Candidate>(nodes);
+  const int64_t marks = layout.add<Mark>(nodes);
+  const int64_t queue = layout.add<int32_t>(p.nodes > 0 ? nodes + p.batch : 0);
+  const int64_t listed_ids = layout.add<Listed>(nodes);
+  const int64_t walk_states = layout.add<WalkState>(walks);
   scratch_ = make(like, layout.size(), false);
   const int64_t ticket_bytes = (rows + p.batch) * static_cast<int64_t>(sizeof(unsigned));
   tickets_ = tickets_of(like, stream, ticket_bytes);
@@ -85,6 +91,11 @@ Reserved::Reserved(Problem* problem, const Tensor& like, Stream stream) {
   w.pair_partials = part<PairPartial>(scratch_, pair_partials);
   w.states = part<ChainState>(scratch_, states);
   w.weights = part<float>(scratch_, weights);
+  w.candidates = part<Candidate>(scratch_, candidates);
+  w.marks = part<Mark>(scratch_, marks);
+  w.queue = part<int32_t>(scratch_, queue);
+  w.listed = part<Listed>(scratch_, listed_ids);
+  w.walks = part<WalkState>(scratch_, walk_states);
   if (maps) w.columns = part<int32_t>(scratch_, columns);
   w.request_tickets = part<unsigned>(tickets_, 0);
   w.row_tickets = w.request_tickets + p.batch;

@@ -1,3 +1,40 @@
-"""Reference decoding loop on top of specdec_kernels; it holds nothing yet."""
+"""Reference decoding loop on top of specdec_kernels, for Hugging Face transformers."""
 
-__all__: list[str] = []
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .draft_length import AdaptiveLength
+    from .drafters import DraftModel, Lookahead, PromptLookup, SuffixDecoding
+    from .generation import Generation, generate
+    from .tree_cache import TreeCache
+
+_HOMES = {
+    "AdaptiveLength": "draft_length",
+    "DraftModel": "drafters",
+    "Generation": "generation",
+    "Lookahead": "drafters",
+    "PromptLookup": "drafters",
+    "SuffixDecoding": "drafters",
+    "TreeCache": "tree_cache",
+    "generate": "generation",
+}
+__all__ = [
+    "AdaptiveLength",
+    "DraftModel",
+    "Generation",
+    "Lookahead",
+    "PromptLookup",
+    "SuffixDecoding",
+    "TreeCache",
+    "generate",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Import what needs transformers when it is first asked for: importing the package needs torch alone."""
+    if name in _HOMES:
+        return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -37,8 +37,8 @@ from .stats import (
 )  # fmt: skip
 
 # Sums of an open row, int64: gathered, above, ties at the high and the low end; mass and entropy sum above; mass from
-# the min-p threshold on.
-N_IN, N_ABOVE, N_HIGH, N_LOW, N_MASS, N_ENTROPY, N_FLOOR, N_FIELDS = (tl.constexpr(i) for i in range(8))
+# the min-p threshold on; mass inside.
+N_IN, N_ABOVE, N_HIGH, N_LOW, N_MASS, N_ENTROPY, N_FLOOR, N_INSIDE = (tl.constexpr(i) for i in range(8))
 DEVIATIONS = tl.constexpr(3.5)
 
 
@@ -144,7 +144,7 @@ def _add(lists, row, field: tl.constexpr, amount):
 @triton.jit
 def gather_tile(
     ws, lists, rows, offset, bits, row, tile, sampling, noise, b, position,
-    RACE: tl.constexpr, PURPOSE: tl.constexpr, TILE: tl.constexpr, GATHERED: tl.constexpr,
+    RACE: tl.constexpr, PURPOSE: tl.constexpr, ENTROPY: tl.constexpr, TILE: tl.constexpr, GATHERED: tl.constexpr,
 ):  # fmt: skip
     """Sum what lies above the bracket of an open row, gather what lies inside, and race what is kept for certain."""
     inv_t, t, k, p, floor = sampling
@@ -159,15 +159,17 @@ def gather_tile(
     inside = real & (key > low) & (key < high)
     w = weights(x, maximum, inv_t)
     mass = (w * UNIT).to(tl.int64)
-    z = tl.where(above, (x - maximum) * inv_t, 0.0)
     _add(lists, row, N_ABOVE, tl.sum(above.to(tl.int32), axis=0))
     _add(lists, row, N_HIGH, tl.sum((real & (key == high)).to(tl.int32), axis=0))
     _add(lists, row, N_LOW, tl.sum((real & (key == low) & (low < high)).to(tl.int32), axis=0))
     _add(lists, row, N_MASS, tl.sum(tl.where(above, mass, 0), axis=0))
-    _add(lists, row, N_ENTROPY, tl.sum((w * z * UNIT).to(tl.int64), axis=0))
+    if ENTROPY:
+        z = tl.where(above, (x - maximum) * inv_t, 0.0)
+        _add(lists, row, N_ENTROPY, tl.sum((w * z * UNIT).to(tl.int64), axis=0))
     if floor > 0:
         least = key_of(min_p_threshold(maximum, t, floor))
         _add(lists, row, N_FLOOR, tl.sum(tl.where(real & (key >= least), mass, 0), axis=0))
+    _add(lists, row, N_INSIDE, tl.sum(tl.where(inside, mass, 0), axis=0))
     inside_count = tl.sum(inside.to(tl.int32), axis=0)
     base = tl.atomic_add(lists.sums + row * 8 + N_IN, inside_count.to(tl.int64), sem="relaxed")
     place = base + tl.cumsum(inside.to(tl.int32), axis=0) - 1
@@ -203,7 +205,21 @@ def load_gathered(lists, row, GATHERED: tl.constexpr):
 
 
 @triton.jit
-def close_row(ws, lists, row, sampling, GATHERED: tl.constexpr):
+def _mass_gathered(lists, row, count, low, maximum, inv_t, GATHERED: tl.constexpr):
+    """(mass, entropy sum), in units, of the gathered keys at or above `low`; in small blocks, to spare registers."""
+    mass, zsum = tl.full([], 0, tl.int64), tl.full([], 0, tl.int64)
+    for start in range(0, count, SCAN):
+        j = start + tl.arange(0, SCAN)
+        at = row * GATHERED + j
+        x = tl.load(lists.gathered + at, mask=j < count, other=float("-inf"), cache_modifier=".cg")
+        more, z = mass_from(key_of(x.to(tl.float32)), low, maximum, inv_t)
+        mass += more
+        zsum += z
+    return mass, zsum
+
+
+@triton.jit
+def close_row(ws, lists, row, sampling, ENTROPY: tl.constexpr, GATHERED: tl.constexpr):
     """(threshold, mass, entropy sum, closed) of an open row: exact, or not closed if the bracket was wrong."""
     inv_t, t, k, p, floor = sampling
     maximum = law_of(ws, row)[0]
@@ -215,10 +231,12 @@ def close_row(ws, lists, row, sampling, GATHERED: tl.constexpr):
     mass_high = units(value_of(high), maximum, inv_t) * n_high
     mass_low = units(value_of(low), maximum, inv_t) * n_low
     keys = key_of(load_gathered(lists, row, GATHERED))
-    mass_in = mass_from(keys, low, maximum, inv_t)[0]
+    count = tl.minimum(n_in, GATHERED).to(tl.int32)
+    mass_in = _sum_of(lists, row, N_INSIDE)
     closed = n_in <= GATHERED
     least = key_of(min_p_threshold(maximum, t, floor))
     threshold = tl.minimum(least, key_of(maximum))
+    inner, is_weighed = tl.full([], 0, tl.int64), row < 0  # mass inside the bracket that is kept, once known
     if k > 0:
         closed = closed & (n_above < k) & (n_above + n_high + n_in + n_low >= k)
         kth = tl.where(n_above + n_high + n_in >= k, kth_in(keys, k - n_above - n_high, low + 1, high), low)
@@ -230,19 +248,24 @@ def close_row(ws, lists, row, sampling, GATHERED: tl.constexpr):
             whole = _sum_of(lists, row, N_FLOOR).to(tl.float64)
         if (k > 0) & (threshold > least):
             closed = closed & (threshold <= high)
-            kept = mass_above + mass_high + mass_from(keys, threshold, maximum, inv_t)[0]
+            kept = mass_above + mass_high
+            kept += _mass_gathered(lists, row, count, threshold, maximum, inv_t, GATHERED)[0]
             whole = tl.where(threshold <= low, kept + mass_low, kept).to(tl.float64)
         need = whole * p.to(tl.float64)
         closed = closed & ((mass_above < need) | (high == key_of(maximum)))
         reach = mass_above + mass_high
         closed = closed & ((reach + mass_in + mass_low).to(tl.float64) >= need)
-        edge = edge_in(keys, maximum, inv_t, need - reach.to(tl.float64), low + 1, high)
+        edge, inner = edge_in(keys, maximum, inv_t, need - reach.to(tl.float64), low + 1, high, mass_in)
         edge = tl.where((reach + mass_in).to(tl.float64) >= need, edge, low)
         edge = tl.where(reach.to(tl.float64) >= need, high, edge)
+        inner = tl.where(edge == high, 0, tl.where(edge == low, mass_in, inner))
+        is_weighed = edge >= threshold
         threshold = tl.maximum(threshold, edge)
     closed = closed & (threshold >= low) & (threshold <= high + 1)
-    kept, zsum = mass_from(keys, threshold, maximum, inv_t)
-    kept += mass_above
+    zsum = tl.full([], 0, tl.int64)
+    if ENTROPY or (is_weighed == 0):
+        inner, zsum = _mass_gathered(lists, row, count, threshold, maximum, inv_t, GATHERED)
+    kept = mass_above + inner
     zsum += _sum_of(lists, row, N_ENTROPY)
     with_high, with_low = threshold <= high, threshold <= low
     z_high = ((value_of(high) - maximum) * inv_t * mass_high.to(tl.float32)).to(tl.int64)
@@ -267,8 +290,9 @@ def race_closed(
         ok = j < count
         x = tl.load(lists.gathered + row * GATHERED + j, mask=ok, other=float("-inf"), cache_modifier=".cg")
         x = x.to(tl.float32)
-        v = tl.load(lists.gathered_ids + row * GATHERED + j, mask=ok, other=0, cache_modifier=".cg")
-        score = race_scores(x * inv_t, ok & (x >= threshold), words(noise, b, position, PURPOSE, v))
+        on = ok & (x >= threshold)
+        v = tl.load(lists.gathered_ids + row * GATHERED + j, mask=on, other=0, cache_modifier=".cg")
+        score = race_scores(x * inv_t, on, words(noise, b, position, PURPOSE, v))
         score, who = winner(score, v)
         best, at = better(best, at, score, who, count > 0)
     score, who = winner(get_f(ws, F_SCORE, row, T_PAD, float("-inf")), get_i(ws, I_WINNER, row, T_PAD, 0x7FFFFFFF))

@@ -31,7 +31,8 @@ class Views(NamedTuple):
     """The tensors of a cache."""
 
     address: Any  # int64 [tensors]
-    table: Any  # int64 [tensors, FIELDS]
+    table: Any  # int64 [tensors, FIELDS], or None where they all have the same
+    fields: Any  # these then, else None
     tensors: Any
     splits: Any  # programs that share a row
 
@@ -63,8 +64,10 @@ def views(tensors: list[Tensor], table: Tensor, requests: int) -> tuple[Views, d
     widest = max(t.shape[2] * t.shape[3] for t in tensors) // size
     columns = min(power(widest), UNITS)
     splits = min(triton.cdiv(widest, columns), max(1, ITEMS // max(len(tensors) * requests, 1)))
+    shapes = {(*t.stride()[:3], *t.shape[2:]) for t in tensors}
+    fields = shapes.pop() if len(shapes) == 1 else None
     constants = {"COLUMNS": columns, "UNIT": size, "ELEMENT": ELEMENTS[size], "num_warps": 4}
-    return Views(known, table, len(tensors), splits), constants
+    return Views(known, None if fields else table, fields, len(tensors), splits), constants
 
 
 def blocks(block_table: Tensor | None, page_size: int, num_pages: int) -> Blocks:
@@ -96,10 +99,19 @@ def item_of(views):
 
 
 @triton.jit
+def _field(views, tensor, i: tl.constexpr):
+    """Field i of a tensor; what all tensors share came with the launch and costs no load."""
+    return views.fields[i] if views.table is None else tl.load(views.table + tensor * 5 + i)
+
+
+@triton.jit
 def _columns(views, tensor, first, UNIT: tl.constexpr, COLUMNS: tl.constexpr):
     """(offset, inside) of units first .. first + COLUMNS - 1 of a token's row, head after head."""
-    row = views.table + tensor * 5
-    head_stride, heads, size = tl.load(row + 2) // UNIT, tl.load(row + 3), tl.load(row + 4) // UNIT
+    head_stride, heads, size = (
+        _field(views, tensor, 2) // UNIT,
+        _field(views, tensor, 3),
+        _field(views, tensor, 4) // UNIT,
+    )
     column = first + tl.arange(0, COLUMNS)
     return column // tl.maximum(size, 1) * head_stride + column % tl.maximum(size, 1), column < heads * size
 
@@ -111,13 +123,12 @@ def _base(views, tensor, ELEMENT: tl.constexpr):
 
 @triton.jit
 def _starts(views, tensor, page, slot, UNIT: tl.constexpr):
-    row = views.table + tensor * 5
-    return page * (tl.load(row) // UNIT) + slot * (tl.load(row + 1) // UNIT)
+    return page * (_field(views, tensor, 0) // UNIT) + slot * (_field(views, tensor, 1) // UNIT)
 
 
 @triton.jit
 def _width(views, tensor, UNIT: tl.constexpr):
-    return tl.load(views.table + tensor * 5 + 3) * (tl.load(views.table + tensor * 5 + 4) // UNIT)
+    return _field(views, tensor, 3) * (_field(views, tensor, 4) // UNIT)
 
 
 @triton.jit

@@ -74,11 +74,11 @@ def _finish(
 
 
 @triton.jit
-def _target_tile(
-    call, b, i, row, tile, ids, first, inv_t, greedy, TILE: tl.constexpr, KP: tl.constexpr, RULE: tl.constexpr,
+def target_tile(
+    call, b, i, place, row, tile, ids, first, inv_t, greedy, TILE: tl.constexpr, KP: tl.constexpr, RULE: tl.constexpr,
     filtered, LOGPROBS: tl.constexpr, FILTERS: tl.constexpr, LISTED: tl.constexpr,
 ):  # fmt: skip
-    """Partial results of one tile of target row i."""
+    """Partial results of one tile of target row i, whose draw is that of the position `place`."""
     start = tile * TILE
     v = start + tl.arange(0, TILE)
     raw = load_logits(call.target, row_offset(call.target, call.chain, first, b, i, 1), start, TILE)
@@ -92,7 +92,7 @@ def _target_tile(
     if RULE == MATCH or RULE == TYPICAL:
         if (greedy == 0) & (filtered == 0):
             PURPOSE: tl.constexpr = 0 if RULE == MATCH else 2
-            word = tile_words(call.noise, b, tl.load(call.noise.position + b) + i, PURPOSE, start, TILE)
+            word = tile_words(call.noise, b, tl.load(call.noise.position + b) + place, PURPOSE, start, TILE)
             best, at = winner(race_scores(x * inv_t, x > float("-inf"), word), v)
             put_f(call.ws, F_SCORE, row, tile, best)
             put_i(call.ws, I_WINNER, row, tile, at)
@@ -114,7 +114,7 @@ def _put_winner(call, row, best, at, argmax):
 
 @triton.jit
 def _filter_target(
-    call, b, i, row, maximum, mass, argmax, RULE: tl.constexpr, TILE: tl.constexpr, T_PAD: tl.constexpr,
+    call, b, place, row, maximum, mass, argmax, RULE: tl.constexpr, TILE: tl.constexpr, T_PAD: tl.constexpr,
     LISTED: tl.constexpr,
 ):  # fmt: skip
     """Law of a filtered target row from its lists, and its race; below the lists the row stays open."""
@@ -126,7 +126,7 @@ def _filter_target(
         if RULE == MATCH or RULE == TYPICAL:
             PURPOSE: tl.constexpr = 0 if RULE == MATCH else 2
             best, at = race_in_lists(
-                call.ws, call.lists, row, threshold, inv_t, call.noise, b, tl.load(call.noise.position + b) + i,
+                call.ws, call.lists, row, threshold, inv_t, call.noise, b, tl.load(call.noise.position + b) + place,
                 PURPOSE, TILE, T_PAD, LISTED,
             )  # fmt: skip
             _put_winner(call, row, best, at, argmax)
@@ -135,8 +135,18 @@ def _filter_target(
 
 
 @triton.jit
-def _filter_target_again(
-    call, b, i, row, first, tile, RULE: tl.constexpr, TILE: tl.constexpr, T_PAD: tl.constexpr, GATHERED: tl.constexpr
+def target_again(
+    call,
+    b,
+    i,
+    place,
+    row,
+    first,
+    tile,
+    RULE: tl.constexpr,
+    TILE: tl.constexpr,
+    T_PAD: tl.constexpr,
+    GATHERED: tl.constexpr,
 ):
     """Second pass over a tile of an open target row; its last program closes the row. Returns whether this was it."""
     inv_t, t, k, p, floor, _, _, _ = sampling_of(call.sampling, b, call.target.vocab)
@@ -145,15 +155,15 @@ def _filter_target_again(
     PURPOSE: tl.constexpr = 0 if RULE == MATCH else 2
     offset = row_offset(call.target, call.chain, first, b, i, 1)
     bits = bit_row(call.chain, first, b, i)
-    position = tl.load(call.noise.position + b) + i
+    position = tl.load(call.noise.position + b) + place
     gather_tile(
         call.ws, call.lists, call.target, offset, bits, row, tile, how, call.noise, b, position,
-        RACE, PURPOSE, TILE, GATHERED,
+        RACE, PURPOSE, RULE == TYPICAL, TILE, GATHERED,
     )  # fmt: skip
     is_last = arrive(call.ws.tickets + row, call.ws.tiles)
     if is_last:
         maximum = law_of(call.ws, row)[0]
-        threshold, mass, zsum, closed = close_row(call.ws, call.lists, row, how, GATHERED)
+        threshold, mass, zsum, closed = close_row(call.ws, call.lists, row, how, RULE == TYPICAL, GATHERED)
         if closed == 0:
             threshold, mass, zsum = by_scanning(call.target, offset, bits, maximum, how)
         put_law(call.ws, row, maximum, mass, threshold, zsum, b < 0, b < 0)
@@ -170,8 +180,8 @@ def _filter_target_again(
 
 
 @triton.jit
-def _merge_target(
-    call, b, i, row, inv_t, greedy, filtered, RULE: tl.constexpr, LOGPROBS: tl.constexpr,
+def merge_target(
+    call, b, place, row, inv_t, greedy, filtered, RULE: tl.constexpr, LOGPROBS: tl.constexpr,
     FILTERS: tl.constexpr, TILE: tl.constexpr, T_PAD: tl.constexpr, LISTED: tl.constexpr,
 ):  # fmt: skip
     """Record of a target row from its tiles."""
@@ -189,7 +199,7 @@ def _merge_target(
         tl.store(call.ws.record_i + row * Q_FIELDS + Q_RANK, rank)
     if FILTERS:
         if filtered & (bad == 0):
-            _filter_target(call, b, i, row, maximum, mass, argmax, RULE, TILE, T_PAD, LISTED)
+            _filter_target(call, b, place, row, maximum, mass, argmax, RULE, TILE, T_PAD, LISTED)
 
 
 @triton.jit
@@ -232,15 +242,15 @@ def rows_kernel(
                     DRAFT_FILTERS, TILE, LISTED,
                 )  # fmt: skip
     if is_target & used:
-        _target_tile(
-            call, b, i, row, tile, ids, first, inv_t, greedy, TILE, KP, RULE, filtered, LOGPROBS, FILTERS, LISTED
+        target_tile(
+            call, b, i, i, row, tile, ids, first, inv_t, greedy, TILE, KP, RULE, filtered, LOGPROBS, FILTERS, LISTED
         )
     row_done = tile == 0
     if used:
         row_done = arrive(call.ws.tickets + row, tiles)
         if row_done:
             if is_target:
-                _merge_target(call, b, i, row, inv_t, greedy, filtered, RULE, LOGPROBS, FILTERS, TILE, T_PAD, LISTED)
+                merge_target(call, b, i, row, inv_t, greedy, filtered, RULE, LOGPROBS, FILTERS, TILE, T_PAD, LISTED)
             else:
                 if ROWS:
                     law_row(
@@ -275,7 +285,7 @@ def rows_again_kernel(
         if FILTERS:
             if (slot <= k) & (lost == 0):
                 if get_record_i(call.ws, row, Q_STATE, b >= 0) == OPEN:
-                    row_done = _filter_target_again(call, b, slot, row, first, tile, RULE, TILE, T_PAD, GATHERED)
+                    row_done = target_again(call, b, slot, slot, row, first, tile, RULE, TILE, T_PAD, GATHERED)
     else:
         if DRAFT_FILTERS:
             _, _, _, _, _, _, greedy, _ = sampling_of(call.sampling, b, call.target.vocab)

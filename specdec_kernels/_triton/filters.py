@@ -108,28 +108,29 @@ def kth_in(keys, k, low, high):
     low, high = low.to(tl.int64), high.to(tl.int64)
     while low < high:
         middle = low + (high - low + 1) // 2
-        enough = tl.sum((keys >= middle).to(tl.int32), axis=0) >= k
+        enough = tl.sum((keys >= middle.to(tl.int32)).to(tl.int32), axis=0) >= k
         low, high = tl.where(enough, middle, low), tl.where(enough, high, middle - 1)
     return low.to(tl.int32)
 
 
 @triton.jit
-def edge_in(keys, maximum, inv_t, need, low, high):
-    """Largest key in [low, high] whose mass from there up to `high` is >= need; low if none.
+def edge_in(keys, maximum, inv_t, need, low, high, whole):
+    """(largest key in [low, high] whose mass from there up to `high` is >= need, that mass); (low, whole) if none.
 
     Each step weighs only what lies between its middle and the last upper end: weights are made where they are used,
     for they would not all fit in registers.
     """
     low, high = low.to(tl.int64), high.to(tl.int64)
-    known = tl.full([], 0, tl.int64)
+    known, reached = tl.full([], 0, tl.int64), whole
     while low < high:
         middle = low + (high - low + 1) // 2
-        between = tl.where((keys >= middle) & (keys <= high), value_of(keys), float("-inf"))
+        inside = (keys >= middle.to(tl.int32)) & (keys <= high.to(tl.int32))  # int32: keys stay as they are
+        between = tl.where(inside, value_of(keys), float("-inf"))
         mass = known + tl.sum(units(between, maximum, inv_t), axis=0)
         enough = mass.to(tl.float64) >= need
-        known = tl.where(enough, known, mass)
+        known, reached = tl.where(enough, known, mass), tl.where(enough, mass, reached)
         low, high = tl.where(enough, middle, low), tl.where(enough, high, middle - 1)
-    return low.to(tl.int32)
+    return low.to(tl.int32), reached
 
 
 @triton.jit
@@ -162,7 +163,9 @@ def from_lists(ws, lists, row, law, sampling, T_PAD: tl.constexpr, LISTED: tl.co
             whole = mass_from(keys, threshold, maximum, inv_t)[0].to(tl.float64)
         # Below the cut the lists say nothing; a mass over the whole row is known without them.
         if (threshold >= cut) | ((k == 0) & (floor == 0)):
-            threshold = edge_in(keys, maximum, inv_t, whole * p.to(tl.float64), threshold, top)
+            threshold = edge_in(
+                keys, maximum, inv_t, whole * p.to(tl.float64), threshold, top, tl.full([], 0, tl.int64)
+            )[0]
     found = (threshold >= cut) & (cut < key_of(tl.full([], float("inf"), tl.float32)))
     threshold = tl.minimum(threshold, top)
     kept, zsum = mass_from(keys, threshold, maximum, inv_t)
@@ -178,7 +181,7 @@ def _scan(rows, offset, bits, low, law, inv_t):
     zsum = tl.full([], 0, tl.int64)
     for start in range(0, rows.vocab, SCAN):
         x = mask_allowed(load_logits(rows, offset, start, SCAN), rows, bits, start, SCAN)
-        on = (key_of(x) >= low) & (x > float("-inf"))
+        on = (key_of(x) >= low.to(tl.int32)) & (x > float("-inf"))
         w = weights(x, law, inv_t)
         z = tl.where(on, (x - law) * inv_t, 0.0)
         count += tl.sum(on.to(tl.int64), axis=0)

@@ -16,6 +16,8 @@ STRATUM = 32
 # Most elements of one row that may lie strictly between the two ends of a threshold's bracket.
 GATHERED = 8192
 NUM_WARPS = 8
+# For the longest kernels: tools/compile_triton.py sees them spill at 8.
+MANY_WARPS = 16
 
 # Without contraction the noise has the bits of the reference.
 OPTIONS = {"enable_fp_fusion": False}

@@ -90,11 +90,11 @@ def law_again(ws, lists, rows, offset, bits, row, tile, sampling, b, TILE: tl.co
     """Second pass over a tile of an open row; its last program closes the row. Returns whether this was it."""
     inv_t, t, k, p, floor, _, _, _ = sampling_of(sampling, b, rows.vocab)
     how = (inv_t, t, k, p, floor)
-    gather_tile(ws, lists, rows, offset, bits, row, tile, how, None, b, b, False, 0, TILE, GATHERED)
+    gather_tile(ws, lists, rows, offset, bits, row, tile, how, None, b, b, False, 0, False, TILE, GATHERED)
     is_last = arrive(ws.tickets + row, ws.tiles)
     if is_last:
         maximum = law_of(ws, row)[0]
-        threshold, mass, zsum, closed = close_row(ws, lists, row, how, GATHERED)
+        threshold, mass, zsum, closed = close_row(ws, lists, row, how, False, GATHERED)
         if closed == 0:
             threshold, mass, zsum = by_scanning(rows, offset, bits, maximum, how)
         put_law(ws, row, maximum, mass, threshold, zsum, b < 0, b < 0)

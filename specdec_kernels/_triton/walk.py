@@ -272,6 +272,30 @@ def settle_block(call, b, mass, KP: tl.constexpr, NR, lost):
 
 
 @triton.jit
+def logprob_at(call, b, first, i, ids, on, row, RULE: tl.constexpr, LOGPROBS: tl.constexpr):
+    """Log-probability of one id under each target row i, whose record is `row`; 0 where `on` is not set."""
+    if LOGPROBS == 1:
+        x = target_logits_at(call, b, first, i, ids, on)
+        inv_t = tl.full([], 1.0, tl.float32)
+        greedy = b < 0
+        if RULE <= MATCH or RULE == TYPICAL:
+            inv_t, _, _, _, _, _, greedy, _ = sampling_of(call.sampling, b, call.target.vocab)
+        law = law_of(call.ws, row)
+        log_mass = tl.log(get_record_f(call.ws, row, R_MASS, on))
+        value = (x - law[0]) * inv_t - log_mass
+        argmax = get_record_i(call.ws, row, Q_ARG, on)
+        value = tl.where(greedy, tl.where(ids == argmax, 0.0, float("-inf")), value)
+        value = tl.where(kept(x, law[3]), value, float("-inf"))
+    else:
+        offset = row_offset(call.target, call.chain, first, b, i, 1)
+        x = tl.load(call.target.ptr + offset + ids, mask=on, other=0.0).to(tl.float32)
+        raw = get_record_f(call.ws, row, R_RAW, on)
+        # A row whose unmasked logits are unusable counts as uniform, as in the reference.
+        value = tl.where(raw == raw, x - raw, -tl.log(tl.full([], 0.0, tl.float32) + call.target.vocab))
+    return tl.where(on, value, 0.0)
+
+
+@triton.jit
 def write_outputs(call, b, KP: tl.constexpr, NR, RULE: tl.constexpr, LOGPROBS: tl.constexpr, token, how, status):
     """Accepted prefix, the token, -1 behind; and the log-probability of each emitted id."""
     at = call.decision + b * D_FIELDS
@@ -287,22 +311,5 @@ def write_outputs(call, b, KP: tl.constexpr, NR, RULE: tl.constexpr, LOGPROBS: t
     if LOGPROBS > 0:
         on = (emitted >= 0) & (j < width)
         row = tl.where(on, b * NR + j, -1)
-        if LOGPROBS == 1:
-            x = target_logits_at(call, b, first, j, emitted, on)
-            inv_t = tl.full([], 1.0, tl.float32)
-            greedy = b < 0
-            if RULE <= MATCH or RULE == TYPICAL:
-                inv_t, _, _, _, _, _, greedy, _ = sampling_of(call.sampling, b, call.target.vocab)
-            law = law_of(call.ws, row)
-            log_mass = tl.log(get_record_f(call.ws, row, R_MASS, on))
-            value = (x - law[0]) * inv_t - log_mass
-            argmax = get_record_i(call.ws, row, Q_ARG, on)
-            value = tl.where(greedy, tl.where(emitted == argmax, 0.0, float("-inf")), value)
-            value = tl.where(kept(x, law[3]), value, float("-inf"))
-        else:
-            offset = row_offset(call.target, call.chain, first, b, j, 1)
-            x = tl.load(call.target.ptr + offset + emitted, mask=on, other=0.0).to(tl.float32)
-            raw = get_record_f(call.ws, row, R_RAW, on)
-            # A row whose unmasked logits are unusable counts as uniform, as in the reference.
-            value = tl.where(raw == raw, x - raw, -tl.log(tl.full([], 0.0, tl.float32) + call.target.vocab))
-        tl.store(call.logprobs + b * width + j, tl.where(on, value, 0.0), mask=j < width)
+        value = logprob_at(call, b, first, j, emitted, on, row, RULE, LOGPROBS)
+        tl.store(call.logprobs + b * width + j, value, mask=j < width)

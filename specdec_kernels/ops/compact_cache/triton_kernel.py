@@ -28,24 +28,32 @@ def _compact_kernel(
     node = tl.load(nodes + d, mask=used, other=0).to(tl.int64)
     before = tl.load(nodes + d - 1, mask=used & (d > 1), other=0).to(tl.int64)
     moves = used & (node > d)
-    _, _, has_source = locate(blocks, b, length + node, moves)
-    _, _, has_target = locate(blocks, b, length + d, moves)
-    wrong = (used & (node <= before)) | (moves & ((has_source & has_target) == 0))
+    source_page, source_slot, reads = locate(blocks, b, length + node, moves)
+    target_page, target_slot, writes = locate(blocks, b, length + d, moves)
+    wrong = (used & (node <= before)) | (moves & ((reads & writes) == 0))
     bad = tl.max(wrong.to(tl.int32), axis=0) > 0
     bad = bad | (count < -1) | (count > columns) | ((count >= 0) & (length < 0))
     if (tensor == 0) & (split == 0):
         tl.store(status + b, tl.where(bad, 32, 0))
-    if bad == 0:
+    if bad:
+        return
+    if PATH == ROWS:  # the whole path at once: it is at hand
+        copy_rows(
+            views, tensor, split, source_page, source_slot, target_page, target_slot,
+            reads & writes,
+            COLUMNS, UNIT, ELEMENT,
+        )  # fmt: skip
+    else:
         in_place = tl.sum((used & (node == d)).to(tl.int32), axis=0)
         for first in range(in_place + 1, count + 1, ROWS):
-            d = first + tl.arange(0, ROWS)
-            wanted = d <= count
-            node = tl.load(nodes + d, mask=wanted, other=0).to(tl.int64)
-            source_page, source_slot, reads = locate(blocks, b, length + node, wanted)
-            target_page, target_slot, writes = locate(blocks, b, length + d, wanted)
+            to = first + tl.arange(0, ROWS)
+            wanted = to <= count
+            at = tl.load(nodes + to, mask=wanted, other=0).to(tl.int64)
+            from_page, from_slot, has_source = locate(blocks, b, length + at, wanted)
+            to_page, to_slot, has_target = locate(blocks, b, length + to, wanted)
             copy_rows(
-                views, tensor, split, source_page, source_slot, target_page, target_slot,
-                reads & writes,
+                views, tensor, split, from_page, from_slot, to_page, to_slot,
+                has_source & has_target,
                 COLUMNS, UNIT, ELEMENT,
             )  # fmt: skip
 

@@ -45,7 +45,7 @@ class Draw(NamedTuple):
     token_map: Any
     ws: Any
     lists: Any
-    best: Any  # float32 [batch, tiles, NP]: best scores of each tile
+    best: Any  # float32 [batch, 2 * tiles, NP]: best scores of each tile, or half tile
     best_id: Any  # int32, likewise
     best_column: Any
     token_ids: Any
@@ -71,7 +71,7 @@ def _ids_of(draw, b, v):
 @triton.jit
 def _keep_best(draw, b, tile, score, ids, v, N: tl.constexpr, NP: tl.constexpr):
     """Store the best n of a tile."""
-    at = (b * draw.ws.tiles + tile) * NP
+    at = (b * draw.ws.tiles * 2 + tile) * NP
     for j in range(0, N):
         top, place, column, score = pop(score, ids, v)
         tl.store(draw.best + at + j, top)
@@ -97,23 +97,28 @@ def _race_tile(draw, b, tile, x, inv_t, threshold, by_logit, PURPOSE: tl.constex
 
 
 @triton.jit
-def _rescan(draw, b, inv_t, threshold, by_logit, PURPOSE: tl.constexpr, N: tl.constexpr, NP: tl.constexpr,
-            TILE: tl.constexpr):  # fmt: skip
-    """Every tile of the row again, by one program: where the lists do not reach, or scores overflowed."""
+def _rescan(
+    draw, b, inv_t, threshold, by_logit, PURPOSE: tl.constexpr, N: tl.constexpr, NP: tl.constexpr, TILE: tl.constexpr
+):
+    """The whole row again, by one program: where the lists do not reach, or scores overflowed.
+
+    In half tiles, for here it shares its registers with the rest of a long kernel.
+    """
+    HALF: tl.constexpr = TILE // 2
     tl.debug_barrier()
-    for tile in range(0, draw.ws.tiles):
-        x = mask_allowed(load_logits(draw.rows, b * draw.rows.request, tile * TILE, TILE), draw.rows, b, tile * TILE,
-                         TILE)  # fmt: skip
-        _race_tile(draw, b, tile, x, inv_t, threshold, by_logit, PURPOSE, N, NP, TILE)
+    for tile in range(0, draw.ws.tiles * 2):
+        x = load_logits(draw.rows, b * draw.rows.request, tile * HALF, HALF)
+        x = mask_allowed(x, draw.rows, b, tile * HALF, HALF)
+        _race_tile(draw, b, tile, x, inv_t, threshold, by_logit, PURPOSE, N, NP, HALF)
     tl.debug_barrier()
 
 
 @triton.jit
-def _tiles_best(draw, b, N: tl.constexpr, NP: tl.constexpr, T_PAD: tl.constexpr):
-    """(scores, ids, columns) that the tiles kept, [T_PAD * NP]."""
-    lane = tl.arange(0, T_PAD * NP)
-    mask = (lane // NP < draw.ws.tiles) & (lane % NP < N)
-    at = b * draw.ws.tiles * NP + lane
+def _tiles_best(draw, b, parts, N: tl.constexpr, NP: tl.constexpr, PARTS: tl.constexpr):
+    """(scores, ids, columns) that the tiles, or the half tiles of a rescan, kept: [PARTS * NP]."""
+    lane = tl.arange(0, PARTS * NP)
+    mask = (lane // NP < parts) & (lane % NP < N)
+    at = b * draw.ws.tiles * 2 * NP + lane
     return (
         tl.load(draw.best + at, mask=mask, other=float("-inf"), cache_modifier=".cg"),
         tl.load(draw.best_id + at, mask=mask, other=-1, cache_modifier=".cg"),
@@ -167,7 +172,7 @@ def _finish(
     else:
         # Every score overflowed: the largest logits win.
         _rescan(draw, b, inv_t, threshold, True, PURPOSE, N, NP, TILE)
-        best, names, place = _tiles_best(draw, b, N, NP, T_PAD)
+        best, names, place = _tiles_best(draw, b, draw.ws.tiles * 2, N, NP, T_PAD * 2)
         _emit(draw, b, best, names, place, inv_t, greedy, bad, N, LOGPROBS)
 
 
@@ -177,7 +182,7 @@ def _finish_tiles(
     LOGPROBS: tl.constexpr, TILE: tl.constexpr, T_PAD: tl.constexpr,
 ):  # fmt: skip
     """Finish a row from the best of its tiles."""
-    score, ids, column = _tiles_best(draw, b, N, NP, T_PAD)
+    score, ids, column = _tiles_best(draw, b, draw.ws.tiles, N, NP, T_PAD)
     _finish(draw, b, argmax, bad, threshold, score, ids, column, PURPOSE, N, NP, LOGPROBS, TILE, T_PAD)
 
 
@@ -261,15 +266,16 @@ def _again_kernel(
         position = tl.load(draw.noise.position + b)
         gather_tile(
             draw.ws, draw.lists, draw.rows, b * draw.rows.request, b, b, tile, how, draw.noise, b, position,
-            RACE, PURPOSE, TILE, GATHERED,
+            RACE, PURPOSE, False, TILE, GATHERED,
         )  # fmt: skip
         if arrive(draw.ws.tickets + b, draw.ws.tiles):
             maximum = get_record_f(draw.ws, b, R_MAX, b >= 0)
             argmax = get_record_i(draw.ws, b, Q_ARG, b >= 0)
-            threshold, mass, zsum, closed = close_row(draw.ws, draw.lists, b, how, GATHERED)
+            threshold, mass, zsum, closed = close_row(draw.ws, draw.lists, b, how, False, GATHERED)
             if closed == 0:
                 threshold, mass, zsum = by_scanning(draw.rows, b * draw.rows.request, b, maximum, how)
             put_law(draw.ws, b, maximum, mass, threshold, zsum, b < 0, b < 0)
+            parts = draw.ws.tiles * 2
             raced = b < 0
             if RACE:
                 raced = closed
@@ -277,13 +283,17 @@ def _again_kernel(
                     best, at = race_closed(
                         draw.ws, draw.lists, b, threshold, inv_t, draw.noise, b, position, PURPOSE, T_PAD, GATHERED
                     )
-                    one = tl.arange(0, 2)
-                    score = tl.where(one == 0, best, float("-inf"))
-                    ids = tl.where(score > float("-inf"), one * 0 + at, 0)
-                    _finish(draw, b, argmax, b < 0, threshold, score, ids, ids, PURPOSE, N, NP, LOGPROBS, TILE, T_PAD)
+                    # The winner takes the place of the best of a first and only tile.
+                    slot = b * draw.ws.tiles * 2 * NP
+                    tl.store(draw.best + slot, best)
+                    tl.store(draw.best_id + slot, at)
+                    tl.store(draw.best_column + slot, at)
+                    parts = parts * 0 + 1
+                    tl.debug_barrier()
             if raced == 0:
                 _rescan(draw, b, inv_t, threshold, False, PURPOSE, N, NP, TILE)
-                _finish_tiles(draw, b, argmax, b < 0, threshold, PURPOSE, N, NP, LOGPROBS, TILE, T_PAD)
+            score, ids, column = _tiles_best(draw, b, parts, N, NP, T_PAD * 2)
+            _finish(draw, b, argmax, b < 0, threshold, score, ids, column, PURPOSE, N, NP, LOGPROBS, TILE, T_PAD)
 
 
 def sample_out(
@@ -296,7 +306,7 @@ def sample_out(
     batch, vocab = logits.shape
     tiles, width = host.tiles_of(vocab), host.power(num_samples)
     tickets = host.counters(batch, logits.device)
-    slots = batch * tiles * width
+    slots = batch * tiles * 2 * width
     best = torch.empty(slots, dtype=torch.float32, device=logits.device)
     best_id, best_column = (torch.empty(slots, dtype=torch.int32, device=logits.device) for _ in range(2))
     # More than one winner, or names and exclusions of ids, are raced over the row itself once its law is known.
@@ -315,4 +325,5 @@ def sample_out(
     }  # fmt: skip
     host.launch(_sample_kernel, batch * tiles, draw, FILTERS=lists is not None, LISTED=host.LISTED, **shape)
     if lists is not None:
+        shape["num_warps"] = host.MANY_WARPS
         host.launch(_again_kernel, batch * tiles, draw, GATHERED=host.GATHERED, RACE=races, **shape)

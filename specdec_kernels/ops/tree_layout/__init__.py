@@ -53,7 +53,7 @@ def _allocate(parents: Tensor, lengths: Tensor | None, max_depth: int, max_leave
     )
 
 
-op = Op(reference.tree_layout, _allocate, results=TreeLayout._fields, backends=("cpu",))
+op = Op(reference.tree_layout, _allocate, results=TreeLayout._fields)
 
 
 def tree_layout(

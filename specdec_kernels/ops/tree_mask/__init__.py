@@ -55,7 +55,7 @@ def _allocate(parents: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
-op = Op(reference.tree_mask, _allocate, results=TreeMask._fields, backends=("cpu",))
+op = Op(reference.tree_mask, _allocate, results=TreeMask._fields)
 
 
 def tree_mask(

@@ -274,6 +274,7 @@ def verify_chain_out(
             nd,
             rows,
             GATHERED=host.GATHERED,
+            num_warps=host.MANY_WARPS if rule == TYPICAL.value else host.NUM_WARPS,
             **on,
             **flags,
         )

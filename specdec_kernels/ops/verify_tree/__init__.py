@@ -46,7 +46,7 @@ def _allocate(token_ids: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor,
     )
 
 
-op = Op(reference.verify_tree, _allocate, results=TreeResult._fields, backends=("cpu",))
+op = Op(reference.verify_tree, _allocate, results=TreeResult._fields)
 
 
 def verify_tree(

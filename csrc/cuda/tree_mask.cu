@@ -1,0 +1,205 @@
+// tree_mask: a node attends what is cached, its ancestors and itself, in the format asked for.
+// First the bits of every node, which are the mask themselves in the formats of words; then each
+// other format is a reading of these bits.
+//   bits_kernel    grid = [batch * groups + 1]; a warp owns a node, lane l its word l; the last
+//                  block owns the offsets
+//   expand_kernel  grid = [ceil(bytes / (16 kThreads))]; a thread owns 16 bytes of the mask
+#include "../torch/args.h"
+#include "tree.cuh"
+
+namespace specdec {
+namespace {
+
+constexpr int kRows = 32, kBytes = 16;
+
+enum Format : int64_t { kBool, kAdditive, kFlat, kFlatPacked, kInt32, kInt64, kXqa, kSglangPacked };
+
+struct alignas(kBytes) Chunk {
+  uint32_t word[kBytes / 4];
+};
+
+struct MaskParams {
+  GlobalIds parents;                           // [batch, nodes]
+  GlobalVector<int64_t> past, left_padding;    // absent: 0
+  int64_t batch, window, size, bytes, format;  // bytes: of the whole mask
+  int nodes, groups, words, element;           // words of a node; bytes of an element
+  uint32_t hidden;                             // an element that is not attended
+  Global<int32_t> bits;                        // [batch, nodes, words]
+  Global<int32_t> depth;                       // [batch, nodes], unless the bits are the mask
+  Global<uint8_t> packed;                      // SGLang's bits, 1, 2 or 4 bytes a node
+  Global<uint8_t> mask;
+  Global<Chunk> chunks;     // the same, where it is aligned
+  Global<int64_t> offsets;  // [batch + 1], of flat formats
+  Global<int32_t> status;
+
+  __device__ int64_t start(int64_t b) const {  // column of node 0
+    const int64_t given = past.get(b, 0);
+    return given > 0 ? given : 0;
+  }
+};
+
+// offsets[b]: elements, or bytes, of the requests before b.
+__device__ void write_offsets(const MaskParams& p) {
+  int64_t filled = 0;
+  for (int64_t base = 0; base < p.batch; base += kThreads) {
+    const int64_t b = base + threadIdx.x;
+    int64_t length = b < p.batch ? (p.start(b) + p.nodes) * p.nodes : 0, total = 0;
+    if (p.format == kFlatPacked) length = (length + 7) / 8;
+    const int64_t at = filled + block_exclusive_sum(length, &total);
+    if (b < p.batch) p.offsets.store(b, at);
+    filled += total;
+  }
+  if (threadIdx.x == 0) p.offsets.store(p.batch, filled);
+}
+
+__global__ void __launch_bounds__(kThreads) bits_kernel(const __grid_constant__ MaskParams p) {
+  SPECDEC_SHARED(TreeTable, tree);
+  const int64_t b = blockIdx.x / static_cast<unsigned>(p.groups);
+  const int first = static_cast<int>(blockIdx.x % static_cast<unsigned>(p.groups)) * kRows;
+  if (b == p.batch) {
+    if (p.offsets) write_offsets(p);
+    return;
+  }
+  const bool bad = load_parents(p.parents, b, p.nodes, tree);
+  if (first == 0 && threadIdx.x == 0) p.status.store(b, bad ? kBadOffsets : 0);
+  const int lane = threadIdx.x % 32;
+  for (int i = static_cast<int>(threadIdx.x) / 32; i < kRows; i += kWarps) {
+    if (first + i >= p.nodes) break;
+    const int64_t at = b * p.nodes + first + i;
+    int depth = 0;
+    const int64_t reach = p.window > 0 ? p.window : kMaxNodes;
+    const uint32_t word = ancestor_word(tree, first + i, reach, &depth);
+    if (p.bits && lane < p.words) p.bits.store(at * p.words + lane, static_cast<int32_t>(word));
+    if (p.depth && lane == 0) p.depth.store(at, depth);
+    if (p.packed && lane == 0) {
+      for (int byte = 0; byte < p.element; ++byte) {
+        p.packed.store(at * p.element + byte, static_cast<uint8_t>(word >> 8 * byte));
+      }
+    }
+  }
+}
+
+struct Cell {  // one element of the mask
+  int64_t request, query, key;
+};
+
+__device__ bool attends(const MaskParams& p, const Cell& c) {
+  const int64_t start = p.start(c.request), node = c.key - start;
+  if (node >= p.nodes) return false;
+  const int64_t row = c.request * p.nodes + c.query;
+  if (node >= 0) {
+    const auto word = static_cast<uint32_t>(p.bits.load(row * p.words + (node >> 5)));
+    return (word >> (node & 31) & 1u) != 0;
+  }
+  const int depth = p.depth.load(row);
+  const bool in_window = p.window == 0 || depth - node < p.window;
+  return depth >= 0 && in_window && c.key >= p.left_padding.get(c.request, 0);
+}
+
+// Request of an element (of packed bits: byte) of a flat mask: the last that begins at or before
+// it.
+__device__ int64_t request_of(const MaskParams& p, int64_t element) {
+  int64_t low = 0, high = p.batch - 1;
+  while (low < high) {
+    const int64_t middle = (low + high + 1) / 2;
+    if (p.offsets.load(middle) <= element) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  return low;
+}
+
+__device__ bool attends_inside(const MaskParams& p, int64_t request, int64_t inside) {
+  const int64_t width = p.start(request) + p.nodes, query = inside / width;
+  return query < p.nodes && attends(p, {request, query, inside - query * width});
+}
+
+// Element i of the mask, as its bits.
+__device__ uint32_t element_at(const MaskParams& p, int64_t i) {
+  if (p.format == kBool || p.format == kAdditive) {
+    const int64_t row = i / p.size, b = row / p.nodes;
+    const bool seen = attends(p, {b, row - b * p.nodes, i - row * p.size});
+    return seen ? (p.format == kBool ? 1u : 0u) : p.hidden;
+  }
+  if (p.batch == 0) return 0u;
+  const int64_t b = request_of(p, i), inside = i - p.offsets.load(b);
+  if (p.format == kFlat) return attends_inside(p, b, inside) ? 1u : 0u;
+  uint32_t byte = 0;
+  for (int bit = 0; bit < 8; ++bit) {
+    if (attends_inside(p, b, inside * 8 + bit)) byte |= 1u << bit;
+  }
+  return byte;
+}
+
+__global__ void __launch_bounds__(kThreads) expand_kernel(const __grid_constant__ MaskParams p) {
+  const int64_t first = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kBytes;
+  Chunk chunk{};
+#pragma unroll
+  for (int byte = 0; byte < kBytes; ++byte) {
+    if (byte % p.element != 0 || first + byte >= p.bytes) continue;
+    chunk.word[byte / 4] |= element_at(p, (first + byte) / p.element) << byte % 4 * 8;
+  }
+  if (p.chunks && first + kBytes <= p.bytes) return p.chunks.store(first / kBytes, chunk);
+#pragma unroll
+  for (int byte = 0; byte < kBytes; ++byte) {
+    if (first + byte >= p.bytes) continue;
+    p.mask.store(first + byte, static_cast<uint8_t>(chunk.word[byte / 4] >> byte % 4 * 8));
+  }
+}
+
+uint32_t lowest(ScalarType type) {  // bits of the most negative finite value
+  return type == ScalarType::Float ? 0xff7fffffu : type == ScalarType::BFloat16 ? 0xff7fu : 0xfbffu;
+}
+
+void tree_mask(Tensor parents, std::optional<Tensor> past, std::optional<Tensor> left_padding,
+               int64_t window, int64_t size, int64_t format, ScalarType dtype, Tensor out_mask,
+               Tensor out_offsets, Tensor out_status) {
+  const DeviceGuard guard(parents);
+  const Stream stream = current_stream(parents);
+  MaskParams p{};
+  p.parents = tree_ids(parents);
+  p.past = GlobalVector(vector_of<int64_t>(past));
+  p.left_padding = GlobalVector(vector_of<int64_t>(left_padding));
+  p.batch = parents.size(0);
+  p.nodes = static_cast<int>(parents.size(1));
+  p.window = window;
+  p.size = size;
+  p.format = format;
+  p.groups = (p.nodes + kRows - 1) / kRows;
+  p.words = (p.nodes + 31) / 32;
+  p.element = static_cast<int>(out_mask.element_size());
+  p.status = Global<int32_t>(output<int32_t>(out_status));
+  const int64_t blocks = p.batch * p.groups + 1;
+  const bool is_flat = format == kFlat || format == kFlatPacked;
+  if (is_flat) p.offsets = Global<int64_t>(output<int64_t>(out_offsets));
+  if (format == kSglangPacked) {
+    p.packed = Global<uint8_t>(output<uint8_t>(out_mask));
+    return launch(bits_kernel, blocks, kThreads, stream, p);
+  }
+  if (!is_flat && format != kBool && format != kAdditive) {
+    if (format == kInt64) p.words += p.words % 2;
+    p.bits = Global<int32_t>(output<int32_t>(out_mask));
+    return launch(bits_kernel, blocks, kThreads, stream, p);
+  }
+  const int64_t rows = p.batch * p.nodes;
+  const Tensor scratch = torch::stable::new_empty(
+      parents, std::array<int64_t, 1>{rows * (p.words + 1)}, ScalarType::Int);
+  p.depth = Global<int32_t>(static_cast<int32_t*>(scratch.mutable_data_ptr()));
+  p.bits = p.depth + rows;
+  p.mask = Global<uint8_t>(output<uint8_t>(out_mask));
+  if (reinterpret_cast<uint64_t>(out_mask.const_data_ptr()) % kBytes == 0) {
+    p.chunks = Global<Chunk>(output<Chunk>(out_mask));
+  }
+  p.bytes = out_mask.numel() * p.element;
+  p.hidden = format == kAdditive ? lowest(dtype) : 0u;
+  launch(bits_kernel, blocks, kThreads, stream, p);
+  launch(expand_kernel, (p.bytes + kBytes * kThreads - 1) / (kBytes * kThreads), kThreads, stream,
+         p);
+}
+
+}  // namespace
+}  // namespace specdec
+
+SPECDEC_REGISTER(tree_mask, specdec::tree_mask)

@@ -1,0 +1,57 @@
+// Masses that a block sums alone while it tries the children of a node: the rows were just read,
+// and how many are needed no host knows.
+#pragma once
+#include "tree_walk.cuh"
+
+namespace specdec {
+
+// Sum over the ids of (a p - b q)+; listed ids count with their listed weights. Out of line: it
+// needs many registers, what calls it keeps few.
+static __device__ SPECDEC_NOINLINE float residual_mass(const Problem& p, int64_t b,
+                                                       const PairTask& task) {
+  SPECDEC_SHARED(PairRows, r);
+  if (threadIdx.x == 0) r = load_pair(p, b, task);
+  __syncthreads();
+  float all = 0.f;
+  for (int64_t base = 0; base < p.vocab; base += kTile) {
+    float v[kPerThread], weight[kPerThread];
+    load_tile(r.target, base, p.vocab, v);
+    mask_tile(r.allowed, base, p.vocab, v);
+#pragma unroll
+    for (int j = 0; j < kPerThread; ++j) weight[j] = -INFINITY;
+    if (task.kind == kPair) load_draft(p, r, base, weight);
+    float mass = 0.f;
+#pragma unroll
+    for (int j = 0; j < kPerThread; ++j) {
+      const int64_t id = id_of(base, j);
+      weight[j] = id < p.vocab ? pair_weight(task, v[j], weight[j], id) : 0.f;
+    }
+    apply_list(p, task, b, base, v, weight);
+#pragma unroll
+    for (int j = 0; j < kPerThread; ++j) mass += weight[j];
+    all += block_reduce(mass, Plus{});
+  }
+  __syncthreads();
+  return all;
+}
+
+// 1 - gone, the mass that a law has left without the `count` listed ids of weight 0. A difference
+// that has lost its digits is summed anew.
+constexpr double kSureDifference = 1. / 16;
+__device__ inline double target_left(const Problem& p, const Stand& s, int64_t b, double gone,
+                                     int count) {
+  if (1. - gone >= kSureDifference) return 1. - gone;
+  PairTask t = node_task(s, kPlain, 1., 0.);
+  t.num_listed = count;
+  return residual_mass(p, b, t);
+}
+
+__device__ inline double draft_left(const Problem& p, const Stand& s, int64_t b, double gone,
+                                    int count) {
+  if (1. - gone >= kSureDifference) return 1. - gone;
+  PairTask t = node_task(s, kPair, 0., -1.);
+  t.num_listed = count;
+  return residual_mass(p, b, t);
+}
+
+}  // namespace specdec

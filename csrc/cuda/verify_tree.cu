@@ -1,0 +1,205 @@
+// verify_tree: walk from the root to an accepted node, then draw one token.
+//   open_kernel    grid = [batch]; a block checks a tree and puts its root into the queue
+//   level_kernel   grid = [batch * rows * tiles]; reads the rows of the nodes in the queue, a tile
+//   a
+//                  block; the block that arrives last for a request tries the children of each and
+//                  puts what it accepts into the queue. With filters resolve_kernel decides,
+//                  grid = [batch * rows]
+//   pair_kernel    the draw from what the rejections left (pair.cu)
+// One launch a level; rule typical looks at kFrontier nodes a level, rule traversal at all at once.
+#include "../torch/args.h"
+#include "kernels.h"
+#include "read_rows.cuh"
+#include "traversal.cuh"
+#include "tree_rules.cuh"
+
+namespace specdec {
+namespace {
+
+constexpr int kFrontier = 8;
+
+using NodeIds = int[kMaxNodes];
+
+// Whether two siblings carry the same id.
+__device__ bool has_twins(const TreeTable& t, const NodeIds& id, int nodes) {
+  int twins = 0;
+  for (int n = threadIdx.x; n < nodes; n += kThreads) {
+    if (t.parent[n] < 0 || id[n] < 0) continue;
+    for (int m = n + 1; m < nodes; ++m) {
+      twins |= t.parent[m] == t.parent[n] && id[m] == id[n] ? 1 : 0;
+    }
+  }
+  return block_reduce(twins, Or{}) != 0;
+}
+
+__device__ Candidate checked_node(const TreeTable& t, const NodeIds& id, int n) {
+  Candidate c{t.parent[n], t.depth[n], 0, id[n], t.jump[n]};
+  for (int m = 0; m < n; ++m) c.rank += t.depth[m] == c.depth ? 1 : 0;
+  return c;
+}
+
+__global__ void __launch_bounds__(kThreads) open_kernel(const __grid_constant__ Problem p) {
+  SPECDEC_SHARED(TreeTable, tree);
+  SPECDEC_SHARED(NodeIds, id);
+  const int64_t b = blockIdx.x;
+  bool bad = load_tree(p.parents, b, p.nodes, p.max_draft, tree);
+  for (int n = threadIdx.x; n < p.nodes; n += kThreads) {
+    const int64_t given = n == 0 ? -1 : p.draft_ids.load(b * p.nodes + n);
+    const bool is_outside = given < -1 || given >= p.vocab;
+    id[n] = is_outside ? kOutside : static_cast<int>(given);
+  }
+  __syncthreads();
+  if (!p.replacement && has_twins(tree, id, p.nodes)) {
+    bad = true;
+    keep_root(tree, p.nodes);
+  }
+  mark_parents(tree, p.nodes, tree.jump);
+  int present = 0, inner = 0;
+  for (int n = threadIdx.x; n < p.nodes; n += kThreads) {
+    const Candidate c = checked_node(tree, id, n);
+    p.work.candidates.store(b * p.nodes + n, c);
+    present += c.depth >= 0 ? 1 : 0;
+    inner += c.has_children;
+  }
+  present = block_reduce(present, Plus{});
+  inner = block_reduce(inner, Plus{});
+  if (threadIdx.x != 0) return;
+  const bool at_once = p.tree_rule == TreeRule::kTraversal;
+  WalkState w{};
+  w.tail = 1;
+  w.targets = at_once ? present : 1;
+  w.drafts = at_once ? inner : tree.jump[0];
+  w.status = bad ? kBadOffsets : 0;
+  p.work.queue.store(b * (p.nodes + 1), 0);
+  p.work.walks.store(p.walk_slot(b, 0), w);
+}
+
+// Out of line: it runs once a request and level, and must not cost the tiles their registers.
+__device__ SPECDEC_NOINLINE void decide_level(const Problem& p, int64_t b) {
+  SPECDEC_SHARED(WalkState, w);
+  SPECDEC_SHARED(Request, q);
+  SPECDEC_SHARED(Children, children);
+  if (threadIdx.x == 0) {
+    w = p.work.walks.load(p.walk_slot(b, p.level));
+    q = load_request(p, b);
+    if (p.tree_rule == TreeRule::kGreedyMultiDraft) p.work.tasks.store(b, PairTask{});
+    if (w.targets == 0) p.work.walks.store(p.walk_slot(b, p.level + 1), w);
+  }
+  __syncthreads();
+  if (w.targets == 0) return;
+  if (p.tree_rule == TreeRule::kTraversal) return traverse(p, q, w, b);
+  if (p.tree_rule == TreeRule::kTypical) return walk_typical(p, q, w, b, children);
+  walk_on(p, q, w, b, children);
+}
+
+template <bool kFilters>
+__global__ void __launch_bounds__(kThreads, 2) level_kernel(const __grid_constant__ Problem p) {
+  read_tile<kFilters, false>(p, [&](int64_t b, Key*) { decide_level(p, b); });
+}
+
+__global__ void __launch_bounds__(kThreads, 1) resolve_kernel(const __grid_constant__ Problem p) {
+  refine_rows(p, [&](int64_t b, Key*) { decide_level(p, b); });
+}
+
+void launch_level(const Problem& p, Stream stream) {
+  const int64_t rows = p.batch * (p.target_rows + p.draft_rows);
+  if (p.filters) {
+    launch(level_kernel<true>, rows * p.tiles, kThreads, stream, p);
+    launch(resolve_kernel, rows, kThreads, stream, p);
+  } else {
+    launch(level_kernel<false>, rows * p.tiles, kThreads, stream, p);
+  }
+}
+
+// Rule of the chain that treats a single row alike.
+Rule row_rule(TreeRule rule) {
+  switch (rule) {
+    case TreeRule::kMatch:
+      return Rule::kMatch;
+    case TreeRule::kGreedy:
+      return Rule::kGreedy;
+    case TreeRule::kTypical:
+      return Rule::kTypical;
+    default:
+      return Rule::kRatio;
+  }
+}
+
+// Launches that the deepest walk needs. A level of rule typical that does not fill its rows empties
+// the queue, so that only nodes further down are left.
+int levels_of(const Problem& p) {
+  const int depth = p.max_draft < p.nodes - 1 ? p.max_draft : p.nodes - 1;
+  if (p.tree_rule == TreeRule::kTraversal) return 1;
+  if (p.tree_rule == TreeRule::kTypical) return depth + p.nodes / p.target_rows + 2;
+  return depth + 1;
+}
+
+void verify_tree_out(Tensor token_ids, Tensor parents, Tensor target_logits, OptTensor draft_logits,
+                     int64_t max_depth, SPECDEC_SAMPLING_ARGS(), SPECDEC_SAMPLING_ARGS(draft_),
+                     Tensor seed, Tensor position, OptTensor step, int64_t rule, bool replacement,
+                     OptTensor token_map, OptTensor allowed, double typical_epsilon,
+                     double typical_delta, int64_t logprobs_mode, Tensor out_token_ids,
+                     Tensor out_path, Tensor out_num_accepted, Tensor out_status,
+                     Tensor out_logprobs) {
+  const DeviceGuard guard(target_logits);
+  const Stream stream = current_stream(target_logits);
+  const auto tree_rule = static_cast<TreeRule>(rule);
+  const bool reads_draft = tree_rule == TreeRule::kRecursive ||
+                           tree_rule == TreeRule::kGreedyMultiDraft ||
+                           tree_rule == TreeRule::kTraversal;
+  const Logits target = logits_of(target_logits);
+  const Logits draft = reads_draft ? logits_of(draft_logits, target) : Logits{};
+  Problem p = base_problem(Task::kTree, token_ids.size(0), target, draft,
+                           sampling_of(temperature, top_k, top_p, min_p),
+                           sampling_of(draft_temperature, draft_top_k, draft_top_p, draft_min_p));
+  p.tree_rule = tree_rule;
+  p.rule = row_rule(tree_rule);
+  p.replacement = replacement;
+  p.nodes = static_cast<int>(token_ids.size(1));
+  STD_TORCH_CHECK(max_depth < 0x7fffffff, "verify_tree: max_depth ", max_depth);
+  p.max_draft = static_cast<int>(max_depth);
+  p.target = LogitTable(target, target.batch_stride, target.row_stride);
+  if (draft) p.draft = LogitTable(draft, draft.batch_stride, draft.row_stride);
+  p.draft_given = static_cast<bool>(p.draft);
+  p.draft_ids = tree_ids(token_ids);
+  p.parents = tree_ids(parents);
+  p.seed = GlobalVector(vector_of<int64_t>(seed));
+  p.position = GlobalVector(vector_of<int64_t>(position));
+  p.step = GlobalVector(vector_of<int64_t>(step));
+  p.token_map = GlobalVector(vector_of<int32_t>(token_map));
+  const Allowed bits = allowed_of(allowed);
+  p.allowed = Global<const int32_t>(bits.data);
+  p.allowed_row_stride = bits.row_stride;
+  p.allowed_rows = p.nodes;
+  p.typical_epsilon = static_cast<float>(typical_epsilon);
+  p.typical_delta = static_cast<float>(typical_delta);
+  p.logprobs_mode = static_cast<LogprobsMode>(logprobs_mode);
+  p.token_ids = tree_ids(out_token_ids);
+  p.path = Global<int32_t>(output<int32_t>(out_path));
+  p.num_accepted = Global<int32_t>(output<int32_t>(out_num_accepted));
+  p.status = Global<int32_t>(output<int32_t>(out_status));
+  p.logprobs = Global<float>(output<float>(out_logprobs));
+  const int frontier = p.nodes < kFrontier ? p.nodes : kFrontier;
+  const bool at_once = tree_rule == TreeRule::kTraversal;
+  p.target_rows = at_once ? p.nodes : tree_rule == TreeRule::kTypical ? frontier : 1;
+  p.draft_rows = !p.draft ? 0 : at_once ? p.nodes : 1;
+  STD_TORCH_CHECK(!at_once || p.nodes <= kMaxTraversal, "verify_tree: traversal of ", p.nodes);
+  p.filters = tree_rule != TreeRule::kGreedy &&
+              (p.sampling.filters() || (p.draft && p.draft_sampling.filters()));
+  p.pairs = 1;
+  const Reserved reserved(&p, target_logits, stream);
+  launch_columns(p, stream);
+  launch(open_kernel, p.batch, kThreads, stream, p);
+  const bool draws_in_between = tree_rule == TreeRule::kGreedyMultiDraft;
+  for (p.level = 0; p.level < levels_of(p); ++p.level) {
+    launch_level(p, stream);
+    if (draws_in_between) launch_pairs(p, Pass::kDraw, stream);
+  }
+  const bool draws = reads_draft || tree_rule == TreeRule::kTargetOnly;
+  if (draws && !draws_in_between) launch_pairs(p, Pass::kDraw, stream);
+}
+
+}  // namespace
+}  // namespace specdec
+
+SPECDEC_REGISTER(verify_tree, specdec::verify_tree_out)

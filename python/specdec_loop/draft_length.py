@@ -1,0 +1,81 @@
+"""How many tokens to draft: always the same number, or the one that what was measured calls for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from .theory import optimal_draft
+
+
+class FixedLength:
+    """Always the same."""
+
+    def __init__(self, longest: int) -> None:
+        """Draft `longest` tokens.
+
+        Raises:
+            ValueError: fewer than 1.
+        """
+        if not isinstance(longest, int) or longest < 1:
+            raise ValueError(f"draft_length must be an int >= 1 or an AdaptiveLength, got {longest!r}")
+        self.longest = longest
+
+    def next(self) -> int:
+        """Length of the next step's drafts."""
+        return self.longest
+
+    def update(self, drafted: Sequence[int], accepted: Sequence[int], seconds: Mapping[str, float]) -> None:
+        """Learn from a step: what each request was offered and accepted, and the time of each phase."""
+
+
+class AdaptiveLength(FixedLength):
+    """The length of largest expected speed-up (`theory.optimal_draft`) at the acceptance and cost of late.
+
+    The choice looks at past steps alone, whose random numbers no later step uses again, so the output law stays the
+    target's. At least one token is drafted: without drafts nothing would be measured any more. With measured times the
+    lengths, and so the texts of ``ratio`` and ``block``, differ from run to run; give `cost` where they must not.
+    """
+
+    def __init__(self, longest: int = 8, *, cost: float | None = None, memory: float = 16.0) -> None:
+        """Choose between 1 and `longest`.
+
+        Args:
+            longest: bound of the length.
+            cost: time of one draft token in units of a step without drafts; None: measured.
+            memory: steps that count; those before them fade.
+
+        Raises:
+            ValueError: a value out of range.
+        """
+        super().__init__(longest)
+        if memory < 1 or (cost is not None and cost < 0):
+            raise ValueError(f"AdaptiveLength: memory >= 1 and cost >= 0 expected, got {memory} and {cost}")
+        self._fade, self._cost = 1 - 1 / memory, cost
+        self._looked_at, self._accepted = 2.0, 1.0  # as if of two candidates one had been accepted
+        self._draft_seconds = self._other_seconds = 0.0
+
+    @property
+    def acceptance(self) -> float:
+        """Accepted candidates, of those that were looked at."""
+        return self._accepted / self._looked_at
+
+    @property
+    def cost(self) -> float:
+        """Time of one draft token in units of a step without drafts."""
+        if self._cost is not None:
+            return self._cost
+        return self._draft_seconds / self._other_seconds if self._other_seconds else 0.1
+
+    def next(self) -> int:
+        """Length of the next step's drafts."""
+        return max(int(optimal_draft(self.acceptance, self.cost, longest=self.longest)), 1)
+
+    def update(self, drafted: Sequence[int], accepted: Sequence[int], seconds: Mapping[str, float]) -> None:
+        """Learn from a step."""
+        pairs = list(zip(drafted, accepted, strict=True))
+        self._looked_at = self._fade * self._looked_at + sum(min(d, a + 1) for d, a in pairs)
+        self._accepted = self._fade * self._accepted + sum(accepted)
+        if longest := max(drafted, default=0):
+            others = sum(spent for phase, spent in seconds.items() if phase != "draft")
+            self._draft_seconds = self._fade * self._draft_seconds + seconds["draft"] / longest
+            self._other_seconds = self._fade * self._other_seconds + others

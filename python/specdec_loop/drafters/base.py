@@ -1,0 +1,101 @@
+"""What the decoding loop asks of a drafter, and what a drafter answers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from specdec_kernels import Sampling
+
+from ..text import Text
+
+CHAIN_RULES = ("ratio", "match", "block", "greedy", "typical", "topm", "distance")
+ARGMAX_RULES = ("greedy", "typical", "topm", "distance")  # what they accept is likely: an argmax serves them best
+
+
+class Draft(NamedTuple):
+    """Candidates for the next tokens of every request.
+
+    Attributes:
+        token_ids: int64. A chain: ``[batch, draft]``, -1 behind its end. A tree: ``[batch, nodes]``; node 0 stands for
+            the last committed token, whatever its id; -1: the node is not there.
+        logits: ``[batch, draft or nodes, draft_vocab]``: the rows they were drawn from; None: they are deterministic.
+        stats: ``(logsumexp, threshold)`` of a chain's rows, as `sample` returned them.
+        sampling: how they were drawn; needed with logits.
+        token_map: int32 ``[draft_vocab]``: target id of each column of the logits.
+        parents: of a tree, int32 ``[batch, nodes]``; None: a chain.
+        max_depth: of a tree: longest path of the batch, a host int.
+        candidates: of a tree: only its first nodes are candidates (None: all). The others ride in the target's forward,
+            for their logits.
+        replacement: of a tree: siblings are independent draws.
+    """
+
+    token_ids: Tensor
+    logits: Tensor | None = None
+    stats: tuple[Tensor, Tensor] | None = None
+    sampling: Sampling | None = None
+    token_map: Tensor | None = None
+    parents: Tensor | None = None
+    max_depth: int = 0
+    candidates: int | None = None
+    replacement: bool = False
+
+
+class Outcome(NamedTuple):
+    """What came of a draft.
+
+    Attributes:
+        logits: the target's, ``[batch, draft + 1 or nodes, vocab]``: row 0 follows the last committed token.
+        kept: int32 ``[batch]``: tokens that the text took, accepted ones and the drawn one; 0 where it was finished.
+        path: of a tree: accepted nodes, see `verify_tree`; None: a chain.
+    """
+
+    logits: Tensor
+    kept: Tensor
+    path: Tensor | None
+
+
+class Drafter:
+    """Proposes tokens. A drafter serves one `generate` at a time and may be used again after it.
+
+    Nothing here may wait for the device; what the host needs of the texts stands in `Text.rows`, which the loop reads
+    once a step. How many tokens are drafted may depend on committed tokens and on logits, never on the token drawn from
+    them: cutting off a token after looking at it biases the rules ``ratio`` and ``block``.
+    """
+
+    rules: ClassVar[Collection[str]] = CHAIN_RULES  # under which the drafts may be verified
+
+    def nodes(self, length: int) -> int:
+        """Most tokens of one target forward: the last committed one and `length` drafts, unless it is a tree."""
+        return 1 + length
+
+    def begin(self, text: Text, *, rule: str, sampling: Sampling, longest: int) -> None:
+        """Prepare for new texts, of which the prompts are there.
+
+        Args:
+            text: to be continued.
+            rule: under which drafts will be verified.
+            sampling: of the target.
+            longest: no draft will be longer.
+        """
+
+    def draft(self, text: Text, length: int) -> Draft:
+        """Propose up to `length` tokens a request; fewer, or none, where nothing promises well."""
+        raise NotImplementedError
+
+    def commit(self, text: Text, outcome: Outcome) -> None:
+        """Follow the text, which has grown by what was kept."""
+
+    def end(self, text: Text) -> None:
+        """The texts are complete, `Text.rows` too."""
+
+
+class NoDrafter(Drafter):
+    """Drafts nothing: plain decoding."""
+
+    def draft(self, text: Text, length: int) -> Draft:
+        """An empty chain."""
+        return Draft(torch.empty(text.batch, 0, dtype=torch.int64, device=text.tokens.device))

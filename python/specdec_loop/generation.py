@@ -1,0 +1,318 @@
+"""The decoding loop: draft, target forward, verify, commit, repeat. `generate` is how an engine uses the kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from specdec_kernels import ChainResult, Sampling, TreeResult, tree_layout, verify_chain, verify_tree
+
+from .draft_length import FixedLength
+from .drafters import Draft, Drafter, NoDrafter, Outcome
+from .statistics import Clock, RequestStatistics
+from .text import Text
+from .tree_cache import TreeCache
+
+Streamer = Callable[[int, list[int]], None]
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What `generate` returns.
+
+    Attributes:
+        tokens: of each request, without the prompt; a stop sequence is included.
+        logprobs: of these tokens; None unless asked for.
+        status: of each request, 0 or the bits of docs/design.md, section Bad input.
+        statistics: of each request.
+        seconds: in phases draft, target, verify and commit, of the whole batch.
+    """
+
+    tokens: list[list[int]]
+    logprobs: list[list[float]] | None
+    status: list[int]
+    statistics: list[RequestStatistics]
+    seconds: dict[str, float]
+
+
+@torch.no_grad()
+def generate(
+    target: Any,
+    drafter: Drafter | None,
+    input_ids: Tensor | Sequence[Sequence[int]],
+    attention_mask: Tensor | None = None,
+    *,
+    sampling: Sampling,
+    seed: int | Tensor = 0,
+    rule: str = "match",
+    max_new_tokens: int = 128,
+    draft_length: int | FixedLength = 4,
+    stop: Sequence[int | Sequence[int]] | None = None,
+    logprobs: str | None = None,
+    streamer: Streamer | None = None,
+) -> Generation:
+    """Continue a batch of prompts by speculative decoding.
+
+    Under rule ``match`` the text is that of plain decoding with the same seed, whatever the drafter; under ``greedy`` it
+    is greedy decoding; under ``ratio``, ``block``, ``recursive`` and ``traversal`` it follows the target's law. Requests
+    are independent: a text does not depend on the others of its batch, but through rounding in the model.
+
+    Args:
+        target: a transformers causal LM that `TreeCache` serves.
+        drafter: None: plain decoding.
+        input_ids: ``[batch, length]``, or a list of prompts; each of at least one token.
+        attention_mask: ``[batch, length]``: 1 at the tokens of a prompt, 0 at padding on either side.
+        sampling: of each request; temperature 0 is greedy.
+        seed: int64 ``[batch]``; or an int, to which each request adds its number.
+        rule: of `verify_chain`, or of `verify_tree` where the drafter drafts trees.
+        max_new_tokens: most tokens of a continuation.
+        draft_length: most drafts of a step, or an `AdaptiveLength`.
+        stop: token ids and token sequences that end a text; None: the model's eos.
+        logprobs: ``"processed"`` (after temperature and filters) or ``"raw"``.
+        streamer: called with the number of a request and its new tokens, after each step.
+
+    Returns:
+        Generation.
+
+    Raises:
+        ValueError: a wrong argument.
+        RuntimeError: the drafter failed; says in which step, and why.
+
+    Example:
+        >>> from specdec_kernels import Sampling
+        >>> from specdec_loop import PromptLookup, generate
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> sizes = dict(vocab_size=9, hidden_size=16, intermediate_size=16, num_hidden_layers=1)
+        >>> model = LlamaForCausalLM(LlamaConfig(num_attention_heads=2, **sizes))
+        >>> prompts, sampling = [[5, 6, 7], [8]], Sampling.full(2, temperature=0.8)
+        >>> plain = generate(model, None, prompts, sampling=sampling, max_new_tokens=20, stop=())
+        >>> fast = generate(model, PromptLookup(), prompts, sampling=sampling, max_new_tokens=20, stop=())
+        >>> fast.tokens == plain.tokens
+        True
+    """
+    drafter = NoDrafter() if drafter is None else drafter
+    lengths = FixedLength(draft_length) if isinstance(draft_length, int) else draft_length
+    _check(target, drafter, lengths, rule, max_new_tokens)
+    overhang = drafter.nodes(lengths.longest)
+    text = _begin_text(target, input_ids, attention_mask, seed, max_new_tokens, stop, overhang)
+    cache = TreeCache(
+        target.config,
+        batch=text.batch,
+        capacity=text.tokens.shape[1],
+        dtype=target.dtype,
+        device=target.device,
+    )
+    _prefill(target, cache, text)
+    with _naming(drafter, "begin"):
+        drafter.begin(text, rule=rule, sampling=sampling, longest=lengths.longest)
+    clock = Clock(target.device)
+    statistics = [RequestStatistics() for _ in text.rows]
+    is_done = False
+    while not is_done:
+        with _naming(drafter, "draft"):
+            draft = _checked(drafter.draft(text, length := lengths.next()), text, drafter.nodes(length))
+        clock.mark("draft")
+        logits = _forward(target, cache, text, draft)
+        clock.mark("target")
+        verdict = _verify(draft, logits, text, sampling, rule, logprobs)
+        clock.mark("verify")
+        kept = text.append(verdict.token_ids, verdict.status, verdict.logprobs)
+        path = verdict.path if isinstance(verdict, TreeResult) else None
+        cache.commit(kept - 1, path)  # rows of the last token and of what was accepted; -1: a finished request
+        with _naming(drafter, "commit"):
+            drafter.commit(text, Outcome(logits, kept, path))
+        clock.mark("commit")
+        # The one wait for the device: the new tokens, and whether any request goes on.
+        new, taken, drafted, accepted, finished = text.read(
+            verdict.token_ids, kept, _offered(draft), verdict.num_accepted, text.finished
+        )
+        elapsed = clock.settle()
+        running = [b for b, count in enumerate(taken) if count > 0]
+        for b in running:
+            statistics[b].drafted.append(drafted[b])
+            statistics[b].accepted.append(accepted[b])
+            statistics[b].tokens += taken[b]
+            statistics[b].seconds = elapsed
+            if streamer is not None:
+                streamer(b, new[b])
+        lengths.update([drafted[b] for b in running], [accepted[b] for b in running], clock.latest)
+        is_done = all(finished)
+    with _naming(drafter, "end"):
+        drafter.end(text)
+    return _collect(text, statistics, clock, has_logprobs=logprobs is not None)
+
+
+def _prefill(target: Any, cache: TreeCache, text: Text) -> None:
+    """Run the prompts but for their last tokens: each of those is the first root, which has no row yet."""
+    if text.longest > 1:
+        prompts = text.tokens[:, : text.longest - 1].clamp(min=0)
+        target(prompts, **cache.chain_inputs(prompts.shape[1]), logits_to_keep=1)
+        cache.commit((text.prompt_lengths - 2).int())
+
+
+def _forward(target: Any, cache: TreeCache, text: Text, draft: Draft) -> Tensor:
+    """Logits of the last committed token and of every draft, ``[batch, nodes, vocab]``."""
+    if draft.parents is None:
+        nodes = torch.cat([text.last(1), draft.token_ids], 1)
+        inputs = cache.chain_inputs(nodes.shape[1])
+    else:
+        nodes = torch.cat([text.last(1), draft.token_ids[:, 1:]], 1)
+        inputs = cache.tree_inputs(draft.parents)
+    logits: Tensor = target(nodes.clamp(min=0), **inputs).logits
+    return logits
+
+
+def _verify(
+    draft: Draft, logits: Tensor, text: Text, sampling: Sampling, rule: str, logprobs: str | None
+) -> ChainResult | TreeResult:
+    """Accept a prefix or a path, and draw the token after it."""
+    if draft.parents is None:
+        return verify_chain(
+            draft.token_ids,
+            logits,
+            draft.logits,
+            draft_stats=draft.stats,
+            sampling=sampling,
+            draft_sampling=draft.sampling,
+            noise=text.noise(),
+            rule=rule,
+            token_map=draft.token_map,
+            logprobs=logprobs,
+        )
+    ids, parents = _candidates(draft)
+    return verify_tree(
+        ids,
+        parents,
+        logits[:, : draft.candidates],
+        draft.logits,
+        max_depth=draft.max_depth,
+        sampling=sampling,
+        draft_sampling=draft.sampling,
+        noise=text.noise(),
+        rule=rule,
+        replacement=draft.replacement,
+        token_map=draft.token_map,
+        logprobs=logprobs,
+    )
+
+
+def _candidates(draft: Draft) -> tuple[Tensor, Tensor]:
+    """Ids and parents of the nodes of a tree that may be accepted."""
+    assert draft.parents is not None
+    return draft.token_ids[:, : draft.candidates].contiguous(), draft.parents[:, : draft.candidates].contiguous()
+
+
+def _offered(draft: Draft) -> Tensor:
+    """Most tokens of each request that could have been accepted, ``[batch]``."""
+    if draft.parents is None:
+        return (draft.token_ids >= 0).long().cumprod(1).sum(1)
+    ids, parents = _candidates(draft)
+    return torch.where(ids >= 0, tree_layout(parents).depth, 0).amax(1)
+
+
+def _collect(text: Text, statistics: list[RequestStatistics], clock: Clock, *, has_logprobs: bool) -> Generation:
+    ends = list(zip(text.prompt_lengths.tolist(), text.lengths.tolist(), strict=True))
+    rows = zip(text.logprobs.tolist(), ends, strict=True)
+    return Generation(
+        tokens=[row[start:] for row, (start, _) in zip(text.rows, ends, strict=True)],
+        logprobs=[row[start:end] for row, (start, end) in rows] if has_logprobs else None,
+        status=text.status.tolist(),
+        statistics=statistics,
+        seconds=clock.seconds,
+    )
+
+
+# --- arguments
+
+
+def _check(target: Any, drafter: Drafter, lengths: FixedLength, rule: str, max_new_tokens: int) -> None:
+    if not callable(target) or not hasattr(target, "config"):
+        _fail("target", "a transformers causal LM", type(target).__name__)
+    if not isinstance(drafter, Drafter):
+        _fail("drafter", "a Drafter or None", type(drafter).__name__)
+    if not isinstance(lengths, FixedLength):
+        _fail("draft_length", "an int >= 1 or an AdaptiveLength", lengths)
+    if rule not in drafter.rules:
+        _fail("rule", "one of " + ", ".join(drafter.rules) + f" with {type(drafter).__name__}", repr(rule))
+    if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+        _fail("max_new_tokens", "an int >= 1", max_new_tokens)
+
+
+def _begin_text(
+    target: Any,
+    input_ids: Tensor | Sequence[Sequence[int]],
+    attention_mask: Tensor | None,
+    seed: int | Tensor,
+    limit: int,
+    stop: Sequence[int | Sequence[int]] | None,
+    overhang: int,
+) -> Text:
+    prompts, lengths = _right_padded(input_ids, attention_mask, target.device)
+    config = target.config.get_text_config(decoder=True)
+    shortest, longest, least, most = (int(x) for x in (*lengths.aminmax(), *prompts.aminmax()))
+    if shortest < 1:
+        _fail("input_ids", "prompts of at least one token", "an empty one")
+    if least < 0 or most >= config.vocab_size:
+        _fail("input_ids", f"ids in [0, {config.vocab_size})", f"{least} to {most}")
+    if longest + limit > config.max_position_embeddings:
+        whole = f"{config.max_position_embeddings} positions for the longest prompt and max_new_tokens"
+        _fail("target", f"a model of at least {longest + limit} positions", whole)
+    batch = len(lengths)
+    seeds = seed + torch.arange(batch, device=target.device) if isinstance(seed, int) else seed
+    if seeds.shape != (batch,) or seeds.dtype != torch.int64:
+        _fail("seed", f"an int or int64 [{batch}]", f"{seeds.dtype} {list(seeds.shape)}")
+    if stop is None:
+        eos = target.generation_config.eos_token_id
+        stop = [] if eos is None else [eos] if isinstance(eos, int) else eos
+    sequences = [[s] if isinstance(s, int) else list(s) for s in stop]
+    if not all(sequences):
+        _fail("stop", "ids and sequences of at least one id", stop)
+    return Text(prompts, lengths, seed=seeds, limit=limit, stop=sequences, overhang=overhang)
+
+
+def _right_padded(
+    input_ids: Tensor | Sequence[Sequence[int]], attention_mask: Tensor | None, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Prompts ``[batch, longest]`` padded on the right, and their lengths."""
+    if not isinstance(input_ids, Tensor):
+        lengths = [len(row) for row in input_ids]
+        rows = [list(row) + [0] * (max(lengths) - len(row)) for row in input_ids]
+        return torch.tensor(rows, dtype=torch.int64, device=device), torch.tensor(lengths, device=device)
+    if input_ids.dim() != 2 or input_ids.numel() == 0 or input_ids.dtype not in (torch.int32, torch.int64):
+        _fail("input_ids", "int32 or int64 [batch, length]", f"{input_ids.dtype} {list(input_ids.shape)}")
+    if attention_mask is None:
+        attention_mask = torch.ones_like(input_ids)
+    if attention_mask.shape != input_ids.shape:
+        _fail("attention_mask", f"{list(input_ids.shape)}, as input_ids", list(attention_mask.shape))
+    is_token = attention_mask.to(device) != 0
+    order = is_token.byte().argsort(dim=1, descending=True, stable=True)
+    kept = torch.where(is_token, input_ids.to(device).long(), 0).gather(1, order)
+    return kept, is_token.sum(1)
+
+
+def _checked(draft: Draft, text: Text, most: int) -> Draft:
+    """A draft of the right shape; else the loop would fail far from the cause."""
+    ids = draft.token_ids
+    nodes = ids.shape[-1] + (draft.parents is None)
+    if ids.dim() != 2 or ids.shape[0] != text.batch or ids.dtype != torch.int64 or nodes > most:
+        got = f"{ids.dtype} {list(ids.shape)}"
+        raise ValueError(f"token_ids must be int64 [{text.batch}, at most {most - 1} drafts], got {got}")
+    return draft
+
+
+@contextmanager
+def _naming(drafter: Drafter, method: str) -> Iterator[None]:
+    """Say whose failure it was."""
+    try:
+        yield
+    except Exception as error:
+        raise RuntimeError(f"generate: {type(drafter).__name__}.{method} failed: {error}") from error
+
+
+def _fail(name: str, expected: str, got: object) -> NoReturn:
+    raise ValueError(f"generate: {name} must be {expected}, got {got}")

@@ -1,0 +1,90 @@
+"""What a decoding run has to say of itself: acceptance of each request, and where the time went."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import torch
+
+PHASES = ("draft", "target", "verify", "commit")
+
+
+@dataclass
+class RequestStatistics:
+    """Steps of one request, up to the one that finished it.
+
+    Attributes:
+        drafted: candidates offered in each step: length of the chain, depth of the tree.
+        accepted: how many of them in a row were accepted in each step.
+        tokens: tokens of the text, without the prompt; fewer than accepted and drawn where a stop or the limit cut.
+        seconds: from the end of the prefill to the end of the request's last step.
+    """
+
+    drafted: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+    tokens: int = 0
+    seconds: float = 0.0
+
+    @property
+    def steps(self) -> int:
+        """Target forwards."""
+        return len(self.accepted)
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Mean tokens of a target forward."""
+        return self.tokens / max(self.steps, 1)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Speed of this request, others running beside it."""
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    def acceptance_by_position(self) -> list[float]:
+        """Share of the candidates at position i that were accepted, among those that were looked at.
+
+        Example:
+            >>> from specdec_loop.statistics import RequestStatistics
+            >>> RequestStatistics(drafted=[3, 3, 1], accepted=[2, 0, 1]).acceptance_by_position()
+            [0.6666666666666666, 1.0, 0.0]
+        """
+        steps = list(zip(self.drafted, self.accepted, strict=True))
+        looked_at = [[a > i for d, a in steps if min(d, a + 1) > i] for i in range(max(self.drafted, default=0))]
+        return [sum(position) / len(position) for position in looked_at if position]
+
+
+class Clock:
+    """Seconds of each phase, on the clock of the device: on a GPU by events, which nothing waits for but `settle`."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Begin."""
+        self.seconds = dict.fromkeys(PHASES, 0.0)
+        self.latest = dict.fromkeys(PHASES, 0.0)  # of the last step
+        self.begun = time.perf_counter()
+        self._is_cuda = device.type == "cuda"
+        self._marks: list[tuple[str, float | torch.cuda.Event]] = []
+        self.mark("begin")
+
+    def mark(self, phase: str) -> None:
+        """What was done since the last mark belongs to a phase."""
+        if self._is_cuda:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self._marks.append((phase, event))
+        else:
+            self._marks.append((phase, time.perf_counter()))
+
+    def settle(self) -> float:
+        """Add up a step whose results the host has read; returns seconds since the clock began."""
+        self.latest = dict.fromkeys(PHASES, 0.0)
+        for (_, start), (phase, end) in zip(self._marks, self._marks[1:], strict=False):
+            if isinstance(start, torch.cuda.Event):
+                self.latest[phase] += start.elapsed_time(end) / 1000
+            elif not isinstance(end, torch.cuda.Event):
+                self.latest[phase] += end - start
+        for phase, seconds in self.latest.items():
+            self.seconds[phase] += seconds
+        self._marks = []
+        self.mark("begin")
+        return time.perf_counter() - self.begun

@@ -1,0 +1,70 @@
+"""Accepted tokens where the laws differ from place to place: exact, by enumeration of all drafts.
+
+A table is a function of the tokens so far (a tuple) that gives the law of the next one (a float64 tensor [vocab]).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import torch
+from torch import Tensor
+
+Table = Callable[[tuple[int, ...]], Tensor]
+
+
+def _weighted(target: Table, draft: Table, length: int, weigh: Callable[[float, float], float]) -> float:
+    """sum_i E[w_i] over drafted prefixes of 1..length tokens: w_0 = 1, w_i = weigh(w_{i-1}, p / q)."""
+
+    @cache
+    def below(prefix: tuple[int, ...], weight: float) -> float:
+        if len(prefix) == length:
+            return 0.0
+        p, q = target(prefix).tolist(), draft(prefix).tolist()
+        total = 0.0
+        for x, (px, qx) in enumerate(zip(p, q, strict=True)):
+            if qx > 0:
+                w = weigh(weight, px / qx)
+                total += qx * (w + below((*prefix, x), w))
+        return total
+
+    return below((), 1.0)
+
+
+def chain_accepted(target: Table, draft: Table, length: int) -> float:
+    """E[A] of rule ``ratio``: sum_i E[prod_{j <= i} min(1, p_j / q_j)]."""
+    return _weighted(target, draft, length, lambda w, ratio: w * min(1.0, ratio))
+
+
+def block_accepted(target: Table, draft: Table, length: int) -> float:
+    """E[A] of rule ``block``: sum_i E[w_i], w_i = min(1, w_{i-1} p_i / q_i) (Sun et al.).
+
+    Example:
+        >>> import torch
+        >>> from specdec_loop.theory import block_accepted
+        >>> p, q = torch.tensor([1.0, 2.0]).double() / 3, torch.tensor([2.0, 1.0]).double() / 3
+        >>> round(block_accepted(lambda _: p, lambda _: q, 2) * 9)
+        11
+    """
+    return _weighted(target, draft, length, lambda w, ratio: min(1.0, w * ratio))
+
+
+def ideal_accepted(target: Table, draft: Table, length: int) -> float:
+    """What no verifier can exceed: sum_i (1 - TV of the joint laws of i tokens)."""
+    joint: dict[tuple[int, ...], tuple[float, float]] = {(): (1.0, 1.0)}
+    total = 0.0
+    for _ in range(length):
+        longer: dict[tuple[int, ...], tuple[float, float]] = {}
+        for prefix, (p, q) in joint.items():
+            for x, (px, qx) in enumerate(zip(target(prefix).tolist(), draft(prefix).tolist(), strict=True)):
+                longer[(*prefix, x)] = p * px, q * qx
+        joint = longer
+        total += sum(min(p, q) for p, q in joint.values())
+    return total
+
+
+def constant(law: Tensor) -> Table:
+    """The same law everywhere."""
+    fixed = law.to(torch.float64)
+    return lambda _: fixed

@@ -1,0 +1,391 @@
+"""A transformers cache in static buffers: rows are written in place, a tree is compacted, a step is rolled back.
+
+Request b owns slots 0 .. capacity - 1 of every buffer ``[batch, head, length, dim]``. Its first lengths[b] slots hold
+committed tokens; what forwards have written since the last `commit` lies behind them, at a distance that is the same
+for every request and known to the host. So each request has a length of its own and nothing waits for the device.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from specdec_kernels import CacheLayout, compact_cache, rollback, tree_mask
+
+try:
+    from transformers import __version__ as _version
+    from transformers.cache_utils import Cache, CacheLayerMixin
+except ImportError as error:
+    raise ImportError("specdec_loop needs transformers 5.16 or later: pip install 'specdec_kernels[loop]'") from error
+if tuple(map(int, _version.split(".")[:2])) < (5, 16):
+    raise ImportError(f"specdec_loop needs transformers 5.16 or later, got {_version}")
+
+LAYER_TYPES = ("full_attention", "sliding_attention")
+MASKS = {"sdpa": "bool", "eager": "additive"}  # format of a 4-D mask, by attention implementation
+FLAGGED = -2  # a num_accepted that the ops flag and leave alone
+
+
+class _Lengths:
+    """How many tokens of each request are committed: exact on the device, bounded on the host."""
+
+    def __init__(self, batch: int, device: torch.device | str) -> None:
+        self.exact = torch.zeros(batch, dtype=torch.int64, device=device)
+        self.request = torch.arange(batch, device=device)[:, None]
+        self.longest = 0  # no length exceeds it
+        self.is_even = True  # the host knows that every length is `longest`
+        self._slots: tuple[int, int, Tensor] | None = None  # of this forward: every layer asks for the same
+
+    def slots(self, written: int, tokens: int) -> Tensor:
+        """Slots [batch, tokens] of the rows that a forward adds."""
+        if self._slots is None or self._slots[:2] != (written, tokens):
+            offsets = torch.arange(written, written + tokens, device=self.exact.device)
+            self._slots = written, tokens, self.exact[:, None] + offsets
+        return self._slots[2]
+
+    def changed(self, longest: int, *, is_even: bool) -> None:
+        """Note what is known of new lengths."""
+        self.longest, self.is_even, self._slots = longest, is_even, None
+
+    def read(self) -> None:
+        """Wait for the device and learn them."""
+        shortest, longest = torch.stack(self.exact.aminmax()).tolist()
+        self.longest, self.is_even = longest, shortest == longest
+
+
+class TreeLayer(CacheLayerMixin):  # type: ignore[misc] # transformers has no types
+    """Keys and values of one layer. A sliding window is the mask's affair: rows behind it may be needed again."""
+
+    is_compileable = False
+    is_croppable = True
+    is_sliding = False
+
+    def __init__(self, lengths: _Lengths, capacity: int, dtype: torch.dtype) -> None:
+        """Share the lengths; the buffers are made when the first keys tell their heads and dims."""
+        super().__init__()
+        self.lengths, self.capacity, self.dtype = lengths, capacity, dtype
+        self.batch_size, self.device = len(lengths.exact), lengths.exact.device
+        self.written = 0  # rows since the last commit
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Make the buffers."""
+        self.keys, self.values = (
+            torch.zeros(self.batch_size, s.shape[1], self.capacity, s.shape[3], dtype=self.dtype, device=self.device)
+            for s in (key_states, value_states)
+        )
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Write the new rows behind those of each request; views of all that may be attended."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        tokens = key_states.shape[-2]
+        end = self.reach(tokens)
+        slots = self.lengths.slots(self.written, tokens)
+        for name, states, buffer in (("keys", key_states, self.keys), ("values", value_states, self.values)):
+            self._check(name, states, (buffer.shape[0], buffer.shape[1], tokens, buffer.shape[3]))
+            buffer[self.lengths.request, :, slots] = states.transpose(1, 2)
+        self.written += tokens
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def _check(self, name: str, states: Tensor, shape: tuple[int, ...]) -> None:
+        if states.shape != shape:
+            _fail(name, f"{list(shape)} [batch, head, token, dim]", list(states.shape))
+        if states.dtype != self.dtype:
+            _fail(name, f"{self.dtype}, the dtype of the cache", states.dtype)
+        if states.device != self.device:
+            _fail(name, f"on {self.device}, the device of the cache", states.device)
+        if states.requires_grad:
+            _fail(name, "without gradient: the cache is inference only (use torch.no_grad())", "requires_grad")
+
+    def reach(self, tokens: int) -> int:
+        """Slots that `tokens` more rows may reach; reads the lengths only where their bound exceeds the capacity."""
+        if self.lengths.longest + self.written + tokens > self.capacity and not self.lengths.is_even:
+            self.lengths.read()
+        end = self.lengths.longest + self.written + tokens
+        if end > self.capacity:
+            _fail("capacity", f"at least {end} for {tokens} more tokens (or commit, crop, reset)", self.capacity)
+        return end
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Width of a mask and its first slot."""
+        return self.reach(query_length), 0
+
+    def get_seq_length(self) -> int:
+        """Rows in the cache, where that is one number."""
+        if not self.lengths.is_even:
+            raise ValueError(
+                "TreeCache: requests have lengths of their own: call the model with chain_inputs or tree_inputs, which "
+                "give it position_ids and a 4-D attention_mask"
+            )
+        return self.lengths.longest + self.written
+
+    def get_max_length(self) -> int:
+        """Slots of a request."""
+        return self.capacity
+
+    def reset(self) -> None:
+        """Forget every row."""
+        self.written = 0
+        if self.is_initialized:
+            self.keys.zero_()
+            self.values.zero_()
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Give request b the rows of request beam_idx[b]."""
+        if self.is_initialized:
+            self.keys.copy_(self.keys[beam_idx])
+            self.values.copy_(self.values[beam_idx])
+
+
+class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
+    """A preallocated cache for chains and trees: ``model(..., past_key_values=cache)``, then `commit`.
+
+    Keys and values lie in static buffers ``[batch, head, capacity, dim]`` that never move. A forward writes its rows
+    in place and attention reads views of them, so that a step copies nothing but the rows it adds and those that
+    `commit` moves. Requests have lengths of their own.
+
+    A decoding step: run the nodes of a tree (node 0 is the last committed token, which has no row yet) with
+    `tree_inputs`, or those of a chain with `chain_inputs`; verify; `commit`. Several forwards may precede a commit,
+    as when a draft model runs token by token or a tree grows level by level: nodes count from the last commit on.
+
+    A prompt is a chain whose tokens are all accepted: pad prompts of different lengths **on the right** and commit
+    ``prompt_lengths - 1``. While all requests have the same length, known to the host, the model needs neither mask
+    nor positions from here; plain calls, left-padded 2-D masks, `generate` and its assisted decoding work as they do
+    with any other cache. Where lengths differ, a call without them raises.
+
+    Layers with a sliding window keep all their rows, and the masks do the windowing: a ring buffer would have
+    overwritten what a rollback has to bring back. Models with recurrent or chunked attention are refused.
+    """
+
+    def __init__(
+        self, config: Any, *, batch: int, capacity: int, dtype: torch.dtype, device: torch.device | str
+    ) -> None:
+        """Describe the cache; a layer's buffers are made by the first forward, which tells its heads and dims.
+
+        Args:
+            config: of the model.
+            batch: requests.
+            capacity: slots of a request: the longest text, and the widest tree behind it.
+            dtype: of keys and values, `model.dtype`.
+            device: of all layers, `model.device`.
+
+        Raises:
+            ValueError: sizes below 1, or a model with other than full and sliding attention.
+
+        Example:
+            >>> import torch
+            >>> from specdec_loop import TreeCache
+            >>> from transformers import LlamaConfig, LlamaForCausalLM
+            >>> sizes = dict(vocab_size=9, hidden_size=16, intermediate_size=16, num_hidden_layers=1)
+            >>> model = LlamaForCausalLM(LlamaConfig(num_attention_heads=2, **sizes))
+            >>> cache = TreeCache(model.config, batch=2, capacity=32, dtype=model.dtype, device=model.device)
+            >>> prompts, prompt_lengths = torch.tensor([[5, 6, 7], [8, 1, 0]]), torch.tensor([3, 2]).int()
+            >>> nodes, parents = torch.tensor([[4, 2, 3, 1], [6, 2, 1, 5]]), torch.tensor([[-1, 0, 0, 2]] * 2)
+            >>> with torch.no_grad():
+            ...     prefill = model(prompts, past_key_values=cache)  # its last rows tell the first tokens, 4 and 6
+            ...     prefill_status = cache.commit(prompt_lengths - 1)
+            ...     logits = model(nodes, **cache.tree_inputs(parents)).logits
+            >>> accepted, path = torch.tensor([2, 0]).int(), torch.tensor([[2, 3], [-1, -1]])  # as verify_tree says
+            >>> cache.commit(accepted, path), cache.lengths
+            (tensor([0, 0], dtype=torch.int32), tensor([6, 3]))
+        """
+        for name, value in (("batch", batch), ("capacity", capacity)):
+            if not isinstance(value, int) or value < 1:
+                _fail(name, "a host int >= 1", value)
+        config = config.get_text_config(decoder=True)
+        window = getattr(config, "sliding_window", None)
+        usual = "sliding_attention" if window else "full_attention"
+        types = getattr(config, "layer_types", None) or [usual] * config.num_hidden_layers
+        for unknown in sorted(set(types) - set(LAYER_TYPES)):
+            _fail("config.layer_types", "of " + " and ".join(LAYER_TYPES), unknown)
+        self._config = config
+        windows: dict[str, int] = {"full_attention": 0, "sliding_attention": window or 0}
+        self._windows = {kind: windows[kind] for kind in LAYER_TYPES if kind in types}
+        self._lengths = _Lengths(batch, device)
+        self._layout: CacheLayout | None = None
+        super().__init__(layers=[TreeLayer(self._lengths, capacity, dtype) for _ in types])
+
+    @property
+    def lengths(self) -> Tensor:
+        """int64 ``[batch]``: committed tokens in the cache, and so the position of the next root."""
+        return self._lengths.exact
+
+    @property
+    def layout(self) -> CacheLayout:
+        """Keys and values of every layer as the ops take them."""
+        rows = [t for layer in self.layers if layer.is_initialized for t in (layer.keys, layer.values)]
+        if self._layout is None or len(self._layout.tensors) != len(rows):
+            self._layout = CacheLayout(rows, "bhld")
+        return self._layout
+
+    def tree_inputs(self, parents: Tensor) -> dict[str, Any]:
+        """What a forward of a tree needs besides its tokens.
+
+        Args:
+            parents: int32 or int64 ``[batch, nodes]``, see `specdec_kernels.tree_layout`: all nodes since the last
+                commit. The first ones, whose rows earlier forwards wrote, are not run again: give the model the rest.
+
+        Returns:
+            Keyword arguments: past_key_values, position_ids and attention_mask, 4-D, one for each kind of layer where
+            a model has both. A padding node attends itself alone; a malformed tree is its root alone.
+
+        Raises:
+            ValueError: wrong parents, no node left to run, an attention implementation that takes no 4-D mask, or
+                too small a capacity.
+        """
+        depth = tree_mask(parents).mask[:, 0].sum(-1) - 1  # a node attends its ancestors and itself
+        done, lengths = self._written(), self._lengths
+        if parents.shape[1] <= done:
+            _fail("parents", f"of more than the {done} nodes in the cache", list(parents.shape))
+        size, form = self._reach(parents.shape[1] - done), self._mask_format()
+        masks = {
+            kind: tree_mask(
+                parents, past=lengths.exact, window=window, format=form, dtype=self.layers[0].dtype, size=size
+            ).mask[:, :, done:]
+            for kind, window in self._windows.items()
+        }
+        return self._inputs(lengths.exact[:, None] + depth[:, done:], masks)
+
+    def chain_inputs(self, tokens: int) -> dict[str, Any]:
+        """What a forward of `tokens` tokens a request, each behind the one before it, needs besides them.
+
+        Args:
+            tokens: how many, a host int.
+
+        Returns:
+            Keyword arguments as of `tree_inputs`; past_key_values alone while all requests have the same length, for
+            then the model makes the rest as well.
+
+        Raises:
+            ValueError: as `tree_inputs`.
+        """
+        size = self._reach(tokens)
+        if self._lengths.is_even:
+            return {"past_key_values": self}
+        slots = self._lengths.slots(self._written(), tokens)
+        key, query = torch.arange(size, device=slots.device), slots[:, None, :, None]
+        masks = {}
+        for kind, window in self._windows.items():
+            seen = (key <= query) & (key > query - window) if window else key <= query
+            if self._mask_format() == "additive":
+                zero = torch.zeros((), dtype=self.layers[0].dtype, device=slots.device)
+                seen = torch.where(seen, zero, torch.finfo(zero.dtype).min)
+            masks[kind] = seen
+        return self._inputs(slots, masks)
+
+    def commit(self, num_accepted: Tensor, path: Tensor | None = None, *, zero_tail: bool = False) -> Tensor:
+        """Keep the root and the accepted nodes of what was written since the last commit, and take back the rest.
+
+        Args:
+            num_accepted: int32 ``[batch]``, as `verify_tree` and `verify_chain` return it; -1: the request took no
+                part, nothing of it is kept.
+            path: of a tree, see `specdec_kernels.compact_cache`; None: the nodes are a chain and in place.
+            zero_tail: overwrite what is taken back. Masked rows must be finite; where a model may overflow on a
+                rejected token (float16), this keeps them so.
+
+        Returns:
+            status, int32 ``[batch]``: 32 where num_accepted or the path is bad. Nothing of that request is kept.
+
+        Raises:
+            ValueError: nothing was written; wrong shapes, dtypes or devices.
+        """
+        done, lengths = self._written(), self._lengths
+        if done == 0:
+            _fail("commit", "called after a forward", "nothing written")
+        if not isinstance(num_accepted, Tensor):
+            _fail("num_accepted", "a tensor of int32", type(num_accepted).__name__)
+        kept = torch.where(num_accepted < done, num_accepted, FLAGGED)
+        if path is not None:
+            moved = compact_cache(self.layout, path, kept, lengths.exact)
+            kept = torch.where(moved == 0, kept, FLAGGED)
+        result = rollback(self.layout, lengths.exact, kept, max_tail=done, zero_tail=zero_tail)
+        lengths.exact.copy_(result.lengths)
+        most = done if path is None else min(done, path.shape[1] + 1)
+        lengths.changed(lengths.longest + most, is_even=False)
+        for layer in self.layers:
+            layer.written = 0
+        if lengths.exact.device.type == "cpu":
+            lengths.read()
+        return result.status
+
+    def read_lengths(self) -> Tensor:
+        """The lengths, on the host. On a GPU this waits for it, and the next masks are as narrow as they can be.
+
+        Without it the host's bound grows by the longest possible path a step; it is called where that bound would
+        exceed the capacity.
+        """
+        self._lengths.read()
+        return self._lengths.exact.cpu()
+
+    def crop(self, tokens_to_remove: int | Tensor) -> None:
+        """Take back the last rows of every request; transformers' assisted decoding calls this.
+
+        Args:
+            tokens_to_remove: minus their number, an int; transformers up to 5.17 hands over a tensor with one. (It
+                also took a positive number then, the length to keep.)
+
+        Raises:
+            ValueError: a positive number.
+        """
+        lengths, count = self._lengths, -int(tokens_to_remove)
+        if count < 0:
+            _fail("tokens_to_remove", "minus the number of tokens", -count)
+        rest = max(count - self._written(), 0)
+        for layer in self.layers:
+            layer.written = max(layer.written - count, 0)
+        if rest:
+            lengths.exact.sub_(rest).clamp_(min=0)
+            lengths.changed(max(lengths.longest - rest, 0), is_even=lengths.is_even)
+
+    def reset(self) -> None:
+        """Forget every row; the buffers stay."""
+        super().reset()
+        self._lengths.exact.zero_()
+        self._lengths.changed(0, is_even=True)
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Give request b the rows of request beam_idx[b]."""
+        super().reorder_cache(beam_idx)
+        self._lengths.exact.copy_(self._lengths.exact[beam_idx])
+        self._lengths.changed(self._lengths.longest, is_even=self._lengths.is_even)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Refused: buffers are static."""
+        _fail("batch", "what the cache was made for, it cannot be repeated", f"{repeats} repeats")
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Refused: buffers are static."""
+        _fail("batch", "what the cache was made for, requests cannot be left out", indices)
+
+    def _written(self) -> int:
+        """Rows since the last commit, the same in every layer that the model uses."""
+        counts = {layer.written for layer in self.layers if layer.is_initialized} or {0}
+        if len(counts) > 1:
+            _fail("layers", "equally long at commit", sorted(counts))
+        return int(counts.pop())
+
+    def _reach(self, tokens: int) -> int:
+        """Width of a mask for `tokens` more rows."""
+        layer = next((layer for layer in self.layers if layer.is_initialized), self.layers[0])
+        return int(layer.reach(tokens))
+
+    def _mask_format(self) -> str:
+        implementation = self._config._attn_implementation
+        if implementation not in MASKS:
+            _fail("attn_implementation", " or ".join(MASKS) + ": others take no 4-D mask", implementation)
+        return MASKS[implementation]
+
+    def _inputs(self, positions: Tensor, masks: dict[str, Tensor]) -> dict[str, Any]:
+        """A model whose layers are all of one kind takes one mask, another one a mask for each kind."""
+        only = next(iter(masks.values()))
+        return {
+            "past_key_values": self,
+            "position_ids": positions,
+            "attention_mask": masks if len(masks) > 1 else only,
+        }
+
+
+def _fail(name: str, expected: str, got: object) -> NoReturn:
+    raise ValueError(f"TreeCache: {name} must be {expected}, got {got}")

@@ -1,0 +1,59 @@
+"""Tiny random models of every family, and what they say when a text is decoded token by token."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+VOCAB, WINDOW = 61, 6
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 512, "pad_token_id": 0,
+}  # fmt: skip
+MIXED = ["full_attention", "sliding_attention", "full_attention"]
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {"num_hidden_layers": 2}),
+    "qwen2": ("Qwen2", {"num_hidden_layers": 2}),
+    "qwen3, some layers slide": (
+        "Qwen3",
+        {"num_hidden_layers": 3, "layer_types": MIXED, "use_sliding_window": True, "sliding_window": WINDOW},
+    ),
+    "gemma2, softcap": ("Gemma2", {"num_hidden_layers": 2, "head_dim": 16, "sliding_window": WINDOW}),
+    "gemma3": ("Gemma3", {"num_hidden_layers": 3, "layer_types": MIXED, "head_dim": 8, "sliding_window": WINDOW}),
+    "mistral, all layers slide": ("Mistral", {"num_hidden_layers": 2, "sliding_window": WINDOW}),
+    "mixtral": ("Mixtral", {"num_hidden_layers": 2, "num_local_experts": 4, "sliding_window": None}),
+    "mixtral, all layers slide": (
+        "Mixtral",
+        {"num_hidden_layers": 2, "num_local_experts": 4, "sliding_window": WINDOW},
+    ),
+}
+CASES = [(f, a) for f in FAMILIES for a in ("sdpa", "eager") if not ("softcap" in f and a == "sdpa")]
+
+
+@functools.cache
+def model(family: str = "llama", attention: str = "sdpa", seed: int = 0) -> Any:
+    """A model in float32; weights large enough that attention is not uniform."""
+    stem, special = FAMILIES[family]
+    config_class = getattr(transformers, f"{stem}TextConfig", None) or getattr(transformers, f"{stem}Config")
+    config = config_class(**SIZES, **special, attn_implementation=attention, initializer_range=0.15)
+    torch.manual_seed(seed)
+    made = getattr(transformers, f"{stem}ForCausalLM")(config).eval().requires_grad_(False)
+    made.generation_config.eos_token_id = None
+    return made
+
+
+class Sequential:
+    """One request, one token at a time, through transformers' own growing cache."""
+
+    def __init__(self, network: Any) -> None:
+        self.network = network
+        self.cache = transformers.DynamicCache(config=network.config)
+
+    def feed(self, tokens: list[int]) -> Tensor:
+        """Logits after each token, [tokens, vocab]."""
+        rows = [self.network(torch.tensor([[t]]), past_key_values=self.cache).logits[0] for t in tokens]
+        return torch.cat(rows)

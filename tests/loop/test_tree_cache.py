@@ -1,0 +1,332 @@
+"""TreeCache: the logits of sequential decoding, whatever trees came between; memory that never moves; clear errors."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from caches import counts, padded
+from models import CASES, VOCAB, model
+from ragged import PROMPTS, Requests, assert_close, new_cache, random_tokens
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import DynamicCache
+
+from specdec_loop import TreeCache
+
+# --- the logits of sequential decoding
+
+
+@pytest.mark.parametrize(("family", "attention"), CASES)
+def test_trees_and_chains_leave_the_cache_of_sequential_decoding(family: str, attention: str) -> None:
+    requests = Requests(model(family, attention), PROMPTS, random.Random(family))
+    for step in range(8):
+        requests.tree_step(1 + 3 * step % 11)
+        requests.chain_step(1 + step % 4)
+
+
+@pytest.mark.parametrize("mover", ["reference", "cpu"])  # of the rows; the others are held to the same bytes
+@pytest.mark.parametrize("seed", range(4))
+def test_fifty_steps_of_random_trees(mover: str, seed: int) -> None:
+    requests = Requests(model("llama"), PROMPTS, random.Random(seed), capacity=300)
+    for _ in range(50):
+        requests.tree_step(8, mover)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "mixtral, all layers slide"])
+def test_a_tree_may_grow_over_several_forwards(family: str) -> None:
+    requests = Requests(model(family), PROMPTS, random.Random(3))
+    for _ in range(6):
+        requests.tree_step(9, calls=4)
+
+
+def test_a_single_request_of_a_single_token() -> None:
+    requests = Requests(model(), [1], random.Random(0))
+    for nodes in (1, 5, 1, 2):
+        requests.tree_step(nodes)
+
+
+@pytest.mark.parametrize(("family", "attention"), CASES)
+def test_a_second_turn_follows_a_ragged_batch(family: str, attention: str) -> None:
+    requests = Requests(model(family, attention), PROMPTS, random.Random(5))
+    requests.tree_step(6)
+    requests.chain_step(20)  # longer than the window
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3", "mixtral"])
+def test_a_path_that_is_not_moved_is_found(family: str) -> None:
+    """The twin of the tests above: the row of a rejected node in place of an accepted one, and they fail."""
+    requests = Requests(model(family), [5], random.Random(9))
+    cache, tokens = requests.cache, random_tokens(3, requests.rng)
+    requests.network(torch.tensor([tokens]), **cache.tree_inputs(torch.tensor([[-1, 0, 0]])))
+    cache.commit(counts([1]), torch.tensor([[1]]))  # accepted was node 2
+    logits = requests.network(torch.tensor([[7]]), past_key_values=cache).logits[0]
+    requests.alone[0].feed([tokens[0], tokens[2]])
+    assert float((logits - requests.alone[0].feed([7])).abs().max()) > 1e-2
+
+
+# --- a cache like any other
+
+
+@pytest.mark.parametrize(("family", "attention"), CASES)
+def test_plain_calls_need_nothing_but_the_cache(family: str, attention: str) -> None:
+    network, texts = model(family, attention), torch.randint(1, VOCAB, (3, 17))
+    ours, theirs = new_cache(network), DynamicCache(config=network.config)
+    for start, end in ((0, 9), (9, 10), (10, 14), (14, 15), (15, 17)):
+        got = network(texts[:, start:end], past_key_values=ours).logits
+        assert_close(got, network(texts[:, start:end], past_key_values=theirs).logits, f"{start} to {end}")
+    assert ours.get_seq_length() == 17
+
+
+@pytest.mark.parametrize(("family", "attention"), CASES)
+def test_left_padded_prompts_decode_as_with_a_growing_cache(family: str, attention: str) -> None:
+    network, texts = model(family, attention), torch.randint(1, VOCAB, (3, 12))
+    mask = (torch.arange(12) >= torch.tensor([[0], [4], [9]])).long()
+    position = (mask.cumsum(-1) - 1).clamp(min=0)
+    ours, theirs = new_cache(network), DynamicCache(config=network.config)
+    for start, end in ((0, 10), (10, 11), (11, 12)):
+        step = {"attention_mask": mask[:, :end], "position_ids": position[:, start:end]}
+        got = network(texts[:, start:end], past_key_values=ours, **step).logits
+        want = network(texts[:, start:end], past_key_values=theirs, **step).logits
+        if start == 0:  # a row of padding attends nothing; what it says is nobody's business
+            got, want = got[mask[:, :end] > 0], want[mask[:, :end] > 0]
+        assert_close(got, want, f"{start} to {end}")
+
+
+@pytest.mark.parametrize(("family", "attention"), CASES)
+def test_generate_takes_it_and_rolls_it_back(family: str, attention: str) -> None:
+    network, prompt = model(family, attention), torch.tensor([[5, 6, 7, 5, 6]])
+    how = {"max_new_tokens": 24, "do_sample": False, "attention_mask": torch.ones_like(prompt)}
+    want = network.generate(prompt, **how)
+    for assistance in (
+        {},
+        {"prompt_lookup_num_tokens": 3, "max_matching_ngram_size": 1},
+        {"assistant_model": model("llama", seed=1)},
+    ):
+        got = network.generate(prompt, past_key_values=new_cache(network, 1), **how, **assistance)
+        assert torch.equal(got, want), sorted(assistance)
+
+
+def test_beams_are_reordered() -> None:
+    network, prompt = model(), torch.tensor([[5, 6, 7]])
+    how = {"max_new_tokens": 12, "num_beams": 3, "do_sample": False, "attention_mask": torch.ones_like(prompt)}
+    got = network.generate(prompt, past_key_values=new_cache(network, 3), **how)
+    assert torch.equal(got, network.generate(prompt, **how))
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_crop_takes_back_what_forwards_wrote(family: str) -> None:
+    network, texts = model(family), torch.randint(1, VOCAB, (2, 20))
+    cache = new_cache(network, 2)
+    want = network(texts, past_key_values=new_cache(network, 2)).logits
+    network(texts[:, :12], past_key_values=cache)
+    cache.commit(counts([11, 11]))
+    network(texts[:, 5:9], past_key_values=cache)  # on a wrong track
+    cache.crop(-3)
+    cache.crop(0)
+    assert cache.get_seq_length() == 13
+    cache.crop(-5)  # its first token, and four that were committed
+    assert cache.lengths.tolist() == [8, 8]
+    assert_close(network(texts[:, 8:], past_key_values=cache).logits, want[:, 8:], "after crop")
+
+
+def test_crop_of_a_ragged_batch_and_reset() -> None:
+    requests = Requests(model(), PROMPTS, random.Random(1))
+    requests.cache.crop(-3)
+    assert requests.cache.lengths.tolist() == [0, 4, 1]
+    requests.cache.reset()
+    assert requests.cache.get_seq_length() == 0
+    assert not any(bool(layer.keys.any()) for layer in requests.cache.layers)
+
+
+# --- memory
+
+
+def test_buffers_never_move_and_nothing_around_them_is_touched() -> None:
+    requests = Requests(model("gemma3"), PROMPTS, random.Random(2), capacity=60)
+    frames = []
+    for layer in requests.cache.layers:
+        for name in ("keys", "values"):
+            inner = getattr(layer, name)
+            frame = torch.full([n + 2 for n in inner.shape], torch.nan)  # read by mistake, it spoils the logits
+            frame[1:-1, 1:-1, 1:-1, 1:-1] = inner
+            setattr(layer, name, frame[1:-1, 1:-1, 1:-1, 1:-1])
+            frames.append(frame)
+    requests.cache._layout = None
+    places = [t.data_ptr() for layer in requests.cache.layers for t in (layer.keys, layer.values)]
+    while int(requests.cache.lengths.max()) + 8 <= 60:
+        requests.tree_step(8)
+    assert [t.data_ptr() for layer in requests.cache.layers for t in (layer.keys, layer.values)] == places
+    for frame in frames:
+        assert int(frame.isnan().sum()) == frame.numel() - frame[1:-1, 1:-1, 1:-1, 1:-1].numel()
+
+
+def test_committed_rows_stay_bit_for_bit_and_the_path_moves_behind_them() -> None:
+    requests = Requests(model(), [9, 5], random.Random(4))
+    network, cache = requests.network, requests.cache
+    parents = torch.tensor([[-1, 0, 0, 1, 2]] * 2)
+    network(torch.randint(1, VOCAB, (2, 5)), **cache.tree_inputs(parents))
+    before = [t.clone() for layer in cache.layers for t in (layer.keys, layer.values)]
+    cache.commit(counts([2, 0]), padded([[2, 4], []], 5), zero_tail=True)
+    after = [t for layer in cache.layers for t in (layer.keys, layer.values)]
+    for old, new in zip(before, after, strict=True):
+        assert torch.equal(new[0, :, :12], old[0][:, [*range(10), 11, 13]])
+        assert torch.equal(new[1, :, :6], old[1, :, :6])
+        assert not bool(new[0, :, 12:].any() or new[1, :, 6:].any())
+
+
+class Allocations(TorchDispatchMode):
+    """Elements of every tensor that an operator makes; views and what is written in place make none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        known = {t.untyped_storage().data_ptr() for t in args if isinstance(t, Tensor)}
+        made = result if isinstance(result, tuple | list) else [result]
+        self.elements += [
+            t.numel() for t in made if isinstance(t, Tensor) and t.untyped_storage().data_ptr() not in known
+        ]
+        return result
+
+
+@pytest.mark.parametrize("even", [True, False])
+def test_a_step_makes_nothing_that_grows_with_the_length(even: bool) -> None:
+    made = []
+    for capacity in (64, 4096):
+        cache = new_cache(model(), 2, capacity)
+        lengths = counts([capacity - 12, capacity - 12 if even else capacity - 20])
+        for layer in cache.layers:
+            layer.update(*torch.randn(2, 2, 2, capacity - 10, 8))
+        cache.commit(lengths)
+        new = torch.randn(2, 2, 2, 4, 8)
+        cache.layout  # described once  # noqa: B018
+        with Allocations() as allocations:
+            views = [layer.update(*new) for layer in cache.layers]
+            cache.commit(counts([2, 1]), padded([[1, 3], [2]], 4))
+        assert views[0][0].data_ptr() == cache.layers[0].keys.data_ptr()
+        made.append(allocations.elements)
+    assert made[0] == made[1]
+    assert max(made[0]) <= 2 * 2 * 4 * 8
+
+
+# --- lengths that only the device knows, as on a GPU
+
+
+def test_a_loose_bound_is_read_at_the_capacity_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = Requests(model("gemma3"), PROMPTS, random.Random(6), capacity=48)
+    lengths, reads = requests.cache._lengths, []
+    learn = lengths.read
+    commit = requests.cache.commit
+
+    def commit_without_reading(*args: Any, **kwargs: Any) -> Tensor:
+        with monkeypatch.context() as patch:
+            patch.setattr(lengths, "read", lambda: None)
+            return commit(*args, **kwargs)
+
+    monkeypatch.setattr(lengths, "read", lambda: reads.append(lengths.longest) or learn())
+    monkeypatch.setattr(requests.cache, "commit", commit_without_reading)
+    while int(requests.cache.lengths.max()) + 6 <= 48:
+        requests.tree_step(6)
+    assert 1 <= len(reads) < 12
+    assert lengths.longest >= int(requests.cache.lengths.max())
+    assert requests.cache.read_lengths().tolist() == [len(t) for t in requests.texts]
+
+
+# --- bad input
+
+
+def test_a_flagged_request_keeps_nothing_and_harms_no_other() -> None:
+    requests = Requests(model(), [3, 3, 3, 3], random.Random(7))
+    parents = torch.tensor([[-1, 0, 0, 1]] * 4)
+    requests.network(torch.randint(1, VOCAB, (4, 4)), **requests.cache.tree_inputs(parents))
+    path = torch.tensor([[1, 3, -1, -1], [3, 1, -1, -1], [1, 2, 3, 3], [2, -1, -1, -1]])
+    assert requests.cache.commit(counts([2, 2, 4, 1]), path).tolist() == [0, 32, 32, 0]
+    assert requests.cache.lengths.tolist() == [6, 3, 3, 5]
+    requests.network(torch.randint(1, VOCAB, (4, 2)), **requests.cache.chain_inputs(2))
+    assert requests.cache.commit(counts([1, 2, -1, -2])).tolist() == [0, 32, 0, 32]
+    assert requests.cache.lengths.tolist() == [8, 3, 3, 5]
+
+
+def test_a_full_cache_says_how_much_it_lacks() -> None:
+    network, cache = model(), new_cache(model(), 2, capacity=8)
+    network(torch.ones(2, 6, dtype=torch.long), past_key_values=cache)
+    with pytest.raises(ValueError, match=r"capacity must be at least 9 for 3 more tokens .*, got 8"):
+        network(torch.ones(2, 3, dtype=torch.long), past_key_values=cache)
+    cache.commit(counts([5, 3]))
+    with pytest.raises(ValueError, match="capacity must be at least 9"):
+        cache.tree_inputs(torch.tensor([[-1, 0, 0]] * 2))
+    network(torch.ones(2, 2, dtype=torch.long), **cache.chain_inputs(2))
+
+
+def test_a_ragged_batch_without_a_mask_is_refused() -> None:
+    requests = Requests(model(), PROMPTS, random.Random(8))
+    with pytest.raises(ValueError, match="call the model with chain_inputs or tree_inputs"):
+        requests.network(torch.ones(3, 1, dtype=torch.long), past_key_values=requests.cache)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (torch.zeros(3, 2, 1, 8), r"keys must be \[2, 2, 1, 8\] .*, got \[3, 2, 1, 8\]"),
+        (torch.zeros(2, 4, 1, 8), r"keys must be \[2, 2, 1, 8\] .*, got \[2, 4, 1, 8\]"),
+        (torch.zeros(2, 2, 1, 8, dtype=torch.bfloat16), "keys must be torch.float32, .*, got torch.bfloat16"),
+        (torch.zeros(2, 2, 1, 8, device="meta"), "keys must be on cpu, .*, got meta"),
+        (torch.zeros(2, 2, 1, 8, requires_grad=True), "keys must be without gradient"),
+    ],
+    ids=["batch", "heads", "dtype", "device", "gradient"],
+)
+def test_rows_that_do_not_fit_are_refused(keys: Tensor, message: str) -> None:
+    layer = new_cache(model(), 2).layers[0]
+    layer.update(torch.zeros(2, 2, 3, 8), torch.zeros(2, 2, 3, 8))
+    with pytest.raises(ValueError, match=message):
+        layer.update(keys, keys)
+
+
+def test_calls_that_make_no_sense_are_refused() -> None:
+    network, cache = model(), new_cache(model(), 2)
+    with pytest.raises(ValueError, match="commit must be called after a forward"):
+        cache.commit(counts([0, 0]))
+    network(torch.ones(2, 3, dtype=torch.long), past_key_values=cache)
+    with pytest.raises(ValueError, match="parents must be of more than the 3 nodes"):
+        cache.tree_inputs(torch.tensor([[-1, 0, 1]] * 2))
+    with pytest.raises(ValueError, match="num_accepted must be a tensor"):
+        cache.commit([1, 1])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="num_accepted must be"):
+        cache.commit(counts([1]))
+    with pytest.raises(ValueError, match="tokens_to_remove must be minus"):
+        cache.crop(2)
+    with pytest.raises(ValueError, match="requests cannot be left out"):
+        cache.batch_select_indices(torch.tensor([0]))
+    with pytest.raises(ValueError, match="cannot be repeated"):
+        cache.batch_repeat_interleave(2)
+    with pytest.raises(ValueError, match="batch must be a host int >= 1, got 0"):
+        new_cache(network, 0)
+
+
+def test_other_attention_is_refused_by_name() -> None:
+    config = type(model().config)(num_hidden_layers=2, layer_types=["full_attention", "chunked_attention"])
+    sizes = {"batch": 1, "capacity": 8, "dtype": torch.float32, "device": "cpu"}
+    with pytest.raises(ValueError, match=r"of full_attention and sliding_attention, got chunked_attention"):
+        TreeCache(config, **sizes)
+    cache = TreeCache(model("llama", "eager").config, **sizes)
+    cache._config = type(model().config)(attn_implementation="flash_attention_2")
+    with pytest.raises(ValueError, match="attn_implementation must be sdpa or eager"):
+        cache.tree_inputs(torch.tensor([[-1]]))
+
+
+def test_importing_the_package_needs_torch_alone() -> None:
+    code = (
+        "import sys; sys.modules['transformers'] = None; import specdec_kernels, specdec_loop\n"
+        "try: specdec_loop.TreeCache\nexcept ImportError as error: print(error)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": ":".join(sys.path)}
+    )
+    assert done.stdout == "specdec_loop needs transformers 5.16 or later: pip install 'specdec_kernels[loop]'\n", done
