@@ -1,16 +1,12 @@
 // Attention over a block of keys for one instruction set. Included by tile_kernels.h.
 
-// c[i, row] += sum over k of a[i * item + k * step] * b[k, row], for n rows' vectors and kItems
-// items; every element is summed in the order of k, whatever the panel's width.
+// c[i, row] = sum over k of a[i * item + k * step] * b[k, row], plus c[i, row] * rescale[row] where
+// rescale is given: a long sum is made of short ones, which round less. For n rows' vectors and
+// kItems items; every element is summed in the order of k, whatever the panel's width.
 template <int kVectors, int kItems>
 SPECDEC_INLINE void multiply_items(const float* a, int64_t item, int64_t step, const float* b,
-                                   int count, int width, float* c) {
-  F sum[kItems][kVectors];
-#pragma GCC unroll 8
-  for (int i = 0; i < kItems; ++i) {
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) sum[i][v] = load<F>(c + i * width + v * kWidth);
-  }
+                                   int count, int width, const float* rescale, float* c) {
+  F sum[kItems][kVectors] = {};
   for (int k = 0; k < count; ++k) {
     F row[kVectors];
 #pragma GCC unroll 4
@@ -25,30 +21,42 @@ SPECDEC_INLINE void multiply_items(const float* a, int64_t item, int64_t step, c
 #pragma GCC unroll 8
   for (int i = 0; i < kItems; ++i) {
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) store(c + i * width + v * kWidth, sum[i][v]);
+    for (int v = 0; v < kVectors; ++v) {
+      float* to = c + i * width + v * kWidth;
+      const F before = rescale ? load<F>(to) * load<F>(rescale + v * kWidth) : F{};
+      store(to, before + sum[i][v]);
+    }
   }
 }
 
 // The same for any number of items, a multiple of 8; kVectors * kItems sums stay in registers.
 template <int kVectors>
 void multiply(const float* a, int items, int64_t item, int64_t step, const float* b, int count,
-              int width, float* c) {
+              int width, const float* rescale, float* c) {
   constexpr int kItems = kVectors > 2 || kWidth < 16 ? 4 : 8;
   for (int i = 0; i < items; i += kItems) {
     for (int r = 0; r < width; r += kVectors * kWidth) {
       multiply_items<kVectors, kItems>(a + i * item, item, step, b + r, count, width,
-                                       c + i * width + r);
+                                       rescale ? rescale + r : nullptr, c + i * width + r);
     }
   }
 }
 
 SPECDEC_INLINE void multiply(const float* a, int items, int64_t item, int64_t step, const float* b,
-                             int count, int width, float* c) {
-  if constexpr (kWidth < 16) return multiply<2>(a, items, item, step, b, count, width, c);
-  if (width == 64) return multiply<4>(a, items, item, step, b, count, width, c);
-  if (width == 48) return multiply<3>(a, items, item, step, b, count, width, c);
-  if (width == 32) return multiply<2>(a, items, item, step, b, count, width, c);
-  return multiply<1>(a, items, item, step, b, count, width, c);
+                             int count, int width, const float* rescale, float* c) {
+  if constexpr (kWidth < 16) {
+    return multiply<2>(a, items, item, step, b, count, width, rescale, c);
+  }
+  switch (width / kRowUnit) {
+    case 4:
+      return multiply<4>(a, items, item, step, b, count, width, rescale, c);
+    case 3:
+      return multiply<3>(a, items, item, step, b, count, width, rescale, c);
+    case 2:
+      return multiply<2>(a, items, item, step, b, count, width, rescale, c);
+    default:
+      return multiply<1>(a, items, item, step, b, count, width, rescale, c);
+  }
 }
 
 // A row of a cache as floats, zeros behind it up to kDimUnit.
@@ -84,9 +92,10 @@ SPECDEC_INLINE F attended(F score, const AttentionKeys& keys, int i, const Atten
   return (F)(((U)score & ~(U)off) | ((U)splat(-kInf) & (U)off));
 }
 
-// One-pass softmax of some rows: scores [key, width] become weights, and the result is rescaled.
-SPECDEC_INLINE void weigh(const AttentionKeys& keys, const AttentionRows& rows, int64_t first,
-                          int width, int value_dim, float* scores, float* output) {
+// One-pass softmax of some rows: scores [key, width] become weights, and the sum and maximum follow
+// them. Returns what the weights before this block are to be multiplied with.
+SPECDEC_INLINE F weigh(const AttentionKeys& keys, const AttentionRows& rows, int64_t first,
+                       int width, float* scores) {
   const F before = load<F>(rows.max + first);
   F best = before;
   for (int i = 0; i < keys.count; ++i) {
@@ -95,8 +104,7 @@ SPECDEC_INLINE void weigh(const AttentionKeys& keys, const AttentionRows& rows, 
     store(at, score);
     best = max(score, best);
   }
-  const F rescale = exp(before - best);
-  F sum = load<F>(rows.sum + first) * rescale;
+  F sum{};
   for (int i = 0; i < keys.count; ++i) {
     float* at = scores + i * width;
     const F score = load<F>(at);
@@ -104,12 +112,10 @@ SPECDEC_INLINE void weigh(const AttentionKeys& keys, const AttentionRows& rows, 
     store(at, weight);
     sum = sum + weight;
   }
+  const F rescale = exp(before - best);
+  store(rows.sum + first, load<F>(rows.sum + first) * rescale + sum);
   store(rows.max + first, best);
-  store(rows.sum + first, sum);
-  if (!any(lt(before, best))) return;
-  for (int d = 0; d < value_dim; ++d) {
-    store(output + d * width, load<F>(output + d * width) * rescale);
-  }
+  return rescale;
 }
 
 template <LogitType kType>
@@ -124,12 +130,13 @@ void attend_block(const AttentionKeys& keys, const AttentionRows& rows) {
   std::memset(rows.keys + keys.count * dim, 0, (items - keys.count) * dim * sizeof(float));
   for (int64_t first = 0; first < rows.rows; first += kPanel) {
     const auto width = static_cast<int>(rows.rows - first < kPanel ? rows.rows - first : kPanel);
-    float* output = rows.output + first * value_dim;
-    std::memset(rows.scores, 0, items * width * sizeof(float));
-    multiply(rows.keys, items, dim, 1, rows.query + first * rows.dim, rows.dim, width, rows.scores);
+    float rescale[kPanel];
+    multiply(rows.keys, items, dim, 1, rows.query + first * rows.dim, rows.dim, width, nullptr,
+             rows.scores);
     for (int r = 0; r < width; r += kWidth) {
-      weigh(keys, rows, first + r, width, value_dim, rows.scores + r, output + r);
+      store(rescale + r, weigh(keys, rows, first + r, width, rows.scores + r));
     }
-    multiply(rows.values, value_dim, 1, value_dim, rows.scores, keys.count, width, output);
+    multiply(rows.values, value_dim, 1, value_dim, rows.scores, keys.count, width, rescale,
+             rows.output + first * value_dim);
   }
 }
