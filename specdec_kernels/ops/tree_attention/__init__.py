@@ -40,7 +40,7 @@ def _allocate(query: Tensor, key: Tensor, value: Tensor, *rest: object) -> tuple
     )
 
 
-op = Op(reference.tree_attention, _allocate, results=TreeAttention._fields, backends=("cpu",))
+op = Op(reference.tree_attention, _allocate, results=TreeAttention._fields, backends=("cpu", "triton"))
 
 
 def tree_attention(
