@@ -23,7 +23,6 @@ namespace {
 constexpr int64_t kSpan = 1024;  // least cached keys of a split
 constexpr int64_t kSpans =
     16;  // most spans of a request: what is merged stays small beside the keys
-constexpr int kTasksPerThread = 4;
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
 struct RowsOf {  // keys or values [page, slot, head, dim]
@@ -82,14 +81,8 @@ struct Unit {
   int64_t b, kv_head;
   const Need* need;
   int64_t rows;        // padded
-  int64_t first_task;  // of the wave; one a split
-  int64_t result;      // where the results of its splits lie in the wave's memory
+  int64_t first_task;  // one a split
 };
-
-// Memory of one task's result: output, then sums, then maxima.
-int64_t result_size(const Call& c, int64_t rows) {
-  return rows * (padded(c.values.dim, kDimUnit) + 2);
-}
 
 // The rows of a unit as lanes, and scratch for a block of keys; one a thread.
 class Lanes {
@@ -129,13 +122,14 @@ class Lanes {
     rows_.scores = scores_.data();
   }
 
-  // Attends positions [begin, end) of the unit's request.
-  void attend(const Call& c, const Unit& u, int64_t begin, int64_t end, float* result) {
+  // Attends positions [begin, end) of the unit's request. The result: output, sums, maxima.
+  void attend(const Call& c, const Unit& u, int64_t begin, int64_t end,
+              std::vector<float>* result) {
     const int64_t outputs = u.rows * padded(c.values.dim, kDimUnit);
-    rows_.output = result;
-    rows_.sum = result + outputs;
+    result->assign(outputs + 2 * u.rows, 0.f);
+    rows_.output = result->data();
+    rows_.sum = rows_.output + outputs;
     rows_.max = rows_.sum + u.rows;
-    std::fill(rows_.output, rows_.max, 0.f);
     std::fill(rows_.max, rows_.max + u.rows, -FLT_MAX);
     AttentionKeys block;
     for (int64_t x = begin; x < end; x += kKeyBlock) {
@@ -178,84 +172,81 @@ class Lanes {
   std::vector<int32_t> depth_, words_, node_depth_;
 };
 
-// Merges the splits of a unit, in order, and writes the output of its nodes.
+// Merges the splits of a unit, in order, and writes the output of its nodes. Lanes are rows.
 template <class T>
-void merge(const Call& c, const Unit& u, const float* results, T* output, float* logsumexp) {
-  const int64_t splits = u.need->splits, size = result_size(c, u.rows), dim = c.values.dim;
-  const int64_t value_dim = padded(dim, kDimUnit);
-  std::vector<float> weight(splits), row_output(dim);
-  for (int64_t row = 0; row < u.need->width * c.group; ++row) {
-    const int64_t n = row / c.group, head = u.kv_head * c.group + row % c.group;
-    const int64_t to = (u.b * c.nodes + n) * c.kv_heads * c.group + head;
-    if (!c.is_present(u.b, n)) continue;
-    float best = -FLT_MAX, sum = 0;
-    const float* sums = results + u.rows * value_dim + row;
-    for (int64_t s = 0; s < splits; ++s) best = std::max(best, sums[s * size + u.rows]);
+void merge(const Call& c, const Unit& u, const std::vector<float>* results, T* output,
+           float* logsumexp) {
+  const int64_t splits = u.need->splits, dim = c.values.dim;
+  const int64_t value_dim = padded(dim, kDimUnit), sums = u.rows * value_dim;
+  std::vector<float> merged(dim * kPanel);  // [dim, row of the panel]
+  for (int64_t panel = 0; panel < u.rows; panel += kPanel) {
+    const int64_t width = std::min<int64_t>(u.rows - panel, kPanel);
+    float best[kPanel], sum[kPanel] = {}, weight[kPanel];
+    std::fill(best, best + width, -FLT_MAX);
     for (int64_t s = 0; s < splits; ++s) {
-      weight[s] = std::exp(sums[s * size + u.rows] - best);
-      sum += weight[s] * sums[s * size];
+      const float* its_best = results[s].data() + sums + u.rows + panel;
+      for (int64_t r = 0; r < width; ++r) best[r] = std::max(best[r], its_best[r]);
     }
-    if (sum == 0) continue;
-    std::fill(row_output.begin(), row_output.end(), 0.f);
-    const int64_t panel = row / kPanel * kPanel, width = std::min<int64_t>(u.rows - panel, kPanel);
+    std::fill(merged.begin(), merged.end(), 0.f);
     for (int64_t s = 0; s < splits; ++s) {
-      const float* from = results + s * size + panel * value_dim + (row - panel);
-      for (int64_t d = 0; d < dim; ++d) row_output[d] += weight[s] * from[d * width];
+      const float* its_sum = results[s].data() + sums + panel;
+      const float* its_output = results[s].data() + panel * value_dim;
+      for (int64_t r = 0; r < width; ++r) {
+        weight[r] = std::exp(its_sum[u.rows + r] - best[r]);
+        sum[r] += weight[r] * its_sum[r];
+      }
+      for (int64_t d = 0; d < dim; ++d) {
+        for (int64_t r = 0; r < width; ++r) {
+          merged[d * width + r] += weight[r] * its_output[d * width + r];
+        }
+      }
     }
-    for (int64_t d = 0; d < dim; ++d) output[to * dim + d] = static_cast<T>(row_output[d] / sum);
-    logsumexp[to] = best + std::log(sum);
+    for (int64_t r = 0; r < width && panel + r < u.need->width * c.group; ++r) {
+      const int64_t n = (panel + r) / c.group, head = u.kv_head * c.group + (panel + r) % c.group;
+      if (!c.is_present(u.b, n) || sum[r] == 0) continue;
+      const int64_t to = (u.b * c.nodes + n) * c.kv_heads * c.group + head;
+      for (int64_t d = 0; d < dim; ++d) {
+        output[to * dim + d] = static_cast<T>(merged[d * width + r] / sum[r]);
+      }
+      logsumexp[to] = best[r] + std::log(sum[r]);
+    }
   }
 }
 
-template <class F>
-void for_each_in_turn(int64_t n, const F& f) {  // f() makes a worker, which takes items
-  const auto threads = std::min<int64_t>(torch::stable::get_num_threads(), n);
-  std::atomic<int64_t> next{0};
-  torch::stable::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
-    auto work = f();
-    for (int64_t i = next++; i < n; i = next++) work(i);
-  });
-}
-
-// Units are worked on in waves of a few tasks a thread, so that memory for results stays small.
+// Threads take tasks in turn; who finishes the last one of a unit merges it. Nobody waits.
 template <class T>
 void run(const Call& c, const std::vector<Need>& needs, T* output, float* logsumexp) {
-  const auto total = static_cast<int64_t>(needs.size()) * c.kv_heads;
-  const int64_t enough = int64_t{kTasksPerThread} * torch::stable::get_num_threads();
-  std::vector<float> memory;
-  std::vector<Unit> wave;
-  std::vector<int64_t> unit_of;
-  for (int64_t next = 0; next < total;) {
-    wave.clear();
-    unit_of.clear();
-    int64_t used = 0;
-    for (; next < total && static_cast<int64_t>(unit_of.size()) < enough; ++next) {
-      const Need& need = needs[next / c.kv_heads];
-      if (need.splits == 0) continue;
-      const int64_t rows = padded(need.width * c.group, kRowUnit);
+  std::vector<Unit> units;
+  std::vector<int64_t> unit_of;  // of each task
+  for (int64_t b = 0; b < static_cast<int64_t>(needs.size()); ++b) {
+    for (int64_t h = 0; h < c.kv_heads && needs[b].splits > 0; ++h) {
       const auto first = static_cast<int64_t>(unit_of.size());
-      wave.push_back({next / c.kv_heads, next % c.kv_heads, &need, rows, first, used});
-      unit_of.insert(unit_of.end(), need.splits, static_cast<int64_t>(wave.size()) - 1);
-      used += need.splits * result_size(c, rows);
+      unit_of.insert(unit_of.end(), needs[b].splits, static_cast<int64_t>(units.size()));
+      units.push_back({b, h, &needs[b], padded(needs[b].width * c.group, kRowUnit), first});
     }
-    if (static_cast<int64_t>(memory.size()) < used) memory.resize(used);
-    for_each_in_turn(static_cast<int64_t>(unit_of.size()), [&] {
-      return [&, lanes = Lanes{}, loaded = int64_t{-1}](int64_t task) mutable {
-        const Unit& u = wave[unit_of[task]];
-        const Need& p = *u.need;
-        if (loaded != unit_of[task]) lanes.load(c, u);
-        loaded = unit_of[task];
-        const int64_t split = task - u.first_task;
-        const int64_t begin = split == 0 ? p.length : p.first + (split - 1) * p.span;
-        const int64_t end = split == 0 ? begin + p.width : std::min(begin + p.span, p.length);
-        lanes.attend(c, u, begin, end, memory.data() + u.result + split * result_size(c, u.rows));
-      };
-    });
-    for_each_in_turn(static_cast<int64_t>(wave.size()), [&] {
-      return
-          [&](int64_t i) { merge(c, wave[i], memory.data() + wave[i].result, output, logsumexp); };
-    });
   }
+  const auto tasks = static_cast<int64_t>(unit_of.size());
+  const auto threads = std::min<int64_t>(torch::stable::get_num_threads(), tasks);
+  std::vector<std::vector<float>> results(tasks);
+  std::vector<std::atomic<int64_t>> done(units.size());
+  std::atomic<int64_t> next{0};
+  torch::stable::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
+    Lanes lanes;
+    int64_t loaded = -1;
+    for (int64_t task = next++; task < tasks; task = next++) {
+      const Unit& u = units[unit_of[task]];
+      const Need& p = *u.need;
+      if (loaded != unit_of[task]) lanes.load(c, u);
+      loaded = unit_of[task];
+      const int64_t split = task - u.first_task;
+      const int64_t begin = split == 0 ? p.length : p.first + (split - 1) * p.span;
+      const int64_t end = split == 0 ? begin + p.width : std::min(begin + p.span, p.length);
+      lanes.attend(c, u, begin, end, &results[task]);
+      if (++done[unit_of[task]] < p.splits) continue;
+      merge(c, u, &results[u.first_task], output, logsumexp);
+      for (int64_t i = 0; i < p.splits; ++i) std::vector<float>().swap(results[u.first_task + i]);
+    }
+  });
 }
 
 RowsOf rows_of_view(const Tensor& t, int64_t size) {

@@ -16,7 +16,7 @@ from ..._triton.handshake import arrive
 
 # (rows, keys) of a program by the bytes of an element and whether dims exceed 128: the largest that
 # tools/compile_triton.py sees in registers on every GPU. Exact float32 products take no tensor cores, so fewer rows.
-BLOCKS = {(2, False): (64, 32), (2, True): (32, 32), (4, False): (16, 32), (4, True): (16, 16)}
+BLOCKS = {(2, False): (64, 32), (2, True): (32, 16), (4, False): (16, 32), (4, True): (16, 16)}
 # A request of R blocks of rows is cut into spans of at least SPAN * R keys, so it makes about length / SPAN programs a
 # key head, and its partial results are at most half as large as the keys and values it reads once.
 SPAN = tl.constexpr(256)
@@ -247,6 +247,10 @@ def _attend_kernel(
         _merge(results, first, busy, parts, row, values.dim, is_row, present, BLOCK_M, DV, COLUMNS=min(DV, 32))
 
 
+def _rows(t: Tensor) -> _Rows:
+    return _Rows(t, t.stride(0), t.stride(1), t.stride(2), t.shape[3])
+
+
 def tree_attention_out(
     query: Tensor, key: Tensor, value: Tensor, ancestors: Tensor, lengths: Tensor, block_table: Tensor | None,
     scale: float, window: int, output: Tensor, logsumexp: Tensor, status: Tensor,
@@ -266,7 +270,7 @@ def tree_attention_out(
     partial = torch.empty(programs * block_m * (block_dv + 2), dtype=torch.float32, device=device)
     tickets = host.counters(batch * kv_heads * row_blocks, device)
     host.launch(
-        _attend_kernel, programs, *(_Rows(t, *t.stride()[:3], t.shape[3]) for t in (query, key, value)),
+        _attend_kernel, programs, *map(_rows, (query, key, value)),
         _Tree(ancestors, lengths, nodes, ancestors.shape[2], window, capacity), blocks,
         _Results(output, logsumexp, status, partial, tickets), scale / LOG_2.value, kv_heads, group, row_blocks, units,
         NODES=host.power(nodes), BLOCK_M=block_m, BLOCK_N=block_n, D=block_d, DV=block_dv,
