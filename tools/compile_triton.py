@@ -193,6 +193,20 @@ def _tree_mask(format: int, dtype: torch.dtype, *shape: int) -> None:
     tree_mask_out(TREE, LONGS, LONGS, 7, shape[-1], format, dtype, mask, torch.zeros(BATCH + 1).long(), INTS)
 
 
+def _select_tree(nodes: int) -> None:
+    from specdec_kernels.ops.select_tree.triton_kernel import select_tree_out
+
+    ids, tree = NODE_IDS[:, :nodes], TREE[:, :nodes]
+    select_tree_out(ids, tree, torch.zeros(BATCH, nodes, dtype=BF16), nodes // 2, ids, tree, tree, INTS)
+
+
+def _tree_from_sequences() -> None:
+    from specdec_kernels.ops.tree_from_sequences.triton_kernel import tree_from_sequences_out
+
+    sequences = torch.zeros(BATCH, 30, 7, dtype=torch.int64)
+    tree_from_sequences_out(sequences, NODES, NODE_IDS, TREE, TREE, INTS)
+
+
 # What the launchers are asked for: each kernel bare, and with everything that costs registers.
 CASES: dict[str, Callable[[], None]] = {
     "verify_chain ratio bf16": lambda: _verify_chain(0, BF16, OFF, True, False, False, 0),
@@ -219,6 +233,9 @@ CASES: dict[str, Callable[[], None]] = {
     "gather_nodes": _gather_nodes,
     "tree_layout 64": lambda: _tree_layout(SMALL),
     "tree_layout 1024": lambda: _tree_layout(NODES),
+    "select_tree 64": lambda: _select_tree(SMALL),
+    "select_tree 1024": lambda: _select_tree(NODES),
+    "tree_from_sequences": _tree_from_sequences,
     "tree_mask bool": lambda: _tree_mask(0, torch.bool, BATCH, 1, NODES, NODES),
     "tree_mask additive bf16": lambda: _tree_mask(1, BF16, BATCH, 1, NODES, NODES),
     "tree_mask flat": lambda: _tree_mask(2, torch.bool, BATCH * NODES * NODES),
