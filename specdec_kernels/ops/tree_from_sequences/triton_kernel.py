@@ -126,8 +126,8 @@ def tree_from_sequences_out(
     """Write the results of `reference.tree_from_sequences`."""
     batch, sequences, length = token_ids.shape
     count = max(sequences, 1)  # the program of an empty sequence still writes the root
-    found = torch.empty((5, batch, count), dtype=torch.int32, device=token_ids.device)
-    given = _Sequences(token_ids, count, length if sequences else 0, *found.unbind(0))
+    found = (token_ids.new_empty((batch, count), dtype=torch.int32) for _ in range(5))
+    given = _Sequences(token_ids, count, length if sequences else 0, *found)
     out = Candidates(out_token_ids, parents, source, status)
     tickets = host.counters(batch, token_ids.device)
     host.launch(_sequences_kernel, batch * count, given, out, num_nodes, tickets, num_warps=1)
