@@ -27,7 +27,7 @@ class Datastore:
     """
 
     def __init__(self, tokens: Tensor, order: Tensor, depth: int) -> None:
-        """Take int32 tokens and int64 places; see `build` and `load`."""
+        """Take int32 tokens and places; see `build` and `load`."""
         self.depth = depth
         self._arrays = tokens, order
         self._tokens, self._order = tokens.numpy().data, order.numpy().data
@@ -50,7 +50,7 @@ class Datastore:
             behind = torch.cat([rank[span:], rank.new_zeros(min(span, len(rank)))])[: len(rank)]
             rank = torch.unique(rank * (int(rank.max()) + 1) + behind, return_inverse=True)[1]
             span *= 2
-        return cls(tokens, rank.argsort(stable=True), depth)
+        return cls(tokens, rank.argsort(stable=True).int(), depth)
 
     def save(self, path: str | Path) -> None:
         """Write a file that `load` maps."""
