@@ -58,9 +58,9 @@ def generate(
 ) -> Generation:
     """Continue a batch of prompts by speculative decoding.
 
-    Under rule ``match`` the text is that of plain decoding with the same seed, whatever the drafter; under ``greedy`` it
-    is greedy decoding; under ``ratio``, ``block``, ``recursive`` and ``traversal`` it follows the target's law. Requests
-    are independent: a text does not depend on the others of its batch, but through rounding in the model.
+    Under rule ``match`` the text is that of plain decoding with the same seed, whatever the drafter; under ``greedy``
+    it is greedy decoding; under ``ratio``, ``block``, ``recursive`` and ``traversal`` it follows the target's law.
+    Requests are independent: a text does not depend on the others of its batch, but through rounding in the model.
 
     Args:
         target: a transformers causal LM that `TreeCache` serves.
@@ -128,7 +128,7 @@ def generate(
             drafter.commit(text, Outcome(logits, kept, path))
         clock.mark("commit")
         # The one wait for the device: the new tokens, and whether any request goes on.
-        new, taken, drafted, accepted, finished = text.read(
+        new, (taken, drafted, accepted, finished) = text.read(
             verdict.token_ids, kept, _offered(draft), verdict.num_accepted, text.finished
         )
         elapsed = clock.settle()
@@ -281,7 +281,8 @@ def _right_padded(
     """Prompts ``[batch, longest]`` padded on the right, and their lengths."""
     if not isinstance(input_ids, Tensor):
         lengths = [len(row) for row in input_ids]
-        rows = [list(row) + [0] * (max(lengths) - len(row)) for row in input_ids]
+        longest = max(lengths, default=0)
+        rows = [list(row) + [0] * (longest - len(row)) for row in input_ids]
         return torch.tensor(rows, dtype=torch.int64, device=device), torch.tensor(lengths, device=device)
     if input_ids.dim() != 2 or input_ids.numel() == 0 or input_ids.dtype not in (torch.int32, torch.int64):
         _fail("input_ids", "int32 or int64 [batch, length]", f"{input_ids.dtype} {list(input_ids.shape)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -63,7 +64,7 @@ class Clock:
         self.latest = dict.fromkeys(PHASES, 0.0)  # of the last step
         self.begun = time.perf_counter()
         self._is_cuda = device.type == "cuda"
-        self._marks: list[tuple[str, float | torch.cuda.Event]] = []
+        self._marks: list[tuple[str, Any]] = []  # phase; an event on a GPU, elsewhere seconds
         self.mark("begin")
 
     def mark(self, phase: str) -> None:
@@ -79,10 +80,7 @@ class Clock:
         """Add up a step whose results the host has read; returns seconds since the clock began."""
         self.latest = dict.fromkeys(PHASES, 0.0)
         for (_, start), (phase, end) in zip(self._marks, self._marks[1:], strict=False):
-            if isinstance(start, torch.cuda.Event):
-                self.latest[phase] += start.elapsed_time(end) / 1000
-            elif not isinstance(end, torch.cuda.Event):
-                self.latest[phase] += end - start
+            self.latest[phase] += start.elapsed_time(end) / 1000 if self._is_cuda else end - start
         for phase, seconds in self.latest.items():
             self.seconds[phase] += seconds
         self._marks = []

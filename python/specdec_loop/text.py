@@ -25,7 +25,14 @@ class Text:
     """
 
     def __init__(
-        self, prompts: Tensor, lengths: Tensor, *, seed: Tensor, limit: int, stop: Sequence[Sequence[int]], overhang: int
+        self,
+        prompts: Tensor,
+        lengths: Tensor,
+        *,
+        seed: Tensor,
+        limit: int,
+        stop: Sequence[Sequence[int]],
+        overhang: int,
     ) -> None:
         """Take prompts padded on the right.
 
@@ -108,7 +115,7 @@ class Text:
             found |= (window == sequence).all(-1) & (at[:, :, 0] >= self.prompt_lengths[:, None])
         return found
 
-    def read(self, token_ids: Tensor, *counts: Tensor) -> tuple[list[list[int]], ...]:
+    def read(self, token_ids: Tensor, *counts: Tensor) -> tuple[list[list[int]], list[list[int]]]:
         """Bring the step's tokens, and counts ``[batch]`` of interest, to the host: one copy, the one wait of a step.
 
         Args:
@@ -116,11 +123,11 @@ class Text:
             counts: the first is what `append` returned.
 
         Returns:
-            The new tokens of each request, and the counts.
+            The new tokens of each request; and of each of the counts, its value for every request.
         """
         packed = torch.cat([torch.stack([c.long() for c in counts], 1), token_ids.long()], 1).tolist()
         numbers = [list(column) for column in zip(*(row[: len(counts)] for row in packed), strict=True)]
         new = [row[len(counts) :][:taken] for row, taken in zip(packed, numbers[0], strict=True)]
         for row, tokens in zip(self.rows, new, strict=True):
             row += tokens
-        return new, *numbers
+        return new, numbers

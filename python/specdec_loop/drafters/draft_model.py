@@ -87,5 +87,5 @@ class DraftModel(Drafter):
         """Target ids as the model knows them."""
         if self.token_map is None:
             return ids.clamp(min=0)
-        nearest = torch.searchsorted(self._sorted, ids).clamp(max=len(self._sorted) - 1)
+        nearest = torch.searchsorted(self._sorted, ids.contiguous()).clamp(max=len(self._sorted) - 1)
         return torch.where(self._sorted[nearest] == ids, self._column[nearest], 0)

@@ -21,7 +21,7 @@ class _Node:
 
 
 class _Suffixes:
-    """Nodes of the last 0, 1, 2, .. tokens of a text in a trie; a longer suffix is there only if the shorter ones are."""
+    """Nodes of a text's last 0, 1, 2, .. tokens in a trie; a longer suffix is there only if the shorter ones are."""
 
     def __init__(self, root: _Node, depth: int) -> None:
         self.root, self.depth = root, depth
@@ -43,8 +43,8 @@ class _Suffixes:
 class SuffixDecoding(Drafter):
     """Follows the likeliest continuation of each suffix of the text, and drafts the one that promises most tokens.
 
-    A continuation's token is drafted while the product of the frequencies up to it is at least `least`; the sum of these
-    products is the expected number of accepted tokens. Suffixes are looked up in the text itself and among the
+    A continuation's token is drafted while the product of the frequencies up to it is at least `least`; the sum of
+    these products is the expected number of accepted tokens. Suffixes are looked up in the text itself and among the
     continuations of earlier `generate` calls; the text itself wins a tie, and the longer suffix.
     """
 

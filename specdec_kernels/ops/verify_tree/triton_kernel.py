@@ -312,6 +312,7 @@ def verify_tree_out(
     if is_typical:
         score = floats(batch, nodes, dtype=torch.float64)
         marks = Marks(ints(batch, nodes), score, floats(batch, nodes), ints(batch, nodes), floats(batch, nodes))
+    parent, depth, rank, ids, children = (ints(batch, nodes) for _ in range(5))
     call = Walk(
         Chain(token_ids, None, 0, nodes - 1),
         scratch.rows_of(target_logits, allowed=allowed), scratch.rows_of(draft),
@@ -320,7 +321,7 @@ def verify_tree_out(
         Sampling(draft_temperature, draft_top_k, draft_top_p, draft_min_p),
         Noise(seed, position, step, None), Knobs(0.0, typical_epsilon, typical_delta, 0, 0, 0),
         scratch.partials(tickets, rows, tiles), lists, draft_lists, nodes, max_depth, token_ids, parents,
-        *(ints(batch, nodes) for _ in range(5)), ints(batch, nt), ints(batch, nt), ints(batch, W_FIELDS.value),
+        parent, depth, rank, ids, children, ints(batch, nt), ints(batch, nt), ints(batch, W_FIELDS.value),
         floats(batch, 2), ints(batch, nodes), floats(batch, nodes), marks,
         out_ids, path, num_accepted, status, logprobs if logprobs_mode else None,
     )  # fmt: skip

@@ -1,0 +1,62 @@
+"""Draft lengths: fixed, or the best for what was measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from specdec_loop import AdaptiveLength
+from specdec_loop.draft_length import FixedLength
+from specdec_loop.theory import optimal_draft
+
+SECONDS = {"draft": 0.0, "target": 1.0, "verify": 0.0, "commit": 0.0}
+
+
+def simulate(lengths: AdaptiveLength, rate: float, cost: float, steps: int = 400) -> list[int]:
+    """Lengths chosen where each candidate is accepted with `rate` and costs `cost` target forwards."""
+    g = torch.Generator().manual_seed(0)
+    chosen = []
+    for _ in range(steps):
+        chosen.append(length := lengths.next())
+        accepted = int((torch.rand(length, generator=g) < rate).long().cumprod(0).sum())
+        lengths.update([length], [accepted], {**SECONDS, "draft": cost * length})
+    return chosen
+
+
+@pytest.mark.parametrize(("rate", "cost"), [(0.9, 0.05), (0.6, 0.1), (0.2, 0.3), (0.75, 0.02)])
+def test_it_finds_the_optimal_length(rate: float, cost: float) -> None:
+    best = int(optimal_draft(rate, cost, longest=12))
+    chosen = simulate(AdaptiveLength(12, memory=200), rate, cost)[-100:]
+    assert sum(chosen) / 100 == pytest.approx(max(best, 1), abs=1)
+
+
+def test_it_follows_a_change() -> None:
+    lengths = AdaptiveLength(8, cost=0.05)
+    assert min(simulate(lengths, 1.0, 0.0, 60)[-10:]) == 8
+    assert max(simulate(lengths, 0.0, 0.0, 80)[-10:]) == 1
+
+
+def test_given_costs_do_not_look_at_the_time() -> None:
+    slow, fast = AdaptiveLength(8, cost=0.1), AdaptiveLength(8, cost=0.1)
+    assert simulate(slow, 0.7, 5.0) == simulate(fast, 0.7, 0.001)
+
+
+def test_steps_without_drafts_teach_nothing_about_their_cost() -> None:
+    lengths = AdaptiveLength(8)
+    lengths.update([], [], SECONDS)
+    lengths.update([0, 0], [0, 0], SECONDS)
+    assert lengths.cost == 0.1 and lengths.acceptance == 0.5
+
+
+def test_fixed_is_fixed() -> None:
+    lengths = FixedLength(5)
+    lengths.update([5], [0], SECONDS)
+    assert lengths.next() == 5
+
+
+@pytest.mark.parametrize("wrong", [{"longest": 0}, {"memory": 0.5}, {"cost": -1.0}])
+def test_wrong_values_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"expected|must be"):
+        AdaptiveLength(**wrong)

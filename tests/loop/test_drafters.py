@@ -1,0 +1,203 @@
+"""Each drafter: what it proposes, and that sampled drafts leave the target's law alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+from text_laws import REQUESTS, law, many, surprise, tiny
+from torch import Tensor
+
+from specdec_kernels import Sampling, verify_tree
+from specdec_loop import AdaptiveLength, DraftModel, Lookahead, PromptLookup, SuffixDecoding, generate
+from specdec_loop.drafters import Draft, Drafter, Outcome
+from specdec_loop.text import Text
+
+FALSE_ALARM = 1e-6  # of each law test below; seeds are fixed, so an alarm would stay
+
+# --- what is proposed
+
+
+def text_of(*rows: list[int]) -> Text:
+    width = max(map(len, rows))
+    padded = torch.tensor([row + [0] * (width - len(row)) for row in rows])
+    lengths = torch.tensor([len(row) for row in rows])
+    return Text(padded, lengths, seed=torch.zeros_like(lengths), limit=20, stop=[], overhang=8)
+
+
+def proposed(drafter: Drafter, text: Text, length: int, rule: str = "match") -> list[list[int]]:
+    drafter.begin(text, rule=rule, sampling=Sampling.full(text.batch), longest=length)
+    return drafter.draft(text, length).token_ids.tolist()
+
+
+def test_prompt_lookup_copies_what_followed_the_longest_match() -> None:
+    text = text_of(
+        [1, 2, 3, 9, 4, 2, 3, 5, 1, 2, 3],  # 1, 2, 3 stood at the front: what followed 2, 3 later does not count
+        [2, 3, 5, 4, 2, 3, 6, 4, 2, 3],  # 4, 2, 3 once; of two equally long matches the latest
+        [7, 8, 7, 8, 7],  # a period goes on
+        [1, 2, 3, 4, 5],  # nothing comes back
+        [4],
+    )
+    want = [[9, 4, 2, 3, 5], [6, 4, 2, 3, 6], [8, 7, 8, 7, 8], [-1] * 5, [-1] * 5]
+    assert proposed(PromptLookup(4), text, 5) == want
+    assert proposed(PromptLookup(4, shortest=4), text, 5)[:2] == [[-1] * 5] * 2
+
+
+def test_prompt_lookup_agrees_with_a_search_in_plain_python() -> None:
+    rng = random.Random(3)
+    rows = [[rng.randrange(3) for _ in range(rng.randint(1, 30))] for _ in range(60)]
+
+    def search(row: list[int]) -> list[int]:
+        for n in (3, 2):
+            ends = [i for i in range(n, len(row)) if row[i - n : i] == row[-n:]]
+            if ends:
+                copy = row[ends[-1] :]
+                return (copy * 4)[:4]
+        return [-1] * 4
+
+    assert proposed(PromptLookup(3, shortest=2), text_of(*rows), 4) == [search(row) for row in rows]
+
+
+def test_suffix_decoding_follows_the_most_frequent_continuation() -> None:
+    text = text_of([1, 2, 3, 1, 2, 3, 1, 2, 4, 1, 2], [5, 6, 5], [9])
+    # 1, 2 was followed by 3 twice and by 4 once: 3 with 2 / 3; then 1 and 2, always.
+    assert proposed(SuffixDecoding(factor=2), text, 4) == [[3, 1, 2, 3], [6, 5, -1, -1], [-1] * 4]
+    assert proposed(SuffixDecoding(factor=2, least=0.7), text, 4)[0][:1] == [-1]
+    assert proposed(SuffixDecoding(factor=1), text, 4)[1] == [6, -1, -1, -1]  # a match of one token: one draft
+
+
+def test_suffix_decoding_remembers_other_texts() -> None:
+    drafter, first = SuffixDecoding(), text_of([8])
+    proposed(drafter, first, 3)
+    first.rows[0] += [1, 2, 3, 4, 5]
+    drafter.end(first)
+    assert proposed(drafter, text_of([7, 1, 2, 3], [7, 8]), 3) == [[4, 5, -1], [-1] * 3]
+
+
+def test_lookahead_learns_a_cycle() -> None:
+    """Once the window was filled, every guess of what a model that counts modulo 5 will say is right."""
+
+    class Counting(torch.nn.Module):
+        def forward(self, ids: Tensor) -> Tensor:
+            return torch.nn.functional.one_hot((ids + 1) % 5, 5).float() * 9
+
+    drafter, text, accepted = Lookahead(4, 6, 3), text_of([0, 1, 2, 3, 4, 0], [3, 1, 0, 2, 4]), []
+    sampling = Sampling.full(2, temperature=0.0)
+    drafter.begin(text, rule="greedy", sampling=sampling, longest=3)
+    for _ in range(6):
+        draft = drafter.draft(text, 3)
+        assert draft.parents is not None and draft.candidates is not None
+        ids = torch.cat([text.last(1), draft.token_ids[:, 1:]], 1)
+        logits = Counting()(ids.clamp(min=0))
+        some = slice(0, draft.candidates)
+        verdict = verify_tree(
+            ids[:, some].contiguous(),
+            draft.parents[:, some].contiguous(),
+            logits[:, some],
+            max_depth=draft.max_depth,
+            sampling=sampling,
+            noise=text.noise(),
+            rule="greedy",
+        )
+        kept = text.append(verdict.token_ids, verdict.status)
+        drafter.commit(text, Outcome(logits, kept, verdict.path))
+        text.read(verdict.token_ids, kept)
+        accepted.append(verdict.num_accepted.tolist())
+    assert accepted[-3:] == [[3, 3]] * 3
+    assert all((row[i] + 1) % 5 == row[i + 1] for row in text.rows for i in range(6, len(row) - 1))
+
+
+def test_lookahead_runs_the_tokens_of_the_paper() -> None:
+    for level, window, guesses in ((2, 1, 1), (3, 5, 2), (5, 7, 4)):
+        drafter = Lookahead(level, window, guesses)
+        drafter.begin(text_of([1, 2]), rule="greedy", sampling=Sampling(), longest=level - 1)
+        ids = drafter.draft(text_of([1, 2]), level - 1).token_ids
+        assert ids.shape[1] <= drafter.nodes(level - 1) == (level - 1) * (window + guesses)
+
+
+def test_a_draft_model_may_have_another_vocabulary() -> None:
+    token_map = torch.tensor([40, 2, 17, 33, 5, 1]).int()
+    drafter = DraftModel(tiny(0, vocab=6), token_map=token_map)
+    ids = proposed(drafter, text_of([40, 2, 17], [33, 60, 2, 2]), 3, rule="greedy")
+    model_ids = torch.tensor([[0, 1, 2], [3, 0, 1]])  # 60 is shown as id 0; the last token follows
+    first = tiny(0, vocab=6)(torch.tensor([[3, 0, 1, 1]])).logits[0, -1].argmax()
+    assert ids[1][0] == int(token_map[first])
+    first = tiny(0, vocab=6)(model_ids[:1]).logits[0, -1].argmax()
+    assert ids[0][0] == int(token_map[first])
+    assert {x for row in ids for x in row} <= set(token_map.tolist())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: PromptLookup(2, shortest=3),
+        lambda: SuffixDecoding(depth=1),
+        lambda: Lookahead(level=1),
+        lambda: Lookahead(window=0),
+        lambda: Lookahead(pool=1),
+    ],
+)
+def test_sizes_out_of_range_are_refused(make: Callable[[], Drafter]) -> None:
+    with pytest.raises(ValueError, match=r"must|expected"):
+        make()
+
+
+# --- the law of the first three tokens
+
+
+@pytest.mark.parametrize(
+    ("rule", "length", "temperature"), [("ratio", 1, 0.7), ("ratio", 3, 1.0), ("block", 3, 1.0), ("match", 3, 0.7)]
+)
+def test_chains_leave_the_law_alone(rule: str, length: int, temperature: float) -> None:
+    result = generate(tiny(0), DraftModel(tiny(1)), rule=rule, draft_length=length, **many(temperature))
+    assert surprise(result.tokens, law(tiny(0), temperature)) > FALSE_ALARM
+    # Drafts are neither all right nor all wrong, or nothing would have been tested.
+    assert 0.2 < sum(r.accepted[0] > 0 for r in result.statistics) / len(result.tokens) < 0.95
+
+
+def test_drafts_may_have_a_temperature_of_their_own() -> None:
+    drafter = DraftModel(tiny(1), sampling=Sampling.full(REQUESTS, temperature=1.7))
+    result = generate(tiny(0), drafter, rule="ratio", **many())
+    assert surprise(result.tokens, law(tiny(0), 1.0)) > FALSE_ALARM
+
+
+@pytest.mark.parametrize("rule", ["ratio", "block"])
+def test_a_smaller_vocabulary_leaves_the_law_alone(rule: str) -> None:
+    drafter = DraftModel(tiny(2, vocab=3), token_map=torch.tensor([3, 0, 2]).int())
+    result = generate(tiny(0), drafter, rule=rule, **many())
+    assert surprise(result.tokens, law(tiny(0), 1.0)) > FALSE_ALARM
+
+
+class Liar(DraftModel):
+    """Says that its drafts were drawn at another temperature than they were."""
+
+    def draft(self, text: Text, length: int) -> Draft:
+        return super().draft(text, length)._replace(stats=None, sampling=Sampling.full(text.batch, temperature=2.0))
+
+
+class Picky(DraftModel):
+    """Looks at a token that it drew before it decides whether to draft it."""
+
+    def draft(self, text: Text, length: int) -> Draft:
+        draft = super().draft(text, length)
+        return draft._replace(token_ids=draft.token_ids.masked_fill((draft.token_ids == 1).cumsum(1) > 0, -1))
+
+
+@pytest.mark.parametrize("rule", ["ratio", "block"])
+@pytest.mark.parametrize("wrong", [Liar, Picky])
+def test_a_small_bias_is_seen(wrong: type[DraftModel], rule: str) -> None:
+    result = generate(tiny(0), wrong(tiny(1)), rule=rule, draft_length=3, **many())
+    assert surprise(result.tokens, law(tiny(0), 1.0)) < FALSE_ALARM
+
+
+def test_lengths_that_adapt_leave_the_law_alone() -> None:
+    texts = []
+    for call in range(300):  # small batches, or the lengths would follow the mean of all
+        arguments = many(requests=8)
+        arguments["seed"] += call * 100_003
+        lengths = AdaptiveLength(3, cost=0.2, memory=1.0)
+        result = generate(tiny(0), DraftModel(tiny(1)), rule="ratio", draft_length=lengths, **arguments)
+        texts += result.tokens
+    assert surprise(texts, law(tiny(0), 1.0)) > FALSE_ALARM

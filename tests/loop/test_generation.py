@@ -1,0 +1,317 @@
+"""What `generate` promises: plain decoding's text whatever is drafted, the target's law, limits, stops, errors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from models import VOCAB, Sequential, model
+from texts import Scripted, assert_same, prompts
+
+from specdec_kernels import Sampling
+from specdec_loop import AdaptiveLength, DraftModel, Generation, Lookahead, PromptLookup, SuffixDecoding, generate
+from specdec_loop.drafters import Draft, Drafter
+from specdec_loop.text import Text
+
+TOKENS = 24  # several steps of any drafter, and n-grams that come back
+DRAFTERS: dict[str, Callable[[], Drafter]] = {
+    "draft model": lambda: DraftModel(model(seed=1)),
+    "the target itself": lambda: DraftModel(model()),
+    "prompt lookup": PromptLookup,
+    "suffix decoding": SuffixDecoding,
+    "lookahead": lambda: Lookahead(3, 5, 2),
+}
+MIXED = Sampling(torch.tensor([0.0, 0.8, 0.0, 1.0, 0.5, 0.0, 1.3]), top_k=torch.tensor([0, 0, 5, 20, 0, 0, 3]).int())
+
+
+def sampling_of(kind: str, batch: int) -> Sampling:
+    if kind == "mixed":
+        return Sampling(*(None if x is None else x[:batch] for x in MIXED))
+    return Sampling.full(batch, temperature=0.0 if kind == "greedy" else 0.8)
+
+
+def run(drafter: Drafter | None, starts: list[list[int]], sampling: Sampling, **more: Any) -> Generation:
+    more = {"max_new_tokens": TOKENS, "seed": 3, **more}
+    return generate(model(), drafter, starts, sampling=sampling, **more)
+
+
+def plain(starts: list[list[int]], sampling: Sampling, **more: Any) -> list[list[int]]:
+    return run(None, starts, sampling, **more).tokens
+
+
+def assert_plain(result: Generation, starts: list[list[int]], sampling: Sampling, **more: Any) -> None:
+    assert_same(result.tokens, plain(starts, sampling, **more), model(), starts, sampling, more.get("seed", 3))
+
+
+def greedy_text(start: list[int], count: int) -> list[int]:
+    alone, tokens, fed = Sequential(model()), [], start
+    for _ in range(count):
+        tokens.append(int(alone.feed(fed)[-1].argmax()))
+        fed = tokens[-1:]
+    return tokens
+
+
+# --- the text
+
+
+def test_plain_decoding_is_greedy_decoding() -> None:
+    starts = prompts(3)
+    want = [greedy_text(start, TOKENS) for start in starts]
+    assert_same(plain(starts, sampling_of("greedy", 3)), want, model(), starts, sampling_of("greedy", 3))
+
+
+@pytest.mark.parametrize("batch", [1, 7], ids=["alone", "ragged batch"])
+@pytest.mark.parametrize("kind", ["greedy", "sampled", "mixed"])
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_the_text_is_that_of_plain_decoding(name: str, kind: str, batch: int) -> None:
+    starts, sampling = prompts(batch), sampling_of(kind, batch)
+    assert_plain(run(DRAFTERS[name](), starts, sampling), starts, sampling)
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_rule_greedy_ignores_the_temperature(name: str) -> None:
+    starts = prompts()
+    got = run(DRAFTERS[name](), starts, sampling_of("sampled", 7), rule="greedy")
+    assert_plain(got, starts, sampling_of("greedy", 7))
+
+
+@pytest.mark.parametrize("kind", ["greedy", "sampled"])
+@pytest.mark.parametrize("family", ["qwen3, some layers slide", "gemma2, softcap"])
+def test_other_families_keep_the_text(family: str, kind: str) -> None:
+    target, sampling = model(family, "eager"), sampling_of(kind, 7)
+    starts = prompts()
+    want, *rest = (
+        generate(target, drafter, starts, sampling=sampling, max_new_tokens=TOKENS).tokens
+        for drafter in (None, DraftModel(model(seed=1)), Lookahead(3, 4, 2), PromptLookup())
+    )
+    for got in rest:
+        assert_same(got, want, target, starts, sampling)
+
+
+def test_a_request_does_not_depend_on_its_batch() -> None:
+    starts, seeds = prompts(), torch.arange(7) * 11
+    for rule in ("match", "ratio", "block"):
+        together = run(DraftModel(model(seed=1)), starts, MIXED, seed=seeds, rule=rule).tokens
+        alone = [
+            run(
+                DraftModel(model(seed=1)),
+                [starts[b]],
+                Sampling(*(None if x is None else x[b : b + 1] for x in MIXED)),
+                seed=seeds[b : b + 1],
+                rule=rule,
+            ).tokens[0]
+            for b in range(7)
+        ]
+        assert together == alone, rule
+
+
+def test_draft_length_and_padding_do_not_change_the_text() -> None:
+    starts, sampling = prompts(), sampling_of("sampled", 7)
+    want = plain(starts, sampling)
+    width = max(map(len, starts))
+    left = torch.tensor([[0] * (width - len(s)) + s for s in starts])
+    mask = torch.tensor([[0] * (width - len(s)) + [1] * len(s) for s in starts])
+    for length in (1, 2, 7, AdaptiveLength(5)):
+        got = run(DraftModel(model(seed=1)), left, sampling, attention_mask=mask, draft_length=length)
+        assert_same(got.tokens, want, model(), starts, sampling, 3)
+
+
+# --- drafts that are always right, always wrong, empty
+
+
+@pytest.mark.parametrize("rule", ["match", "ratio", "block"])
+def test_right_drafts_are_all_accepted(rule: str) -> None:
+    starts, sampling = prompts(), sampling_of("greedy", 7)
+    want = plain(starts, sampling, max_new_tokens=25)
+    known = [start + text for start, text in zip(starts, want, strict=True)]
+    result = run(Scripted(known), starts, sampling, draft_length=4, max_new_tokens=25, rule=rule)
+    assert result.tokens == want
+    for request in result.statistics:
+        assert request.accepted == [4] * 5 and request.tokens == 25
+        assert request.acceptance_by_position() == [1.0] * 4
+
+
+def test_wrong_drafts_cost_steps_and_nothing_else() -> None:
+    starts, sampling = prompts(), sampling_of("greedy", 7)
+    want = plain(starts, sampling)
+    known = [start + text for start, text in zip(starts, want, strict=True)]
+    result = run(Scripted(known, shift=1), starts, sampling)
+    assert result.tokens == want
+    assert all(request.accepted == [0] * TOKENS for request in result.statistics)
+
+
+def test_empty_drafts_are_plain_decoding() -> None:
+    starts, sampling = prompts(), sampling_of("sampled", 7)
+    result = run(Scripted(starts), starts, sampling)
+    assert_plain(result, starts, sampling)
+    assert all(request.drafted == [0] * TOKENS for request in result.statistics)
+
+
+# --- where a text ends
+
+
+def test_eos_inside_an_accepted_prefix_ends_the_text() -> None:
+    starts, sampling = prompts(), sampling_of("sampled", 7)
+    free = plain(starts, sampling)
+    known = [start + text for start, text in zip(starts, free, strict=True)]
+    for position in (0, 2, 5):
+        eos = free[0][position]
+        want = [text[: text.index(eos) + 1] if eos in text else text for text in free]
+        for drafter in (None, Scripted(known), DraftModel(model()), Lookahead(3, 5, 2)):
+            assert run(drafter, starts, sampling, stop=[eos], draft_length=6).tokens == want
+
+
+def test_eos_of_the_model_is_the_default() -> None:
+    starts, sampling = prompts(), sampling_of("greedy", 7)
+    free = plain(starts, sampling)
+    target = model()
+    target.generation_config.eos_token_id = [free[1][3], free[3][2]]
+    try:
+        got = plain(starts, sampling)
+    finally:
+        target.generation_config.eos_token_id = None
+    assert got == plain(starts, sampling, stop=[free[1][3], free[3][2]])
+    assert len(got[1]) <= 4 and len(got[3]) <= 3
+
+
+@pytest.mark.parametrize("length", [1, 5])
+def test_stop_sequences_end_a_text_wherever_steps_cut_them(length: int) -> None:
+    starts, sampling = prompts(), sampling_of("sampled", 7)
+    free = plain(starts, sampling)
+    known = [start + text for start, text in zip(starts, free, strict=True)]
+    stop = free[4][6:9]
+    want = [next((t[:i] for i in range(3, len(t) + 1) if t[i - 3 : i] == stop), t) for t in free]
+    assert len(want[4]) <= 9
+    for drafter in (None, Scripted(known), Lookahead(3, 5, 2)):
+        assert run(drafter, starts, sampling, stop=[stop], draft_length=length).tokens == want
+
+
+def test_a_stop_sequence_in_the_prompt_does_not_end_the_text() -> None:
+    start, sampling = [5, 6, 7], sampling_of("greedy", 1)
+    first = plain([start], sampling)[0][0]
+    for stop in ([6, 7], [7, first]):
+        assert plain([start], sampling, stop=[stop]) == plain([start], sampling)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 5])
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_no_text_is_longer_than_the_limit(name: str, limit: int) -> None:
+    starts, sampling = prompts(), sampling_of("sampled", 7)
+    got = run(DRAFTERS[name](), starts, sampling, max_new_tokens=limit, draft_length=4)
+    assert got.tokens == [text[:limit] for text in plain(starts, sampling)]
+
+
+def test_the_whole_context_can_be_used() -> None:
+    start, sampling = [3] * 500, sampling_of("greedy", 1)
+    assert len(run(PromptLookup(), [start], sampling, max_new_tokens=12, draft_length=8).tokens[0]) == 12
+    with pytest.raises(ValueError, match="a model of at least 513 positions"):
+        run(PromptLookup(), [start], sampling, max_new_tokens=13)
+
+
+# --- what else comes back
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_the_streamer_is_given_every_token_once(name: str) -> None:
+    starts, sampling = prompts(), sampling_of("sampled", 7)
+    streamed: list[list[int]] = [[] for _ in starts]
+    result = run(DRAFTERS[name](), starts, sampling, streamer=lambda b, new: streamed[b].extend(new))
+    assert streamed == result.tokens
+
+
+@pytest.mark.parametrize("name", [None, "draft model", "lookahead"])
+@pytest.mark.parametrize("mode", ["raw", "processed"])
+def test_logprobs_are_those_of_the_target(mode: str, name: str | None) -> None:
+    starts, sampling = prompts(4), sampling_of("sampled", 4)
+    drafter = None if name is None else DRAFTERS[name]()
+    result = run(drafter, starts, sampling, logprobs=mode, rule="match")
+    assert result.logprobs is not None
+    for start, tokens, given in zip(starts, result.tokens, result.logprobs, strict=True):
+        logits = model()(torch.tensor([start + tokens])).logits[0, len(start) - 1 : -1]
+        rows = (logits / (0.8 if mode == "processed" else 1.0)).log_softmax(-1)
+        want = rows.gather(1, torch.tensor(tokens)[:, None])[:, 0]
+        assert torch.allclose(torch.tensor(given), want, atol=1e-4)
+
+
+def test_statistics_add_up() -> None:
+    starts, sampling = prompts(), sampling_of("sampled", 7)
+    result = run(DraftModel(model()), starts, sampling, draft_length=3)
+    for request, tokens in zip(result.statistics, result.tokens, strict=True):
+        assert request.tokens == len(tokens) == TOKENS
+        # The last step may be cut by the limit; the others took what they accepted and one drawn token.
+        assert sum(a + 1 for a in request.accepted[:-1]) < TOKENS <= sum(a + 1 for a in request.accepted)
+        assert all(a <= d <= 3 for a, d in zip(request.accepted, request.drafted, strict=True))
+        assert 0 < request.seconds <= sum(result.seconds.values()) * 1.5
+    assert set(result.seconds) == {"draft", "target", "verify", "commit"}
+
+
+# --- what goes wrong
+
+
+class Broken(Drafter):
+    def __init__(self, method: str) -> None:
+        self.method = method
+
+    def draft(self, text: Text, length: int) -> Draft:
+        self.fail("draft")
+        return Draft(torch.full((text.batch, length), -1))
+
+    def begin(self, *args: Any, **kwargs: Any) -> None:
+        self.fail("begin")
+
+    def commit(self, *args: Any) -> None:
+        self.fail("commit")
+
+    def end(self, *args: Any) -> None:
+        self.fail("end")
+
+    def fail(self, method: str) -> None:
+        if method == self.method:
+            raise ZeroDivisionError("no more ideas")
+
+
+@pytest.mark.parametrize("method", ["begin", "draft", "commit", "end"])
+def test_a_drafter_that_fails_is_named(method: str) -> None:
+    with pytest.raises(RuntimeError, match=rf"Broken\.{method} failed: no more ideas") as raised:
+        run(Broken(method), prompts(2), sampling_of("greedy", 2))
+    assert isinstance(raised.value.__cause__, ZeroDivisionError)
+
+
+class Misshapen(Drafter):
+    def __init__(self, ids: torch.Tensor) -> None:
+        self.ids = ids
+
+    def draft(self, text: Text, length: int) -> Draft:
+        return Draft(self.ids)
+
+
+@pytest.mark.parametrize("ids", [torch.zeros(3, 2).long(), torch.zeros(2, 9).long(), torch.zeros(2, 2)])
+def test_a_draft_of_the_wrong_shape_is_named(ids: torch.Tensor) -> None:
+    with pytest.raises(RuntimeError, match=r"Misshapen\.draft failed: token_ids must be int64 \[2, at most 4 drafts\]"):
+        run(Misshapen(ids), prompts(2), sampling_of("greedy", 2))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rule": "ratios"}, "rule must be one of ratio, match, block"),
+        ({"rule": "traversal"}, "rule must be one of"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be an int >= 1, got 0"),
+        ({"draft_length": 0}, "draft_length must be an int >= 1"),
+        ({"input_ids": [[1], []]}, "prompts of at least one token, got an empty one"),
+        ({"input_ids": [[1], [VOCAB]]}, f"ids in [0, {VOCAB}), got 1 to {VOCAB}"),
+        ({"input_ids": torch.zeros(2, 3)}, "input_ids must be int32 or int64 [batch, length], got torch.float32"),
+        ({"stop": [[]]}, "stop must be ids and sequences of at least one id"),
+        ({"seed": torch.zeros(3).long()}, "seed must be an int or int64 [2]"),
+        ({"drafter": "lookahead"}, "drafter must be a Drafter or None, got str"),
+        ({"target": "llama"}, "target must be a transformers causal LM, got str"),
+    ],
+)
+def test_wrong_arguments_are_named(change: dict[str, Any], message: str) -> None:
+    right: dict[str, Any] = {"target": model(), "drafter": PromptLookup(), "input_ids": [[1], [2]]}
+    arguments = {**right, "sampling": Sampling.full(2), **change}
+    with pytest.raises(ValueError, match=re.escape(message)):
+        generate(arguments.pop("target"), arguments.pop("drafter"), arguments.pop("input_ids"), **arguments)
