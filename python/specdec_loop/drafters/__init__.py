@@ -2,15 +2,24 @@
 
 from .base import Draft, Drafter, NoDrafter, Outcome
 from .draft_model import DraftModel
+from .eagle_dynamic_tree import EagleDynamicTree
+from .eagle_tree import EagleTree
+from .head_chain import HeadChain
 from .lookahead import Lookahead
+from .medusa import Blockwise, Medusa
 from .prompt_lookup import PromptLookup
 from .suffix import SuffixDecoding
 
 __all__ = [
+    "Blockwise",
     "Draft",
     "DraftModel",
     "Drafter",
+    "EagleDynamicTree",
+    "EagleTree",
+    "HeadChain",
     "Lookahead",
+    "Medusa",
     "NoDrafter",
     "Outcome",
     "PromptLookup",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -51,11 +51,13 @@ class Outcome(NamedTuple):
         logits: the target's, ``[batch, draft + 1 or nodes, vocab]``: row 0 follows the last committed token.
         kept: int32 ``[batch]``: tokens that the text took, accepted ones and the drawn one; 0 where it was finished.
         path: of a tree: accepted nodes, see `verify_tree`; None: a chain.
+        hidden: the target's states at the same nodes, those of `Drafter.features` side by side; None: none are wanted.
     """
 
     logits: Tensor
     kept: Tensor
     path: Tensor | None
+    hidden: Tensor | None = None
 
 
 class Drafter:
@@ -67,6 +69,9 @@ class Drafter:
     """
 
     rules: ClassVar[Collection[str]] = CHAIN_RULES  # under which the drafts may be verified
+    features: Sequence[
+        int
+    ] = ()  # of the target's hidden states, as transformers numbers them: 0 the embedding, -1 the last
 
     def nodes(self, length: int) -> int:
         """Most tokens of one target forward: the last committed one and `length` drafts, unless it is a tree."""
@@ -80,6 +85,14 @@ class Drafter:
             rule: under which drafts will be verified.
             sampling: of the target.
             longest: no draft will be longer.
+        """
+
+    def prefill(self, text: Text, hidden: Tensor) -> None:
+        """Read the prompts' features; called after `begin` if any are wanted and any prompt has two tokens.
+
+        Args:
+            text: its prompts.
+            hidden: ``[batch, longest - 1, features]``: of all tokens but a longest prompt's last.
         """
 
     def draft(self, text: Text, length: int) -> Draft:

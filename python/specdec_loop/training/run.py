@@ -1,4 +1,7 @@
-"""A training run with a budget of wall-clock time: learning rate, progress bar, loss curve, checkpoint, resume."""
+"""A training run with a budget of processor time: learning rate, progress bar, loss curve, checkpoint, resume.
+
+The learning rate follows the time spent, summed over threads, so a run on a busy machine takes longer and does the same.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,7 @@ def optimizers(parameters: Iterable[nn.Parameter], embeddings: set[int], *, peak
 
 
 class Run:
-    """Trains for so many minutes in all, and goes on where an interrupted run stopped."""
+    """Trains for so many minutes of processor time in all, and goes on where an interrupted run stopped."""
 
     def __init__(
         self,
@@ -74,7 +77,7 @@ class Run:
         Args:
             model: whose parameters a checkpoint holds.
             optimizers: of these parameters.
-            minutes: of training in all, those before a resume included.
+            minutes: of processor time in all, those before a resume included.
             peak: learning rate.
             seed: of the batches.
             folder: for checkpoint.pt, curve.json and curve.png.
@@ -112,9 +115,9 @@ class Run:
         with Progress(*columns, refresh_per_second=1) as bar:
             task = bar.add_task(title, total=self.budget)
             while self.spent < self.budget:
-                began = time.monotonic()
+                began = time.process_time()
                 recent.append(self._step(loss_of))
-                self.spent += time.monotonic() - began
+                self.spent += time.process_time() - began
                 if self.step % every == 0:
                     self._record(sum(recent) / len(recent), held_out())
                     recent.clear()

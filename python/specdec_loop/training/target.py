@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="specdec_loop.training.target", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("python/models/target"), help="folder of the model")
     parser.add_argument("--work", type=Path, default=Path("build/training"), help="folder of checkpoint and curve")
-    parser.add_argument("--minutes", type=float, default=60, help="of training in all")
+    parser.add_argument("--minutes", type=float, default=60, help="of processor time in all")
     parser.add_argument("--peak", type=float, default=4e-3, help="learning rate")
     parser.add_argument("--length", type=int, default=LENGTH, help="tokens of a window")
     parser.add_argument("--batch", type=int, default=BATCH, help="windows of a step")
@@ -81,6 +81,8 @@ def train(args: argparse.Namespace) -> None:
             return sum(loss(ids, model).item() for ids in checked) / len(checked)
 
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokens):,} tokens", flush=True)
+    loss(checked[0]).backward()  # compiling is not training
+    model.zero_grad(set_to_none=True)
     run.train(lambda g: loss(corpus.windows(tokens, args.batch, args.length, g)), held_out, title="target")
     model.to(torch.bfloat16).save_pretrained(args.out)
 
