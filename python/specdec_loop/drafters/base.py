@@ -69,9 +69,8 @@ class Drafter:
     """
 
     rules: ClassVar[Collection[str]] = CHAIN_RULES  # under which the drafts may be verified
-    features: Sequence[
-        int
-    ] = ()  # of the target's hidden states, as transformers numbers them: 0 the embedding, -1 the last
+    # Which of the target's hidden states it reads, as transformers numbers them: 0 the embedding, -1 the last, normed.
+    features: Sequence[int] = ()
 
     def nodes(self, length: int) -> int:
         """Most tokens of one target forward: the last committed one and `length` drafts, unless it is a tree."""

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specdec_kernels import Noise, Sampling, gather_nodes, sample, tree_from_paths
+from specdec_kernels import Sampling, gather_nodes, sample, tree_from_paths
 
 from ..heads import MedusaHeads
 from ..text import Text
-from .base import CHAIN_RULES, Draft, Drafter, Outcome
+from .base import Draft, Drafter, Outcome
 from .feature_drafter import with_runners_up
 
 CHOICES = ((0,), (1,), (2,), (3,), (0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 0), (0, 0, 0), (0, 0, 1), (0, 1, 0),

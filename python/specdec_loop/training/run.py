@@ -1,6 +1,6 @@
 """A training run with a budget of processor time: learning rate, progress bar, loss curve, checkpoint, resume.
 
-The learning rate follows the time spent, summed over threads, so a run on a busy machine takes longer and does the same.
+The learning rate follows the time spent, summed over threads: on a busy machine a run takes longer and does the same.
 """
 
 from __future__ import annotations
