@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -51,6 +51,7 @@ def generate(
     sampling: Sampling,
     seed: int | Tensor = 0,
     rule: str = "match",
+    rule_options: Mapping[str, Any] | None = None,
     max_new_tokens: int = 128,
     draft_length: int | FixedLength = 4,
     stop: Sequence[int | Sequence[int] | str] | None = None,
@@ -72,6 +73,7 @@ def generate(
         sampling: of each request; temperature 0 is greedy.
         seed: int64 ``[batch]``; or an int, to which each request adds its number.
         rule: of `verify_chain`, or of `verify_tree` where the drafter drafts trees.
+        rule_options: thresholds of the rule under the verifier's names: typical_epsilon, top_m, min_block, ...
         max_new_tokens: most tokens of a continuation.
         draft_length: most drafts of a step, or an `AdaptiveLength`.
         stop: token ids, token sequences and strings that end a text; None: the model's eos.
@@ -110,24 +112,26 @@ def generate(
         dtype=target.dtype,
         device=target.device,
     )
-    _prefill(target, cache, text)
+    hidden = _prefill(target, cache, text, drafter.features)
     with _naming(drafter, "begin"):
         drafter.begin(text, rule=rule, sampling=sampling, longest=lengths.longest)
+        if hidden is not None:
+            drafter.prefill(text, hidden)
     clock = Clock(target.device)
     statistics = [RequestStatistics() for _ in text.rows]
     while not all(text.is_finished):
         with _naming(drafter, "draft"):
             draft = _checked(drafter.draft(text, length := lengths.next()), text, drafter.nodes(length))
         clock.mark("draft")
-        logits = _forward(target, cache, text, draft)
+        logits, hidden = _forward(target, cache, text, draft, drafter.features)
         clock.mark("target")
-        verdict = _verify(draft, logits, text, sampling, rule, logprobs)
+        verdict = _verify(draft, logits, text, sampling, rule, logprobs, rule_options or {})
         clock.mark("verify")
         kept = text.append(verdict.token_ids, verdict.logprobs)
         path = verdict.path if isinstance(verdict, TreeResult) else None
         cache.commit(kept - 1, path)  # rows of the last token and of what was accepted; -1: a finished request
         with _naming(drafter, "commit"):
-            drafter.commit(text, Outcome(logits, kept, path))
+            drafter.commit(text, Outcome(logits, kept, path, hidden))
         running = [b for b in range(text.batch) if not text.is_finished[b]]
         new, (_, drafted, accepted) = text.read(  # the one wait for the device
             verdict.token_ids, verdict.status, kept, _offered(draft), verdict.num_accepted
@@ -148,28 +152,44 @@ def generate(
     return _collect(text, statistics, clock, has_logprobs=logprobs is not None)
 
 
-def _prefill(target: Any, cache: TreeCache, text: Text) -> None:
+def _prefill(target: Any, cache: TreeCache, text: Text, features: Sequence[int]) -> Tensor | None:
     """Run the prompts but for their last tokens: each of those is the first root, which has no row yet."""
-    if text.longest > 1:
-        prompts = text.tokens[:, : text.longest - 1].clamp(min=0)
-        target(prompts, **cache.chain_inputs(prompts.shape[1]), logits_to_keep=1)
-        cache.commit((text.lengths - 2).int())
+    if text.longest == 1:
+        return None
+    prompts = text.tokens[:, : text.longest - 1].clamp(min=0)
+    inputs = cache.chain_inputs(prompts.shape[1])
+    out = target(prompts, **inputs, logits_to_keep=1, output_hidden_states=bool(features))
+    cache.commit((text.lengths - 2).int())
+    return _chosen(out, features)
 
 
-def _forward(target: Any, cache: TreeCache, text: Text, draft: Draft) -> Tensor:
-    """Logits of the last committed token and of every draft, ``[batch, nodes, vocab]``."""
+def _forward(
+    target: Any, cache: TreeCache, text: Text, draft: Draft, features: Sequence[int]
+) -> tuple[Tensor, Tensor | None]:
+    """Logits and features of the last committed token and of every draft, ``[batch, nodes, ...]``."""
     if draft.parents is None:
         nodes = torch.cat([text.last(1), draft.token_ids], 1)
         inputs = cache.chain_inputs(nodes.shape[1])
     else:
         nodes = torch.cat([text.last(1), draft.token_ids[:, 1:]], 1)
         inputs = cache.tree_inputs(draft.parents)
-    logits: Tensor = target(nodes.clamp(min=0), **inputs).logits
-    return logits
+    out = target(nodes.clamp(min=0), **inputs, output_hidden_states=bool(features))
+    return out.logits, _chosen(out, features)
+
+
+def _chosen(out: Any, features: Sequence[int]) -> Tensor | None:
+    """The hidden states that a drafter wants, side by side."""
+    return torch.cat([out.hidden_states[level] for level in features], -1) if features else None
 
 
 def _verify(
-    draft: Draft, logits: Tensor, text: Text, sampling: Sampling, rule: str, logprobs: str | None
+    draft: Draft,
+    logits: Tensor,
+    text: Text,
+    sampling: Sampling,
+    rule: str,
+    logprobs: str | None,
+    options: Mapping[str, Any],
 ) -> ChainResult | TreeResult:
     """Accept a prefix or a path, and draw the token after it."""
     if draft.parents is None:
@@ -184,6 +204,7 @@ def _verify(
             rule=rule,
             token_map=draft.token_map,
             logprobs=logprobs,
+            **options,
         )
     ids, parents = _candidates(draft)
     return verify_tree(
@@ -199,6 +220,7 @@ def _verify(
         replacement=draft.replacement,
         token_map=draft.token_map,
         logprobs=logprobs,
+        **options,
     )
 
 

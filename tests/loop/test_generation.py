@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,17 @@ from models import VOCAB, Sequential, model
 from texts import Scripted, assert_same, prompts
 
 from specdec_kernels import Sampling
-from specdec_loop import AdaptiveLength, DraftModel, Generation, Lookahead, PromptLookup, SuffixDecoding, generate
+from specdec_loop import (
+    AdaptiveLength,
+    Datastore,
+    DraftModel,
+    Generation,
+    Lookahead,
+    PromptLookup,
+    Retrieval,
+    SuffixDecoding,
+    generate,
+)
 from specdec_loop.drafters import Draft, Drafter
 from specdec_loop.text import Text
 
@@ -23,8 +34,16 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "prompt lookup": PromptLookup,
     "suffix decoding": SuffixDecoding,
     "lookahead": lambda: Lookahead(3, 5, 2),
+    "retrieval": lambda: Retrieval(Datastore.build(prompts() + known_texts()), shortest=1, candidates=6),
 }
 MIXED = Sampling(torch.tensor([0.0, 0.8, 0.0, 1.0, 0.5, 0.0, 1.3]), top_k=torch.tensor([0, 0, 5, 20, 0, 0, 3]).int())
+
+
+@functools.cache
+def known_texts() -> list[list[int]]:
+    """Some of what will be said: greedy and sampled."""
+    runs = [run(None, prompts(), Sampling.full(7, temperature=t)) for t in (0.0, 0.8)]
+    return [tokens for result in runs for tokens in result.tokens[::2]]
 
 
 def sampling_of(kind: str, batch: int) -> Sampling:

@@ -2,17 +2,30 @@
 
 from .base import Draft, Drafter, NoDrafter, Outcome
 from .draft_model import DraftModel
+from .eagle_dynamic_tree import EagleDynamicTree
+from .eagle_tree import EagleTree
+from .head_chain import HeadChain
+from .independent import IndependentDrafts
 from .lookahead import Lookahead
+from .medusa import Blockwise, Medusa
 from .prompt_lookup import PromptLookup
+from .retrieval import Retrieval
 from .suffix import SuffixDecoding
 
 __all__ = [
+    "Blockwise",
     "Draft",
     "DraftModel",
     "Drafter",
+    "EagleDynamicTree",
+    "EagleTree",
+    "HeadChain",
+    "IndependentDrafts",
     "Lookahead",
+    "Medusa",
     "NoDrafter",
     "Outcome",
     "PromptLookup",
+    "Retrieval",
     "SuffixDecoding",
 ]

@@ -52,11 +52,13 @@ class Outcome(NamedTuple):
         kept: int32 ``[batch]``: tokens that the text took, accepted ones and the drawn one; 0 where it was finished.
             A stop among them is found later, when the host reads.
         path: of a tree: accepted nodes, see `verify_tree`; None: a chain.
+        hidden: the target's states at the same nodes, those of `Drafter.features` side by side; None: none are wanted.
     """
 
     logits: Tensor
     kept: Tensor
     path: Tensor | None
+    hidden: Tensor | None = None
 
 
 class Drafter:
@@ -68,6 +70,8 @@ class Drafter:
     """
 
     rules: ClassVar[Collection[str]] = CHAIN_RULES  # under which the drafts may be verified
+    # Which of the target's hidden states it reads, as transformers numbers them: 0 the embedding, -1 the last, normed.
+    features: Sequence[int] = ()
 
     def nodes(self, length: int) -> int:
         """Most tokens of one target forward: the last committed one and `length` drafts, unless it is a tree."""
@@ -81,6 +85,14 @@ class Drafter:
             rule: under which drafts will be verified.
             sampling: of the target.
             longest: no draft will be longer.
+        """
+
+    def prefill(self, text: Text, hidden: Tensor) -> None:
+        """Read the prompts' features; called after `begin` if any are wanted and any prompt has two tokens.
+
+        Args:
+            text: its prompts.
+            hidden: ``[batch, longest - 1, features]``: of all tokens but a longest prompt's last.
         """
 
     def draft(self, text: Text, length: int) -> Draft:

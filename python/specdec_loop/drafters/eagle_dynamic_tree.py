@@ -1,0 +1,81 @@
+"""EAGLE-2 and EAGLE-3: a tree that grows where the head is confident, and of which the best nodes are kept."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specdec_kernels import Sampling, select_tree
+
+from ..heads import FeatureHead
+from ..text import Text
+from .base import Draft
+from .feature_drafter import FeatureDrafter
+
+
+class EagleDynamicTree(FeatureDrafter):
+    """Expands the `width` likeliest paths of each depth by `width` children, and keeps the best nodes of all.
+
+    A path's score is the product of the head's probabilities along it. Candidates are deterministic, and so are kept or
+    dropped without bias.
+    """
+
+    rules = ("match", "greedy", "typical", "target_only", "recursive")
+
+    def __init__(self, head: FeatureHead, *, width: int = 4, total: int = 12, sampling: Sampling | None = None) -> None:
+        """Choose the sizes.
+
+        Args:
+            head: on the target's device.
+            width: paths expanded at each depth, and children of each.
+            total: most drafted nodes of a step.
+            sampling: see `FeatureDrafter`.
+
+        Raises:
+            ValueError: sizes below 1.
+        """
+        super().__init__(head, sampling=sampling)
+        for name, value in (("width", width), ("total", total)):
+            if value < 1:
+                raise ValueError(f"EagleDynamicTree: {name} must be at least 1, got {value}")
+        self.width, self.total = width, total
+
+    def nodes(self, length: int) -> int:
+        """The root and what is kept of all candidates."""
+        return 1 + min(self.total, self.width + (length - 1) * self.width**2)
+
+    def draft(self, text: Text, length: int) -> Draft:
+        """Expand `length` times, then select."""
+        device, width = text.tokens.device, self.width
+        features, places = self._run_pairs()
+        token_ids, parents = [text.last(1)], [torch.full((text.batch, 1), -1, device=device)]
+        scores = [torch.zeros(text.batch, 1, device=device)]
+        beam, beam_score = torch.zeros(text.batch, 1, dtype=torch.int64, device=device), scores[0]
+        for depth in range(length):
+            ids, logprob = self._children(features)
+            born = torch.arange(ids[0].numel(), device=device) + sum(x.shape[1] for x in token_ids)
+            score = (beam_score[:, :, None] + logprob).flatten(1)
+            token_ids.append(ids.flatten(1))
+            parents.append(beam.repeat_interleave(width, 1))
+            scores.append(score)
+            if depth + 1 < length:
+                beam_score, best = score.topk(width, 1)
+                beam, row = born[best], best // width
+                going = token_ids[-1].gather(1, best)
+                source = features.gather(1, row[:, :, None].expand(-1, -1, features.shape[2]))
+                features, places = self._run_nodes(going, source, places.gather(1, row))
+        ids = torch.cat(token_ids, 1)
+        ids[:, 1:].masked_fill_(self._new[:, None] == 0, -1)
+        tree = select_tree(
+            ids, torch.cat(parents, 1).int(), torch.cat(scores, 1).contiguous(), num_nodes=self.nodes(length)
+        )
+        return Draft(tree.token_ids, parents=tree.parents, max_depth=length)
+
+    def _children(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """The likeliest tokens after each feature and their log-probabilities, ``[batch, paths, width]``."""
+        logprob, columns = self.head.logits(features).float().log_softmax(-1).topk(self.width, -1)
+        token_map = self.head.token_map
+        return columns if token_map is None else token_map.long()[columns], logprob
+
+    def _rows(self, longest: int) -> int:
+        return longest + 1 + longest * self.width

@@ -1,0 +1,111 @@
+"""Medusa (Cai et al.) and blockwise parallel decoding (Stern et al.): heads that look several tokens ahead at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from specdec_kernels import Sampling, gather_nodes, sample, tree_from_paths
+
+from ..heads import MedusaHeads
+from ..text import Text
+from .base import Draft, Drafter, Outcome
+from .feature_drafter import with_runners_up
+
+CHOICES = ((0,), (1,), (2,), (3,), (0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 0), (0, 0, 0), (0, 0, 1), (0, 1, 0),
+           (1, 0, 0), (0, 0, 0, 0))  # fmt: skip
+
+
+class _StateDrafter(Drafter):
+    """Knows the target's state before the last token of each text, from which all heads predict."""
+
+    features = (-1,)
+
+    def __init__(self, heads: MedusaHeads) -> None:
+        """Draft with `heads`, on the target's device."""
+        self.heads = heads
+
+    def begin(self, text: Text, *, rule: str, sampling: Sampling, longest: int) -> None:
+        """Note the law of a race under ``match``; elsewhere the likeliest tokens are wanted."""
+        cold = Sampling(temperature=torch.zeros(text.batch, device=text.tokens.device))
+        self._race = with_runners_up(sampling if rule == "match" else cold, text)
+        some = next(self.heads.parameters())
+        self._state = some.new_zeros(text.batch, some.shape[-1])
+        self._is_known = torch.zeros_like(text.lengths, dtype=torch.bool)
+
+    def prefill(self, text: Text, hidden: Tensor) -> None:
+        """Take the state before each prompt's last token."""
+        last = (text.lengths - 2).clamp(min=0)[:, None, None]
+        self._state = hidden.gather(1, last.expand(-1, -1, hidden.shape[2]))[:, 0]
+        self._is_known = text.lengths > 1
+
+    def commit(self, text: Text, outcome: Outcome) -> None:
+        """Take the state of the last accepted token."""
+        assert outcome.hidden is not None
+        hidden = outcome.hidden if outcome.path is None else gather_nodes(outcome.hidden, outcome.path).values
+        last = (outcome.kept.long() - 1).clamp(min=0)[:, None, None]
+        self._state = hidden.gather(1, last.expand(-1, -1, hidden.shape[2]))[:, 0]
+        self._is_known = outcome.kept > 0
+
+    def _best(self, text: Text, heads: int, count: int) -> Tensor:
+        """The `count` best tokens of the first heads, ``[batch, heads, count]``."""
+        logits = self.heads(self._state)[:, :heads]
+        rows = []
+        for ahead in range(heads):
+            drawn = sample(
+                logits[:, ahead], sampling=self._race, noise=text.noise(ahead), purpose="target", num_samples=count
+            )
+            rows.append(drawn.token_ids)
+        return torch.stack(rows, 1).masked_fill(~self._is_known[:, None, None], -1)
+
+
+class Blockwise(_StateDrafter):
+    """Drafts a chain: the best token of each head.
+
+    Rule ``greedy`` is Stern et al.'s exact acceptance; ``topm`` and ``distance`` are their approximate ones, with
+    ``top_m``, ``max_distance`` and ``min_block`` among the `rule_options` of `generate`.
+    """
+
+    rules = ("greedy", "topm", "distance", "match", "typical")
+
+    def draft(self, text: Text, length: int) -> Draft:
+        """All heads at once."""
+        return Draft(self._best(text, min(length, len(self.heads)), 1)[:, :, 0])
+
+
+class Medusa(_StateDrafter):
+    """Drafts a tree of fixed shape: a node at depth d of rank r is the r-th best token of head d."""
+
+    rules = ("greedy", "typical", "match", "target_only", "recursive")
+
+    def __init__(self, heads: MedusaHeads, choices: Sequence[Sequence[int]] = CHOICES) -> None:
+        """Choose the shape.
+
+        Args:
+            heads: on the target's device.
+            choices: paths of child ranks, see `tree_from_paths`; none longer than there are heads.
+
+        Raises:
+            ValueError: no tree, or one deeper than there are heads.
+        """
+        super().__init__(heads)
+        tree_from_paths(choices)
+        if max(map(len, choices)) > len(heads):
+            raise ValueError(
+                f"Medusa: choices must be paths of at most {len(heads)} heads, got {max(map(len, choices))}"
+            )
+        self.choices = [tuple(path) for path in choices]
+
+    def nodes(self, length: int) -> int:
+        """The root, and the paths that are not longer than a draft may be."""
+        return 1 + sum(len(path) <= length for path in self.choices)
+
+    def draft(self, text: Text, length: int) -> Draft:
+        """All heads at once, spread over the tree."""
+        tree = tree_from_paths([path for path in self.choices if len(path) <= length], device=text.tokens.device)
+        depth = max(len(path) for path in self.choices if len(path) <= length)
+        best = self._best(text, depth, 1 + max(map(max, self.choices)))
+        spread = best[:, (tree.depth[1:] - 1).long(), tree.ranks[1:].long()]
+        return Draft(torch.cat([text.last(1), spread], 1), parents=tree.parents.repeat(text.batch, 1), max_depth=depth)

@@ -1,0 +1,23 @@
+"""Heads: small networks that draft from the target's hidden states."""
+
+from .eagle import EagleHead
+from .eagle3 import Eagle3Head
+from .files import load_draft_model, load_eagle, load_eagle3, load_medusa, load_mtp, save_head
+from .layers import FeatureHead, Shared
+from .medusa import MedusaHeads
+from .mtp import MtpHead
+
+__all__ = [
+    "Eagle3Head",
+    "EagleHead",
+    "FeatureHead",
+    "MedusaHeads",
+    "MtpHead",
+    "Shared",
+    "load_draft_model",
+    "load_eagle",
+    "load_eagle3",
+    "load_medusa",
+    "load_mtp",
+    "save_head",
+]

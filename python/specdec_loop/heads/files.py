@@ -1,0 +1,139 @@
+"""Heads in files: as their authors publish them, and as this repository keeps its own.
+
+A folder holds ``config.json`` and one file of tensors, ``.safetensors`` or PyTorch's. A head that leaves out the
+embedding or an output matrix uses the target's.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from .eagle import EagleHead
+from .eagle3 import Eagle3Head
+from .layers import FeatureHead, Shared, load_exactly
+from .medusa import MedusaHeads
+from .mtp import MtpHead
+
+MEDUSA = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
+HEAD = ("model.safetensors", "pytorch_model.bin")
+
+
+def load_medusa(folder: Path | str, target: Any) -> MedusaHeads:
+    """Medusa heads: ``medusa_lm_head`` with tensors ``i.j.linear.weight``, ``.bias`` and ``i.n.weight``.
+
+    Raises:
+        FileNotFoundError: no such folder or file.
+        ValueError: tensors that do not fit together or to the target.
+    """
+    weights, source = _tensors(Path(folder), MEDUSA)
+    weights = {name.removeprefix("medusa_head."): tensor for name, tensor in weights.items()}
+    places = {tuple(map(int, name.split(".")[:2])) for name in weights}
+    blocks = {tuple(map(int, name.split(".")[:2])) for name in weights if ".linear." in name}
+    size = target.get_output_embeddings().weight.shape
+    heads = MedusaHeads(
+        Shared(target),
+        size=size[1],
+        vocab=size[0],
+        heads=1 + max(i for i, _ in places),
+        layers=1 + max((j for _, j in blocks), default=-1),
+        own_output=places != blocks,
+    )
+    return _finish(heads, weights, source, target)  # type: ignore[return-value]
+
+
+def load_eagle(folder: Path | str, target: Any) -> EagleHead:
+    """A head of EAGLE-1 or EAGLE-2: ``fc``, ``layers.0`` without input norm, perhaps ``embed_tokens``.
+
+    Raises:
+        FileNotFoundError: no such folder or file.
+        ValueError: tensors that do not fit.
+    """
+    weights, source = _tensors(Path(folder), HEAD)
+    head = EagleHead(_config(folder), Shared(target), bias="fc.bias" in weights)
+    return _finish(head, weights, source, target)  # type: ignore[return-value]
+
+
+def load_eagle3(folder: Path | str, target: Any) -> Eagle3Head:
+    """A head of EAGLE-3: ``fc``, ``midlayer``, ``norm``, ``lm_head``, ``d2t``, ``t2d``, perhaps ``embed_tokens``.
+
+    Raises:
+        FileNotFoundError: no such folder or file.
+        ValueError: tensors that do not fit.
+    """
+    weights, source = _tensors(Path(folder), HEAD)
+    head = Eagle3Head(_config(folder), Shared(target))
+    if "d2t" not in weights:  # the whole vocabulary
+        weights["d2t"], weights["t2d"] = head.d2t, torch.ones_like(head.t2d)
+    _finish(head, weights, source, target)
+    head.map_tokens()
+    return head
+
+
+def load_mtp(folder: Path | str, target: Any) -> MtpHead:
+    """A head for multi-token prediction, in this repository's own format.
+
+    Raises:
+        FileNotFoundError: no such folder or file.
+        ValueError: tensors that do not fit.
+    """
+    weights, source = _tensors(Path(folder), HEAD)
+    return _finish(MtpHead(_config(folder), Shared(target)), weights, source, target)  # type: ignore[return-value]
+
+
+def load_draft_model(folder: Path | str, target: Any) -> Any:
+    """A causal LM that borrows the target's embedding and output matrix.
+
+    Raises:
+        FileNotFoundError: no such folder or file.
+        ValueError: tensors that do not fit.
+    """
+    weights, source = _tensors(Path(folder), HEAD)
+    model = LlamaForCausalLM(_config(folder))
+    model.set_input_embeddings(target.get_input_embeddings())
+    model.set_output_embeddings(target.get_output_embeddings())
+    borrowed = {n: t for n, t in model.state_dict().items() if n.endswith(("embed_tokens.weight", "lm_head.weight"))}
+    return _finish(model, {**weights, **borrowed}, source, target)
+
+
+def save_head(network: nn.Module, folder: Path, config: dict[str, Any], *, dtype: torch.dtype = torch.bfloat16) -> None:
+    """Write what a head owns, floating-point tensors in `dtype`; Medusa's under Medusa's file name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    own = network.state_dict()
+    if isinstance(network, LlamaForCausalLM):
+        own = {n: t for n, t in own.items() if not n.endswith(("embed_tokens.weight", "lm_head.weight"))}
+    tensors = {n: (t.to(dtype) if t.is_floating_point() else t).contiguous() for n, t in own.items()}
+    name = MEDUSA[0] if isinstance(network, MedusaHeads) else HEAD[0]
+    save_file(tensors, folder / name, metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def _config(folder: Path | str) -> Any:
+    config = LlamaConfig.from_pretrained(folder)
+    config._attn_implementation = "sdpa"  # the masks that Attention takes
+    return config
+
+
+def _tensors(folder: Path, names: tuple[str, ...]) -> tuple[dict[str, Tensor], str]:
+    """The tensors of the first of these files that exists, and its name."""
+    for name in names:
+        path = folder / name
+        if path.exists():
+            is_safe = name.endswith(".safetensors")
+            return load_file(path) if is_safe else torch.load(path, "cpu", weights_only=True), str(path)
+    raise FileNotFoundError(f"{folder}: no {' or '.join(names)} here")
+
+
+def _finish(network: nn.Module, weights: dict[str, Tensor], source: str, target: Any) -> nn.Module:
+    """Load, and go where the target is."""
+    if isinstance(network, FeatureHead) and "embed_tokens.weight" in weights:
+        network.embed_tokens = nn.Embedding(*weights["embed_tokens.weight"].shape)
+    network.to(target.dtype)
+    load_exactly(network, weights, source)
+    return network.to(target.device).eval().requires_grad_(False)

@@ -1,0 +1,161 @@
+"""What every head is made of: Llama's attention and feed-forward, on a cache or, in training, on none."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention, silu
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+
+class Attention(nn.Module):
+    """Grouped-query attention with rotary positions; its input may be wider than its output."""
+
+    def __init__(self, config: Any, inputs: int) -> None:
+        """Take heads and sizes from a Llama configuration, and the width of the input."""
+        super().__init__()
+        self.dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        queries, keys = config.num_attention_heads * self.dim, config.num_key_value_heads * self.dim
+        bias = bool(getattr(config, "attention_bias", False))
+        self.q_proj = nn.Linear(inputs, queries, bias=bias)
+        self.k_proj = nn.Linear(inputs, keys, bias=bias)
+        self.v_proj = nn.Linear(inputs, keys, bias=bias)
+        self.o_proj = nn.Linear(queries, config.hidden_size, bias=bias)
+
+    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor | None, cache: Any) -> Tensor:
+        """Attend; without a mask causally."""
+        shape = (*x.shape[:2], -1, self.dim)
+        query, key, value = (p(x).view(shape).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
+        query, key = apply_rotary_pos_emb(query, key, *rotary)
+        if cache is not None:
+            key, value = cache.update(key, value, 0)
+        out = scaled_dot_product_attention(query, key, value, mask, is_causal=mask is None, enable_gqa=True)
+        attended: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
+        return attended
+
+
+class FeedForward(nn.Module):
+    """Llama's gated feed-forward."""
+
+    def __init__(self, config: Any) -> None:
+        """Take the sizes from a Llama configuration."""
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Down(silu(gate) * up)."""
+        out: Tensor = self.down_proj(silu(self.gate_proj(x)) * self.up_proj(x))
+        return out
+
+
+class Shared:
+    """Embedding and output matrix of the target, which a head uses and does not own."""
+
+    def __init__(self, target: Any) -> None:
+        """Look them up in a transformers causal LM."""
+        self.embedding: nn.Module = target.get_input_embeddings()
+        self.output: nn.Module = target.get_output_embeddings()
+        self.layers: int = target.config.get_text_config(decoder=True).num_hidden_layers
+
+
+class FeatureHead(nn.Module):
+    """A network that continues the target's features: feature i and token i + 1 give feature i + 1.
+
+    Attributes:
+        levels: which of the target's hidden states a feature is made of, as transformers numbers them: 0 is the
+            embedding, n what layer n returns, -1 the normed state behind the last layer.
+        token_map: int32 ``[draft_vocab]``: target id of each column of the logits; None: the target's own.
+    """
+
+    final: ClassVar[tuple[int, ...]] = (-1,)
+
+    def __init__(self, config: Any, shared: Shared) -> None:
+        """Take sizes from a Llama configuration; the target lends what the file of a head leaves out."""
+        super().__init__()
+        self.config, self.levels = config, self.final
+        self.token_map: Tensor | None = None
+        # In a tuple they are no part of this module: neither saved nor cast with it.
+        self._shared, self._rotary = (shared,), (LlamaRotaryEmbedding(config),)
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Embeddings of target ids; an id below 0 is shown as 0."""
+        table: nn.Module = getattr(self, "embed_tokens", self._shared[0].embedding)
+        out: Tensor = table(token_ids.clamp(min=0))
+        return out
+
+    def fuse(self, hidden: Tensor) -> Tensor:
+        """A feature from the target's hidden states, side by side in the last dimension."""
+        return hidden
+
+    def logits(self, features: Tensor) -> Tensor:
+        """What a feature says of the next token."""
+        out: Tensor = self._shared[0].output(features)
+        return out
+
+    def forward(
+        self, token_ids: Tensor, features: Tensor, position_ids: Tensor, mask: Tensor | None = None, cache: Any = None
+    ) -> Tensor:
+        """The next features.
+
+        Args:
+            token_ids: ``[batch, nodes]``, each the token after its feature.
+            features: ``[batch, nodes, hidden]``.
+            position_ids: ``[batch or 1, nodes]``.
+            mask: boolean ``[batch, 1, nodes, keys]``; None: causal.
+            cache: of transformers' kind; its layer 0 is used.
+        """
+        rotary = self._rotary[0](features, position_ids)
+        return self.step(self.embed(token_ids), features, rotary, mask, cache)
+
+    def step(
+        self, embedded: Tensor, features: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor | None, cache: Any
+    ) -> Tensor:
+        """The network itself."""
+        raise NotImplementedError
+
+
+def norm(config: Any) -> nn.RMSNorm:
+    """Llama's norm."""
+    return nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+
+class Residual(nn.Module):
+    """The second half of a Llama layer and its attention; what comes before differs from head to head."""
+
+    def __init__(self, config: Any, inputs: int) -> None:
+        """Take the sizes from a Llama configuration, and the width of what attention sees."""
+        super().__init__()
+        self.self_attn = Attention(config, inputs)
+        self.mlp = FeedForward(config)
+        self.post_attention_layernorm = norm(config)
+
+    def finish(
+        self, residual: Tensor, attended: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor | None, cache: Any
+    ) -> Tensor:
+        """Add attention over `attended` to the residual, then the feed-forward."""
+        residual = residual + self.self_attn(attended, rotary, mask, cache)
+        out: Tensor = residual + self.mlp(self.post_attention_layernorm(residual))
+        return out
+
+
+def load_exactly(network: nn.Module, weights: dict[str, Tensor], source: str) -> None:
+    """Load weights, all of them and no other, or say which are wrong.
+
+    Raises:
+        ValueError: a missing or an unexpected name, or a wrong shape.
+    """
+    own = network.state_dict()
+    missing, unknown = sorted(own.keys() - weights.keys()), sorted(weights.keys() - own.keys())
+    if missing or unknown:
+        raise ValueError(f"{source}: tensors missing: {missing or 'none'}; not expected: {unknown or 'none'}")
+    wrong = [n for n in own if own[n].shape != weights[n].shape]
+    if wrong:
+        name = wrong[0]
+        raise ValueError(f"{source}: {name} must be {list(own[name].shape)}, got {list(weights[name].shape)}")
+    with torch.no_grad():
+        for name, value in own.items():
+            value.copy_(weights[name])

@@ -1,0 +1,64 @@
+"""Tiny random heads for the models of models.py."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from models import VOCAB, model
+from transformers import LlamaConfig
+
+from specdec_loop.drafters import Blockwise, Drafter, EagleDynamicTree, EagleTree, HeadChain, Medusa
+from specdec_loop.heads import Eagle3Head, EagleHead, FeatureHead, MedusaHeads, MtpHead, Shared
+
+HEADS = 4
+
+
+def config(target: Any, **more: Any) -> Any:
+    """Of one layer, as wide as the target's."""
+    same = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+    sizes = {name: getattr(target.config, name) for name in same}
+    made = LlamaConfig(**sizes, num_hidden_layers=1, max_position_embeddings=512, **more)
+    made._attn_implementation = "sdpa"
+    return made
+
+
+def shaken(network: torch.nn.Module, seed: int = 0) -> Any:
+    """Weights so large that the head says something, and other than any other head."""
+    g = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in network.parameters():
+            p.copy_(torch.randn(p.shape, generator=g) * (0.15 if p.dim() > 1 else 0.05) + (p.dim() == 1))
+    return network.eval().requires_grad_(False)
+
+
+@functools.cache
+def medusa(*, own_output: bool = True) -> MedusaHeads:
+    return shaken(MedusaHeads(Shared(model()), size=32, vocab=VOCAB, heads=HEADS, own_output=own_output))
+
+
+def feature_head(kind: str, target: Any, draft_ids: list[int] | None = None) -> FeatureHead:
+    """An EAGLE, EAGLE-3 or MTP head for a target; an EAGLE-3 head drafts some ids alone."""
+    shared = Shared(target)
+    if kind == "eagle":
+        return shaken(EagleHead(config(target), shared))
+    if kind == "mtp":
+        return shaken(MtpHead(config(target), shared))
+    ids = draft_ids or [i for i in range(target.config.vocab_size) if i % 3]
+    levels = {"eagle_aux_hidden_state_layer_ids": [0, target.config.num_hidden_layers // 2, -1]}
+    head = shaken(Eagle3Head(config(target, draft_vocab_size=len(ids), eagle_config=levels), shared))
+    head.choose(torch.tensor(ids))
+    return head
+
+
+DRAFTERS: dict[str, Callable[[], Drafter]] = {
+    "Medusa": lambda: Medusa(medusa()),
+    "Stern et al.": lambda: Blockwise(medusa(own_output=False)),
+    "EAGLE-1": lambda: EagleTree(feature_head("eagle", model())),
+    "EAGLE-2": lambda: EagleDynamicTree(feature_head("eagle", model())),
+    "EAGLE-3": lambda: EagleDynamicTree(feature_head("eagle3", model()), width=3, total=9),
+    "EAGLE-3, fixed tree": lambda: EagleTree(feature_head("eagle3", model())),
+    "MTP": lambda: HeadChain(feature_head("mtp", model())),
+}

@@ -1,0 +1,367 @@
+"""Heads and the drafters that use them: texts, laws, caches, and files as they are published."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from head_models import DRAFTERS, HEADS, config, feature_head, medusa
+from models import VOCAB, model
+from safetensors.torch import save_file
+from text_laws import law, many, surprise, tiny
+from texts import assert_same, prompts
+from torch import Tensor
+from transformers import LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
+from specdec_kernels import Sampling
+from specdec_loop import heads
+from specdec_loop.drafters import Blockwise, Drafter, EagleDynamicTree, EagleTree, HeadChain, Medusa
+from specdec_loop.drafters.feature_drafter import FeatureDrafter
+from specdec_loop.generation import generate
+from specdec_loop.text import Text
+
+FALSE_ALARM = 1e-6  # of each law test below; seeds are fixed, so an alarm would stay
+TOKENS, SEED = 24, 3
+MIXED = Sampling(torch.tensor([0.0, 0.8, 0.0, 1.0, 0.5, 0.0, 1.3]), top_p=torch.tensor([1, 0.9, 0.9, 1, 1, 0.5, 1.0]))
+
+
+def run(drafter: Drafter | None, batch: int, sampling: Sampling, **more: Any) -> list[list[int]]:
+    result = generate(model(), drafter, prompts(batch), sampling=sampling, max_new_tokens=TOKENS, seed=SEED, **more)
+    assert not any(result.status)
+    return result.tokens
+
+
+# --- the text is that of plain decoding
+
+
+@pytest.mark.parametrize("batch", [1, 7], ids=["alone", "ragged batch"])
+@pytest.mark.parametrize("kind", ["greedy", "sampled", "mixed"])
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_seeded_text_is_that_of_plain_decoding(name: str, kind: str, batch: int) -> None:
+    sampling = Sampling.full(batch, temperature=0.0 if kind == "greedy" else 0.8)
+    if kind == "mixed":
+        sampling = Sampling(*(None if x is None else x[:batch] for x in MIXED))
+    got, want = run(DRAFTERS[name](), batch, sampling), run(None, batch, sampling)
+    assert_same(got, want, model(), prompts(batch), sampling, SEED)
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_rule_greedy_is_greedy_decoding(name: str) -> None:
+    cold = Sampling.full(7, temperature=0.0)
+    got = run(DRAFTERS[name](), 7, Sampling.full(7, temperature=0.9), rule="greedy")
+    assert_same(got, run(None, 7, cold), model(), prompts(7), cold, SEED)
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_every_rule_of_a_drafter_runs_and_drafts_of_any_length_fit(name: str) -> None:
+    drafter = DRAFTERS[name]()
+    for rule in drafter.rules:
+        for length in (1, 3):
+            run(drafter, 3, Sampling(*(None if x is None else x[:3] for x in MIXED)), rule=rule, draft_length=length)
+
+
+# --- the head's cache
+
+
+class Checked(FeatureDrafter):
+    """Compares the feature that drafts begin from with that of the head run over the whole text at once."""
+
+    def _run_pairs(self) -> tuple[Tensor, Tensor]:
+        last, node = super()._run_pairs()
+        assert self.text is not None
+        lengths, finished = self.text.lengths.tolist(), self.text.is_finished
+        for b, n in enumerate(lengths):
+            if n > 1 and not finished[b]:
+                row = self.text.tokens[b : b + 1, :n]
+                hidden = model()(row[:, :-1], output_hidden_states=True).hidden_states
+                features = self.head.fuse(torch.cat([hidden[level] for level in self.features], -1))
+                whole = self.head(row[:, 1:], features, torch.arange(n - 1)[None])[0, -1]
+                assert torch.allclose(last[b, 0], whole, atol=1e-4), f"request {b} of {n} tokens"
+                self.compared += 1
+        return last, node
+
+    def draft(self, text: Text, length: int) -> Any:
+        self.text = text
+        return super().draft(text, length)
+
+
+@pytest.mark.parametrize("shape", [EagleTree, EagleDynamicTree, HeadChain])
+@pytest.mark.parametrize("kind", ["eagle", "eagle3", "mtp"])
+def test_the_cache_of_a_head_holds_what_the_whole_text_says(kind: str, shape: type[FeatureDrafter]) -> None:
+    drafter: Any = type("CheckedShape", (Checked, shape), {"compared": 0, "text": None})(feature_head(kind, model()))
+    run(drafter, 7, Sampling.full(7, temperature=0.8))
+    assert drafter.compared > 30
+
+
+def test_a_level_of_a_tree_sees_its_own_branch_alone() -> None:
+    """The drafts of a fixed tree are those of the head run along each branch by itself."""
+    head, starts = feature_head("eagle", model()), prompts(7)
+    drafter = EagleTree(head, [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 1, 0)])
+    drafts: list[Any] = []
+    drafter.draft = lambda text, length: drafts.append(EagleTree.draft(drafter, text, length)) or drafts[-1]  # type: ignore[method-assign,func-returns-value]
+    generate(model(), drafter, starts, sampling=Sampling.full(7, temperature=0.0), max_new_tokens=1)
+    for b, start in enumerate(starts):
+        ids = drafts[0].token_ids[b].tolist()
+        if len(start) == 1:
+            assert ids[1:] == [-1] * 6
+            continue
+        for branch, children in (((), (1, 2)), ((1,), (3, 4)), ((2,), (5,)), ((1, 4), (6,))):
+            row = torch.tensor([start + [ids[n] for n in branch]])
+            features = model()(row[:, : len(start) - 1], output_hidden_states=True).hidden_states[-1]
+            for _ in range(len(branch) + 1):  # the head goes on from its own features
+                seen = features.shape[1]
+                out = head(row[:, 1 : 1 + seen], features, torch.arange(seen)[None])
+                features = torch.cat([features, out[:, -1:]], 1)
+            best = head.logits(features[:, -1])[0].topk(len(children)).indices.tolist()
+            assert [ids[n] for n in children] == best, f"request {b}, behind nodes {branch}"
+
+
+# --- the law
+
+
+@pytest.mark.parametrize(
+    ("shape", "rule", "kind"),
+    [
+        (EagleTree, "recursive", "eagle"),
+        (EagleTree, "recursive", "eagle3"),
+        (EagleTree, "traversal", "mtp"),
+        (EagleDynamicTree, "target_only", "eagle"),
+        (EagleDynamicTree, "recursive", "eagle3"),
+        (HeadChain, "ratio", "mtp"),
+        (HeadChain, "block", "eagle3"),
+        (HeadChain, "ratio", "eagle"),
+    ],
+)
+def test_drafts_leave_the_law_alone(shape: Any, rule: str, kind: str) -> None:
+    head = feature_head(kind, tiny(0), draft_ids=[0, 2, 3])
+    options = {"width": 2, "total": 6} if shape is EagleDynamicTree else {}
+    if shape is EagleTree:
+        options = {"choices": [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]}
+    result = generate(tiny(0), shape(head, **options), rule=rule, draft_length=3, **many())
+    assert surprise(result.tokens, law(tiny(0), 1.0)) > FALSE_ALARM
+    accepted = sum(r.accepted[0] > 0 for r in result.statistics) / len(result.tokens)
+    assert 0.1 < accepted < 0.98  # or nothing would have been tested
+
+
+def test_siblings_from_another_law_are_seen() -> None:
+    class Liar(EagleTree):
+        def draft(self, text: Text, length: int) -> Any:
+            return super().draft(text, length)._replace(sampling=Sampling.full(text.batch, temperature=3.0))
+
+    liar = Liar(feature_head("eagle", tiny(0)), [(0,), (1,), (0, 0)])
+    result = generate(tiny(0), liar, rule="recursive", draft_length=3, **many())
+    assert surprise(result.tokens, law(tiny(0), 1.0)) < FALSE_ALARM
+
+
+# --- Stern et al.
+
+
+def test_acceptance_of_blocks_grows_from_exact_to_everything() -> None:
+    sampling = Sampling.full(3, temperature=0.0)
+
+    def tokens_a_step(rule: str, **options: int) -> float:
+        drafter = Blockwise(medusa())
+        result = generate(
+            model(), drafter, prompts(3), sampling=sampling, rule=rule, rule_options=options, max_new_tokens=TOKENS
+        )
+        return 3 * TOKENS / sum(len(r.accepted) for r in result.statistics)
+
+    exact = tokens_a_step("greedy")
+    assert tokens_a_step("topm", top_m=1) == exact
+    assert tokens_a_step("distance", max_distance=0) == exact
+    assert exact <= tokens_a_step("topm", top_m=8) <= tokens_a_step("topm", top_m=VOCAB)
+    assert exact <= tokens_a_step("distance", max_distance=9) <= tokens_a_step("distance", max_distance=VOCAB)
+    assert tokens_a_step("topm", top_m=VOCAB) > 4  # four heads and the target's own token, but for ends of texts
+    assert tokens_a_step("topm", top_m=1, min_block=HEADS + 1) == tokens_a_step("topm", top_m=VOCAB)
+
+
+# --- files
+
+
+def llama_tensors(prefix: str, inputs: int = 32) -> dict[str, Tensor]:
+    """The matrices of a Llama layer of the published files, sized as models.py has them."""
+    shapes = {
+        "self_attn.q_proj": (32, inputs), "self_attn.k_proj": (16, inputs), "self_attn.v_proj": (16, inputs),
+        "self_attn.o_proj": (32, 32), "mlp.gate_proj": (48, 32), "mlp.up_proj": (48, 32), "mlp.down_proj": (32, 48),
+        "post_attention_layernorm": (32,),
+    }  # fmt: skip
+    return {f"{prefix}.{name}.weight": torch.randn(shape) * 0.1 for name, shape in shapes.items()}
+
+
+def write(folder: Path, name: str, tensors: dict[str, Tensor], **fields: Any) -> Path:
+    """A head as its authors publish one: a Llama configuration and one file."""
+    folder.mkdir(exist_ok=True)
+    known = {**config(model()).to_dict(), "architectures": ["LlamaForCausalLM"], **fields}
+    (folder / "config.json").write_text(json.dumps(known))
+    if name.endswith(".safetensors"):
+        save_file(tensors, folder / name)
+    else:
+        torch.save(tensors, folder / name)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["medusa_lm_head.safetensors", "medusa_lm_head.pt"])
+@pytest.mark.parametrize("layers", [1, 2])
+def test_published_medusa_heads_load(tmp_path: Path, name: str, layers: int) -> None:
+    tensors = {}
+    for i in range(3):
+        for j in range(layers):
+            tensors |= {f"{i}.{j}.linear.weight": torch.randn(32, 32), f"{i}.{j}.linear.bias": torch.randn(32)}
+        tensors[f"{i}.{layers}.weight"] = torch.randn(VOCAB, 32)
+    folder = write(tmp_path, name, tensors, medusa_num_heads=3, medusa_num_layers=layers)
+    made, x = heads.load_medusa(folder, model()), torch.randn(2, 32)
+    want = x
+    for j in range(layers):
+        want = want + torch.nn.functional.silu(want @ tensors[f"1.{j}.linear.weight"].T + tensors[f"1.{j}.linear.bias"])
+    assert torch.allclose(made(x)[:, 1], want @ tensors[f"1.{layers}.weight"].T, atol=1e-4)
+    run(Medusa(made, [(0,), (0, 0), (0, 0, 0)]), 2, Sampling.full(2))
+
+
+def hf_layer(tensors: dict[str, Tensor], prefix: str) -> LlamaDecoderLayer:
+    """Transformers' own layer with these weights, and no norm before attention."""
+    layer = LlamaDecoderLayer(config(model()), 0)
+    layer.input_layernorm = torch.nn.Identity()
+    layer.load_state_dict({n.removeprefix(prefix + "."): t for n, t in tensors.items() if n.startswith(prefix)})
+    return layer
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("has_embedding", [False, True])
+def test_published_eagle_heads_load(tmp_path: Path, has_embedding: bool, has_bias: bool) -> None:
+    tensors = {**llama_tensors("layers.0"), "fc.weight": torch.randn(32, 64) * 0.1}
+    tensors |= {"fc.bias": torch.randn(32)} if has_bias else {}
+    tensors |= {"embed_tokens.weight": torch.randn(VOCAB, 32)} if has_embedding else {}
+    head = heads.load_eagle(write(tmp_path, "pytorch_model.bin", tensors, bias=has_bias), model())
+    ids, features = torch.randint(VOCAB, (2, 5)), torch.randn(2, 5, 32)
+    table = tensors.get("embed_tokens.weight", model().get_input_embeddings().weight)
+    joined = torch.cat([table[ids], features], -1)
+    x = torch.nn.functional.linear(joined, tensors["fc.weight"], tensors.get("fc.bias"))
+    positions = torch.arange(5)[None]
+    causal = torch.ones(5, 5).tril().bool()[None, None]
+    with torch.no_grad():
+        want = hf_layer(tensors, "layers.0")(
+            x, attention_mask=causal, position_embeddings=model().model.rotary_emb(x, positions)
+        )
+    assert torch.allclose(head(ids, features, positions), want, atol=1e-5)
+    assert torch.allclose(head.logits(want), want @ model().get_output_embeddings().weight.T, atol=1e-5)
+    run(EagleTree(head), 2, Sampling.full(2))
+
+
+def eagle3_tensors() -> dict[str, Tensor]:
+    norms = ("midlayer.hidden_norm", "midlayer.input_layernorm", "norm")
+    chosen = torch.tensor([i for i in range(VOCAB) if i % 3])
+    return {
+        **llama_tensors("midlayer", inputs=64),
+        **{f"{name}.weight": torch.rand(32) + 0.5 for name in norms},
+        "fc.weight": torch.randn(32, 96) * 0.1,
+        "lm_head.weight": torch.randn(len(chosen), 32),
+        "d2t": chosen - torch.arange(len(chosen)),
+        "t2d": torch.zeros(VOCAB, dtype=torch.bool).index_fill(0, chosen, True),
+    }
+
+
+EAGLE3 = {"draft_vocab_size": 40, "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}}
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_published_eagle3_heads_load(tmp_path: Path, name: str) -> None:
+    tensors = eagle3_tensors()
+    head = heads.load_eagle3(write(tmp_path, name, tensors, **EAGLE3), model())
+    assert head.levels == (0, 1, 2)
+    assert head.token_map is not None and head.token_map.tolist() == [i for i in range(VOCAB) if i % 3]
+    hidden = torch.randn(2, 5, 96)
+    assert torch.allclose(head.fuse(hidden), hidden @ tensors["fc.weight"].T, atol=1e-5)
+
+    def normed(x: Tensor, name: str) -> Tensor:
+        return x / (x.square().mean(-1, keepdim=True) + model().config.rms_norm_eps).sqrt() * tensors[name + ".weight"]
+
+    # One pair sees itself alone: attention is its value.
+    ids, feature = torch.tensor([[7]]), torch.randn(1, 1, 32)
+    embedded = model().get_input_embeddings()(ids)
+    seen = torch.cat([normed(embedded, "midlayer.input_layernorm"), normed(feature, "midlayer.hidden_norm")], -1)
+    value = (seen @ tensors["midlayer.self_attn.v_proj.weight"].T).view(2, 8).repeat_interleave(2, 0).view(1, 1, 32)
+    x = feature + value @ tensors["midlayer.self_attn.o_proj.weight"].T
+    y = normed(x, "midlayer.post_attention_layernorm")
+    gate, up, down = (tensors[f"midlayer.mlp.{n}_proj.weight"].T for n in ("gate", "up", "down"))
+    want = x + (torch.nn.functional.silu(y @ gate) * (y @ up)) @ down
+    got = head(ids, feature, torch.zeros(1, 1).long())
+    assert torch.allclose(got, want, atol=1e-5)
+    assert torch.allclose(head.logits(got), normed(want, "norm") @ tensors["lm_head.weight"].T, atol=1e-4)
+    run(EagleDynamicTree(head), 2, Sampling.full(2))
+
+
+def test_eagle3_reads_the_levels_of_the_paper() -> None:
+    shared = heads.Shared(model())
+    shared.layers = 32
+    assert heads.Eagle3Head(config(model()), shared).levels == (2, 16, 29)
+
+
+def saved(tmp_path: Path, network: Any, load: Callable[..., Any]) -> tuple[Any, Any]:
+    fields = network.config.to_dict() if hasattr(network, "config") else {}
+    heads.save_head(network, tmp_path, fields, dtype=torch.float32)
+    return network, load(tmp_path, model())
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3", "mtp"])
+def test_what_is_saved_loads_again(tmp_path: Path, kind: str) -> None:
+    load = {"eagle": heads.load_eagle, "eagle3": heads.load_eagle3, "mtp": heads.load_mtp}[kind]
+    made, read = saved(tmp_path, feature_head(kind, model()), load)
+    assert made.state_dict().keys() == read.state_dict().keys()
+    assert all(torch.equal(t, read.state_dict()[n]) for n, t in made.state_dict().items())
+
+
+@pytest.mark.parametrize("own_output", [False, True])
+def test_saved_medusa_heads_load_again(tmp_path: Path, own_output: bool) -> None:
+    made, read = saved(tmp_path, medusa(own_output=own_output), heads.load_medusa)
+    x = torch.randn(3, 32)
+    assert torch.equal(made(x), read(x))
+
+
+def test_a_draft_model_borrows_the_tables_of_the_target(tmp_path: Path) -> None:
+    made = LlamaForCausalLM(config(model()))
+    made.set_input_embeddings(model().get_input_embeddings())
+    made.set_output_embeddings(model().get_output_embeddings())
+    made, read = saved(tmp_path, made, heads.load_draft_model)
+    ids = torch.randint(VOCAB, (1, 6))
+    assert torch.allclose(made(ids).logits, read(ids).logits, atol=1e-5)
+    own = sum(p.numel() for p in made.model.layers.parameters()) + 32
+    assert (tmp_path / "model.safetensors").stat().st_size < 4 * own + 2000
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"fc.weight": None}, r"missing: .*fc\.weight"),
+        ({"other": torch.zeros(1)}, r"not expected: .*other"),
+        ({"fc.weight": torch.zeros(32, 95)}, r"fc\.weight must be \[32, 96\], got \[32, 95\]"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    tensors = {n: t for n, t in {**eagle3_tensors(), **change}.items() if t is not None}
+    write(tmp_path, "model.safetensors", tensors, **EAGLE3)
+    with pytest.raises(ValueError, match=message):
+        heads.load_eagle3(tmp_path, model())
+
+
+def test_a_folder_without_a_head_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no model\.safetensors or"):
+        heads.load_eagle3(tmp_path, model())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Medusa(medusa(), [(0,), (0, 0), (0, 0, 0), (0, 0, 0, 0), (0, 0, 0, 0, 0)]),
+        lambda: EagleTree(feature_head("eagle", model()), [(0,), (2,)]),
+        lambda: EagleTree(feature_head("eagle", model()), [(0, 0)]),
+        lambda: EagleDynamicTree(feature_head("eagle", model()), width=0),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(make: Callable[[], Drafter]) -> None:
+    with pytest.raises(ValueError, match=r"must|closed|left out"):
+        make()
