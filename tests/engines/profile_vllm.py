@@ -107,9 +107,8 @@ def main() -> None:
                     sys.exit(out.stderr[-3000:])
                 for law, times in json.loads(lines[-1][7:]).items():
                     seen.setdefault((law, kind), []).append(times)
-    print(
-        f"| {BATCH} requests, {DRAFTS} drafts, vocabulary {VOCAB} | | ms a step | ms in the sampler |\n|---|---|--:|--:|"
-    )
+    print(f"| {BATCH} requests, {DRAFTS} drafts, vocabulary {VOCAB} | | ms a step | ms in the sampler |")
+    print("|---|---|--:|--:|")
     for (law, kind), times in seen.items():
         step, sampler = (statistics.median(column) for column in zip(*times, strict=True))
         print(f"| {law} | {kind} | {step:.1f} | {sampler:.1f} |")
