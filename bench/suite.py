@@ -33,6 +33,7 @@ OPS = (
     "tree_mask",
     "select_tree",
     "tree_from_sequences",
+    "tree_attention",
     "tree_cache",
 )
 CHECKED_REQUESTS = 4  # a row is checked against the (slow) reference on so many requests

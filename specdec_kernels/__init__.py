@@ -15,6 +15,7 @@ from .ops.rollback import RollbackResult, rollback
 from .ops.sample import SampleResult, sample
 from .ops.select_state import select_state
 from .ops.select_tree import select_tree
+from .ops.tree_attention import TreeAttention, tree_attention
 from .ops.tree_from_sequences import tree_from_sequences
 from .ops.tree_layout import TreeLayout, tree_layout
 from .ops.tree_mask import TreeMask, tree_mask, tree_mask_mod
@@ -36,6 +37,7 @@ __all__ = [
     "RollbackResult",
     "SampleResult",
     "Sampling",
+    "TreeAttention",
     "TreeLayout",
     "TreeLinks",
     "TreeMask",
@@ -52,6 +54,7 @@ __all__ = [
     "sample",
     "select_state",
     "select_tree",
+    "tree_attention",
     "tree_from_links",
     "tree_from_lookahead",
     "tree_from_mask",

@@ -1,6 +1,6 @@
 """Compile every CUDA source for every architecture we name and print what each kernel uses; a spill fails.
 
-Needs nvcc, no GPU: `python tools/compile_cuda.py [--arch 80 90 100 120]`.
+Needs nvcc, no GPU: `python tools/compile_cuda.py [--arch 80 90 100 120] [--source tree_mask]`.
 """
 
 from __future__ import annotations
@@ -86,23 +86,25 @@ def main() -> None:
     """Print a line a kernel and architecture."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--arch", nargs="+", default=["80", "90", "100", "120"])
-    arches = parser.parse_args().arch
+    parser.add_argument("--source", nargs="+", default=["*"], help="names of files in csrc/cuda, without .cu")
+    chosen = parser.parse_args()
     home = os.environ.get("CUDA_HOME")
     nvcc = shutil.which("nvcc", path=str(Path(home, "bin")) if home else None)
     if nvcc is None:
         sys.exit("no nvcc: set CUDA_HOME or PATH")
-    sources = sorted((ROOT / "csrc/cuda").glob("*.cu"))
-    spilled = 0
+    sources = sorted(path for name in chosen.source for path in (ROOT / "csrc/cuda").glob(f"{name}.cu"))
+    spilled: list[str] = []
     print(f"{'kernel':42} {'sm':>4} {'registers':>9} {'shared':>7} {'stack':>6} {'spills':>6}")
     with ThreadPoolExecutor(int(os.environ.get("MAX_JOBS", "2"))) as pool:
-        for source, seconds, kernels in pool.map(lambda s: compile_source(nvcc, s, arches), sources):
+        for source, seconds, kernels in pool.map(lambda s: compile_source(nvcc, s, chosen.arch), sources):
             for use in kernels:
                 name = short_name(use.kernel)
                 print(f"{name:42} {use.arch:4} {use.registers:9} {use.shared:7} {use.stack:6} {use.spills:6}")
-                spilled += use.spills > 0
+                if use.spills > 0:
+                    spilled.append(f"{name} for sm_{use.arch}")
             print(f"# {source.relative_to(ROOT)}: {seconds:.0f} s", flush=True)
     if spilled:
-        sys.exit(f"{spilled} kernels spill registers")
+        sys.exit("these kernels spill registers: " + ", ".join(spilled))
 
 
 if __name__ == "__main__":

@@ -193,6 +193,18 @@ def _tree_mask(format: int, dtype: torch.dtype, *shape: int) -> None:
     tree_mask_out(TREE, LONGS, LONGS, 7, shape[-1], format, dtype, mask, torch.zeros(BATCH + 1).long(), INTS)
 
 
+def _tree_attention(dtype: torch.dtype, nodes: int, dims: tuple[int, int], paged: bool) -> None:
+    from specdec_kernels.ops.tree_attention.triton_kernel import tree_attention_out
+
+    key, value = (torch.zeros(BATCH, 16, 8, dim, dtype=dtype) for dim in dims)
+    query, output = (torch.zeros(BATCH, nodes, 32, dim, dtype=dtype) for dim in dims)
+    tree_attention_out(
+        query, key, value, torch.zeros(BATCH, nodes, -(-nodes // 32), dtype=torch.int32), LONGS,
+        torch.zeros(BATCH, 64, dtype=torch.int32) if paged else None, 0.1, 7 if paged else 0,
+        output, torch.zeros(BATCH, nodes, 32), INTS,
+    )  # fmt: skip
+
+
 # What the launchers are asked for: each kernel bare, and with everything that costs registers.
 CASES: dict[str, Callable[[], None]] = {
     "verify_chain ratio bf16": lambda: _verify_chain(0, BF16, OFF, True, False, False, 0),
@@ -224,6 +236,11 @@ CASES: dict[str, Callable[[], None]] = {
     "tree_mask flat": lambda: _tree_mask(2, torch.bool, BATCH * NODES * NODES),
     "tree_mask flat packed": lambda: _tree_mask(3, torch.uint8, BATCH * NODES * NODES // 8),
     "tree_mask int64": lambda: _tree_mask(5, torch.int64, BATCH, NODES, NODES // 64),
+    "tree_attention bf16 paged": lambda: _tree_attention(BF16, SMALL, (128, 128), True),
+    "tree_attention bf16 dense": lambda: _tree_attention(BF16, SMALL, (128, 128), False),
+    "tree_attention bf16 1024 nodes, widest": lambda: _tree_attention(BF16, NODES, (256, 256), True),
+    "tree_attention fp32 paged": lambda: _tree_attention(FP32, SMALL, (128, 128), True),
+    "tree_attention fp32 1024 nodes, widest": lambda: _tree_attention(FP32, NODES, (256, 256), True),
     "residual_sample bf16 filters map": lambda: _residual("residual_sample", BF16, FILTERS, True),
 }
 

@@ -1,46 +1,15 @@
-"""torch.compile of the plain eager spelling, shapes fixed."""
+"""torch.compile of the plain eager spelling."""
 
 from __future__ import annotations
 
-import functools
-import shutil
-
-import torch
-
 from . import eager
+from ._compiled import available, compiled, supports, version
+
+__all__ = ["NAME", "ORDER", "WHY", "available", "sample", "supports", "verify_chain", "version"]
 
 NAME = "compiled eager"
 WHY = "what Inductor makes of the textbook algorithm"
 ORDER = 3
 
-
-def version() -> str:
-    """Of the rival."""
-    return f"torch {torch.__version__}"
-
-
-def available() -> str | None:
-    """None, or why it cannot run here."""
-    if torch.cuda.is_available() or shutil.which("g++") or shutil.which("clang++"):
-        return None
-    return "Inductor needs a C++ compiler"
-
-
-def supports(case: object) -> str | None:
-    """None, or why the case is not for it."""
-    return None if getattr(case, "compiled", False) else "compiled only where a case asks for it"
-
-
-@functools.cache
-def _compiled(name: str) -> object:
-    return torch.compile(getattr(eager, name), dynamic=False)
-
-
-def verify_chain(*args: object) -> object:
-    """As eager.verify_chain."""
-    return _compiled("verify_chain")(*args)  # type: ignore[operator]
-
-
-def sample(*args: object) -> object:
-    """As eager.sample."""
-    return _compiled("sample")(*args)  # type: ignore[operator]
+verify_chain = compiled(eager.verify_chain)
+sample = compiled(eager.sample)

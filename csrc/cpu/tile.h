@@ -5,6 +5,7 @@
 
 #include "../common/logmath.h"
 #include "../common/params.h"
+#include "attention.h"
 #include "race.h"
 
 namespace specdec::cpu {
@@ -80,6 +81,7 @@ struct TileTable {
   // Offers to the race every id of the tile that may win it.
   void (*race_logits)(const float* tile, int n, int64_t first_id, Race& race, Ahead ahead);
   void (*race_weights)(const float* tile, int n, int64_t first_id, Race& race);
+  AttendBlock attend[3];
 };
 
 enum class Isa : int { kPortable = 0, kAvx2 = 1, kAvx512 = 2 };

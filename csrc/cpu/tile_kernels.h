@@ -230,6 +230,8 @@ SumMax tile_sum_max(const float* tile, int n) {
   return {sum.total(), lane_max(best)};
 }
 
+#include "attention_kernels.h"
+
 constexpr TileTable kTable = {
     .max = tile_max,
     .load = {tile_load<LogitType::kFloat32>, tile_load<LogitType::kBFloat16>,
@@ -246,6 +248,8 @@ constexpr TileTable kTable = {
     .sum_max = tile_sum_max,
     .race_logits = tile_race_logits,
     .race_weights = tile_race_weights,
+    .attend = {attend_block<LogitType::kFloat32>, attend_block<LogitType::kBFloat16>,
+               attend_block<LogitType::kFloat16>},
 };
 
 }  // namespace specdec::cpu::SPECDEC_ISA

@@ -133,7 +133,7 @@ __device__ uint32_t element_at(const MaskParams& p, int64_t i) {
   return byte;
 }
 
-__global__ void __launch_bounds__(kThreads) expand_kernel(const __grid_constant__ MaskParams p) {
+__global__ void __launch_bounds__(kThreads, 4) expand_kernel(const __grid_constant__ MaskParams p) {
   const int64_t first = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kBytes;
   Chunk chunk{};
 #pragma unroll

@@ -6,27 +6,34 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .datastore import Datastore
     from .draft_length import AdaptiveLength
-    from .drafters import DraftModel, Lookahead, PromptLookup, SuffixDecoding
+    from .drafters import DraftModel, IndependentDrafts, Lookahead, PromptLookup, Retrieval, SuffixDecoding
     from .generation import Generation, generate
     from .tree_cache import TreeCache
 
 _HOMES = {
     "AdaptiveLength": "draft_length",
+    "Datastore": "datastore",
     "DraftModel": "drafters",
     "Generation": "generation",
+    "IndependentDrafts": "drafters",
     "Lookahead": "drafters",
     "PromptLookup": "drafters",
+    "Retrieval": "drafters",
     "SuffixDecoding": "drafters",
     "TreeCache": "tree_cache",
     "generate": "generation",
 }
 __all__ = [
     "AdaptiveLength",
+    "Datastore",
     "DraftModel",
     "Generation",
+    "IndependentDrafts",
     "Lookahead",
     "PromptLookup",
+    "Retrieval",
     "SuffixDecoding",
     "TreeCache",
     "generate",

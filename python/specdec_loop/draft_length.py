@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from .theory import optimal_draft
-
 
 class FixedLength:
     """Always the same."""
@@ -29,7 +27,7 @@ class FixedLength:
 
 
 class AdaptiveLength(FixedLength):
-    """The length of largest expected speed-up (`theory.optimal_draft`) at the acceptance and cost of late.
+    """The length of largest expected speed-up (as `theory.optimal_draft`) at the acceptance and cost of late.
 
     The choice looks at past steps alone, whose random numbers no later step uses again, so the output law stays the
     target's. At least one token is drafted: without drafts nothing would be measured any more. With measured times the
@@ -68,7 +66,13 @@ class AdaptiveLength(FixedLength):
 
     def next(self) -> int:
         """Length of the next step's drafts."""
-        return max(int(optimal_draft(self.acceptance, self.cost, longest=self.longest)), 1)
+        rate, cost = self.acceptance, self.cost
+        best, best_speed, tokens = 1, 0.0, 1.0
+        for length in range(1, self.longest + 1):
+            tokens += rate**length
+            if (speed := tokens / (1 + length * cost)) > best_speed:
+                best, best_speed = length, speed
+        return best
 
     def update(self, drafted: Sequence[int], accepted: Sequence[int], seconds: Mapping[str, float]) -> None:
         """Learn from a step."""

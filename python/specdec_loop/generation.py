@@ -15,6 +15,7 @@ from specdec_kernels import ChainResult, Sampling, TreeResult, tree_layout, veri
 from .draft_length import FixedLength
 from .drafters import Draft, Drafter, NoDrafter, Outcome
 from .statistics import Clock, RequestStatistics
+from .stops import Stops
 from .text import Text
 from .tree_cache import TreeCache
 
@@ -26,7 +27,7 @@ class Generation:
     """What `generate` returns.
 
     Attributes:
-        tokens: of each request, without the prompt; a stop sequence is included.
+        tokens: of each request, without the prompt; a stop is included.
         logprobs: of these tokens; None unless asked for.
         status: of each request, 0 or the bits of docs/design.md, section Bad input.
         statistics: of each request.
@@ -53,7 +54,8 @@ def generate(
     rule_options: Mapping[str, Any] | None = None,
     max_new_tokens: int = 128,
     draft_length: int | FixedLength = 4,
-    stop: Sequence[int | Sequence[int]] | None = None,
+    stop: Sequence[int | Sequence[int] | str] | None = None,
+    tokenizer: Any = None,
     logprobs: str | None = None,
     streamer: Streamer | None = None,
 ) -> Generation:
@@ -74,7 +76,8 @@ def generate(
         rule_options: thresholds of the rule under the verifier's names: typical_epsilon, top_m, min_block, ...
         max_new_tokens: most tokens of a continuation.
         draft_length: most drafts of a step, or an `AdaptiveLength`.
-        stop: token ids and token sequences that end a text; None: the model's eos.
+        stop: token ids, token sequences and strings that end a text; None: the model's eos.
+        tokenizer: of the target, for stop strings.
         logprobs: ``"processed"`` (after temperature and filters) or ``"raw"``.
         streamer: called with the number of a request and its new tokens, after each step.
 
@@ -101,7 +104,7 @@ def generate(
     lengths = FixedLength(draft_length) if isinstance(draft_length, int) else draft_length
     _check(target, drafter, lengths, rule, max_new_tokens)
     overhang = drafter.nodes(lengths.longest)
-    text = _begin_text(target, input_ids, attention_mask, seed, max_new_tokens, stop, overhang)
+    text = _begin_text(target, input_ids, attention_mask, seed, max_new_tokens, stop, tokenizer, overhang)
     cache = TreeCache(
         target.config,
         batch=text.batch,
@@ -116,8 +119,7 @@ def generate(
             drafter.prefill(text, hidden)
     clock = Clock(target.device)
     statistics = [RequestStatistics() for _ in text.rows]
-    is_done = False
-    while not is_done:
+    while not all(text.is_finished):
         with _naming(drafter, "draft"):
             draft = _checked(drafter.draft(text, length := lengths.next()), text, drafter.nodes(length))
         clock.mark("draft")
@@ -125,27 +127,26 @@ def generate(
         clock.mark("target")
         verdict = _verify(draft, logits, text, sampling, rule, logprobs, rule_options or {})
         clock.mark("verify")
-        kept = text.append(verdict.token_ids, verdict.status, verdict.logprobs)
+        kept = text.append(verdict.token_ids, verdict.logprobs)
         path = verdict.path if isinstance(verdict, TreeResult) else None
         cache.commit(kept - 1, path)  # rows of the last token and of what was accepted; -1: a finished request
         with _naming(drafter, "commit"):
             drafter.commit(text, Outcome(logits, kept, path, hidden))
-        clock.mark("commit")
-        # The one wait for the device: the new tokens, and whether any request goes on.
-        new, (taken, drafted, accepted, finished) = text.read(
-            verdict.token_ids, kept, _offered(draft), verdict.num_accepted, text.finished
+        running = [b for b in range(text.batch) if not text.is_finished[b]]
+        new, (_, drafted, accepted) = text.read(  # the one wait for the device
+            verdict.token_ids, verdict.status, kept, _offered(draft), verdict.num_accepted
         )
+        cache.know_lengths([end - 1 for end in text.ends])
+        clock.mark("commit")
         elapsed = clock.settle()
-        running = [b for b, count in enumerate(taken) if count > 0]
         for b in running:
             statistics[b].drafted.append(drafted[b])
             statistics[b].accepted.append(accepted[b])
-            statistics[b].tokens += taken[b]
+            statistics[b].tokens += len(new[b])
             statistics[b].seconds = elapsed
             if streamer is not None:
                 streamer(b, new[b])
         lengths.update([drafted[b] for b in running], [accepted[b] for b in running], clock.latest)
-        is_done = all(finished)
     with _naming(drafter, "end"):
         drafter.end(text)
     return _collect(text, statistics, clock, has_logprobs=logprobs is not None)
@@ -158,7 +159,7 @@ def _prefill(target: Any, cache: TreeCache, text: Text, features: Sequence[int])
     prompts = text.tokens[:, : text.longest - 1].clamp(min=0)
     inputs = cache.chain_inputs(prompts.shape[1])
     out = target(prompts, **inputs, logits_to_keep=1, output_hidden_states=bool(features))
-    cache.commit((text.prompt_lengths - 2).int())
+    cache.commit((text.lengths - 2).int())
     return _chosen(out, features)
 
 
@@ -232,18 +233,18 @@ def _candidates(draft: Draft) -> tuple[Tensor, Tensor]:
 def _offered(draft: Draft) -> Tensor:
     """Most tokens of each request that could have been accepted, ``[batch]``."""
     if draft.parents is None:
-        return (draft.token_ids >= 0).long().cumprod(1).sum(1)
+        return (draft.token_ids >= 0).sum(1)
     ids, parents = _candidates(draft)
     return torch.where(ids >= 0, tree_layout(parents).depth, 0).amax(1)
 
 
 def _collect(text: Text, statistics: list[RequestStatistics], clock: Clock, *, has_logprobs: bool) -> Generation:
-    ends = list(zip(text.prompt_lengths.tolist(), text.lengths.tolist(), strict=True))
-    rows = zip(text.logprobs.tolist(), ends, strict=True)
+    starts = text.prompts
+    rows = text.logprobs.tolist() if has_logprobs else []
     return Generation(
-        tokens=[row[start:] for row, (start, _) in zip(text.rows, ends, strict=True)],
-        logprobs=[row[start:end] for row, (start, end) in rows] if has_logprobs else None,
-        status=text.status.tolist(),
+        tokens=[row[start:] for row, start in zip(text.rows, starts, strict=True)],
+        logprobs=[rows[b][starts[b] : len(row)] for b, row in enumerate(text.rows)] if has_logprobs else None,
+        status=text.status,
         statistics=statistics,
         seconds=clock.seconds,
     )
@@ -271,7 +272,8 @@ def _begin_text(
     attention_mask: Tensor | None,
     seed: int | Tensor,
     limit: int,
-    stop: Sequence[int | Sequence[int]] | None,
+    stop: Sequence[int | Sequence[int] | str] | None,
+    tokenizer: Any,
     overhang: int,
 ) -> Text:
     prompts, lengths = _right_padded(input_ids, attention_mask, target.device)
@@ -291,10 +293,8 @@ def _begin_text(
     if stop is None:
         eos = target.generation_config.eos_token_id
         stop = [] if eos is None else [eos] if isinstance(eos, int) else eos
-    sequences = [[s] if isinstance(s, int) else list(s) for s in stop]
-    if not all(sequences):
-        _fail("stop", "ids and sequences of at least one id", stop)
-    return Text(prompts, lengths, seed=seeds, limit=limit, stop=sequences, overhang=overhang)
+    stops = Stops(stop, tokenizer)
+    return Text(prompts, lengths, seed=seeds, limit=limit, stops=stops, overhang=overhang)
 
 
 def _right_padded(

@@ -11,8 +11,19 @@ from text_laws import REQUESTS, law, many, surprise, tiny
 from torch import Tensor
 
 from specdec_kernels import Sampling, verify_tree
-from specdec_loop import AdaptiveLength, DraftModel, Lookahead, PromptLookup, SuffixDecoding, generate
+from specdec_loop import (
+    AdaptiveLength,
+    Datastore,
+    DraftModel,
+    IndependentDrafts,
+    Lookahead,
+    PromptLookup,
+    Retrieval,
+    SuffixDecoding,
+    generate,
+)
 from specdec_loop.drafters import Draft, Drafter, Outcome
+from specdec_loop.stops import Stops
 from specdec_loop.text import Text
 
 FALSE_ALARM = 1e-6  # of each law test below; seeds are fixed, so an alarm would stay
@@ -24,7 +35,7 @@ def text_of(*rows: list[int]) -> Text:
     width = max(map(len, rows))
     padded = torch.tensor([row + [0] * (width - len(row)) for row in rows])
     lengths = torch.tensor([len(row) for row in rows])
-    return Text(padded, lengths, seed=torch.zeros_like(lengths), limit=20, stop=[], overhang=8)
+    return Text(padded, lengths, seed=torch.zeros_like(lengths), limit=20, stops=Stops([]), overhang=8)
 
 
 def proposed(drafter: Drafter, text: Text, length: int, rule: str = "match") -> list[list[int]]:
@@ -101,9 +112,9 @@ def test_lookahead_learns_a_cycle() -> None:
             noise=text.noise(),
             rule="greedy",
         )
-        kept = text.append(verdict.token_ids, verdict.status)
+        kept = text.append(verdict.token_ids)
         drafter.commit(text, Outcome(logits, kept, verdict.path))
-        text.read(verdict.token_ids, kept)
+        text.read(verdict.token_ids, verdict.status, kept)
         accepted.append(verdict.num_accepted.tolist())
     assert accepted[-3:] == [[3, 3]] * 3
     assert all((row[i] + 1) % 5 == row[i + 1] for row in text.rows for i in range(6, len(row) - 1))
@@ -129,6 +140,17 @@ def test_a_draft_model_may_have_another_vocabulary() -> None:
     assert {x for row in ids for x in row} <= set(token_map.tolist())
 
 
+def test_retrieval_drafts_the_most_frequent_beginnings() -> None:
+    store = Datastore.build([[1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 3, 5, 6], [8, 2, 9], [1, 2, 7]])
+    drafter = Retrieval(store, candidates=4)
+    text = text_of([4, 1, 2], [1, 9], [3, 8, 2])
+    draft = drafter.draft(text, 3)
+    # 3 follows 1, 2 three times, then twice 5; then 7 and 3, 4 came once, the shorter one first.
+    assert draft.token_ids.tolist() == [[-1, 3, 5, 7, 4], [-1] * 5, [-1, 9, -1, -1, -1]]
+    assert draft.parents is not None
+    assert draft.parents.tolist() == [[-1, 0, 1, 0, 1], [-1] * 5, [-1, 0, -1, -1, -1]]
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -137,6 +159,8 @@ def test_a_draft_model_may_have_another_vocabulary() -> None:
         lambda: Lookahead(level=1),
         lambda: Lookahead(window=0),
         lambda: Lookahead(pool=1),
+        lambda: IndependentDrafts(None, chains=0),
+        lambda: Retrieval(Datastore.build([[1]]), candidates=0),
     ],
 )
 def test_sizes_out_of_range_are_refused(make: Callable[[], Drafter]) -> None:
@@ -168,6 +192,16 @@ def test_a_smaller_vocabulary_leaves_the_law_alone(rule: str) -> None:
     drafter = DraftModel(tiny(2, vocab=3), token_map=torch.tensor([3, 0, 2]).int())
     result = generate(tiny(0), drafter, rule=rule, **many())
     assert surprise(result.tokens, law(tiny(0), 1.0)) > FALSE_ALARM
+
+
+@pytest.mark.parametrize("length", [1, 3])
+def test_independent_drafts_leave_the_law_alone(length: int) -> None:
+    drafter, arguments = IndependentDrafts(tiny(1), 2), many()
+    result = generate(tiny(0), drafter, rule="recursive", draft_length=length, **arguments)
+    assert surprise(result.tokens, law(tiny(0), 1.0)) > FALSE_ALARM
+    alone = generate(tiny(0), DraftModel(tiny(1)), rule="ratio", draft_length=length, **arguments)
+    first, first_alone = (sum(r.accepted[0] > 0 for r in g.statistics) / REQUESTS for g in (result, alone))
+    assert first > first_alone + 0.02  # two first tokens are tried
 
 
 class Liar(DraftModel):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,17 @@ from models import VOCAB, Sequential, model
 from texts import Scripted, assert_same, prompts
 
 from specdec_kernels import Sampling
-from specdec_loop import AdaptiveLength, DraftModel, Generation, Lookahead, PromptLookup, SuffixDecoding, generate
+from specdec_loop import (
+    AdaptiveLength,
+    Datastore,
+    DraftModel,
+    Generation,
+    Lookahead,
+    PromptLookup,
+    Retrieval,
+    SuffixDecoding,
+    generate,
+)
 from specdec_loop.drafters import Draft, Drafter
 from specdec_loop.text import Text
 
@@ -23,8 +34,16 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "prompt lookup": PromptLookup,
     "suffix decoding": SuffixDecoding,
     "lookahead": lambda: Lookahead(3, 5, 2),
+    "retrieval": lambda: Retrieval(Datastore.build(prompts() + known_texts()), shortest=1, candidates=6),
 }
 MIXED = Sampling(torch.tensor([0.0, 0.8, 0.0, 1.0, 0.5, 0.0, 1.3]), top_k=torch.tensor([0, 0, 5, 20, 0, 0, 3]).int())
+
+
+@functools.cache
+def known_texts() -> list[list[int]]:
+    """Some of what will be said: greedy and sampled."""
+    runs = [run(None, prompts(), Sampling.full(7, temperature=t)) for t in (0.0, 0.8)]
+    return [tokens for result in runs for tokens in result.tokens[::2]]
 
 
 def sampling_of(kind: str, batch: int) -> Sampling:
@@ -304,7 +323,7 @@ def test_a_draft_of_the_wrong_shape_is_named(ids: torch.Tensor) -> None:
         ({"input_ids": [[1], []]}, "prompts of at least one token, got an empty one"),
         ({"input_ids": [[1], [VOCAB]]}, f"ids in [0, {VOCAB}), got 1 to {VOCAB}"),
         ({"input_ids": torch.zeros(2, 3)}, "input_ids must be int32 or int64 [batch, length], got torch.float32"),
-        ({"stop": [[]]}, "stop must be ids and sequences of at least one id"),
+        ({"stop": [[]]}, "stop must be ids, sequences of ids and strings, none of them empty"),
         ({"seed": torch.zeros(3).long()}, "seed must be an int or int64 [2]"),
         ({"drafter": "lookahead"}, "drafter must be a Drafter or None, got str"),
         ({"target": "llama"}, "target must be a transformers causal LM, got str"),

@@ -74,7 +74,7 @@ class Checked(FeatureDrafter):
     def _run_pairs(self) -> tuple[Tensor, Tensor]:
         last, node = super()._run_pairs()
         assert self.text is not None
-        lengths, finished = self.text.lengths.tolist(), self.text.finished.tolist()
+        lengths, finished = self.text.lengths.tolist(), self.text.is_finished
         for b, n in enumerate(lengths):
             if n > 1 and not finished[b]:
                 row = self.text.tokens[b : b + 1, :n]

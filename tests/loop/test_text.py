@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from specdec_loop.stops import Stops
 from specdec_loop.text import BAD_ROW, Text
 
 NO_STATUS = torch.zeros(2, dtype=torch.int32)
@@ -12,15 +13,15 @@ NO_STATUS = torch.zeros(2, dtype=torch.int32)
 
 def new_text(limit: int = 6, stop: tuple[tuple[int, ...], ...] = ()) -> Text:
     prompts = torch.tensor([[1, 2, 3], [4, 0, 0]])
-    return Text(prompts, torch.tensor([3, 1]), seed=torch.tensor([8, 9]), limit=limit, stop=stop, overhang=4)
+    return Text(prompts, torch.tensor([3, 1]), seed=torch.tensor([8, 9]), limit=limit, stops=Stops(stop), overhang=4)
 
 
 def append(text: Text, rows: list[list[int]], status: torch.Tensor = NO_STATUS) -> list[int]:
     ids = torch.tensor(rows)
-    kept = text.append(ids, status)
-    new, (taken,) = text.read(ids, kept)
-    assert [len(tokens) for tokens in new] == taken
-    return taken
+    kept = text.append(ids)
+    new, (taken,) = text.read(ids, status, kept)
+    assert text.ends == text.lengths.tolist() and kept.tolist() == taken
+    return [len(tokens) for tokens in new]
 
 
 def test_prompts_begin_at_column_0_and_are_followed_by_nothing() -> None:
@@ -35,17 +36,17 @@ def test_tokens_are_taken_up_to_the_first_gap() -> None:
     assert append(text, [[5, 6, -1], [7, -1, -1]]) == [2, 1]
     assert text.rows == [[1, 2, 3, 5, 6], [4, 7]]
     assert [row[:n] for row, n in zip(text.tokens.tolist(), text.lengths.tolist(), strict=True)] == text.rows
-    assert not text.finished.any()
+    assert not any(text.is_finished)
 
 
 def test_the_limit_cuts_a_step() -> None:
     text = new_text(limit=4)
     assert append(text, [[5, 6, 7], [5, -1, -1]]) == [3, 1]
     assert append(text, [[8, 9, 9], [6, 7, -1]]) == [1, 2]
-    assert text.finished.tolist() == [True, False]
+    assert text.is_finished == [True, False]
     assert append(text, [[8, 9, 9], [8, 9, -1]]) == [0, 1]
     assert text.rows == [[1, 2, 3, 5, 6, 7, 8], [4, 5, 6, 7, 8]]
-    assert text.finished.all()
+    assert all(text.is_finished)
     assert int(text.tokens.max()) == 8  # nothing of what was cut is left
 
 
@@ -55,7 +56,7 @@ def test_a_stop_sequence_is_found_across_steps_and_is_the_end(steps: list[list[i
     for step in steps:
         append(text, [step, [1] + [-1] * (len(step) - 1)])
     assert text.rows[0] == [1, 2, 3, 5, 6, 7]
-    assert text.finished.tolist() == [True, False]
+    assert text.is_finished == [True, False]
 
 
 def test_the_earliest_of_several_stops_counts() -> None:
@@ -67,9 +68,9 @@ def test_the_earliest_of_several_stops_counts() -> None:
 def test_a_bad_row_ends_its_request_alone() -> None:
     text = new_text()
     append(text, [[5, -1], [6, 7]], torch.tensor([BAD_ROW, 0], dtype=torch.int32))
-    assert text.finished.tolist() == [True, False] and text.rows == [[1, 2, 3, 5], [4, 6, 7]]
+    assert text.is_finished == [True, False] and text.rows == [[1, 2, 3, 5], [4, 6, 7]]
     append(text, [[5, 5], [6, 7]], torch.tensor([16, 2], dtype=torch.int32))
-    assert text.status.tolist() == [BAD_ROW, 2]  # what happens to a finished request is not its affair
+    assert text.status == [BAD_ROW, 2]  # what happens to a finished request is not its affair
 
 
 def test_noise_is_named_by_position_and_step() -> None:

@@ -5,9 +5,11 @@ from .draft_model import DraftModel
 from .eagle_dynamic_tree import EagleDynamicTree
 from .eagle_tree import EagleTree
 from .head_chain import HeadChain
+from .independent import IndependentDrafts
 from .lookahead import Lookahead
 from .medusa import Blockwise, Medusa
 from .prompt_lookup import PromptLookup
+from .retrieval import Retrieval
 from .suffix import SuffixDecoding
 
 __all__ = [
@@ -18,10 +20,12 @@ __all__ = [
     "EagleDynamicTree",
     "EagleTree",
     "HeadChain",
+    "IndependentDrafts",
     "Lookahead",
     "Medusa",
     "NoDrafter",
     "Outcome",
     "PromptLookup",
+    "Retrieval",
     "SuffixDecoding",
 ]

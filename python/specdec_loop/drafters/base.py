@@ -50,6 +50,7 @@ class Outcome(NamedTuple):
     Attributes:
         logits: the target's, ``[batch, draft + 1 or nodes, vocab]``: row 0 follows the last committed token.
         kept: int32 ``[batch]``: tokens that the text took, accepted ones and the drawn one; 0 where it was finished.
+            A stop among them is found later, when the host reads.
         path: of a tree: accepted nodes, see `verify_tree`; None: a chain.
         hidden: the target's states at the same nodes, those of `Drafter.features` side by side; None: none are wanted.
     """
@@ -111,3 +112,9 @@ class NoDrafter(Drafter):
     def draft(self, text: Text, length: int) -> Draft:
         """An empty chain."""
         return Draft(torch.empty(text.batch, 0, dtype=torch.int64, device=text.tokens.device))
+
+
+def padded(drafts: Sequence[Sequence[int]], length: int, device: torch.device) -> Tensor:
+    """Chains that the host made, int64 ``[batch, length]``, -1 behind their ends; nothing waits for the copy."""
+    rows = [[*draft, *[-1] * (length - len(draft))] for draft in drafts]
+    return torch.tensor(rows, dtype=torch.int64).to(device, non_blocking=True)

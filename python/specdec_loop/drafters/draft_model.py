@@ -48,7 +48,7 @@ class DraftModel(Drafter):
         self._cache = TreeCache(
             self.model.config,
             batch=text.batch,
-            capacity=text.tokens.shape[1] + longest + 1,
+            capacity=text.tokens.shape[1] + self.nodes(longest),
             dtype=self.model.dtype,
             device=self.model.device,
         )
@@ -59,6 +59,7 @@ class DraftModel(Drafter):
 
     def draft(self, text: Text, length: int) -> Draft:
         """One forward a token."""
+        self._cache.know_lengths([max(end - 2, 0) for end in text.ends])
         rows, drawn, new = [], [], text.last(2)
         for ahead in range(length):
             inputs = self._cache.chain_inputs(new.shape[1])
@@ -78,10 +79,10 @@ class DraftModel(Drafter):
         """Keep the rows of what the text kept."""
         self._follow(text)
 
-    def _follow(self, text: Text) -> None:
+    def _follow(self, text: Text, path: Tensor | None = None) -> None:
         """Commit rows up to the last two tokens of each text."""
         rows = text.lengths - 2 - self._cache.lengths
-        self._cache.commit((rows - 1).clamp(min=-1).int())
+        self._cache.commit((rows - 1).clamp(min=-1).int(), path)
 
     def _known(self, ids: Tensor) -> Tensor:
         """Target ids as the model knows them."""

@@ -48,7 +48,7 @@ class Lookahead(Drafter):
     def begin(self, text: Text, *, rule: str, sampling: Sampling, longest: int) -> None:
         """Fill the window from the prompts; any tokens do."""
         device = text.tokens.device
-        some = torch.arange((self.level - 1) * self.window, device=device) % text.prompt_lengths[:, None]
+        some = torch.arange((self.level - 1) * self.window, device=device) % text.lengths[:, None]
         self._rows = text.tokens.gather(1, some).view(text.batch, self.level - 1, self.window)
         self._pool = torch.full((text.batch, self.pool, self.level), -1, dtype=torch.int64, device=device)
         self._links = tree_from_lookahead(self.level, self.window, 0, device=device)[1:]

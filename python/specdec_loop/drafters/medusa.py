@@ -33,7 +33,7 @@ class _StateDrafter(Drafter):
         self._race = with_runners_up(sampling if rule == "match" else cold, text)
         some = next(self.heads.parameters())
         self._state = some.new_zeros(text.batch, some.shape[-1])
-        self._is_known = torch.zeros_like(text.finished)
+        self._is_known = torch.zeros_like(text.lengths, dtype=torch.bool)
 
     def prefill(self, text: Text, hidden: Tensor) -> None:
         """Take the state before each prompt's last token."""

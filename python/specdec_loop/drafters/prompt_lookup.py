@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import torch
+from specdec_kernels import Sampling
 
 from ..text import Text
-from .base import Draft, Drafter
+from .base import Draft, Drafter, padded
 
 
 class PromptLookup(Drafter):
@@ -25,17 +25,30 @@ class PromptLookup(Drafter):
             raise ValueError(f"PromptLookup: 1 <= shortest <= longest expected, got {shortest} and {longest}")
         self.longest, self.shortest = longest, shortest
 
+    def begin(self, text: Text, *, rule: str, sampling: Sampling, longest: int) -> None:
+        """Nothing of the texts is read yet."""
+        self._read = [0] * text.batch
+        self._after: list[dict[tuple[int, ...], int]] = [{} for _ in text.rows]  # n-gram: where its last one was left
+
     def draft(self, text: Text, length: int) -> Draft:
-        """Match every place of every text at once."""
-        tokens, ends = text.tokens[:, : text.longest], text.lengths[:, None]
-        place = torch.arange(text.longest, device=tokens.device)  # of an occurrence's last token
-        is_same, copied_from = place < ends - 1, torch.zeros_like(ends)
-        for n in range(1, self.longest + 1):
-            earlier = tokens.roll(n - 1, 1)  # at place i stands token i - n + 1
-            is_same = is_same & (place >= n - 1) & (ends >= n) & (earlier == text.last(n)[:, :1])
-            latest = torch.where(is_same, place + 1, 0).amax(1, keepdim=True)
-            if n >= self.shortest:
-                copied_from = torch.where(latest > 0, latest, copied_from)
-        period = ends - copied_from
-        found = tokens.gather(1, copied_from + torch.arange(length, device=tokens.device) % period)
-        return Draft(torch.where(copied_from > 0, found, -1))
+        """Read what is new in each text, then copy."""
+        drafts = []
+        for b, row in enumerate(text.rows):
+            after = self._after[b]
+            for place in range(self._read[b], len(row)):
+                for n in range(self.shortest, min(self.longest, place) + 1):
+                    after[tuple(row[place - n : place])] = place
+            self._read[b] = len(row)
+            place = self._found(row, after)
+            copied = row[place : place + length]
+            while copied and len(copied) < length:
+                copied.append(copied[place - len(row)])
+            drafts.append(copied)
+        return Draft(padded(drafts, length, text.tokens.device))
+
+    def _found(self, row: list[int], after: dict[tuple[int, ...], int]) -> int:
+        """Where to copy from; the end where nothing matches."""
+        for n in range(min(self.longest, len(row)), self.shortest - 1, -1):
+            if (place := after.get(tuple(row[-n:]))) is not None:
+                return place
+        return len(row)

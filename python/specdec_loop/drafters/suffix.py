@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import torch
-
 from specdec_kernels import Sampling
 
 from ..text import Text
-from .base import Draft, Drafter
+from .base import Draft, Drafter, padded
 
 
 class _Node:
@@ -82,8 +80,7 @@ class SuffixDecoding(Drafter):
             self._read[b] = len(row)
             own, other = self._best(self._own[b], length), self._best(self._others[b], length)
             drafts.append(max(own, other, key=lambda found: found[0])[1])  # the first of equals
-        padded = [draft + [-1] * (length - len(draft)) for draft in drafts]
-        return Draft(torch.tensor(padded, dtype=torch.int64).to(text.tokens.device, non_blocking=True))
+        return Draft(padded(drafts, length, text.tokens.device))
 
     def end(self, text: Text) -> None:
         """Remember the continuations for later texts."""

@@ -1,142 +1,21 @@
-"""A transformers cache in static buffers: rows are written in place, a tree is compacted, a step is rolled back.
-
-Request b owns slots 0 .. capacity - 1 of every buffer ``[batch, head, length, dim]``. Its first lengths[b] slots hold
-committed tokens; what forwards have written since the last `commit` lies behind them, at a distance that is the same
-for every request and known to the host. So each request has a length of its own and nothing waits for the device.
-"""
+"""The cache: inputs of a forward, commit, rollback."""
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.cache_utils import Cache
 
 from specdec_kernels import CacheLayout, compact_cache, rollback, tree_mask
 
-try:
-    from transformers import __version__ as _version
-    from transformers.cache_utils import Cache, CacheLayerMixin
-except ImportError as error:
-    raise ImportError("specdec_loop needs transformers 5.16 or later: pip install 'specdec_kernels[loop]'") from error
-if tuple(map(int, _version.split(".")[:2])) < (5, 16):
-    raise ImportError(f"specdec_loop needs transformers 5.16 or later, got {_version}")
+from .layer import Lengths, TreeLayer, fail
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
 MASKS = {"sdpa": "bool", "eager": "additive"}  # format of a 4-D mask, by attention implementation
 FLAGGED = -2  # a num_accepted that the ops flag and leave alone
-
-
-class _Lengths:
-    """How many tokens of each request are committed: exact on the device, bounded on the host."""
-
-    def __init__(self, batch: int, device: torch.device | str) -> None:
-        self.exact = torch.zeros(batch, dtype=torch.int64, device=device)
-        self.request = torch.arange(batch, device=device)[:, None]
-        self.longest = 0  # no length exceeds it
-        self.is_even = True  # the host knows that every length is `longest`
-        self._slots: tuple[int, int, Tensor] | None = None  # of this forward: every layer asks for the same
-
-    def slots(self, written: int, tokens: int) -> Tensor:
-        """Slots [batch, tokens] of the rows that a forward adds."""
-        if self._slots is None or self._slots[:2] != (written, tokens):
-            offsets = torch.arange(written, written + tokens, device=self.exact.device)
-            self._slots = written, tokens, self.exact[:, None] + offsets
-        return self._slots[2]
-
-    def changed(self, longest: int, *, is_even: bool) -> None:
-        """Note what is known of new lengths."""
-        self.longest, self.is_even, self._slots = longest, is_even, None
-
-    def read(self) -> None:
-        """Wait for the device and learn them."""
-        shortest, longest = torch.stack(self.exact.aminmax()).tolist()
-        self.longest, self.is_even = longest, shortest == longest
-
-
-class TreeLayer(CacheLayerMixin):  # type: ignore[misc] # transformers has no types
-    """Keys and values of one layer. A sliding window is the mask's affair: rows behind it may be needed again."""
-
-    is_compileable = False
-    is_croppable = True
-    is_sliding = False
-
-    def __init__(self, lengths: _Lengths, capacity: int, dtype: torch.dtype) -> None:
-        """Share the lengths; the buffers are made when the first keys tell their heads and dims."""
-        super().__init__()
-        self.lengths, self.capacity, self.dtype = lengths, capacity, dtype
-        self.batch_size, self.device = len(lengths.exact), lengths.exact.device
-        self.written = 0  # rows since the last commit
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Make the buffers."""
-        self.keys, self.values = (
-            torch.zeros(self.batch_size, s.shape[1], self.capacity, s.shape[3], dtype=self.dtype, device=self.device)
-            for s in (key_states, value_states)
-        )
-        self.is_initialized = True
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Write the new rows behind those of each request; views of all that may be attended."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        tokens = key_states.shape[-2]
-        end = self.reach(tokens)
-        slots = self.lengths.slots(self.written, tokens)
-        for name, states, buffer in (("keys", key_states, self.keys), ("values", value_states, self.values)):
-            self._check(name, states, (buffer.shape[0], buffer.shape[1], tokens, buffer.shape[3]))
-            buffer[self.lengths.request, :, slots] = states.transpose(1, 2)
-        self.written += tokens
-        return self.keys[:, :, :end], self.values[:, :, :end]
-
-    def _check(self, name: str, states: Tensor, shape: tuple[int, ...]) -> None:
-        if states.shape != shape:
-            _fail(name, f"{list(shape)} [batch, head, token, dim]", list(states.shape))
-        if states.dtype != self.dtype:
-            _fail(name, f"{self.dtype}, the dtype of the cache", states.dtype)
-        if states.device != self.device:
-            _fail(name, f"on {self.device}, the device of the cache", states.device)
-        if states.requires_grad:
-            _fail(name, "without gradient: the cache is inference only (use torch.no_grad())", "requires_grad")
-
-    def reach(self, tokens: int) -> int:
-        """Slots that `tokens` more rows may reach; reads the lengths only where their bound exceeds the capacity."""
-        if self.lengths.longest + self.written + tokens > self.capacity and not self.lengths.is_even:
-            self.lengths.read()
-        end = self.lengths.longest + self.written + tokens
-        if end > self.capacity:
-            _fail("capacity", f"at least {end} for {tokens} more tokens (or commit, crop, reset)", self.capacity)
-        return end
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Width of a mask and its first slot."""
-        return self.reach(query_length), 0
-
-    def get_seq_length(self) -> int:
-        """Rows in the cache, where that is one number."""
-        if not self.lengths.is_even:
-            raise ValueError(
-                "TreeCache: requests have lengths of their own: call the model with chain_inputs or tree_inputs, which "
-                "give it position_ids and a 4-D attention_mask"
-            )
-        return self.lengths.longest + self.written
-
-    def get_max_length(self) -> int:
-        """Slots of a request."""
-        return self.capacity
-
-    def reset(self) -> None:
-        """Forget every row."""
-        self.written = 0
-        if self.is_initialized:
-            self.keys.zero_()
-            self.values.zero_()
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Give request b the rows of request beam_idx[b]."""
-        if self.is_initialized:
-            self.keys.copy_(self.keys[beam_idx])
-            self.values.copy_(self.values[beam_idx])
 
 
 class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
@@ -193,17 +72,17 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         """
         for name, value in (("batch", batch), ("capacity", capacity)):
             if not isinstance(value, int) or value < 1:
-                _fail(name, "a host int >= 1", value)
+                fail(name, "a host int >= 1", value)
         config = config.get_text_config(decoder=True)
         window = getattr(config, "sliding_window", None)
         usual = "sliding_attention" if window else "full_attention"
         types = getattr(config, "layer_types", None) or [usual] * config.num_hidden_layers
         for unknown in sorted(set(types) - set(LAYER_TYPES)):
-            _fail("config.layer_types", "of " + " and ".join(LAYER_TYPES), unknown)
+            fail("config.layer_types", "of " + " and ".join(LAYER_TYPES), unknown)
         self._config = config
         windows: dict[str, int] = {"full_attention": 0, "sliding_attention": window or 0}
         self._windows = {kind: windows[kind] for kind in LAYER_TYPES if kind in types}
-        self._lengths = _Lengths(batch, device)
+        self._lengths = Lengths(batch, device)
         self._layout: CacheLayout | None = None
         super().__init__(layers=[TreeLayer(self._lengths, capacity, dtype) for _ in types])
 
@@ -238,7 +117,7 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         depth = tree_mask(parents).mask[:, 0].sum(-1) - 1  # a node attends its ancestors and itself
         done, lengths = self._written(), self._lengths
         if parents.shape[1] <= done:
-            _fail("parents", f"of more than the {done} nodes in the cache", list(parents.shape))
+            fail("parents", f"of more than the {done} nodes in the cache", list(parents.shape))
         size, form = self._reach(parents.shape[1] - done), self._mask_format()
         masks = {
             kind: tree_mask(
@@ -293,9 +172,9 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         """
         done, lengths = self._written(), self._lengths
         if done == 0:
-            _fail("commit", "called after a forward", "nothing written")
+            fail("commit", "called after a forward", "nothing written")
         if not isinstance(num_accepted, Tensor):
-            _fail("num_accepted", "a tensor of int32", type(num_accepted).__name__)
+            fail("num_accepted", "a tensor of int32", type(num_accepted).__name__)
         kept = torch.where(num_accepted < done, num_accepted, FLAGGED)
         if path is not None:
             moved = compact_cache(self.layout, path, kept, lengths.exact)
@@ -309,6 +188,17 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         if lengths.exact.device.type == "cpu":
             lengths.read()
         return result.status
+
+    def know_lengths(self, lengths: Sequence[int]) -> None:
+        """Be told what `lengths` holds by a host that knows it anyway: masks are then as narrow as they can be."""
+        self._lengths.changed(max(lengths), is_even=min(lengths) == max(lengths))
+
+    def truncate(self, lengths: Tensor) -> None:
+        """Keep at most `lengths`, int64 ``[batch]``, rows of each request, and none since the last commit."""
+        for layer in self.layers:
+            layer.written = 0
+        self._lengths.exact.copy_(torch.minimum(self._lengths.exact, lengths))
+        self._lengths.read()
 
     def read_lengths(self) -> Tensor:
         """The lengths, on the host. On a GPU this waits for it, and the next masks are as narrow as they can be.
@@ -331,7 +221,7 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         """
         lengths, count = self._lengths, -int(tokens_to_remove)
         if count < 0:
-            _fail("tokens_to_remove", "minus the number of tokens", -count)
+            fail("tokens_to_remove", "minus the number of tokens", -count)
         rest = max(count - self._written(), 0)
         for layer in self.layers:
             layer.written = max(layer.written - count, 0)
@@ -353,17 +243,17 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Refused: buffers are static."""
-        _fail("batch", "what the cache was made for, it cannot be repeated", f"{repeats} repeats")
+        fail("batch", "what the cache was made for, it cannot be repeated", f"{repeats} repeats")
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Refused: buffers are static."""
-        _fail("batch", "what the cache was made for, requests cannot be left out", indices)
+        fail("batch", "what the cache was made for, requests cannot be left out", indices)
 
     def _written(self) -> int:
         """Rows since the last commit, the same in every layer that the model uses."""
         counts = {layer.written for layer in self.layers if layer.is_initialized} or {0}
         if len(counts) > 1:
-            _fail("layers", "equally long at commit", sorted(counts))
+            fail("layers", "equally long at commit", sorted(counts))
         return int(counts.pop())
 
     def _reach(self, tokens: int) -> int:
@@ -374,7 +264,7 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
     def _mask_format(self) -> str:
         implementation = self._config._attn_implementation
         if implementation not in MASKS:
-            _fail("attn_implementation", " or ".join(MASKS) + ": others take no 4-D mask", implementation)
+            fail("attn_implementation", " or ".join(MASKS) + ": others take no 4-D mask", implementation)
         return MASKS[implementation]
 
     def _inputs(self, positions: Tensor, masks: dict[str, Tensor]) -> dict[str, Any]:
@@ -385,7 +275,3 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
             "position_ids": positions,
             "attention_mask": masks if len(masks) > 1 else only,
         }
-
-
-def _fail(name: str, expected: str, got: object) -> NoReturn:
-    raise ValueError(f"TreeCache: {name} must be {expected}, got {got}")

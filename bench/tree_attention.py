@@ -1,0 +1,170 @@
+"""tree_attention beside torch's attention under the dense mask, and beside plain PyTorch; masks made before the clock.
+
+A Llama-3-8B-like layer: 32 query heads, 8 key heads of 128; a tree of 64 nodes behind a long past. Rivals of the paged
+case gather the pages first, as they have no other way to read them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from specdec_kernels import tree_attention, tree_layout, tree_mask
+
+from . import trees
+from .rows import DTYPES
+from .suite import Contender, pytest_speed
+
+HEADS, KV_HEADS, DIM, PAGE = 32, 8, 128, 16
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+
+
+@dataclass(frozen=True)
+class AttentionCase:
+    """One shape."""
+
+    op: str
+    nodes: int = 64
+    batch: int = 8
+    past: int = 4096
+    dtype: str = "bf16"
+    format: str = "bhld"
+    threads: int = 0  # 0: all cores
+
+    @property
+    def name(self) -> str:
+        """As printed."""
+        words = f"{self.nodes} nodes, batch {self.batch}, past {self.past}, {self.dtype}, {self.format}"
+        return words + (f", {self.threads} thread" if self.threads else "")
+
+    @property
+    def id(self) -> str:
+        """For pytest."""
+        return re.sub(r"[ ,]+", "-", self.name)
+
+
+class AttentionInput(NamedTuple):
+    """One call."""
+
+    query: Tensor  # [batch, nodes, head, dim]
+    key: Tensor
+    value: Tensor
+    table: Tensor | None
+    ancestors: Tensor
+    lengths: Tensor
+    mask: Tensor  # bool [batch, 1, nodes, past + nodes]
+    format: str
+
+
+def cases(extent: str) -> list[AttentionCase]:
+    """Cases of `quick`, `default` or `full`."""
+    op = "tree_attention"
+    quick = [AttentionCase(op, batch=batch, dtype=dtype) for batch in (1, 8) for dtype in ("fp32", "bf16")]
+    if extent == "quick":
+        return quick
+    default = [
+        *quick,
+        AttentionCase(op, batch=1, dtype="fp32", threads=1),
+        AttentionCase(op, batch=1, threads=1),
+        AttentionCase(op, dtype="fp16"),
+        AttentionCase(op, format="nhd"),
+        AttentionCase(op, nodes=1),
+        AttentionCase(op, nodes=8),
+        AttentionCase(op, nodes=256, past=512),
+    ]
+    if extent == "default":
+        return default
+    grid = [
+        AttentionCase(op, nodes, batch, past, dtype, format)
+        for nodes in (1, 8, 64, 256)
+        for batch in (1, 8, 64)
+        for past in (512, 4096, 32768)
+        for dtype in ("fp32", "bf16")
+        for format in ("bhld", "nhd")
+        if batch * past <= 64 * 4096
+    ]
+    return default + [case for case in grid if case not in default]
+
+
+def inputs(case: AttentionCase) -> list[AttentionInput]:
+    """One batch: its cache alone is larger than what a core keeps."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    generator = torch.Generator().manual_seed(0)
+    parents = torch.full((case.batch, 1), -1, dtype=torch.int32)
+    if case.nodes > 1:
+        parents = trees.shape(case.nodes, case.batch, varied=True).parents
+    pages = -(-(case.past + case.nodes) // PAGE)
+    shape = {
+        "bhld": (case.batch, KV_HEADS, case.past + case.nodes, DIM),
+        "nhd": (case.batch * pages, PAGE, KV_HEADS, DIM),
+    }[case.format]
+    query, key, value = (
+        torch.randn(size, generator=generator).to(DTYPES[case.dtype]).to(device)
+        for size in ((case.batch, case.nodes, HEADS, DIM), shape, shape)
+    )
+    table = None
+    if case.format == "nhd":
+        table = torch.randperm(shape[0], generator=generator).view(case.batch, pages).int().to(device)
+    parents = parents.to(device)
+    ancestors = tree_layout(parents, max_depth=trees.MAX_DEPTH).ancestors
+    lengths = torch.full((case.batch,), case.past, device=device)
+    mask = tree_mask(parents, past=case.past).mask
+    return [AttentionInput(query, key, value, table, ancestors, lengths, mask, case.format)]
+
+
+def ours(x: AttentionInput, backend: str) -> Tensor:
+    """One call of the package."""
+    return tree_attention(
+        x.query, x.key, x.value, x.ancestors, x.lengths, format=x.format, block_table=x.table, backend=backend
+    ).output  # fmt: skip
+
+
+def dense(x: AttentionInput) -> tuple[Tensor, Tensor]:
+    """Keys and values [batch, kv_head, position, dim]; pages are gathered."""
+    if x.table is None:
+        return x.key, x.value
+    size = x.mask.shape[-1]
+    key, value = (t[x.table].flatten(1, 2)[:, :size].transpose(1, 2) for t in (x.key, x.value))
+    return key, value
+
+
+def sdpa(x: AttentionInput) -> Tensor:
+    """torch's attention under the dense mask."""
+    key, value = dense(x)
+    query = x.query.transpose(1, 2)
+    return scaled_dot_product_attention(query, key, value, x.mask, enable_gqa=True).transpose(1, 2)
+
+
+def eager(x: AttentionInput) -> Tensor:
+    """Scores, softmax and sum one after the other, as models spell attention without a kernel."""
+    key, value = (t[:, :, None] for t in dense(x))
+    query = x.query.transpose(1, 2).unflatten(1, (KV_HEADS, -1))  # [batch, kv_head, group, node, dim]
+    scores = (query @ key.transpose(3, 4)) * DIM**-0.5
+    weights = scores.masked_fill(~x.mask[:, :, None], -torch.inf).softmax(-1, dtype=torch.float32)
+    return (weights.to(value.dtype) @ value).flatten(1, 2).transpose(1, 2)
+
+
+def contenders(case: AttentionCase, made: Sequence[AttentionInput], backends: Sequence[str]) -> list[Contender]:
+    """Ours, then the rivals."""
+
+    def check(run: Callable[[AttentionInput], Tensor]) -> Callable[[AttentionInput], None]:
+        def compare(x: AttentionInput) -> None:
+            error = (run(x).float() - ours(x, "reference").float()).abs().max()
+            assert error <= TOLERANCE[x.query.dtype], f"error {error:.2g}"
+
+        return compare
+
+    field: list[tuple[str, bool, Callable[[AttentionInput], Tensor]]] = [
+        (b, True, lambda x, b=b: ours(x, b)) for b in backends
+    ]
+    field += [("SDPA, dense mask", False, sdpa), ("plain PyTorch", False, eager)]
+    return [Contender(name, is_ours, run, check(run)) for name, is_ours, run in field]
+
+
+test_speed = pytest_speed("tree_attention")

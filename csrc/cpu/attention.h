@@ -1,0 +1,44 @@
+// Attention of many rows (the nodes of a tree times the query heads of one key head) over blocks of
+// keys. Rows are vector lanes: scores, weights and outputs lie [key or dim, row], so softmax needs
+// no sum across lanes, and each key is converted once for all rows.
+#pragma once
+#include <cstdint>
+
+namespace specdec::cpu {
+
+constexpr int kKeyBlock = 64;
+constexpr int kPanel = 64;  // rows worked on at once; the last panel has a multiple of kRowUnit
+constexpr int kRowUnit = 16;
+constexpr int kDimUnit = 16;  // what dims are padded to in scratch
+
+// Keys and values of a block; a null row is not read and nobody attends it.
+struct AttentionKeys {
+  const void* key[kKeyBlock];
+  const void* value[kKeyBlock];
+  int count;
+  int first_node;  // node of key 0; -1: the keys are cached ones
+  int64_t reach;   // of cached key 0: depths <= reach + i see key i
+};
+
+// The rows of one request and key head. Panel r of rows starts at r * kPanel rows: [dim, row of
+// it].
+struct AttentionRows {
+  int64_t rows;  // padded to kRowUnit
+  int dim, value_dim;
+  const float* query;    // scaled, panels [dim, row]
+  const int32_t* depth;  // [rows]
+  const int32_t* words;  // [ceil(nodes / 32), rows]: bit j: the row attends node j
+  const int32_t* node_depth;
+  int32_t deepest;                // of any row
+  int32_t window;                 // 0 is off
+  float *keys, *values, *scores;  // scratch: [kKeyBlock, dim], the same, [kKeyBlock, kPanel]
+  // The result so far: sum of exp(score - max) value, the sum of weights and the maximum.
+  float *output, *sum, *max;  // panels [value_dim padded, row], [rows], [rows]
+};
+
+// Adds a block of keys to the result; indexed by LogitType.
+using AttendBlock = void (*)(const AttentionKeys& keys, const AttentionRows& rows);
+
+inline int64_t padded(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
+
+}  // namespace specdec::cpu

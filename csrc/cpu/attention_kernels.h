@@ -1,0 +1,142 @@
+// Attention over a block of keys for one instruction set. Included by tile_kernels.h.
+
+// c[i, row] = sum over k of a[i * item + k * step] * b[k, row], plus c[i, row] * rescale[row] where
+// rescale is given: a long sum is made of short ones, which round less. For n rows' vectors and
+// kItems items; every element is summed in the order of k, whatever the panel's width.
+template <int kVectors, int kItems>
+SPECDEC_INLINE void multiply_items(const float* a, int64_t item, int64_t step, const float* b,
+                                   int count, int width, const float* rescale, float* c) {
+  F sum[kItems][kVectors] = {};
+  for (int k = 0; k < count; ++k) {
+    F row[kVectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) row[v] = load<F>(b + k * width + v * kWidth);
+#pragma GCC unroll 8
+    for (int i = 0; i < kItems; ++i) {
+      const F x = splat(a[i * item + k * step]);
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) sum[i][v] = fma(x, row[v], sum[i][v]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < kItems; ++i) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      float* to = c + i * width + v * kWidth;
+      const F before = rescale ? load<F>(to) * load<F>(rescale + v * kWidth) : F{};
+      store(to, before + sum[i][v]);
+    }
+  }
+}
+
+// The same for any number of items, a multiple of 8; kVectors * kItems sums stay in registers.
+template <int kVectors>
+void multiply(const float* a, int items, int64_t item, int64_t step, const float* b, int count,
+              int width, const float* rescale, float* c) {
+  constexpr int kItems = kVectors > 2 || kWidth < 16 ? 4 : 8;
+  for (int i = 0; i < items; i += kItems) {
+    for (int r = 0; r < width; r += kVectors * kWidth) {
+      multiply_items<kVectors, kItems>(a + i * item, item, step, b + r, count, width,
+                                       rescale ? rescale + r : nullptr, c + i * width + r);
+    }
+  }
+}
+
+SPECDEC_INLINE void multiply(const float* a, int items, int64_t item, int64_t step, const float* b,
+                             int count, int width, const float* rescale, float* c) {
+  if constexpr (kWidth < 16) {
+    return multiply<2>(a, items, item, step, b, count, width, rescale, c);
+  }
+  switch (width / kRowUnit) {
+    case 4:
+      return multiply<4>(a, items, item, step, b, count, width, rescale, c);
+    case 3:
+      return multiply<3>(a, items, item, step, b, count, width, rescale, c);
+    case 2:
+      return multiply<2>(a, items, item, step, b, count, width, rescale, c);
+    default:
+      return multiply<1>(a, items, item, step, b, count, width, rescale, c);
+  }
+}
+
+// A row of a cache as floats, zeros behind it up to kDimUnit.
+template <LogitType kType>
+SPECDEC_INLINE void widen_row(const void* row, int dim, float* out) {
+  constexpr size_t kSize = kType == LogitType::kFloat32 ? 4 : 2;
+  const int full = row ? dim / kLanes * kLanes : 0;
+  for (int d = 0; d < full; d += kWidth) store(out + d, load_logits<kType>(row, d));
+  for (int d = full; d < dim; d += kLanes) {
+    char rest[kLanes * kSize] = {};
+    if (row) std::memcpy(rest, static_cast<const char*>(row) + d * kSize, (dim - d) * kSize);
+    for (int i = 0; i < kLanes; i += kWidth) store(out + d + i, load_logits<kType>(rest, i));
+  }
+}
+
+// Scores that lanes do not attend become -inf. Lanes are rows first, first + 1, ...
+SPECDEC_INLINE F attended(F score, const AttentionKeys& keys, int i, const AttentionRows& rows,
+                          int64_t first) {
+  const I depth = load<I>(rows.depth + first);
+  I off;
+  if (keys.first_node < 0) {
+    const int64_t reach = keys.reach + i;
+    if (!rows.window || reach >= rows.deepest) return score;
+    off = depth > (I)splat_bits(static_cast<uint32_t>(reach));
+  } else {
+    const int node = keys.first_node + i;
+    const U words = load<U>(rows.words + (node >> 5) * rows.rows + first);
+    off = (I)(((words >> (node & 31)) & 1u) == 0u);
+    if (rows.window) {
+      off |= depth - (I)splat_bits(rows.node_depth[node]) >= (I)splat_bits(rows.window);
+    }
+  }
+  return (F)(((U)score & ~(U)off) | ((U)splat(-kInf) & (U)off));
+}
+
+// One-pass softmax of some rows: scores [key, width] become weights, and the sum and maximum follow
+// them. Returns what the weights before this block are to be multiplied with.
+SPECDEC_INLINE F weigh(const AttentionKeys& keys, const AttentionRows& rows, int64_t first,
+                       int width, float* scores) {
+  const F before = load<F>(rows.max + first);
+  F best = before;
+  for (int i = 0; i < keys.count; ++i) {
+    float* at = scores + i * width;
+    const F score = keys.key[i] ? attended(load<F>(at), keys, i, rows, first) : splat(-kInf);
+    store(at, score);
+    best = max(score, best);
+  }
+  F sum{};
+  for (int i = 0; i < keys.count; ++i) {
+    float* at = scores + i * width;
+    const F score = load<F>(at);
+    const F weight = select(eq(score, splat(-kInf)), F{}, exp(score - best));
+    store(at, weight);
+    sum = sum + weight;
+  }
+  const F rescale = exp(before - best);
+  store(rows.sum + first, load<F>(rows.sum + first) * rescale + sum);
+  store(rows.max + first, best);
+  return rescale;
+}
+
+template <LogitType kType>
+void attend_block(const AttentionKeys& keys, const AttentionRows& rows) {
+  const auto dim = static_cast<int>(padded(rows.dim, kDimUnit));
+  const auto value_dim = static_cast<int>(padded(rows.value_dim, kDimUnit));
+  for (int i = 0; i < keys.count; ++i) {
+    widen_row<kType>(keys.key[i], rows.dim, rows.keys + i * dim);
+    widen_row<kType>(keys.value[i], rows.value_dim, rows.values + i * value_dim);
+  }
+  const auto items = static_cast<int>(padded(keys.count, 8));
+  std::memset(rows.keys + keys.count * dim, 0, (items - keys.count) * dim * sizeof(float));
+  for (int64_t first = 0; first < rows.rows; first += kPanel) {
+    const auto width = static_cast<int>(rows.rows - first < kPanel ? rows.rows - first : kPanel);
+    float rescale[kPanel];
+    multiply(rows.keys, items, dim, 1, rows.query + first * rows.dim, rows.dim, width, nullptr,
+             rows.scores);
+    for (int r = 0; r < width; r += kWidth) {
+      store(rescale + r, weigh(keys, rows, first + r, width, rows.scores + r));
+    }
+    multiply(rows.values, value_dim, 1, value_dim, rows.scores, keys.count, width, rescale,
+             rows.output + first * value_dim);
+  }
+}

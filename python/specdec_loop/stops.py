@@ -1,0 +1,50 @@
+"""What ends a text: token ids, sequences of them, and strings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+SLACK = 4  # a tokenizer may drop a space, or half a character, at the front of what it decodes
+
+
+class Stops:
+    """Finds the first stop of a text; the token that completes it is the text's last."""
+
+    def __init__(self, stop: Sequence[int | Sequence[int] | str], tokenizer: Any = None) -> None:
+        """Compile the stops.
+
+        Args:
+            stop: token ids, token sequences, strings.
+            tokenizer: of the target; strings need it.
+
+        Raises:
+            ValueError: an empty stop, or a string without a tokenizer.
+        """
+        self._tokenizer = tokenizer
+        self._strings = [s for s in stop if isinstance(s, str)]
+        sequences = [(s,) if isinstance(s, int) else tuple(s) for s in stop if not isinstance(s, str)]
+        if not all(self._strings) or not all(sequences):
+            raise ValueError(
+                f"generate: stop must be ids, sequences of ids and strings, none of them empty, got {stop}"
+            )
+        if self._strings and tokenizer is None:
+            raise ValueError("generate: tokenizer must be given with a stop string, got None")
+        self._ids = {s[0] for s in sequences if len(s) == 1}
+        self._sequences = [s for s in sequences if len(s) > 1]
+        # A token stands for at least one byte, so that these last tokens hold any string that ends with the last one.
+        self._window = max((len(s.encode()) for s in self._strings), default=0) + SLACK
+
+    def end(self, tokens: Sequence[int], first: int) -> int | None:
+        """Tokens up to the end of the first stop, which is complete at place `first` or later; None: there is none."""
+        for place in range(first, len(tokens)) if self._ids or self._sequences or self._strings else ():
+            if tokens[place] in self._ids:
+                return place + 1
+            for sequence in self._sequences:
+                if tuple(tokens[max(place + 1 - len(sequence), 0) : place + 1]) == sequence:
+                    return place + 1
+            if self._strings:
+                tail = self._tokenizer.decode(tokens[max(place + 1 - self._window, 0) : place + 1])
+                if any(string in tail for string in self._strings):
+                    return place + 1
+        return None

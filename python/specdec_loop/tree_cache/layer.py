@@ -1,0 +1,129 @@
+"""One layer of a `TreeCache`, and what all of them share: how long each request is."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import CacheLayerMixin
+
+
+class Lengths:
+    """How many tokens of each request are committed: exact on the device, bounded on the host."""
+
+    def __init__(self, batch: int, device: torch.device | str) -> None:
+        """Begin with empty requests."""
+        self.exact = torch.zeros(batch, dtype=torch.int64, device=device)
+        self.request = torch.arange(batch, device=device)[:, None]
+        self.longest = 0  # no length exceeds it
+        self.is_even = True  # the host knows that every length is `longest`
+        self._slots: tuple[int, int, Tensor] | None = None  # of this forward: every layer asks for the same
+
+    def slots(self, written: int, tokens: int) -> Tensor:
+        """Slots [batch, tokens] of the rows that a forward adds."""
+        if self._slots is None or self._slots[:2] != (written, tokens):
+            offsets = torch.arange(written, written + tokens, device=self.exact.device)
+            self._slots = written, tokens, self.exact[:, None] + offsets
+        return self._slots[2]
+
+    def changed(self, longest: int, *, is_even: bool) -> None:
+        """Note what is known of new lengths."""
+        self.longest, self.is_even, self._slots = longest, is_even, None
+
+    def read(self) -> None:
+        """Wait for the device and learn them."""
+        shortest, longest = torch.stack(self.exact.aminmax()).tolist()
+        self.changed(longest, is_even=shortest == longest)
+
+
+class TreeLayer(CacheLayerMixin):  # type: ignore[misc] # transformers has no types
+    """Keys and values of one layer. A sliding window is the mask's affair: rows behind it may be needed again."""
+
+    is_compileable = False
+    is_croppable = True
+    is_sliding = False
+
+    def __init__(self, lengths: Lengths, capacity: int, dtype: torch.dtype) -> None:
+        """Share the lengths; the buffers are made when the first keys tell their heads and dims."""
+        super().__init__()
+        self.lengths, self.capacity, self.dtype = lengths, capacity, dtype
+        self.batch_size, self.device = len(lengths.exact), lengths.exact.device
+        self.written = 0  # rows since the last commit
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Make the buffers."""
+        self.keys, self.values = (
+            torch.zeros(self.batch_size, s.shape[1], self.capacity, s.shape[3], dtype=self.dtype, device=self.device)
+            for s in (key_states, value_states)
+        )
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Write the new rows behind those of each request; views of all that may be attended."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        tokens = key_states.shape[-2]
+        end = self.reach(tokens)
+        for name, states, buffer in (("keys", key_states, self.keys), ("values", value_states, self.values)):
+            self._check(name, states, (buffer.shape[0], buffer.shape[1], tokens, buffer.shape[3]))
+            if self.lengths.is_even:
+                buffer[:, :, end - tokens : end] = states
+            else:
+                buffer[self.lengths.request, :, self.lengths.slots(self.written, tokens)] = states.transpose(1, 2)
+        self.written += tokens
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def _check(self, name: str, states: Tensor, shape: tuple[int, ...]) -> None:
+        if states.shape != shape:
+            fail(name, f"{list(shape)} [batch, head, token, dim]", list(states.shape))
+        if states.dtype != self.dtype:
+            fail(name, f"{self.dtype}, the dtype of the cache", states.dtype)
+        if states.device != self.device:
+            fail(name, f"on {self.device}, the device of the cache", states.device)
+        if states.requires_grad:
+            fail(name, "without gradient: the cache is inference only (use torch.no_grad())", "requires_grad")
+
+    def reach(self, tokens: int) -> int:
+        """Slots that `tokens` more rows may reach; reads the lengths only where their bound exceeds the capacity."""
+        if self.lengths.longest + self.written + tokens > self.capacity and not self.lengths.is_even:
+            self.lengths.read()
+        end = self.lengths.longest + self.written + tokens
+        if end > self.capacity:
+            fail("capacity", f"at least {end} for {tokens} more tokens (or commit, crop, reset)", self.capacity)
+        return end
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Width of a mask and its first slot."""
+        return self.reach(query_length), 0
+
+    def get_seq_length(self) -> int:
+        """Rows in the cache, where that is one number."""
+        if not self.lengths.is_even:
+            raise ValueError(
+                "TreeCache: requests have lengths of their own: call the model with chain_inputs or tree_inputs, which "
+                "give it position_ids and a 4-D attention_mask"
+            )
+        return self.lengths.longest + self.written
+
+    def get_max_length(self) -> int:
+        """Slots of a request."""
+        return self.capacity
+
+    def reset(self) -> None:
+        """Forget every row."""
+        self.written = 0
+        if self.is_initialized:
+            self.keys.zero_()
+            self.values.zero_()
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Give request b the rows of request beam_idx[b]."""
+        if self.is_initialized:
+            self.keys.copy_(self.keys[beam_idx])
+            self.values.copy_(self.values[beam_idx])
+
+
+def fail(name: str, expected: str, got: object) -> NoReturn:
+    """Refuse an argument."""
+    raise ValueError(f"TreeCache: {name} must be {expected}, got {got}")

@@ -1,0 +1,25 @@
+"""Replacing methods of vLLM's classes, so that a second registration changes nothing."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+
+def replace(owner: type, name: str, ours: Callable[..., Any]) -> None:
+    """Method `name` becomes ours, which is handed vLLM's first."""
+    theirs = original(owner, name)
+
+    @functools.wraps(theirs)
+    def method(self: Any, *args: Any, **keywords: Any) -> Any:
+        return ours(theirs, self, *args, **keywords)
+
+    method.vllm_method = theirs  # type: ignore[attr-defined]
+    setattr(owner, name, method)
+
+
+def original(owner: type, name: str) -> Callable[..., Any]:
+    """The method as vLLM wrote it."""
+    present: Callable[..., Any] = getattr(owner, name)
+    return getattr(present, "vllm_method", present)

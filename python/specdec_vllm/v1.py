@@ -1,0 +1,154 @@
+"""vLLM's V1 runner: `_sample` and the drafter's `_sample_draft_tokens`, from the logits as the model gave them.
+
+A batch is served whole; where some requests are vLLM's (requests.py), its own sampler runs after ours on the same
+logits, and each row takes its own. The law of a token is named by its absolute position, so a text does not depend on
+the batch, on chunks of its prompt or on pre-emption; the step is the position of the first token that it decides.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdec_kernels import Noise, Sampling, sample, verify_chain
+
+from .patch import original, replace
+from .requests import Batch, read
+
+
+@dataclass
+class Drafting:
+    """What the drafter must know of the texts that it continues: its next draft is token `drawn` of them."""
+
+    rule: str
+    sampling: Sampling
+    seed: Tensor
+    position: Tensor
+    drawn: int = 0
+
+    def draw(self, logits: Tensor) -> Tensor:
+        """Draft ids of the next position; of the next `rows / batch` where a drafter makes all of them at once."""
+        batch = len(self.seed)
+        count = logits.shape[0] // batch
+        at_once = torch.arange(count, device=logits.device).repeat(batch)
+        sampling = Sampling(*(None if x is None else x.repeat_interleave(count) for x in self.sampling))
+        seed, position = self.seed.repeat_interleave(count), self.position.repeat_interleave(count)
+        purpose = "target" if self.rule == "match" else "draft"
+        noise = Noise(seed, position + self.drawn + at_once, position)
+        self.drawn += count
+        return sample(logits, sampling=sampling, noise=noise, purpose=purpose).token_ids[:, 0]
+
+
+def install(rule: str) -> None:
+    """Patch the classes, once."""
+    from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    replace(GPUModelRunner, "_sample", functools.partial(sampled, rule))
+    replace(GPUModelRunner, "_get_spec_decode_draft_probs", functools.partial(draft_probs, rule))
+    replace(SpecDecodeBaseProposer, "_sample_draft_tokens", drafted)
+
+
+def device_tensor(x: Any) -> Tensor:
+    """A tensor of the runner, which keeps some beside their host copies."""
+    found: Tensor = getattr(x, "gpu", x)
+    return found
+
+
+def sampled(rule: str, theirs: Callable[..., Any], runner: Any, logits: Tensor, spec: Any) -> Any:
+    """`_sample`: ours, theirs, or each row its own."""
+    metadata = runner.input_batch.sampling_metadata
+    batch = None if logits is None else read(runner, metadata)
+    drafter = getattr(runner, "drafter", None)
+    if batch is None:
+        if drafter is not None:
+            drafter.specdec = None
+        return theirs(runner, logits, spec)
+    position = first_position(runner, len(batch.seed), spec)
+    if spec is None:
+        noise = Noise(batch.seed, position)
+        result = sample(logits, sampling=batch.sampling, noise=noise, purpose="target")
+        ids, accepted = result.token_ids.clamp(min=0), torch.zeros_like(position)
+    else:
+        ids, accepted = verified(rule, runner, logits, spec, batch, Noise(batch.seed, position, position))
+    if batch.others is not None:
+        # vLLM 0.32 fails on a step of verification in which nobody has a draft; it is plain sampling then.
+        output = theirs(runner, logits, spec if spec is not None and spec.max_spec_len > 0 else None)
+        own = output.sampled_token_ids.long()
+        ids = torch.where(batch.others[:, None], own, ids)
+        accepted = torch.where(batch.others, (own >= 0).sum(1) - 1, accepted)
+        output.sampled_token_ids = ids.int()
+    else:
+        from vllm.v1.outputs import SamplerOutput
+
+        runner.input_batch.update_async_output_token_ids()
+        output = SamplerOutput(sampled_token_ids=ids.int(), logprobs_tensors=None)
+    if drafter is not None:
+        drafter.specdec = Drafting(rule, batch.draft_sampling, batch.seed, position + accepted + 1)
+    return output
+
+
+def first_position(runner: Any, count: int, spec: Any) -> Tensor:
+    """Absolute position of the first token that each request decides."""
+    if spec is None:
+        rows = device_tensor(runner.query_start_loc)[1 : count + 1].long() - 1
+    else:
+        drafts = torch.diff(spec.cu_num_draft_tokens, prepend=spec.cu_num_draft_tokens.new_zeros(1))
+        rows = spec.logits_indices[(spec.cu_num_sampled_tokens - drafts - 1).long()].long()
+    return device_tensor(runner.positions)[rows].long() + 1
+
+
+def verified(rule: str, runner: Any, logits: Tensor, spec: Any, batch: Batch, noise: Noise) -> tuple[Tensor, Tensor]:
+    """(ids ``[batch, longest draft + 1]``, -1 behind the last; accepted drafts)."""
+    kept = None if rule == "match" else original(type(runner), "_get_spec_decode_draft_probs")(runner, spec)
+    cu_draft = torch.nn.functional.pad(spec.cu_num_draft_tokens, (1, 0))
+    result = verify_chain(
+        spec.draft_token_ids,
+        logits,
+        kept,
+        cu_draft=cu_draft,
+        max_draft=spec.max_spec_len,
+        sampling=batch.sampling,
+        draft_sampling=None if kept is None else batch.draft_sampling,
+        noise=noise,
+        rule=rule,
+    )
+    accepted = result.num_accepted.long()
+    # A row of NaN has no token; the engine must be given one of its vocabulary.
+    place = torch.arange(result.token_ids.shape[1], device=logits.device)
+    is_missing = (place == accepted[:, None]) & (result.token_ids < 0)
+    return result.token_ids.long().masked_fill(is_missing, 0), accepted
+
+
+def draft_probs(rule: str, theirs: Callable[..., Any], runner: Any, spec: Any) -> Tensor | None:
+    """`_get_spec_decode_draft_probs` for vLLM's own verifier: what is kept are logits, drawn from at a temperature."""
+    kept: Tensor | None = theirs(runner, spec)
+    if kept is None or getattr(runner.drafter, "specdec", None) is None:
+        return kept
+    temperature = runner.input_batch.sampling_metadata.temperature
+    if temperature is None:
+        return kept
+    counts = torch.tensor(spec.num_draft_tokens, device=kept.device)
+    scale = torch.where(temperature > 0, temperature, 1.0).repeat_interleave(counts)
+    return (kept.float() / scale[:, None]).softmax(-1)
+
+
+def drafted(
+    theirs: Callable[..., Any], drafter: Any, hidden_states: Tensor, metadata: Any
+) -> tuple[Tensor, Tensor | None]:
+    """`_sample_draft_tokens`: (ids, their logits where the rule needs them)."""
+    drafting: Drafting | None = getattr(drafter, "specdec", None)
+    keeps_law = drafter._enable_probabilistic_draft_probs
+    is_ours = drafting is not None and (drafting.rule == "match" or keeps_law) and not metadata.all_greedy
+    if not is_ours or drafter.use_heterogeneous_vocab or drafter.use_local_argmax_reduction:
+        found: tuple[Tensor, Tensor | None] = theirs(drafter, hidden_states, metadata)
+        return found
+    assert drafting is not None
+    logits = drafter.model.compute_logits(hidden_states)
+    ids = drafting.draw(logits)
+    return ids, None if drafting.rule == "match" else logits

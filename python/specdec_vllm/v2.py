@@ -1,0 +1,216 @@
+"""vLLM's Model Runner V2: `Sampler.sample`, `RejectionSampler._verify` and the speculator's `sample_draft`.
+
+Rows come as the model gave them, requests by their place in the runner's tables. Log-probabilities of raw logits are
+vLLM's to compute, from the tokens returned here.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdec_kernels import Noise, Sampling, sample, verify_chain
+
+from .patch import replace
+from .requests import GREEDY, fallbacks, reason_against, warn_once
+
+RAW = (None, "log-probabilities")  # reasons that do not matter here: raw log-probabilities need no processed logits
+
+
+def install(rule: str) -> None:
+    """Patch the classes, once."""
+    from vllm.v1.worker.gpu.sample.sampler import Sampler
+    from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
+    from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
+
+    replace(Sampler, "add_request", added)
+    replace(Sampler, "sample", sampled)
+    replace(RejectionSampler, "_verify", functools.partial(verified, rule))
+    replace(DraftModelSpeculator, "sample_draft", functools.partial(drafted, rule))
+
+
+def added(theirs: Callable[..., Any], sampler: Any, index: int, params: Any) -> None:
+    """`add_request`: note whose the request is, for as long as it holds its place."""
+    theirs(sampler, index, params)
+    reason = reason_against(params)
+    is_others = reason not in RAW or needs_processed(sampler)
+    if is_others:
+        warn_once(reason or "processed logits")
+        fallbacks[reason or "processed logits"] += 1
+    others_of(sampler)[index] = is_others
+
+
+def others_of(sampler: Any) -> Any:
+    """Of every place in the tables, whether its request is vLLM's; a numpy array."""
+    if not hasattr(sampler, "specdec_others"):
+        sampler.specdec_others = sampler.needs_logits_processing.copy()
+        sampler.specdec_others[:] = False
+    return sampler.specdec_others
+
+
+def needs_processed(sampler: Any) -> bool:
+    """Whether the engine as a whole wants what only vLLM's sampler computes."""
+    is_raw = sampler.logprobs_mode in ("raw_logprobs", "raw_logits")
+    has_custom = len(sampler.logits_processors) > 3  # bias, penalties, bad words
+    is_watermarked = hasattr(sampler, "watermarking")
+    return (
+        not is_raw or has_custom or is_watermarked or sampler.return_sampling_mask or bool(sampler.trace_replay_state)
+    )
+
+
+def law(sampler: Any, places: Tensor, places_np: Any) -> tuple[Sampling, Tensor]:
+    """(sampling parameters, seeds) of the requests at these places; filters only where the host knows of one."""
+    states = sampler.sampling_states
+    temperature = states.temperature.gpu[places]
+    used = {
+        "top_k": bool((states.top_k.np[places_np] != states.vocab_size).any()),
+        "top_p": bool((states.top_p.np[places_np] != 1.0).any()),
+        "min_p": bool((states.min_p.np[places_np] != 0.0).any()),
+    }
+    filters = {name: getattr(states, name).gpu[places] if is_used else None for name, is_used in used.items()}
+    return Sampling(torch.where(temperature < GREEDY, 0.0, temperature), **filters), states.seeds.gpu[places]
+
+
+def mine_and_theirs(sampler: Any, places_np: Any, device: torch.device) -> tuple[bool, Tensor | None]:
+    """(whether any request is ours, which are vLLM's: None where none is)."""
+    others = others_of(sampler)[places_np]
+    if not others.any():
+        return True, None
+    return not others.all(), torch.from_numpy(others).to(device, non_blocking=True)
+
+
+def sampled(
+    theirs: Callable[..., Any],
+    sampler: Any,
+    logits: Tensor,
+    expanded: Tensor,
+    places: Tensor,
+    places_np: Any,
+    pos: Tensor,
+    *args: Any,
+    **keywords: Any,
+) -> tuple[Tensor, Tensor]:
+    """`Sampler.sample`: (ids ``[rows]``, the logits as given, or as vLLM processed them for its own requests)."""
+    is_any, others = mine_and_theirs(sampler, places_np, logits.device)
+    if not is_any or len(logits) != len(places):
+        found: tuple[Tensor, Tensor] = theirs(sampler, logits, expanded, places, places_np, pos, *args, **keywords)
+        return found
+    sampling, seed = law(sampler, places, places_np)
+    drawn = sample(logits, sampling=sampling, noise=Noise(seed, pos.long() + 1), purpose="target")
+    ids = drawn.token_ids[:, 0].clamp(min=0)
+    if others is None:
+        return ids, logits
+    own, processed = theirs(sampler, logits, expanded, places, places_np, pos, *args, **keywords)
+    return torch.where(others, own.long(), ids), processed
+
+
+def verified(
+    rule: str,
+    theirs: Callable[..., Any],
+    verifier: Any,
+    logits: Tensor,
+    draft_logits: Tensor | None,
+    draft_sampled: Tensor,
+    pos: Tensor,
+    cu_num_logits: Tensor,
+    places: Tensor,
+    places_np: Any,
+    *args: Any,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`_verify`: (logits, ids ``[requests, drafts + 1]``, how many of them).
+
+    A draft that the grammar forbids keeps its id: its target row gives it no mass, and the residual must know which
+    id was drawn. -1 stands for no draft at all.
+    """
+    sampler, steps = verifier.sampler, verifier.num_speculative_steps
+
+    def vllm() -> tuple[Tensor, Tensor, Tensor]:
+        found: tuple[Tensor, Tensor, Tensor] = theirs(
+            verifier, logits, draft_logits, draft_sampled, pos, cu_num_logits, places, places_np, *args
+        )
+        return found
+
+    is_any, others = mine_and_theirs(sampler, places_np, logits.device)
+    if not is_any or verifier.synthetic_conditional_rates is not None:
+        return vllm()
+    sampling, seed = law(sampler, places, places_np)
+    batch, total = len(places), len(draft_sampled) - len(places)
+    cu_draft = cu_num_logits - torch.arange(batch + 1, device=logits.device, dtype=cu_num_logits.dtype)
+    place = torch.arange(total, device=logits.device)
+    owner = torch.searchsorted(cu_draft[1:].long(), place, right=True).clamp(max=batch - 1)
+    kept = None
+    if rule != "match" and draft_logits is not None:
+        kept = draft_logits[places[owner], place - cu_draft[owner].long()]
+    position = pos[cu_num_logits[:-1].long()].long() + 1
+    result = verify_chain(
+        draft_sampled[place + owner + 1].long(),
+        logits,
+        kept,
+        cu_draft=cu_draft,
+        max_draft=steps,
+        sampling=sampling,
+        draft_sampling=None if kept is None else Sampling(sampling.temperature),
+        noise=Noise(seed, position, position),
+        rule=rule,
+    )
+    count = result.num_accepted + 1
+    columns = torch.arange(steps + 1, device=logits.device)
+    ids = torch.where(columns < count[:, None], result.token_ids.clamp(min=0), 0)
+    if others is None:
+        return logits, ids, count
+    processed, own, own_count = vllm()
+    return processed, torch.where(others[:, None], own.long(), ids), torch.where(others, own_count.int(), count)
+
+
+def keep(kept: Tensor, places: Tensor, step: Tensor, logits: Tensor) -> None:
+    """`kept[places, step] = logits`, but for places of -1 (padding of a graph). Waits for nothing.
+
+    A padded row writes the row of the last true request again; where there is none, what stands there already.
+    """
+    row = torch.arange(len(places), device=places.device)
+    is_true = places >= 0
+    source = torch.where(is_true, row, torch.where(is_true, row, 0).amax())
+    target, column = places[source].clamp(min=0), step.expand(len(places))[source]
+    width = logits.shape[-1]
+    kept[target, column, :width] = torch.where(is_true.any(), logits[source], kept[target, column, :width])
+
+
+def drafted(
+    rule: str,
+    theirs: Callable[..., Any],
+    speculator: Any,
+    hidden_states: Tensor,
+    positions: Tensor,
+    places: Tensor,
+    temperature: Tensor,
+    seeds: Tensor,
+    draft_step: Tensor,
+    draft_logits: Tensor | None,
+    spec_step_idx: int = 0,
+) -> Tensor:
+    """`sample_draft` at the request's temperature; under ``match`` with the noise of the target's own draw."""
+    is_greedy = draft_logits is None and (rule != "match" or speculator.use_local_argmax_reduction)
+    if is_greedy or getattr(speculator, "draft_watermarker", None) is not None:
+        found: Tensor = theirs(
+            speculator, hidden_states, positions, places, temperature, seeds, draft_step, draft_logits, spec_step_idx
+        )
+        return found
+    logits = speculator.compute_draft_logits(hidden_states, spec_step_idx)
+    if draft_logits is not None:
+        logits = logits.to(draft_logits.dtype)  # the law that will be verified is that of the kept logits
+        keep(draft_logits, places.long(), draft_step.long(), logits)
+    position = positions.long() + 1
+    owner = places.long().clamp(min=0)
+    scale = temperature[owner]
+    drawn = sample(
+        logits,
+        sampling=Sampling(torch.where(scale < GREEDY, 0.0, scale)),
+        noise=Noise(seeds[owner], position, position - draft_step.long()),
+        purpose="target" if rule == "match" else "draft",
+    )
+    speculator._maybe_predict_acceptance(logits, places, draft_step)
+    return drawn.token_ids[:, 0].clamp(min=0)

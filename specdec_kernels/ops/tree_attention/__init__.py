@@ -1,0 +1,150 @@
+"""Attention of a candidate tree over a long cache and over its own nodes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..._cache import FORMATS, PAGED
+from ..._check import ID_DTYPES, LOGIT_DTYPES, MAX_NODES, Checker, fail
+from ..._op import Op
+from . import reference
+
+MAX_DIM = 256
+
+
+class TreeAttention(NamedTuple):
+    """What `tree_attention` returns.
+
+    Attributes:
+        output: ``[batch, nodes, heads, value_dim]`` in the query's dtype; 0 where nothing is attended.
+        logsumexp: float32 ``[batch, nodes, heads]``, natural logarithm of the sum of exp(scaled score); -inf where
+            nothing is attended. Two attentions over disjoint keys are merged by it.
+        status: int32 ``[batch]``: 32 where a length is negative, the tree does not fit behind it, or a row that is
+            needed has no page; nothing of that request is attended.
+    """
+
+    output: Tensor
+    logsumexp: Tensor
+    status: Tensor
+
+
+def _allocate(query: Tensor, key: Tensor, value: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor]:
+    batch, nodes, heads, _ = query.shape
+    return (
+        query.new_empty((batch, nodes, heads, value.shape[-1])),
+        query.new_empty((batch, nodes, heads), dtype=torch.float32),
+        query.new_empty((batch,), dtype=torch.int32),
+    )
+
+
+op = Op(reference.tree_attention, _allocate, results=TreeAttention._fields, backends=("cpu", "triton"))
+
+
+def tree_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    ancestors: Tensor,
+    lengths: Tensor,
+    *,
+    format: str = "bhld",
+    block_table: Tensor | None = None,
+    scale: float | None = None,
+    window: int = 0,
+    out: TreeAttention | None = None,
+    backend: str | None = None,
+) -> TreeAttention:
+    """Attention of every node over what is cached, its ancestors and itself, without a mask in memory.
+
+    With ``L = lengths[b]``, node n attends positions x < L and position L + j iff bit j of ``ancestors[b, n]``:
+
+        ``output[b, n, h] = sum_x p_x value[x, g]``, ``p = softmax_x(scale query[b, n, h] . key[x, g])``, g = h // group
+
+    The tree's own keys and values are in the cache already, node j's at position L + j, as `compact_cache` assumes.
+    Padding (a node without the root among its ancestors) attends nothing, and its rows are not read; nor are rows
+    behind the last node, nor, with a window, those that it hides from all nodes, so their pages may be gone.
+    Sums are float32. A request's result has the same bits in any batch and slot.
+
+    Args:
+        query: float32, bfloat16 or float16 ``[batch, nodes, heads, dim]``, dense in its last axis; nodes <= 1024.
+        key: one layer's keys in the query's dtype, ``kv_heads`` a divisor of ``heads``, dim at most 256, dense in their
+            last axis; their axes as in `format`.
+        value: its values; value_dim may differ from dim, at most 256.
+        ancestors: int32 ``[batch, nodes, ceil(nodes / 32)]``, as `tree_layout` returns them.
+        lengths: int32 or int64 ``[batch]``: rows in the cache before this step's.
+        format: ``"bhld"``, ``"blhd"``, ``"nhd"``, ``"hnd"`` or ``"slots"``, see `CacheLayout`; every axis is there.
+        block_table: int32 or int64 ``[batch, pages]`` for the last three, see `CacheLayout`.
+        scale: of the scores, by default ``dim ** -0.5``.
+        window: sliding window, 0 is off: a node attends what lies less than `window` positions before it; a node's
+            position is L + its depth.
+        out: preallocated results.
+        backend: see `verify_chain`.
+
+    Returns:
+        TreeAttention.
+
+    Raises:
+        ValueError: wrong shapes, dtypes or devices.
+
+    Example:
+        >>> import torch
+        >>> from specdec_kernels import tree_attention, tree_layout
+        >>> layout = tree_layout(torch.tensor([[-1, 0, 0]]), max_depth=1)  # a root and two children
+        >>> query, key = torch.zeros(1, 3, 1, 2), torch.zeros(1, 1, 5, 2)
+        >>> value = torch.tensor([3.0, 5.0, 7.0, 9.0, -1.0]).view(1, 1, 5, 1)  # two cached rows, then the tree's
+        >>> tree_attention(query, key, value, layout.ancestors, torch.tensor([2])).output.flatten()
+        tensor([5.0000, 6.0000, 3.5000])
+    """
+    name = "tree_attention"
+    if not isinstance(query, Tensor):
+        fail(name, "query", "a tensor [batch, nodes, heads, dim]", type(query).__name__)
+    check = Checker(name, query.device)
+    check.tensor("query", query, LOGIT_DTYPES, ("batch", "nodes", "heads", "dim"))
+    batch, nodes, heads, dim = query.shape
+    if not 1 <= nodes <= MAX_NODES:
+        fail(name, "query", f"of 1 (the root) to {MAX_NODES} nodes", list(query.shape))
+    check.choice("format", format, FORMATS)
+    if format in PAGED:
+        check.tensor("block_table", block_table, ID_DTYPES, (batch, "pages"))
+        assert block_table is not None
+        if block_table.shape[1] == 0 or (block_table.shape[1] > 1 and block_table.stride(1) != 1):
+            fail(name, "block_table", "of at least one page, dense in its last axis", f"{block_table.stride()}")
+    elif block_table is not None:
+        fail(name, "block_table", f"None for format {format!r}", type(block_table).__name__)
+    keys, values = _pages(check, "key", key, query, format), _pages(check, "value", value, query, format)
+    for argument, tensor in (("query", query), ("key", keys), ("value", values)):
+        if not 1 <= tensor.shape[3] <= MAX_DIM:
+            fail(name, argument, f"of dim 1 to {MAX_DIM}", tensor.shape[3])
+        if tensor.shape[3] > 1 and tensor.stride(3) != 1:
+            fail(name, argument, "dense in its last axis (call .contiguous())", f"stride {tensor.stride(3)}")
+    if keys.shape[3] != dim:
+        fail(name, "key", f"of dim {dim}, as the query", keys.shape[3])
+    if keys.shape[:3] != values.shape[:3]:
+        fail(name, "value", f"as key but for its dim, {list(key.shape[:-1])}", list(value.shape[:-1]))
+    if heads == 0 or keys.shape[2] == 0 or heads % keys.shape[2]:
+        fail(name, "query", f"of a multiple of {keys.shape[2]} heads, the key's", heads)
+    if format not in PAGED and keys.shape[0] != batch:
+        fail(name, "key", f"of batch {batch}", keys.shape[0])
+    if keys.shape[1] == 0 or (format in PAGED and keys.shape[0] == 0):
+        fail(name, "key", "of at least one row", list(key.shape))
+    check.dense("ancestors", ancestors, (torch.int32,), (batch, nodes, (nodes + 31) // 32))
+    check.counts("lengths", lengths, batch)
+    check.size("window", window, 0)
+    scale = dim**-0.5 if scale is None else float(scale)
+    results = op(
+        query, keys, values, ancestors, lengths, block_table, scale, window,
+        device=query.device, backend=backend, out=out,
+    )  # fmt: skip
+    return TreeAttention(*results)
+
+
+def _pages(check: Checker, name: str, rows: Tensor, query: Tensor, format: str) -> Tensor:
+    """The view [page, slot, head, dim] of keys or values."""
+    axes = {"bhld": "batch, head, length, dim", "blhd": "batch, length, head, dim", "slots": "slot, head, dim"}
+    paged = {"nhd": "page, slot, head, dim", "hnd": "page, head, slot, dim"}
+    check.tensor(name, rows, (query.dtype,), (axes | paged)[format].split(", "))
+    rows = rows.unsqueeze(1) if format == "slots" else rows
+    return rows.movedim(FORMATS[format], (0, 1))

@@ -1,0 +1,278 @@
+"""tree_attention in Triton: one launch; programs share the keys of a request, the last one of some rows merges."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..._triton import cache
+from ..._triton import launch as host
+from ..._triton.cache import locate
+from ..._triton.handshake import arrive
+
+# (rows, keys) of a program by the bytes of an element and whether dims exceed 128: the largest that
+# tools/compile_triton.py sees in registers on every GPU. Exact float32 products take no tensor cores, so fewer rows.
+BLOCKS = {(2, False): (64, 32), (2, True): (32, 16), (4, False): (16, 32), (4, True): (16, 16)}
+# A request of R blocks of rows is cut into spans of at least SPAN * R keys, so it makes about length / SPAN programs a
+# key head, and its partial results are at most half as large as the keys and values it reads once.
+SPAN = tl.constexpr(256)
+SPLITS = tl.constexpr(32)  # most spans of a request, which then grow
+ENTRIES = tl.constexpr(256)  # of a block table that a program checks at once
+LOG_2 = tl.constexpr(0.6931471805599453)
+
+
+class _Tree(NamedTuple):
+    """Who attends what."""
+
+    ancestors: Any  # int32 [batch, nodes, words]
+    lengths: Any  # [batch]
+    nodes: Any
+    words: Any
+    window: Any
+    capacity: Any  # positions that a request can have
+
+
+class _Rows(NamedTuple):
+    """Queries [batch, node, head, dim], or keys or values [page, slot, head, dim]."""
+
+    data: Any
+    outer: Any
+    inner: Any
+    head: Any
+    dim: Any
+
+
+class _Results(NamedTuple):
+    """What is written; `partial` holds for each program the outputs [BLOCK_M, DV], sums and maxima of its split."""
+
+    output: Any  # [batch, node, head, value_dim]
+    logsumexp: Any  # [batch, node, head]
+    status: Any
+    partial: Any  # float32
+    tickets: Any  # int32 [batch, kv_head, row block], 0
+
+
+@triton.jit
+def _present(tree, b, node, mask):
+    """Whether nodes of request b are none of padding: they have the root among their ancestors."""
+    return (tl.load(tree.ancestors + (b * tree.nodes + node) * tree.words, mask=mask, other=0) & 1) == 1
+
+
+@triton.jit
+def _depth(tree, b, node, mask):
+    """Depths of nodes: ancestors but for themselves."""
+    bit = tl.arange(0, 32)
+    depth = tl.full(node.shape, -1, tl.int32)
+    for w in range(0, tree.words):
+        word = tl.load(tree.ancestors + (b * tree.nodes + node) * tree.words + w, mask=mask, other=0)
+        depth += tl.sum((word[:, None] >> bit[None, :]) & 1, axis=1)
+    return depth
+
+
+@triton.jit
+def _need(tree, blocks, b, NODES: tl.constexpr):
+    """(length, nodes up to the last that is present, first cached position that is read, bad) of request b."""
+    node = tl.arange(0, NODES)
+    length = tl.load(tree.lengths + b).to(tl.int64)
+    width = tl.max(tl.where(_present(tree, b, node, node < tree.nodes), node + 1, 0), axis=0).to(tl.int64)
+    bad = (length < 0) | (length > tree.capacity - width)
+    length = tl.where(bad, 0, length)
+    first = length * 0
+    if tree.window > 0:
+        first = tl.maximum(length - tree.window + 1, 0)
+    if blocks.entries is not None:
+        last = tl.where(bad | (width == 0), 0, (length + width - 1) // blocks.page_size + 1)
+        for i in range(first // blocks.page_size, last, ENTRIES):
+            entry = i + tl.arange(0, ENTRIES)
+            page = tl.load(blocks.entries + b * blocks.row + entry, mask=entry < last, other=0)
+            bad = bad | (tl.max(((page < 0) | (page >= blocks.num_pages)).to(tl.int32), axis=0) > 0)
+    return length, tl.where(bad, 0, width), first, bad
+
+
+@triton.jit
+def _load_rows(rows, h, place, D: tl.constexpr):
+    """Rows of the cache at places, [place, D]; 0 where there is none."""
+    d = tl.arange(0, D)
+    page, slot, exists = place
+    at = rows.data + page * rows.outer + slot * rows.inner + h * rows.head
+    return tl.load(at[:, None] + d[None, :], mask=exists[:, None] & (d < rows.dim)[None, :], other=0.0)
+
+
+@triton.jit
+def _dot(a, b, c, INTERPRETED: tl.constexpr):
+    """Product added to c, in float32. The interpreter would take the bits of bfloat16 for integers."""
+    if INTERPRETED:
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b, c, input_precision="ieee")
+
+
+@triton.jit
+def _attend(
+    state, query, keys, values, h, place, scale, seen, D: tl.constexpr, DV: tl.constexpr, INTERPRETED: tl.constexpr
+):
+    """One-pass softmax: (sum of weights * values, sum of weights, largest score) with a block of keys added."""
+    output, total, best = state
+    score = tl.zeros(seen.shape, tl.float32)
+    score = _dot(query, tl.trans(_load_rows(keys, h, place, D)), score, INTERPRETED) * scale
+    score = tl.where(seen, score, float("-inf"))
+    larger = tl.maximum(best, tl.max(score, axis=1))
+    base = tl.where(larger == float("-inf"), 0.0, larger)
+    weight = tl.exp2(score - base[:, None])
+    rescale = tl.exp2(best - base)
+    total = total * rescale + tl.sum(weight, axis=1)
+    block = _load_rows(values, h, place, DV)
+    output = _dot(weight.to(block.dtype), block, output * rescale[:, None], INTERPRETED)
+    return output, total, larger
+
+
+@triton.jit
+def _nothing(BLOCK_M: tl.constexpr, DV: tl.constexpr):
+    """The state before any key."""
+    return (
+        tl.zeros([BLOCK_M, DV], tl.float32),
+        tl.zeros([BLOCK_M], tl.float32),
+        tl.full([BLOCK_M], float("-inf"), tl.float32),
+    )
+
+
+@triton.jit
+def _merge(
+    results, first, step, splits, row, value_dim, is_row, present,
+    BLOCK_M: tl.constexpr, DV: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Write rows of the results from the partial ones of programs first, first + step, ..; 0 and -inf at padding."""
+    SIZE: tl.constexpr = BLOCK_M * (DV + 2)
+    m, s = tl.arange(0, BLOCK_M), tl.arange(0, SPLITS)
+    part = results.partial + first * SIZE
+    at = part + s[:, None] * (step * SIZE) + BLOCK_M * DV + m[None, :]
+    there = (s < splits)[:, None] & present[None, :]
+    bests = tl.load(at + BLOCK_M, mask=there, other=float("-inf"))
+    best = tl.where(present, tl.max(bests, axis=0), 0.0)
+    total = tl.sum(tl.load(at, mask=there, other=0.0) * tl.exp2(bests - best[None, :]), axis=0)
+    total = tl.where(present, total, 1.0)
+    logsumexp = tl.where(present, best * LOG_2 + tl.log(total), float("-inf"))
+    tl.store(results.logsumexp + row, logsumexp, mask=is_row)
+    for c in range(0, value_dim, COLUMNS):
+        d = c + tl.arange(0, COLUMNS)
+        output = tl.zeros([BLOCK_M, COLUMNS], tl.float32)
+        for i in range(0, splits):
+            its = part + i * (step * SIZE)
+            its_best = tl.load(its + BLOCK_M * (DV + 1) + m, mask=present, other=float("-inf"))
+            its_output = tl.load(its + m[:, None] * DV + d[None, :], mask=present[:, None], other=0.0)
+            output += its_output * tl.exp2(its_best - best)[:, None]
+        output = (output / total[:, None]).to(results.output.dtype.element_ty)
+        tl.store(
+            results.output + row[:, None] * value_dim + d[None, :],
+            output,
+            mask=is_row[:, None] & (d < value_dim)[None, :],
+        )
+
+
+@triton.jit
+def _attend_kernel(
+    query, keys, values, tree, blocks, results, scale, kv_heads, group, row_blocks, units,
+    NODES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """output[b, n, h] = sum over attended x of softmax(scale query[b, n, h] . key[x, g]) value[x, g].
+
+    Rows are (node, query head) pairs of one key head. The cached keys are cut by the request's own length and nodes
+    alone; the tree's own belong to split 0. Splits are merged in order, so a result has the same bits in any batch.
+    Grid: batch * kv_heads * units; a program owns one block of rows and one split, neighbours share the split's keys;
+    programs that are left over write zeros to blocks of rows without a node.
+    """
+    pid = tl.program_id(0).to(tl.int64)
+    u = pid % units
+    h = pid // units % kv_heads
+    b = pid // units // kv_heads
+    length, width, first, bad = _need(tree, blocks, b, NODES)
+    if (u == 0) & (h == 0):
+        tl.store(results.status + b, tl.where(bad, 32, 0))
+    busy = (width * group + BLOCK_M - 1) // BLOCK_M
+    longest = (length - first + SPLITS - 1) // SPLITS
+    span = tl.maximum(busy * SPAN, (longest + BLOCK_N - 1) // BLOCK_N * BLOCK_N)
+    splits = tl.where(busy > 0, tl.maximum((length - first + span - 1) // tl.maximum(span, 1), 1), 0)
+    idle = u >= busy * splits
+    block = tl.where(idle, u - busy * splits + busy, u % tl.maximum(busy, 1))
+    split = u // tl.maximum(busy, 1)
+    if block >= row_blocks:
+        return
+
+    r = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    node, head = r // group, h * group + r % group
+    is_row = node < tree.nodes
+    present = _present(tree, b, node, node < width)
+    row = (b * tree.nodes + node) * (kv_heads * group) + head
+    is_last = idle
+    if idle == 0:
+        d = tl.arange(0, D)
+        state = _nothing(BLOCK_M, DV)
+        at = query.data + b * query.outer + node * query.inner + head * query.head
+        q = tl.load(at[:, None] + d[None, :], mask=present[:, None] & (d < query.dim)[None, :], other=0.0)
+        depth = r * 0
+        if tree.window > 0:
+            depth = _depth(tree, b, node, present).to(tl.int64)
+        begin = first + split * span
+        end = tl.minimum(begin + span, length)
+        for x in range(begin, end, BLOCK_N):
+            position = x + tl.arange(0, BLOCK_N)
+            wanted = position < end
+            seen = wanted[None, :] & ((tree.window == 0) | (length + depth[:, None] - position[None, :] < tree.window))
+            place = locate(blocks, b, position, wanted)
+            state = _attend(state, q, keys, values, h, place, scale, seen, D, DV, INTERPRETED)
+        if split == 0:
+            TREE_N: tl.constexpr = min(BLOCK_N, 32)  # keys of one word of ancestors
+            for j in range(0, width, TREE_N):
+                other = j + tl.arange(0, TREE_N)
+                wanted = _present(tree, b, other, other < width)
+                word = tl.load(tree.ancestors + (b * tree.nodes + node) * tree.words + (j >> 5), mask=present, other=0)
+                seen = wanted[None, :] & (((word[:, None] >> (other & 31).to(tl.int32)[None, :]) & 1) == 1)
+                if tree.window > 0:
+                    seen = seen & (depth[:, None] - _depth(tree, b, other, wanted)[None, :] < tree.window)
+                place = locate(blocks, b, length + other, wanted)
+                state = _attend(state, q, keys, values, h, place, scale, seen, D, DV, INTERPRETED)
+
+        m, dv = tl.arange(0, BLOCK_M), tl.arange(0, DV)
+        mine = results.partial + pid * (BLOCK_M * (DV + 2))
+        tl.store(mine + m[:, None] * DV + dv[None, :], state[0])
+        tl.store(mine + BLOCK_M * DV + m, state[1])
+        tl.store(mine + BLOCK_M * (DV + 1) + m, state[2])
+        is_last = arrive(results.tickets + (b * kv_heads + h) * row_blocks + block, splits)
+    if is_last:
+        first, parts = pid - u + block, tl.where(idle, 0, splits)
+        _merge(results, first, busy, parts, row, values.dim, is_row, present, BLOCK_M, DV, COLUMNS=min(DV, 32))
+
+
+def _rows(t: Tensor) -> _Rows:
+    return _Rows(t, t.stride(0), t.stride(1), t.stride(2), t.shape[3])
+
+
+def tree_attention_out(
+    query: Tensor, key: Tensor, value: Tensor, ancestors: Tensor, lengths: Tensor, block_table: Tensor | None,
+    scale: float, window: int, output: Tensor, logsumexp: Tensor, status: Tensor,
+) -> None:  # fmt: skip
+    """Write the results of `reference.tree_attention`."""
+    batch, nodes, heads, dim = query.shape
+    num_pages, page_size, kv_heads, value_dim = value.shape
+    blocks = cache.blocks(block_table, page_size, num_pages)
+    group = heads // kv_heads
+    block_d, block_dv = max(host.power(dim), 16), max(host.power(value_dim), 16)
+    block_m, block_n = BLOCKS[query.element_size(), max(block_d, block_dv) > 128]
+    row_blocks = triton.cdiv(nodes * group, block_m)
+    capacity = page_size * blocks.blocks
+    units = min(SPLITS.value * row_blocks, capacity // SPAN.value + row_blocks)
+    programs = batch * kv_heads * units
+    device = query.device
+    partial = torch.empty(programs * block_m * (block_dv + 2), dtype=torch.float32, device=device)
+    tickets = host.counters(batch * kv_heads * row_blocks, device)
+    host.launch(
+        _attend_kernel, programs, *map(_rows, (query, key, value)),
+        _Tree(ancestors, lengths, nodes, ancestors.shape[2], window, capacity), blocks,
+        _Results(output, logsumexp, status, partial, tickets), scale / LOG_2.value, kv_heads, group, row_blocks, units,
+        NODES=host.power(nodes), BLOCK_M=block_m, BLOCK_N=block_n, D=block_d, DV=block_dv,
+        INTERPRETED=triton.knobs.runtime.interpret, 
+    )  # fmt: skip

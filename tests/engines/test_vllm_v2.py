@@ -1,0 +1,152 @@
+"""Model Runner V2's contract on tables like its own: ragged, -1, no drafts, NaN, strides, smaller draft vocabulary."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from specdec_kernels import Noise, Sampling, sample
+from specdec_vllm import v2
+
+VOCAB, STEPS, PLACES = 64, 3, 7
+
+
+def table(values: Any, dtype: torch.dtype) -> SimpleNamespace:
+    tensor = torch.as_tensor(values, dtype=dtype)
+    return SimpleNamespace(gpu=tensor, np=tensor.numpy())
+
+
+def make_sampler(vocab: int = VOCAB, **law: Any) -> SimpleNamespace:
+    states = SimpleNamespace(
+        vocab_size=vocab,
+        temperature=table(law.get("temperature", [1.0] * PLACES), torch.float32),
+        top_k=table(law.get("top_k", [vocab] * PLACES), torch.int32),
+        top_p=table(law.get("top_p", [1.0] * PLACES), torch.float32),
+        min_p=table([0.0] * PLACES, torch.float32),
+        seeds=table(range(100, 100 + PLACES), torch.int64),
+    )
+    return SimpleNamespace(
+        sampling_states=states,
+        needs_logits_processing=np.zeros(PLACES, dtype=bool),
+        logits_processors=[0, 1, 2],
+        logprobs_mode="raw_logprobs",
+        return_sampling_mask=False,
+        trace_replay_state=None,
+    )
+
+
+def refuse(*args: Any, **keywords: Any) -> Any:
+    raise AssertionError("vLLM's own path was taken")
+
+
+def verify(rule: str, sampler: Any, logits: Tensor, draft_logits: Tensor | None, drafts: list[list[int]],
+           places: list[int], first: list[int], theirs: Any = refuse) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """`_verify` of requests whose last sampled tokens stand at positions `first`."""
+    counts = [len(d) + 1 for d in drafts]
+    flat = torch.tensor([t for d in drafts for t in (0, *d)], dtype=torch.int32)
+    pos = torch.tensor([p + i for p, n in zip(first, counts, strict=True) for i in range(n)])
+    cu = torch.tensor([0, *np.cumsum(counts)], dtype=torch.int32)
+    verifier = SimpleNamespace(sampler=sampler, num_speculative_steps=STEPS, synthetic_conditional_rates=None)
+    index = torch.tensor(places)
+    return v2.verified(rule, theirs, verifier, logits, draft_logits, flat, pos, cu, index, index.numpy())
+
+
+def plain(sampler: Any, logits: Tensor, place: int, position: int) -> int:
+    """The token of plain decoding at a position."""
+    states = sampler.sampling_states
+    one = slice(place, place + 1)
+    law = Sampling(states.temperature.gpu[one], states.top_k.gpu[one], states.top_p.gpu[one])
+    noise = Noise(states.seeds.gpu[one], torch.tensor([position]))
+    return int(sample(logits[None].contiguous(), sampling=law, noise=noise, purpose="target").token_ids)
+
+
+@pytest.mark.parametrize("is_strided", [False, True])
+def test_match_returns_what_plain_sampling_would(is_strided: bool) -> None:
+    g = torch.Generator().manual_seed(1)
+    sampler = make_sampler(temperature=[1, 0, 0.7, 1, 1, 1, 1], top_k=[VOCAB, VOCAB, 5, VOCAB, VOCAB, VOCAB, 9])
+    places, first = [6, 1, 0, 2], [40, 11, 0, 7]
+    rows = torch.randn(4 * (STEPS + 1), VOCAB + 8, generator=g).bfloat16()
+    rows = rows[:, :VOCAB] if is_strided else rows[:, :VOCAB].contiguous()
+    drafts: list[list[int]] = []
+    start = 0
+    for b, kept in enumerate((2, 3, 0, 1)):  # right ones, then a wrong one, -1 or the end
+        right = [plain(sampler, rows[start + i], places[b], first[b] + 1 + i) for i in range(STEPS)]
+        wrong = [(right[kept] + 1) % VOCAB] if b == 0 else []
+        drafts.append([*right[:kept], *wrong] if b != 3 else [right[0], -1, right[2]])
+        start += len(drafts[b]) + 1
+    logits, ids, count = verify("match", sampler, rows[:start], None, drafts, places, first)
+    assert logits.data_ptr() == rows.data_ptr() and count.tolist() == [3, 4, 1, 2]
+    start = 0
+    for b, n in enumerate(count.tolist()):
+        expected = [plain(sampler, rows[start + i], places[b], first[b] + 1 + i) for i in range(n)]
+        assert ids[b, :n].tolist() == expected
+        start += len(drafts[b]) + 1
+
+
+def test_rows_of_nan_give_ids_of_the_vocabulary() -> None:
+    rows = torch.full((4, VOCAB), torch.nan)
+    _, ids, count = verify("ratio", make_sampler(), rows, None, [[1, 2, 3]], [3], [5])
+    assert 1 <= int(count) <= STEPS + 1 and bool(((ids >= 0) & (ids < VOCAB)).all())
+
+
+@pytest.mark.parametrize("rule", ["ratio", "block"])
+def test_ratio_rules_follow_the_target(rule: str) -> None:
+    """One draft of a vocabulary of 3 in a target vocabulary of 4, the id 2 forbidden by a grammar: chi-square, 1e-6."""
+    requests, vocab = 30_000, 4
+    g = torch.Generator().manual_seed(2)
+    target, draft = torch.randn(2, vocab, generator=g), torch.randn(3, generator=g)
+    target[:, 2] = -torch.inf
+    sampler = make_sampler(vocab)
+    seeds = torch.arange(requests)
+    states = sampler.sampling_states
+    for name, value in (("temperature", 0.8), ("top_k", vocab), ("top_p", 1.0), ("min_p", 0.0)):
+        old = getattr(states, name).gpu
+        setattr(states, name, table(torch.full((requests,), value, dtype=old.dtype), old.dtype))
+    states.seeds = table(seeds, torch.int64)
+    sampler.needs_logits_processing = np.zeros(requests, dtype=bool)
+    kept = torch.full((requests, STEPS, vocab), -torch.inf)
+    speculator = SimpleNamespace(
+        use_local_argmax_reduction=False,
+        compute_draft_logits=lambda hidden, step: draft.expand(requests, 3).contiguous(),
+        _maybe_predict_acceptance=lambda *args: None,
+    )
+    ids = v2.drafted(rule, refuse, speculator, torch.empty(0), torch.full((requests,), 9), seeds,
+                     states.temperature.gpu, states.seeds.gpu, torch.tensor(0), kept)  # fmt: skip
+    rows = target.repeat(requests, 1)
+    _, tokens, _ = verify(rule, sampler, rows, kept, [[int(i)] for i in ids], seeds.tolist(), [9] * requests)
+    law = (target[0].double() / 0.8).softmax(0)
+    seen = tokens[:, 0].bincount(minlength=vocab).double()
+    assert seen[2] == 0
+    expected = law * requests
+    statistic = float(((seen - expected) ** 2 / expected)[law > 0].sum())
+    assert statistic < 27.6  # 2 degrees of freedom, 1e-6
+
+
+def test_requests_of_vllm_keep_its_tokens() -> None:
+    sampler = make_sampler()
+    sampler.penalties = None
+    v2.others_of(sampler)[4] = True
+    rows = torch.randn(4, VOCAB)
+
+    def theirs(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
+        return rows + 1, torch.full((2, STEPS + 1), 63), torch.tensor([1, 1], dtype=torch.int32)
+
+    logits, ids, count = verify("match", sampler, rows, None, [[1], [2]], [4, 5], [1, 2], theirs)
+    assert bool((logits == rows + 1).all()) and ids[0, 0] == 63 and count[0] == 1
+    assert ids[1, 0] == plain(sampler, rows[2], 5, 3)
+
+
+@pytest.mark.parametrize("places", [[2, 0, -1, -1], [-1, -1, -1, -1], [0, 1, 2, 3]])
+def test_padding_writes_no_row_of_a_request(places: list[int]) -> None:
+    kept, logits = torch.zeros(4, STEPS, 5), torch.arange(1.0, 17.0).view(4, 4)
+    v2.keep(kept, torch.tensor(places), torch.tensor(1), logits)
+    expected = torch.zeros(4, STEPS, 5)
+    for row, place in enumerate(places):
+        if place >= 0:
+            expected[place, 1, :4] = logits[row]
+    assert torch.equal(kept, expected)

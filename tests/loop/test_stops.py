@@ -1,0 +1,50 @@
+"""Stops: ids, sequences and strings, wherever in a step they are complete."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from specdec_loop.stops import Stops
+
+
+class Letters:
+    """Id n is the n-th letter; it drops a leading space, as sentence pieces do."""
+
+    def decode(self, ids: list[int]) -> str:
+        return "".join(" abcdefgh"[i] for i in ids).lstrip(" ")
+
+
+@pytest.mark.parametrize(
+    ("stop", "end"),
+    [
+        ([7], 5),
+        ([[4, 7]], 5),
+        ([[7, 1], 8], 6),
+        ([[3, 4]], 4),
+        (["cd"], 4),
+        (["g", "cd"], 4),
+        (["zz", [4, 4]], None),
+        ([], None),
+    ],
+)
+def test_the_first_stop_that_is_complete_ends_the_text(stop: list[Any], end: int | None) -> None:
+    assert Stops(stop, Letters()).end([1, 2, 3, 4, 7, 1, 8], 3) == end
+
+
+def test_a_string_is_found_across_many_tokens_and_behind_a_space() -> None:
+    tokens = [5] * 20 + [0, 1, 2, 3]
+    assert Stops([" abc"], Letters()).end(tokens, 20) == 24
+    assert Stops(["e" * 9], Letters()).end(tokens, 8) == 9
+
+
+@pytest.mark.parametrize("stop", [[[]], [""], ["a", []]])
+def test_an_empty_stop_is_refused(stop: list[Any]) -> None:
+    with pytest.raises(ValueError, match="none of them empty"):
+        Stops(stop, Letters())
+
+
+def test_a_string_needs_a_tokenizer() -> None:
+    with pytest.raises(ValueError, match="tokenizer must be given with a stop string"):
+        Stops(["end"])

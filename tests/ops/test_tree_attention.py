@@ -1,0 +1,458 @@
+"""tree_attention: against float64 under a mask made by Python loops, and no worse than SDPA, in poisoned memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from check import assert_same
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from tree_cases import random_parents
+
+from specdec_kernels import TreeAttention, tree_attention, tree_layout, tree_mask
+from specdec_kernels.ops.tree_attention import op
+
+FORMATS = ("bhld", "blhd", "nhd", "hnd", "slots")
+NAN = float("nan")
+
+
+@dataclass
+class Case:
+    """One call; `keys` and `values` hold the same rows in order, float64 [batch, position, kv_head, dim]."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    parents: Tensor
+    lengths: Tensor
+    keywords: dict[str, Any]
+    keys: Tensor
+    values: Tensor
+
+    def run(self, **change: Any) -> TreeAttention:
+        ancestors = tree_layout(self.parents, max_depth=self.parents.shape[1] - 1, backend="reference").ancestors
+        arguments = {"query": self.query, "key": self.key, "value": self.value, "lengths": self.lengths}
+        return tree_attention(**{**arguments, "ancestors": ancestors, **self.keywords, **change})
+
+    def alone(self, b: int) -> Case:
+        """Request b in a call of its own, its tree padded to no more than its last node."""
+        width = int((self.parents[b] >= 0).nonzero().max()) + 1 if bool((self.parents[b] >= 0).any()) else 1
+        one, keywords = slice(b, b + 1), dict(self.keywords)
+        key, value = self.key, self.value
+        if "block_table" in keywords:
+            keywords["block_table"] = keywords["block_table"][one]
+        else:
+            key, value = key[one], value[one]
+        query, parents = self.query[one, :width], self.parents[one, :width].contiguous()
+        return replace(
+            self, query=query, key=key, value=value, parents=parents, lengths=self.lengths[one], keywords=keywords
+        )
+
+
+def attended(parents: list[int], length: int, window: int) -> list[list[int]]:
+    """Positions that each node attends, by following parents; none for padding."""
+    rows = []
+    for n in range(len(parents)):
+        path = [n]
+        while parents[path[-1]] >= 0:
+            path.append(parents[path[-1]])
+        depth = len(path) - 1
+        seen = {length + m: length + depth - i for i, m in enumerate(path)} | {x: x for x in range(length)}
+        near = [x for x, position in seen.items() if not window or length + depth - position < window]
+        rows.append([] if n > 0 and parents[n] < 0 else near)
+    return rows
+
+
+def dense_mask(case: Case) -> Tensor:
+    """bool [batch, nodes, positions]."""
+    mask = torch.zeros(*case.parents.shape, case.keys.shape[1], dtype=torch.bool)
+    for b, (parents, length) in enumerate(zip(case.parents.tolist(), case.lengths.tolist(), strict=True)):
+        for n, row in enumerate(attended(parents, length, case.keywords["window"])):
+            mask[b, n, row] = True
+    return mask
+
+
+def make(
+    format: str = "bhld", *, lengths: tuple[int, ...] = (37, 0, 5), nodes: int = 9, heads: tuple[int, int] = (4, 2),
+    dims: tuple[int, int] = (16, 16), dtype: torch.dtype = torch.float32, page_size: int = 16, window: int = 0,
+    capacity: int = 0, scale: float | None = None, device: str = "cpu", seed: int = 0, ragged: bool = True,
+) -> Case:  # fmt: skip
+    """Random rows where a node attends, NaN everywhere else: behind the tree, in padding, in pages of nobody."""
+    g = torch.Generator().manual_seed(seed)
+    batch = len(lengths)
+    capacity = capacity or max(lengths, default=0) + nodes
+    parents = random_parents(batch, nodes, 6, ragged=ragged, seed=seed).view(batch, nodes)
+    query = torch.randn(batch, nodes, heads[0], dims[0], generator=g).to(dtype)
+    rows = [torch.randn(batch, capacity, heads[1], dim, generator=g).to(dtype) for dim in dims]
+    case = Case(
+        query, *rows, parents, torch.tensor(lengths, dtype=torch.int64),
+        {"format": format, "window": window, "scale": scale}, *(r.double() for r in rows),
+    )  # fmt: skip
+    unread = ~dense_mask(case).any(1)
+    for r in rows:
+        r[unread] = NAN
+    if format in ("bhld", "blhd"):
+        case.key, case.value = (r.transpose(1, 2).contiguous() if format == "bhld" else r for r in rows)
+    else:
+        page_size = 1 if format == "slots" else page_size
+        blocks = -(-capacity // page_size)
+        order = torch.randperm(batch * blocks + 3, generator=g)
+        table = order[: batch * blocks].view(batch, blocks).to(torch.int32 if seed % 2 else torch.int64)
+        padded = [torch.nn.functional.pad(r, (0, 0, 0, 0, 0, blocks * page_size - capacity), value=NAN) for r in rows]
+        pools = [torch.full((len(order), page_size, *r.shape[2:]), NAN, dtype=dtype) for r in rows]
+        for pool, r in zip(pools, padded, strict=True):
+            pool[table.long()] = r.unflatten(1, (blocks, page_size))
+        views = {"nhd": lambda p: p, "hnd": lambda p: p.transpose(1, 2).contiguous(), "slots": lambda p: p[:, 0]}
+        case.key, case.value = (views[format](p) for p in pools)
+        case.keywords["block_table"] = table.to(device)
+    case.query, case.key, case.value, case.parents, case.lengths = (
+        t.to(device) for t in (case.query, case.key, case.value, case.parents, case.lengths)
+    )
+    return case
+
+
+def exact(case: Case) -> tuple[Tensor, Tensor]:
+    """(output, logsumexp) in float64."""
+    query = case.query.double().cpu()
+    keys, values = (r.repeat_interleave(query.shape[2] // r.shape[2], 2) for r in (case.keys, case.values))
+    scale = query.shape[-1] ** -0.5 if case.keywords["scale"] is None else case.keywords["scale"]
+    scores = torch.einsum("bnhd,bxhd->bnhx", query, keys) * scale
+    scores = scores.masked_fill(~dense_mask(case)[:, :, None], -float("inf"))
+    logsumexp = scores.logsumexp(-1)
+    weights = (scores - logsumexp.clamp(min=-1e300)[..., None]).exp()
+    return torch.einsum("bnhx,bxhd->bnhd", weights, values), logsumexp
+
+
+def sdpa(case: Case) -> Tensor:
+    """torch's attention in the case's dtype, under the mask of `tree_mask`; NaN or 0 in rows of padding."""
+    dtype, group = case.query.dtype, case.query.shape[2] // case.keys.shape[2]
+    mask = tree_mask(
+        case.parents.cpu(), past=case.lengths.cpu(), window=case.keywords["window"], size=case.keys.shape[1],
+        backend="reference",
+    ).mask  # fmt: skip
+    keys, values = (r.to(dtype).transpose(1, 2).repeat_interleave(group, 1) for r in (case.keys, case.values))
+    query = case.query.cpu().transpose(1, 2)
+    scale = case.keywords["scale"]
+    return torch.nn.functional.scaled_dot_product_attention(query, keys, values, mask, scale=scale).transpose(1, 2)
+
+
+def compare(case: Case, found: TreeAttention | None = None) -> None:
+    """No worse than SDPA by more than one rounding of the output; padding gives 0 and -inf."""
+    found = TreeAttention(*(t.cpu() for t in (found or case.run())))
+    want, logsumexp = exact(case)
+    present = torch.isfinite(logsumexp[..., 0])
+    assert found.status.tolist() == [0] * len(case.lengths)
+    assert not found.output[~present].any() and bool((found.logsumexp[~present] == -float("inf")).all())
+    want, logsumexp, theirs, ours = want[present], logsumexp[present], sdpa(case)[present], found.output[present]
+    if want.numel() == 0:
+        return
+    error, allowed = (float((t.double() - want).abs().max()) for t in (ours, theirs))
+    allowed = 2 * allowed + 2 * torch.finfo(ours.dtype).eps * float(want.abs().max())
+    assert error <= allowed, f"error {error:.3g} exceeds {allowed:.3g}"
+    torch.testing.assert_close(found.logsumexp[present].double(), logsumexp, rtol=2e-6, atol=2e-5)
+
+
+def assert_bits(found: TreeAttention, want: TreeAttention) -> None:
+    assert_same(found, want, TreeAttention._fields)
+
+
+# --- examples one can check by hand
+
+
+def test_a_root_and_two_children_average_what_they_see(backend: str, device: str) -> None:
+    ancestors = tree_layout(torch.tensor([[-1, 0, 0]]), max_depth=1).ancestors.to(device)
+    query, key = torch.zeros(1, 3, 1, 2, device=device), torch.zeros(1, 1, 5, 2, device=device)
+    value = torch.tensor([3.0, 5.0, 7.0, 9.0, -1.0], device=device).view(1, 1, 5, 1)
+    found = tree_attention(query, key, value, ancestors, torch.tensor([2], device=device))
+    assert found.output.flatten().tolist() == pytest.approx([5.0, 6.0, 3.5])
+    assert found.logsumexp.flatten().exp().tolist() == pytest.approx([3.0, 4.0, 4.0])
+
+
+def test_a_chain_is_causal_attention(backend: str, device: str) -> None:
+    case = make(lengths=(0,), nodes=12, ragged=False, device=device)
+    case.parents = torch.arange(-1, 11, device=device)[None]
+    case.key, case.value = (r.float().transpose(1, 2).contiguous().to(device) for r in (case.keys, case.values))
+    keys, values = (t.repeat_interleave(2, 1) for t in (case.key, case.value))
+    want = torch.nn.functional.scaled_dot_product_attention(case.query.transpose(1, 2), keys, values, is_causal=True)
+    torch.testing.assert_close(case.run().output, want.transpose(1, 2), rtol=1e-5, atol=1e-6)
+
+
+# --- every shape that it takes
+
+
+@pytest.mark.parametrize("window", [0, 1, 4, 20, 10**6])  # off; itself alone; inside the tree; cuts the cache; all
+@pytest.mark.parametrize("format", FORMATS)
+def test_formats_windows_and_ragged_lengths(backend: str, device: str, format: str, window: int) -> None:
+    compare(make(format, window=window, device=device, seed=window % 7))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("heads", [(4, 1), (8, 2), (3, 3), (7, 1)], ids=str)  # multi-query, grouped, none, an odd group
+def test_heads_and_dtypes(backend: str, device: str, heads: tuple[int, int], dtype: torch.dtype) -> None:
+    compare(make("nhd", heads=heads, dtype=dtype, dims=(64, 64), device=device))
+
+
+# A power of two; not one; the largest; values that differ from keys, as of latent attention; not a multiple of 4.
+@pytest.mark.parametrize("dims", [(32, 32), (80, 80), (128, 128), (192, 128), (256, 256), (33, 1), (5, 70)], ids=str)
+def test_dims(backend: str, device: str, dims: tuple[int, int]) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        compare(make(dims=dims, dtype=dtype, lengths=(70, 3), device=device))
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 31, 32, 33, 64, 65, 257, 1024])  # the edges of words and tiles
+def test_nodes(backend: str, device: str, is_slow: bool, nodes: int) -> None:
+    compare(
+        make(nodes=nodes, lengths=(40,) if is_slow else (100, 3, 0), heads=(2, 1), device=device, ragged=nodes < 99)
+    )
+
+
+@pytest.mark.parametrize("length", [63, 64, 65, 255, 256, 257, 1023, 1025, 5000])  # the edges of tiles and splits
+def test_long_caches(backend: str, device: str, is_slow: bool, length: int) -> None:
+    if is_slow and length > 1100:
+        length = 1100
+    for window in (0, length // 2):
+        compare(make("nhd", lengths=(length, length // 3), nodes=5, heads=(2, 1), window=window, device=device))
+
+
+@pytest.mark.parametrize("page_size", [1, 7, 16, 256])  # slots; odd; usual; larger than the request
+@pytest.mark.parametrize("format", ["nhd", "hnd"])
+def test_page_sizes(backend: str, device: str, format: str, page_size: int) -> None:
+    compare(make(format, page_size=page_size, lengths=(130, 15, 16), device=device, seed=page_size))
+
+
+def test_strided_query_and_interleaved_pools(backend: str, device: str) -> None:
+    """A query out of a fused projection, [batch, heads, nodes, dim]; pools that hold keys and values in turns."""
+    case = make("nhd", device=device)
+    want = case.run()
+    fused = torch.randn(*case.query.shape[:2], 9, 16).to(device)
+    fused[:, :, 2:6] = case.query
+    assert_bits(case.run(query=fused[:, :, 2:6]), want)
+    assert_bits(case.run(query=case.query.transpose(1, 2).contiguous().transpose(1, 2)), want)
+    pool = torch.stack([case.key, case.value], 1)  # [page, 2, slot, head, dim]
+    assert_bits(case.run(key=pool[:, 0], value=pool[:, 1]), want)
+
+
+def test_scales_and_scores_of_any_size(backend: str, device: str) -> None:
+    for scale in (0.0, 0.3, 50.0):
+        case = make(scale=scale, device=device)
+        found, (want, logsumexp) = case.run(), exact(case)
+        present = logsumexp.isfinite()
+        torch.testing.assert_close(found.output.cpu()[present].double(), want[present], rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(found.logsumexp.cpu()[present].double(), logsumexp[present], rtol=1e-6, atol=1e-4)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    format=st.sampled_from(FORMATS), lengths=st.lists(st.integers(0, 90), max_size=3).map(tuple),
+    nodes=st.integers(1, 40), kv_heads=st.integers(1, 3), group=st.integers(1, 5),
+    dims=st.tuples(st.integers(1, 40), st.integers(1, 40)), page_size=st.integers(1, 33), window=st.integers(0, 100),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]), seed=st.integers(0, 2**20),
+)  # fmt: skip
+def test_every_shape(backend: str, device: str, is_slow: bool, **shape: Any) -> None:
+    kv_heads, group = shape.pop("kv_heads"), shape.pop("group")
+    if is_slow:
+        shape["lengths"], shape["nodes"] = shape["lengths"][:1], min(shape["nodes"], 12)
+    compare(make(heads=(kv_heads * group, kv_heads), device=device, **shape))
+
+
+# --- what must not matter
+
+
+@pytest.mark.parametrize("format", ["bhld", "hnd"])
+@pytest.mark.parametrize("window", [0, 90])
+def test_neither_batch_nor_slot_nor_padding_matters(backend: str, device: str, format: str, window: int) -> None:
+    if backend == "reference":
+        pytest.skip("the definition has no such promise")
+    case = make(
+        format, lengths=(300, 20, 0, 300), nodes=40, capacity=700, dims=(32, 32), window=window, device=device
+    )  # fmt: skip
+    whole = case.run()
+    order = torch.tensor([2, 0, 3, 1], device=device)
+    mixed = {"query": case.query[order], "lengths": case.lengths[order], "key": case.key, "value": case.value}
+    if format == "bhld":
+        mixed |= {"key": case.key[order], "value": case.value[order]}
+    else:
+        mixed |= {"block_table": case.keywords["block_table"][order]}
+    shuffled = replace(case, parents=case.parents[order]).run(**mixed)
+    assert_bits(shuffled, TreeAttention(*(t[order] for t in whole)))
+    for b in range(4):
+        one = case.alone(b)
+        cut = {} if format == "hnd" else {name: getattr(one, name)[:, :, : 300 + 40] for name in ("key", "value")}
+        found = one.run(**cut)
+        width = found.output.shape[1]
+        assert_bits(found, TreeAttention(whole.output[b : b + 1, :width], whole.logsumexp[b : b + 1, :width], found[2]))
+
+
+def test_neither_threads_nor_instruction_sets_matter(threads: None) -> None:
+    case = make("nhd", lengths=(2500, 40), nodes=20, dims=(64, 48), dtype=torch.bfloat16)
+    want = case.run(backend="cpu")
+    isa = torch.ops.specdec_kernels.cpu_isa()
+    try:
+        for wanted in range(isa + 1):
+            torch.ops.specdec_kernels.set_cpu_isa(wanted)
+            compare(case, case.run(backend="cpu"))
+    finally:
+        torch.ops.specdec_kernels.set_cpu_isa(isa)
+    for count in (1, 2, 5):
+        torch.set_num_threads(count)
+        assert_bits(case.run(backend="cpu"), want)
+
+
+@pytest.fixture
+def threads() -> Any:
+    """Restores the number of threads."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def test_partial_attentions_merge_by_their_logsumexp(backend: str, device: str) -> None:
+    case = make(lengths=(50, 40), ragged=False, device=device)
+    whole, tail = case.run(), case.run(key=case.key[:, :, 30:], value=case.value[:, :, 30:], lengths=case.lengths - 30)
+    scores = torch.einsum("bnhd,bhxd->bnhx", case.query, case.key[:, :, :30].repeat_interleave(2, 1)) / 4
+    head = torch.einsum("bnhx,bhxd->bnhd", scores.softmax(-1), case.value[:, :, :30].repeat_interleave(2, 1))
+    parts = torch.stack([scores.logsumexp(-1), tail.logsumexp])
+    torch.testing.assert_close(parts.logsumexp(0), whole.logsumexp, rtol=1e-6, atol=1e-5)
+    weight = parts.softmax(0)[..., None]
+    torch.testing.assert_close(weight[0] * head + weight[1] * tail.output, whole.output, rtol=1e-5, atol=1e-5)
+
+
+# --- bad input
+
+
+@pytest.mark.parametrize("format", ["bhld", "nhd"])
+def test_bad_lengths_are_flagged_and_harm_nobody(backend: str, device: str, format: str) -> None:
+    case = make(format, lengths=(20, 30, 9), ragged=False, device=device)
+    want = case.run()
+    capacity = case.keys.shape[1] if format == "bhld" else -(-case.keys.shape[1] // 16) * 16
+    for bad in (-1, capacity - 9 + 1, capacity, 10**6, 2**62, -(2**62)):
+        lengths = case.lengths.clone()
+        lengths[1] = bad
+        found = case.run(lengths=lengths)
+        assert found.status.tolist() == [0, 32, 0], bad
+        assert not found.output[1].any() and bool((found.logsumexp[1] == -float("inf")).all())
+        for b in (0, 2):
+            assert_bits(TreeAttention(*(t[b] for t in found)), TreeAttention(*(t[b] for t in want)))
+    narrow = case.run(lengths=case.lengths.int())
+    assert_bits(narrow, want)
+
+
+@pytest.mark.parametrize("entry", [-1, -7, 12, 2**31 - 1])  # no page; nonsense; one past the pool; far past it
+@pytest.mark.parametrize("block", [0, 1, 2])  # cached; cached and the root; the last nodes
+def test_bad_tables_are_flagged_and_harm_nobody(backend: str, device: str, block: int, entry: int) -> None:
+    case = make("hnd", lengths=(20, 27, 9), ragged=False, device=device)  # 12 pages of 16
+    assert case.key.shape[0] == 12
+    want = case.run()
+    table = case.keywords["block_table"].clone()
+    table[1, block] = entry
+    found = case.run(block_table=table)
+    assert found.status.tolist() == [0, 32, 0]
+    assert not found.output[1].any() and bool((found.logsumexp[1] == -float("inf")).all())
+    for b in (0, 2):
+        assert_bits(TreeAttention(*(t[b] for t in found)), TreeAttention(*(t[b] for t in want)))
+
+
+def test_pages_that_nobody_reads_may_be_gone(backend: str, device: str) -> None:
+    case = make("nhd", lengths=(70, 40), nodes=8, window=20, capacity=200, device=device)
+    want = case.run()
+    table = case.keywords["block_table"].clone()
+    table[0, :3] = table[0, 5:] = -1  # positions 51 to 77 are read
+    table[1, :1] = table[1, 3:] = -1  # 21 to 47
+    assert_bits(case.run(block_table=table), want)
+    compare(case)
+
+
+def test_padding_and_empty_trees_attend_nothing(backend: str, device: str) -> None:
+    case = make(lengths=(20, 30, 9), ragged=False, device=device)
+    want = case.run()
+    ancestors = tree_layout(case.parents, max_depth=8).ancestors.clone()
+    ancestors[1] = 0
+    found = case.run(ancestors=ancestors, key=case.key.index_fill(0, torch.tensor([1], device=device), NAN))
+    assert found.status.tolist() == [0, 0, 0]
+    assert not found.output[1].any() and bool((found.logsumexp[1] == -float("inf")).all())
+    for b in (0, 2):
+        assert_bits(TreeAttention(*(t[b] for t in found)), TreeAttention(*(t[b] for t in want)))
+
+
+def test_padding_between_nodes_is_not_read(backend: str, device: str) -> None:
+    case = make(lengths=(20,), nodes=5, ragged=False, device=device)
+    case.parents = torch.tensor([[-1, 0, -1, 1, -1]], device=device)
+    for rows in (case.key, case.value):
+        rows[:, :, :25] = (case.keys if rows is case.key else case.values).float().transpose(1, 2)[:, :, :25].to(device)
+        rows[:, :, [22, 24]] = NAN
+    compare(case)
+
+
+# --- the calling conventions
+
+
+def test_out_receives_the_results(backend: str, device: str) -> None:
+    case = make("nhd", device=device)
+    want = case.run()
+    out = TreeAttention(*(torch.full_like(t, 7) for t in want))
+    assert_bits(case.run(out=out), want)
+    assert_bits(out, want)
+    with pytest.raises(
+        ValueError, match=r"tree_attention: out.status must be torch.int32 \[3\], got torch.int64 \[3\]"
+    ):
+        case.run(out=out._replace(status=out.status.long()))
+
+
+@pytest.mark.parametrize("format", ["bhld", "nhd"])
+def test_opcheck_and_compile(backend: str, device: str, format: str) -> None:
+    if backend == "reference":
+        pytest.skip("the reference is not an operator")
+    case = make(format, window=9, device=device)
+    ancestors = tree_layout(case.parents, max_depth=8, backend="reference").ancestors
+    key, value = (t.transpose(1, 2) if format == "bhld" else t for t in (case.key, case.value))
+    given = (
+        case.query, key, value, ancestors, case.lengths, case.keywords.get("block_table"), 0.25, case.keywords["window"]
+    )  # fmt: skip
+    torch.library.opcheck(op.overload(backend), given)
+    torch.library.opcheck(op.overload(backend, out=True), (*given, *case.run()))
+    step = torch.compile(lambda q: case.run(query=q, ancestors=ancestors), fullgraph=True, backend="aot_eager")
+    assert_bits(TreeAttention(*step(case.query)), case.run())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"query": 3}, r"query must be a tensor \[batch, nodes, heads, dim\], got int"),
+        ({"query": torch.zeros(2, 3, 4, 8).double()}, "query must be float32 or bfloat16 or float16, got float64"),
+        ({"query": torch.zeros(2, 4, 8)}, r"query must be \[batch, nodes, heads, dim\], got \[2, 4, 8\]"),
+        ({"query": torch.zeros(2, 0, 4, 8)}, r"query must be of 1 \(the root\) to 1024 nodes, got \[2, 0, 4, 8\]"),
+        ({"query": torch.zeros(2, 3, 5, 8)}, "query must be of a multiple of 2 heads, the key's, got 5"),
+        ({"query": torch.zeros(2, 3, 4, 16)[..., ::2]}, r"query must be dense in its last axis \(call .contiguous"),
+        ({"query": torch.zeros(2, 3, 4, 257)}, "query must be of dim 1 to 256, got 257"),
+        ({"key": torch.zeros(2, 2, 9, 8).half()}, "key must be float32, got float16"),
+        ({"key": torch.zeros(2, 9, 8)}, r"key must be \[batch, head, length, dim\], got \[2, 9, 8\]"),
+        ({"key": torch.zeros(2, 2, 9, 4)}, "key must be of dim 8, as the query, got 4"),
+        ({"key": torch.zeros(3, 2, 9, 8), "value": torch.zeros(3, 2, 9, 8)}, "key must be of batch 2, got 3"),
+        ({"value": torch.zeros(2, 2, 8, 8)}, r"value must be as key but for its dim, \[2, 2, 9\], got \[2, 2, 8\]"),
+        ({"ancestors": torch.zeros(2, 3, 1)}, "ancestors must be int32, got float32"),
+        ({"ancestors": torch.zeros(2, 3, 2).int()}, r"ancestors must be \[2, 3, 1\], got \[2, 3, 2\]"),
+        ({"lengths": torch.zeros(2)}, "lengths must be int32 or int64, got float32"),
+        ({"lengths": torch.zeros(3).long()}, r"lengths must be \[2\], got \[3\]"),
+        ({"format": "lbhd"}, "format must be one of 'bhld', 'blhd', 'hnd', 'nhd', 'slots', got 'lbhd'"),
+        ({"format": "nhd"}, "block_table must be a tensor of int32 or int64, got NoneType"),
+        ({"block_table": torch.zeros(2, 1).int()}, "block_table must be None for format 'bhld', got Tensor"),
+        (
+            {"format": "nhd", "block_table": torch.zeros(3, 1).int(), "key": torch.zeros(5, 4, 2, 8),
+             "value": torch.zeros(5, 4, 2, 8)},
+            r"block_table must be \[2, pages\], got \[3, 1\]",
+        ),
+        ({"window": -1}, "window must be a host int >= 0, got -1"),
+        ({"backend": "numpy"}, "backend must be one of reference, "),
+    ],
+)  # fmt: skip
+def test_wrong_arguments_say_what_to_do(change: dict[str, Any], message: str) -> None:
+    arguments = {
+        "query": torch.zeros(2, 3, 4, 8), "key": torch.zeros(2, 2, 9, 8), "value": torch.zeros(2, 2, 9, 8),
+        "ancestors": torch.zeros(2, 3, 1).int(), "lengths": torch.zeros(2).long(), **change,
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="tree_attention: " + message):
+        tree_attention(**arguments)
