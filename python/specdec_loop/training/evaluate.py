@@ -1,4 +1,4 @@
-"""What the drafters are worth: accepted tokens a step on held-out prompts, `python -m specdec_loop.training.evaluate`."""
+"""What the drafters are worth on held-out prompts: `python -m specdec_loop.training.evaluate`."""
 
 from __future__ import annotations
 
