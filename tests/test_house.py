@@ -87,13 +87,8 @@ def test_loop_uses_only_public_names() -> None:
     public = {f"specdec_kernels.{public_name}" for public_name in specdec_kernels.__all__} | {"specdec_kernels"}
     faults = []
     for path in sorted((ROOT / "python/specdec_loop").rglob("*.py")):
-        allowed = (
-            "torch",
-            "transformers",
-            "tokenizers",
-            "safetensors",
-            "python",
-        )  # the middle ones come with transformers
+        # transformers brings tokenizers and safetensors.
+        allowed: tuple[str, ...] = ("torch", "transformers", "tokenizers", "safetensors", "python")
         if "training" in path.parts:
             allowed = (*allowed, "rich", "matplotlib")
         outside = {m for m in foreign(path) if not is_within(m, *allowed)}

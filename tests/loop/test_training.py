@@ -157,16 +157,18 @@ def test_everything_is_trained_and_loads(library: Path, tmp_path: Path, monkeypa
     small = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4}
     whole = target.config
     monkeypatch.setattr(target, "config", lambda vocab: LlamaConfig(**{**whole(vocab).to_dict(), **small}))
-    shared = ["--work", str(tmp_path / "work"), "--minutes", "0.02", "--length", "24", "--batch", "2", "--threads", "1"]
-    target.main(["--out", str(tmp_path / "target"), *shared])
-    drafters.main(["--models", str(tmp_path), *shared])
+    shared = ["--work", str(tmp_path / "work"), "--length", "24", "--batch", "2", "--threads", "1"]
+    target.main(["--out", str(tmp_path / "target"), "--minutes", "0.03", *shared])
+    drafters.main(["--models", str(tmp_path), "--minutes", "0.001", *shared])
     network, tokenizer = load_target(tmp_path / "target")
     assert len(tokenizer) == network.config.vocab_size == 300
     names = {"draft model", "blockwise heads", "Medusa", "EAGLE-1", "EAGLE-2", "EAGLE-3", "MTP"}
     assert load_drafters(network, tmp_path).keys() == names
     ids = corpus.encode(tokenizer, corpus.read(corpus.sources()[:1]))[None, :20].long()
     assert network(ids, labels=ids).loss.item() < 0.9 * math.log(300)
-    drafters.main(["draft", "--models", str(tmp_path), "--resume", *shared])  # there is no time left, and no harm
+    drafters.main(
+        ["draft", "--models", str(tmp_path), "--minutes", "0.001", "--resume", *shared]
+    )  # there is no time left, and no harm
 
 
 def test_a_wrong_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
