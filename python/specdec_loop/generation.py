@@ -19,7 +19,7 @@ from .stops import Stops
 from .text import Text
 from .tree_cache import TreeCache
 
-Streamer = Callable[[int, list[int]], None]
+Streamer = Callable[[int, list[int], int], None]
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,8 @@ def generate(
         stop: token ids, token sequences and strings that end a text; None: the model's eos.
         tokenizer: of the target, for stop strings.
         logprobs: ``"processed"`` (after temperature and filters) or ``"raw"``.
-        streamer: called with the number of a request and its new tokens, after each step.
+        streamer: called after each step with the number of a request, its new tokens, and how many of these, the first
+            ones, were accepted drafts.
 
     Returns:
         Generation.
@@ -145,7 +146,7 @@ def generate(
             statistics[b].tokens += len(new[b])
             statistics[b].seconds = elapsed
             if streamer is not None:
-                streamer(b, new[b])
+                streamer(b, new[b], min(accepted[b], len(new[b])))
         lengths.update([drafted[b] for b in running], [accepted[b] for b in running], clock.latest)
     with _naming(drafter, "end"):
         drafter.end(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,9 +51,15 @@ class RequestStatistics:
             >>> RequestStatistics(drafted=[3, 3, 1], accepted=[2, 0, 1]).acceptance_by_position()
             [0.6666666666666666, 1.0, 0.0]
         """
-        steps = list(zip(self.drafted, self.accepted, strict=True))
-        looked_at = [[a > i for d, a in steps if min(d, a + 1) > i] for i in range(max(self.drafted, default=0))]
-        return [sum(position) / len(position) for position in looked_at if position]
+        return acceptance_by_position(zip(self.drafted, self.accepted, strict=True))
+
+
+def acceptance_by_position(steps: Iterable[tuple[int, int]]) -> list[float]:
+    """The same of any steps, each given by what was offered and how many of it in a row were accepted."""
+    steps = list(steps)
+    places = range(max((d for d, _ in steps), default=0))
+    looked_at = [[a > i for d, a in steps if min(d, a + 1) > i] for i in places]
+    return [sum(position) / len(position) for position in looked_at if position]
 
 
 class Clock:

@@ -237,8 +237,18 @@ def test_the_whole_context_can_be_used() -> None:
 def test_the_streamer_is_given_every_token_once(name: str) -> None:
     starts, sampling = prompts(), sampling_of("sampled", 7)
     streamed: list[list[int]] = [[] for _ in starts]
-    result = run(DRAFTERS[name](), starts, sampling, streamer=lambda b, new: streamed[b].extend(new))
+    accepted = [0] * 7
+
+    def streamer(b: int, new: list[int], count: int) -> None:
+        streamed[b] += new
+        accepted[b] += count
+        assert len(new) - 1 <= count <= len(new)
+
+    result = run(DRAFTERS[name](), starts, sampling, streamer=streamer)
     assert streamed == result.tokens
+    assert all(
+        TOKENS - n == r.steps or r.steps - 1 == TOKENS - n for n, r in zip(accepted, result.statistics, strict=True)
+    )
 
 
 @pytest.mark.parametrize("name", [None, "draft model", "lookahead"])

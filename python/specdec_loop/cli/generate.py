@@ -1,0 +1,105 @@
+"""Continue a prompt by one method; what was drafted and accepted is green."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from ..generation import Generation
+from ..generation import generate as decode
+from ..methods import METHODS
+from .loading import Models, UserError, add_model_arguments, one_line
+
+GREEN, DIM, PLAIN = "\x1b[32m", "\x1b[2m", "\x1b[0m"
+UNFINISHED = "\ufffd"  # a character of which not all bytes are there
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Prompt, method, models."""
+    parser.add_argument("prompt", nargs="?", help="text; without it, --file or standard input")
+    parser.add_argument("--file", type=Path, help="read the prompt from a file")
+    parser.add_argument("--method", choices=METHODS, default="draft-model", help="see `compare --list`")
+    parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--temperature", type=float, default=0.0, help="0: greedy")
+    parser.add_argument("--draft-length", type=int, help="most drafts of a step; by default the method's")
+    parser.add_argument("--stop", action="append", default=[], help="a string that ends the text; may be repeated")
+    parser.add_argument("--color", choices=("auto", "always", "never"), default="auto")
+    add_model_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Stream the continuation, then say how it went."""
+    prompt, method = _prompt(args), METHODS[args.method]
+    models = Models(args)
+    ids, drafter = models.encode(prompt, args.max_new_tokens), models.drafter(args.method)
+    in_color = args.color == "always" or (args.color == "auto" and sys.stdout.isatty())
+    writer = Writer(models.tokenizer, in_color=in_color)
+    ends = models.target.generation_config.eos_token_id
+    ends = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
+    print(prompt, end="", flush=True)
+    with one_line():
+        result = decode(
+            models.target,
+            drafter,
+            [ids],
+            sampling=models.sampling(1, args.temperature),
+            seed=args.seed,
+            rule=method.rule,
+            max_new_tokens=args.max_new_tokens,
+            draft_length=args.draft_length or method.draft_length,
+            stop=[*ends, *args.stop],
+            tokenizer=models.tokenizer,
+            streamer=writer,
+        )
+    print()
+    report = summary(result)
+    print(f"{DIM}{report}{PLAIN}" if in_color else report, file=sys.stderr)
+
+
+class Writer:
+    """Streams text: a token is shown as soon as the bytes of its last character are there."""
+
+    def __init__(self, tokenizer: Any, *, in_color: bool) -> None:
+        """Write to standard output."""
+        self._tokenizer, self._in_color = tokenizer, in_color
+        self._ids: list[int] = []
+        self._shown = 0
+
+    def __call__(self, request: int, tokens: list[int], accepted: int) -> None:
+        """Show the tokens of a step."""
+        for place, token in enumerate(tokens):
+            self._ids.append(token)
+            text = self._tokenizer.decode(self._ids)
+            if text.endswith(UNFINISHED):
+                continue
+            new, self._shown = text[self._shown :], len(text)
+            print(f"{GREEN}{new}{PLAIN}" if self._in_color and place < accepted else new, end="", flush=True)
+            if text.endswith("\n"):  # what came before will not change any more
+                self._ids, self._shown = [], 0
+
+
+def summary(result: Generation) -> str:
+    """One line about one request."""
+    request = result.statistics[0]
+    total = sum(result.seconds.values()) or 1.0
+    phases = ", ".join(f"{phase} {100 * seconds / total:.0f} %" for phase, seconds in result.seconds.items())
+    looked_at = sum(min(d, a + 1) for d, a in zip(request.drafted, request.accepted, strict=True))
+    rate = f"{100 * sum(request.accepted) / looked_at:.0f} % of the drafts accepted; " if looked_at else ""
+    return (
+        f"{request.tokens} tokens in {request.steps} steps, {request.tokens_per_step:.2f} a step, "
+        f"{request.tokens_per_second:.0f} a second; {rate}{phases}"
+    )
+
+
+def _prompt(args: argparse.Namespace) -> str:
+    if args.prompt is not None and args.file is not None:
+        raise UserError("a prompt and --file are given: leave out one of them")
+    if args.file is not None:
+        if not args.file.is_file():
+            raise UserError(f"--file: there is no file {args.file}")
+        return str(args.file.read_text(encoding="utf-8"))
+    if args.prompt is None and sys.stdin.isatty():
+        raise UserError("no prompt: give one as argument, by --file or on standard input")
+    return args.prompt if args.prompt is not None else sys.stdin.read()

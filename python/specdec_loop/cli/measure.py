@@ -1,0 +1,188 @@
+"""Methods side by side on the same prompts: they take turns, round after round, and each is given its median."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from ..generation import Generation
+from ..generation import generate as decode
+from ..methods import METHODS
+from ..statistics import acceptance_by_position
+from ..theory import expected_tokens
+from .loading import Models, UserError, one_line
+
+RIVALS = ("transformers plain", "transformers assisted", "transformers prompt lookup")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One line of the table."""
+
+    method: str
+    temperature: float
+    batch: int
+
+
+@dataclass
+class Row:
+    """What came of a case. Speeds are of whole calls, prefill included, all requests of a batch together.
+
+    Attributes:
+        tokens_per_second: the median round's.
+        speedup: beside plain decoding at the same temperature and batch.
+        tokens_per_step: of a request.
+        acceptance: accepted candidates, of those that were looked at.
+        acceptance_by_position: the same for the first, second, .. candidate of a step.
+        predicted_tokens_per_second: by theory, from this acceptance and the measured time of a step.
+        distinct: share of different 4-grams in the texts: low where a model repeats itself, which flatters copying.
+        same_text: of the texts, how many are those of plain decoding; None where only the law is the same.
+        seconds: of a step, by phase.
+    """
+
+    method: str
+    temperature: float
+    batch: int
+    tokens_per_second: float
+    speedup: float | None = None
+    tokens_per_step: float | None = None
+    acceptance: float | None = None
+    acceptance_by_position: list[float] | None = None
+    predicted_tokens_per_second: float | None = None
+    distinct: float = 1.0
+    same_text: str | None = None
+    seconds: dict[str, float] | None = None
+
+    def json(self) -> dict[str, Any]:
+        """As a dictionary."""
+        return asdict(self)
+
+
+class Comparison:
+    """Runs cases on prompts; `rows` when all rounds are done."""
+
+    def __init__(self, models: Models, prompts: Sequence[list[int]], cases: Sequence[Case], new_tokens: int) -> None:
+        """Check that each method has what it needs, and warm up."""
+        self.models, self.prompts, self.cases, self.new_tokens = models, prompts, cases, new_tokens
+        self.runs: dict[Case, list[tuple[float, list[list[int]], list[Generation]]]] = {case: [] for case in cases}
+        for case in cases:
+            self._run(case, prompts[: case.batch], 8)
+
+    def rounds(self, count: int) -> Iterator[Case]:
+        """Run every case `count` times; yields each when it is done."""
+        for _ in range(count):
+            for case in self.cases:
+                self.runs[case].append(self._run(case, self.prompts, self.new_tokens))
+                yield case
+
+    def rows(self) -> list[Row]:
+        """A row for each case, in their order."""
+        made = [self._row(case) for case in self.cases]
+        plain = {(row.temperature, row.batch): row for row in made if row.method == "plain"}
+        for case, row in zip(self.cases, made, strict=True):
+            base = plain.get((row.temperature, row.batch))
+            if base is None:
+                continue
+            row.speedup = row.tokens_per_second / base.tokens_per_second
+            own = METHODS.get(row.method)
+            if row.temperature == 0 or (own is not None and own.keeps_the_text):
+                want = self.runs[Case("plain", case.temperature, case.batch)][-1][1]
+                same = sum(a == b for a, b in zip(self.runs[case][-1][1], want, strict=True))
+                row.same_text = f"{same} of {len(want)}"
+        return made
+
+    def _run(
+        self, case: Case, prompts: Sequence[list[int]], new_tokens: int
+    ) -> tuple[float, list[list[int]], list[Generation]]:
+        """Seconds, texts and, where it is ours, details of one round."""
+        if case.method in RIVALS:
+            return self._run_rival(case, prompts, new_tokens)
+        method = METHODS[case.method]
+        drafter = self.models.drafter(case.method)  # a new one: it must not know these texts from the last round
+        results = []
+        started = time.perf_counter()
+        for start in range(0, len(prompts), case.batch):
+            group = prompts[start : start + case.batch]
+            with one_line():
+                result = decode(
+                    self.models.target,
+                    drafter,
+                    group,
+                    sampling=self.models.sampling(len(group), case.temperature),
+                    seed=self.models.args.seed + start,
+                    rule=method.rule,
+                    max_new_tokens=new_tokens,
+                    draft_length=self.models.args.draft_length or method.draft_length,
+                )
+            results.append(result)
+        seconds = time.perf_counter() - started
+        return seconds, [tokens for result in results for tokens in result.tokens], results
+
+    def _run_rival(
+        self, case: Case, prompts: Sequence[list[int]], new_tokens: int
+    ) -> tuple[float, list[list[int]], list[Generation]]:
+        """Transformers' own generate, which assists one request at a time."""
+        if case.batch != 1:
+            raise UserError(f"{case.method} is compared at batch 1 only")
+        target = self.models.target
+        more: dict[str, Any] = {"do_sample": case.temperature > 0}
+        if case.temperature > 0:
+            more |= {"temperature": case.temperature, "top_k": 0, "top_p": 1.0}
+        if case.method == "transformers assisted":
+            more["assistant_model"] = self.models.kit.draft
+        elif case.method == "transformers prompt lookup":
+            more["prompt_lookup_num_tokens"] = METHODS["prompt-lookup"].draft_length
+        texts = []
+        torch.manual_seed(self.models.args.seed)
+        started = time.perf_counter()
+        for prompt in prompts:
+            ids = torch.tensor([prompt], device=target.device)
+            mask = torch.ones_like(ids)
+            out = target.generate(ids, attention_mask=mask, max_new_tokens=new_tokens, pad_token_id=0, **more)
+            texts.append(out[0, len(prompt) :].tolist())
+        return time.perf_counter() - started, texts, []
+
+    def _row(self, case: Case) -> Row:
+        seconds = statistics.median(run[0] for run in self.runs[case])
+        _, texts, results = min(self.runs[case], key=lambda run: abs(run[0] - seconds))
+        count = sum(map(len, texts))
+        row = Row(case.method, case.temperature, case.batch, count / seconds, distinct=distinct(texts))
+        if results:
+            self._describe(row, results, seconds, count)
+        return row
+
+    def _describe(self, row: Row, results: list[Generation], seconds: float, count: int) -> None:
+        requests = [request for result in results for request in result.statistics]
+        steps = [step for r in requests for step in zip(r.drafted, r.accepted, strict=True)]
+        looked_at = sum(min(d, a + 1) for d, a in steps)
+        row.tokens_per_step = count / len(steps)
+        batch_steps = sum(max(r.steps for r in result.statistics) for result in results)
+        phases = results[0].seconds
+        row.seconds = {phase: sum(r.seconds[phase] for r in results) / batch_steps for phase in phases}
+        if looked_at == 0:
+            return
+        row.acceptance = sum(a for _, a in steps) / looked_at
+        row.acceptance_by_position = acceptance_by_position(steps)
+        decoding = sum(row.seconds.values()) * batch_steps
+        promised = float(expected_tokens(row.acceptance, torch.tensor([d for d, _ in steps])).mean())
+        row.predicted_tokens_per_second = count / (seconds - decoding + decoding * row.tokens_per_step / promised)
+
+
+def distinct(texts: Sequence[Sequence[int]], n: int = 4) -> float:
+    """Share of different n-grams, the mean over texts of n tokens or more."""
+    grams = [[tuple(text[i : i + n]) for i in range(len(text) - n + 1)] for text in texts]
+    shares = [len(set(g)) / len(g) for g in grams if g]
+    return statistics.mean(shares) if shares else 1.0
+
+
+def all_cases(
+    methods: Sequence[str], temperatures: Sequence[float], batches: Sequence[int], rivals: Sequence[str]
+) -> list[Case]:
+    """Every combination; rivals at batch 1."""
+    made = [Case(m, t, b) for b in batches for t in temperatures for m in methods]
+    return made + [Case(m, t, 1) for t in temperatures if 1 in batches for m in rivals]

@@ -1,0 +1,116 @@
+"""Every decoding method that has a name, in one table: a new drafter is one more line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from .datastore import Datastore
+from .drafters import (
+    Blockwise,
+    Drafter,
+    DraftModel,
+    EagleDynamicTree,
+    EagleTree,
+    HeadChain,
+    IndependentDrafts,
+    Lookahead,
+    Medusa,
+    PromptLookup,
+    Retrieval,
+    SuffixDecoding,
+)
+from .heads import load_eagle, load_eagle3, load_medusa, load_mtp
+
+
+class Kit:
+    """What drafters are made of; each part is loaded when a method first asks for it."""
+
+    def __init__(
+        self, target: Any, *, heads: Path, load_draft: Callable[[], Any], load_store: Callable[[], Datastore]
+    ) -> None:
+        """Name the parts.
+
+        Args:
+            target: the model that is decoded.
+            heads: folder whose folders hold heads: medusa, eagle, eagle3, mtp.
+            load_draft: gives the draft model.
+            load_store: gives the datastore.
+        """
+        self.target, self.heads = target, heads
+        self._load_draft, self._load_store = load_draft, load_store
+
+    @cached_property
+    def draft(self) -> Any:
+        """The draft model."""
+        return self._load_draft()
+
+    @cached_property
+    def store(self) -> Datastore:
+        """The datastore."""
+        return self._load_store()
+
+    @cached_property
+    def medusa(self) -> Any:
+        """Heads for tokens further ahead."""
+        return load_medusa(self.heads / "medusa", self.target)
+
+    @cached_property
+    def eagle(self) -> Any:
+        """A head of EAGLE-1 and EAGLE-2."""
+        return load_eagle(self.heads / "eagle", self.target)
+
+    @cached_property
+    def eagle3(self) -> Any:
+        """A head of EAGLE-3."""
+        return load_eagle3(self.heads / "eagle3", self.target)
+
+    @cached_property
+    def mtp(self) -> Any:
+        """A head for multi-token prediction."""
+        return load_mtp(self.heads / "mtp", self.target)
+
+
+@dataclass(frozen=True)
+class Method:
+    """A drafter and how its drafts are verified.
+
+    Attributes:
+        about: in a few words.
+        make: the drafter; None is plain decoding.
+        rule: under which its drafts are verified.
+        draft_length: of its chains, depth of its trees.
+    """
+
+    about: str
+    make: Callable[[Kit], Drafter | None]
+    rule: str = "match"
+    draft_length: int = 4
+
+    @property
+    def keeps_the_text(self) -> bool:
+        """Whether a text is that of plain decoding with the same seed at any temperature; else its law is the same."""
+        return self.rule == "match"
+
+
+METHODS = {
+    "plain": Method("one token a step", lambda kit: None),
+    "prompt-lookup": Method("copies what followed the same words", lambda kit: PromptLookup(), draft_length=6),
+    "suffix": Method("frequent continuations, of this text and earlier ones", lambda kit: SuffixDecoding()),
+    "lookahead": Method("the target's own guesses, by Jacobi iteration", lambda kit: Lookahead(3, 4, 4)),
+    "rest": Method("retrieval from a datastore, as a tree", lambda kit: Retrieval(kit.store)),
+    "draft-model": Method("a small model, seeded as the target", lambda kit: DraftModel(kit.draft)),
+    "draft-model-ratio": Method("... speculative sampling", lambda kit: DraftModel(kit.draft), "ratio"),
+    "draft-model-block": Method("... block verification", lambda kit: DraftModel(kit.draft), "block"),
+    "independent": Method("... three independent drafts", lambda kit: IndependentDrafts(kit.draft, 3), "recursive"),
+    "blockwise": Method("parallel heads, a chain (Stern et al.)", lambda kit: Blockwise(kit.medusa)),
+    "medusa": Method("parallel heads, a tree", lambda kit: Medusa(kit.medusa)),
+    "eagle": Method("features, a fixed tree", lambda kit: EagleTree(kit.eagle)),
+    "eagle-sampled": Method("... drawn without replacement", lambda kit: EagleTree(kit.eagle), "recursive"),
+    "eagle2": Method("... a tree that grows where it promises", lambda kit: EagleDynamicTree(kit.eagle)),
+    "eagle3": Method("features of three depths", lambda kit: EagleDynamicTree(kit.eagle3)),
+    "mtp": Method("features, a chain", lambda kit: HeadChain(kit.mtp)),
+}  # fmt: skip

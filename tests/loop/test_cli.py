@@ -1,0 +1,184 @@
+"""The command line: what it writes, and what it says to whoever gave it something that cannot work."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from model_folders import save_model, save_tokenizer
+
+from specdec_loop.cli import main
+from specdec_loop.cli.measure import Case, all_cases, distinct
+from specdec_loop.methods import METHODS
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("models")
+    save_model(made / "target")
+    save_model(made / "draft", layers=1, seed=1)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Any:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def call(folder: Path, command: str, *arguments: str) -> int:
+    """Run a command with the tiny models, unless it names others."""
+    models = ["--target", str(folder / "target"), "--draft", str(folder / "draft"), "--heads", str(folder)]
+    machine = ["--datastore", str(folder / "store.pt"), "--device", "cpu", "--threads", "1"]
+    return main([command, *models, *machine, *arguments])
+
+
+def plain_text(folder: Path, prompt: str, tokens: int) -> str:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "target")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder / "target")
+    ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
+    out = model.generate(ids, do_sample=False, max_new_tokens=tokens, pad_token_id=0)
+    return str(tokenizer.decode(out[0], skip_special_tokens=False))
+
+
+@pytest.mark.parametrize("method", ["plain", "prompt-lookup", "draft-model-ratio"])
+def test_generate_writes_the_text_of_plain_decoding(
+    folder: Path, capsys: pytest.CaptureFixture[str], method: str
+) -> None:
+    assert call(folder, "generate", "def f(a, a):", "--method", method, "--max-new-tokens", "20") == 0
+    out, err = capsys.readouterr()
+    # Bytes that make no character are shown when they are followed by ones that do, so the end may be missing.
+    assert out.rstrip("\n").startswith("def f(a, a):")
+    assert plain_text(folder, "def f(a, a):", 20).startswith(out.rstrip("\n"))
+    assert "20 tokens in" in err or "a step" in err
+
+
+def test_prompts_come_from_files_and_standard_input(
+    folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "prompt.txt").write_text("import os")
+    options = ["--method", "plain", "--max-new-tokens", "5"]
+    assert call(folder, "generate", "--file", str(tmp_path / "prompt.txt"), *options) == 0
+    from_file = capsys.readouterr().out
+    monkeypatch.setattr("sys.stdin", io.StringIO("import os"))
+    assert call(folder, "generate", *options) == 0
+    assert capsys.readouterr().out == from_file
+    assert from_file.startswith("import os")
+
+
+def test_accepted_tokens_are_green(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--max-new-tokens", "30", "--color", "always", "--draft", str(folder / "target")]
+    assert call(folder, "generate", "abc", *options) == 0
+    colored = capsys.readouterr().out
+    assert colored.count("\x1b[32m") > 3
+    assert call(folder, "generate", "abc", "--method", "plain", "--max-new-tokens", "30", "--color", "never") == 0
+    assert "\x1b[" not in capsys.readouterr().out
+    assert colored.count("\x1b[32m") == colored.count("\x1b[0m")
+
+
+def test_compare_writes_tables_json_and_chart(folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("x = y; x = y; x =")
+    (tmp_path / "b.txt").write_text("for i in range(3):")
+    files = ["--prompts", str(tmp_path / "a.txt"), str(tmp_path / "b.txt")]
+    outputs = ["--json", str(tmp_path / "c.json"), "--png", str(tmp_path / "c.png")]
+    methods = ["--methods", "plain", "prompt-lookup", "draft-model-ratio"]
+    small = ["--rounds", "2", "--max-new-tokens", "12", "--batch", "1", "2", "--temperature", "0", "0.8"]
+    assert call(folder, "compare", *files, *outputs, *methods, *small, "--rivals") == 0
+    shown = capsys.readouterr().out
+    assert "greedy, batch 1" in shown and "temperature 0.8, batch 2" in shown
+    written = json.loads((tmp_path / "c.json").read_text())
+    assert written["machine"]["torch"] == torch.__version__
+    rows = {(r["method"], r["temperature"], r["batch"]): r for r in written["rows"]}
+    assert len(rows) == 3 * 2 * 2 + 2 * 2  # without an assistant: its method is not among them
+    for (method, temperature, batch), row in rows.items():
+        assert row["tokens_per_second"] > 0 and 0 < row["distinct"] <= 1
+        if method == "plain":
+            assert row["speedup"] == 1.0 and row["tokens_per_step"] == 1.0
+        if method == "prompt-lookup":
+            assert row["same_text"] == "2 of 2", (temperature, batch)
+        if method == "draft-model-ratio":
+            assert row["same_text"] == ("2 of 2" if temperature == 0 else None)
+            assert row["predicted_tokens_per_second"] > 0
+    assert (tmp_path / "c.png").read_bytes()[1:4] == b"PNG"
+
+
+def test_the_datastore_is_built_and_used(folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert call(folder, "generate", "abc", "--method", "rest") == 2
+    assert "no datastore at" in capsys.readouterr().err
+    (tmp_path / "one.py").write_text("abc abc abd")
+    tokenizer = ["--tokenizer", str(folder / "target"), "--out", str(folder / "store.pt")]
+    assert main(["datastore", "build", str(tmp_path), *tokenizer]) == 0
+    assert "12 tokens of 1 files" in capsys.readouterr().out
+    assert call(folder, "generate", "abc", "--method", "rest", "--max-new-tokens", "5") == 0
+
+
+def test_every_method_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "--list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(METHODS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["generate", "x", "--target", "nowhere"], "--target: no config.json in nowhere: give the folder of a"),
+        (["generate", "x", "--draft", "nowhere"], "method draft-model: --draft: no config.json in nowhere"),
+        (["generate", "x", "--method", "eagle"], "method eagle: "),
+        (["generate", "", "--method", "plain"], "the prompt is empty"),
+        (["generate", "x" * 300], "the prompt has 300 tokens and --max-new-tokens is 128, but the model has 256"),
+        (["generate", "x", "--file", "y"], "a prompt and --file are given: leave out one"),
+        (["generate", "--file", "y"], "--file: there is no file y"),
+        (["generate", "x", "--draft-length", "-1"], "draft_length must be"),
+        (["compare", "--methods", "magic"], "no method is called magic"),
+        (["compare", "--prompts", "y"], "--prompts: there is no file y"),
+    ],
+)
+def test_mistakes_are_said_in_one_line(
+    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert call(folder, *arguments) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_a_tokenizer_that_does_not_match_is_named(
+    folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    save_model(tmp_path / "other", layers=1)
+    save_tokenizer(tmp_path / "other", first="<|stop|>")
+    assert call(folder, "generate", "x", "--draft", str(tmp_path / "other")) == 2
+    assert "has another vocabulary than --target" in capsys.readouterr().err
+    save_model(tmp_path / "small", vocab=100)
+    assert call(folder, "generate", "x", "--target", str(tmp_path / "small")) == 2
+    assert "has 257 tokens, the model only 100" in capsys.readouterr().err
+
+
+def test_no_memory_is_said_in_one_line(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
+
+    monkeypatch.setattr("specdec_loop.cli.generate.decode", full)
+    assert call(folder, "generate", "x") == 2
+    assert "out of memory: give a smaller" in capsys.readouterr().err
+
+
+def test_cases_are_all_combinations_and_rivals_run_alone() -> None:
+    cases = all_cases(["plain", "rest"], [0.0, 1.0], [1, 8], ["transformers plain"])
+    assert len(cases) == len(set(cases)) == 10
+    assert {case.batch for case in cases if case.method == "transformers plain"} == {1}
+    assert all_cases(["plain"], [0.0], [8], ["transformers plain"]) == [Case("plain", 0.0, 8)]
+
+
+def test_distinct_counts_ngrams() -> None:
+    assert distinct([[1, 2, 3, 4, 5, 6]]) == 1.0
+    assert distinct([[1, 1, 1, 1, 1, 1, 1]]) == 0.25
+    assert distinct([[1, 2]]) == 1.0

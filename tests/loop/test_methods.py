@@ -1,0 +1,65 @@
+"""The table of methods: each makes a drafter that may be verified by its rule."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from head_models import feature_head, medusa
+from models import model
+from texts import prompts
+
+from specdec_kernels import Sampling
+from specdec_loop import Datastore, generate
+from specdec_loop.methods import METHODS, Kit
+
+
+class TinyKit(Kit):
+    """Random parts."""
+
+    medusa: Any = medusa()
+    eagle: Any = feature_head("eagle", model())
+    eagle3: Any = feature_head("eagle3", model())
+    mtp: Any = feature_head("mtp", model())
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_runs_and_is_plain_when_greedy(name: str) -> None:
+    kit = TinyKit(
+        model(),
+        heads=Path("nowhere"),
+        load_draft=lambda: model(seed=1),
+        load_store=lambda: Datastore.build(prompts()),
+    )
+    method, sampling = METHODS[name], Sampling.full(3, temperature=0.0)
+    drafter = method.make(kit)
+    assert drafter is None or method.rule in drafter.rules
+    plain = generate(model(), None, prompts(3), sampling=sampling, max_new_tokens=12).tokens
+    result = generate(
+        model(),
+        drafter,
+        prompts(3),
+        sampling=sampling,
+        rule=method.rule,
+        draft_length=method.draft_length,
+        max_new_tokens=12,
+    )
+    assert result.tokens == plain
+
+
+def test_parts_are_loaded_when_they_are_wanted(tmp_path: Path) -> None:
+    loaded = []
+
+    def load() -> Any:
+        loaded.append("draft")
+        return model(seed=1)
+
+    kit = Kit(model(), heads=tmp_path, load_draft=load, load_store=lambda: Datastore.build([[1]]))
+    METHODS["prompt-lookup"].make(kit)
+    assert loaded == []
+    for name in ("draft-model", "draft-model-ratio"):
+        METHODS[name].make(kit)
+    assert loaded == ["draft"]
+    with pytest.raises(FileNotFoundError, match=r"medusa_lm_head\.safetensors"):
+        METHODS["medusa"].make(kit)
