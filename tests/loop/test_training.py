@@ -13,9 +13,9 @@ from head_models import config, feature_head, medusa
 from models import model
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from specdec_loop import heads
 from specdec_loop.training import corpus, curves, drafters, losses, target
 from specdec_loop.training.run import Run, learning_rate, optimizers
-from specdec_loop.zoo import load_drafters, load_target
 
 TEXT = """
 def function_{0}(argument):
@@ -24,6 +24,15 @@ def function_{0}(argument):
         print(item)
     return value
 """
+
+
+LOADERS = {
+    "draft": heads.load_draft_model,
+    "medusa": heads.load_medusa,
+    "eagle": heads.load_eagle,
+    "eagle3": heads.load_eagle3,
+    "mtp": heads.load_mtp,
+}
 
 
 @pytest.fixture
@@ -116,13 +125,13 @@ def test_a_drafter_that_says_what_the_target_says_has_the_least_loss() -> None:
 
 def test_medusa_heads_learn_the_laws_behind_the_next_one() -> None:
     ids = torch.randint(1, 60, (2, 9))
-    out, heads = teacher(ids), medusa()
-    logits, want = heads(out.hidden_states[-1]), 0.0
+    out, made = teacher(ids), medusa()
+    logits, want = made(out.hidden_states[-1]), 0.0
     for i in range(4):
         pairs = [(t, t + 1 + i) for t in range(9) if t + 1 + i < 9]  # row t and the row whose law it should know
         each = [-(out.logits[:, r].softmax(-1) * logits[:, t, i].log_softmax(-1)).sum(-1).mean() for t, r in pairs]
         want += losses.DECAY**i * float(torch.stack(each).mean())
-    assert losses.medusa_loss(heads, ids, out).item() == pytest.approx(want, rel=1e-5)
+    assert losses.medusa_loss(made, ids, out).item() == pytest.approx(want, rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3", "mtp"])
@@ -160,10 +169,11 @@ def test_everything_is_trained_and_loads(library: Path, tmp_path: Path, monkeypa
     shared = ["--work", str(tmp_path / "work"), "--length", "24", "--batch", "2", "--threads", "1"]
     target.main(["--out", str(tmp_path / "target"), "--minutes", "0.03", *shared])
     drafters.main(["--models", str(tmp_path), "--minutes", "0.001", *shared])
-    network, tokenizer = load_target(tmp_path / "target")
+    network = LlamaForCausalLM.from_pretrained(tmp_path / "target", dtype=torch.float32)
+    tokenizer = corpus.load_tokenizer(tmp_path / "target")
     assert len(tokenizer) == network.config.vocab_size == 300
-    names = {"draft model", "blockwise heads", "Medusa", "EAGLE-1", "EAGLE-2", "EAGLE-3", "MTP"}
-    assert load_drafters(network, tmp_path).keys() == names
+    for name, load in LOADERS.items():
+        load(tmp_path / name, network)
     ids = corpus.encode(tokenizer, corpus.read(corpus.sources()[:1]))[None, :20].long()
     assert network(ids, labels=ids).loss.item() < 0.9 * math.log(300)
     drafters.main(

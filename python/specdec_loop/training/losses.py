@@ -17,7 +17,8 @@ REGRESSION = 0.1  # weight of the distance between states
 
 def divergence(student: Tensor, teacher: Tensor) -> Tensor:
     """Mean cross-entropy of the student's law under the teacher's; both logits ``[.., vocab]``."""
-    return -(teacher.float().softmax(-1) * student.float().log_softmax(-1)).sum(-1).mean()
+    cross: Tensor = -(teacher.float().softmax(-1) * student.float().log_softmax(-1)).sum(-1)
+    return cross.mean()
 
 
 def draft_model_loss(model: Any, ids: Tensor, teacher: Any) -> Tensor:
