@@ -110,7 +110,7 @@ class FeatureDrafter(Drafter):
         drawn = sample(
             logits.flatten(0, 1),
             sampling=Sampling(*(None if x is None else x.repeat_interleave(rows) for x in self._race)),
-            noise=Noise(*(x.repeat_interleave(rows) for x in noise)),
+            noise=Noise(*(None if x is None else x.repeat_interleave(rows) for x in noise)),  # type: ignore[arg-type]
             purpose="draft" if self._is_drawn else "target",
             num_samples=count,
             lane=ranks.repeat(batch) if self._is_drawn else 0,

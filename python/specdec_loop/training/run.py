@@ -47,7 +47,8 @@ def optimizers(parameters: Iterable[nn.Parameter], embeddings: set[int], *, peak
         embeddings: ids of the matrices that are tables, not maps.
         peak: learning rate of both; Muon's step is scaled to the size of AdamW's.
     """
-    matrices, rest = [], []
+    matrices: list[nn.Parameter] = []
+    rest: list[nn.Parameter] = []
     for p in parameters:
         (matrices if p.dim() == 2 and id(p) not in embeddings else rest).append(p)
     made: list[torch.optim.Optimizer] = []
@@ -155,7 +156,7 @@ class Run:
     def _step(self, loss_of: Callable[[torch.Generator], Tensor]) -> float:
         rate = self.peak * learning_rate(self.spent / self.budget)
         loss = loss_of(self.generator)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:

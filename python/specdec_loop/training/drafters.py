@@ -1,0 +1,117 @@
+"""The drafters: distilled from the target on the text that it was trained on."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from ..heads import Eagle3Head, EagleHead, MedusaHeads, MtpHead, Shared, save_head
+from . import corpus
+from .losses import draft_model_loss, feature_loss, medusa_loss
+from .run import Run, optimizers
+from .target import prepare
+
+KINDS = ("draft", "medusa", "eagle", "eagle3", "mtp")
+DRAFT_VOCAB = 2048  # of EAGLE-3: the most frequent half
+MEDUSA_HEADS, MEDUSA_LAYERS = 4, 2
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="specdec_loop.training.drafters", description=__doc__)
+    parser.add_argument("kinds", nargs="*", default=KINDS, metavar="kind", help="of " + ", ".join(KINDS))
+    parser.add_argument("--models", type=Path, default=Path("python/models"), help="folder of target and drafters")
+    parser.add_argument("--work", type=Path, default=Path("build/training"), help="folder of checkpoints and curves")
+    parser.add_argument("--minutes", type=float, default=8, help="of processor time for each in all")
+    parser.add_argument("--peak", type=float, default=4e-3, help="learning rate")
+    parser.add_argument("--length", type=int, default=256, help="tokens of a window")
+    parser.add_argument("--batch", type=int, default=8, help="windows of a step")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--bfloat16", action="store_true", help="autocast: faster where the processor has AMX")
+    parser.add_argument("--resume", action="store_true", help="go on from the checkpoints")
+    args = parser.parse_args(arguments)
+    unknown = sorted(set(args.kinds) - set(KINDS))
+    if unknown:
+        parser.error(f"unknown: {', '.join(unknown)}; known are {', '.join(KINDS)}")
+    torch.set_num_threads(args.threads)
+    target = LlamaForCausalLM.from_pretrained(args.models / "target", dtype=torch.float32).eval().requires_grad_(False)
+    tokens, held_out = prepare(args.models / "target")
+    for kind in args.kinds:
+        train(kind, target, tokens, held_out, args)
+
+
+def build(kind: str, target: Any, tokens: Tensor) -> tuple[nn.Module, dict[str, Any], Callable[..., Tensor]]:
+    """An untrained drafter, the fields of its config.json, and its loss."""
+    config = LlamaConfig.from_dict(target.config.to_dict())
+    config.num_hidden_layers = 1
+    config._attn_implementation = "sdpa"
+    shared = Shared(target)
+    if kind == "draft":
+        model = LlamaForCausalLM(config)
+        model.set_input_embeddings(target.get_input_embeddings())
+        model.set_output_embeddings(target.get_output_embeddings())
+        return model, config.to_dict(), draft_model_loss
+    if kind == "medusa":
+        heads = MedusaHeads(
+            shared,
+            size=config.hidden_size,
+            vocab=config.vocab_size,
+            heads=MEDUSA_HEADS,
+            layers=MEDUSA_LAYERS,
+            own_output=False,
+        )
+        return heads, {"medusa_num_heads": MEDUSA_HEADS, "medusa_num_layers": MEDUSA_LAYERS}, medusa_loss
+    if kind == "eagle3":
+        config.draft_vocab_size = min(DRAFT_VOCAB, config.vocab_size)
+        head = Eagle3Head(config, shared)
+        frequency = torch.bincount(tokens.int(), minlength=config.vocab_size)
+        chosen = frequency.topk(config.draft_vocab_size).indices.sort().values
+        head.choose(chosen)
+        with torch.no_grad():
+            head.lm_head.weight.copy_(target.get_output_embeddings().weight[chosen])
+        return head, config.to_dict(), feature_loss
+    made = EagleHead(config, shared) if kind == "eagle" else MtpHead(config, shared)
+    return made, config.to_dict(), feature_loss
+
+
+def train(kind: str, target: Any, tokens: Tensor, held_out_tokens: Tensor, args: argparse.Namespace) -> None:
+    """Distil one drafter, and write its folder."""
+    torch.manual_seed(args.seed)
+    network, fields, loss_of = build(kind, target, tokens)
+    own = [p for p in network.parameters() if p.requires_grad]
+    tables = {id(p) for name, p in network.named_parameters() if name == "lm_head.weight"}
+    run = Run(
+        network,
+        optimizers(own, tables, peak=args.peak),
+        minutes=args.minutes,
+        peak=args.peak,
+        seed=args.seed,
+        folder=args.work / kind,
+        resume=args.resume,
+    )
+
+    def loss(ids: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=args.bfloat16):
+            with torch.no_grad():
+                teacher = target(ids, use_cache=False, output_hidden_states=True)
+            return loss_of(network, ids, teacher)
+
+    checked = corpus.even_windows(held_out_tokens, 4 * args.batch, args.length).split(args.batch)
+
+    def held_out() -> float:
+        with torch.no_grad():
+            return sum(loss(ids).item() for ids in checked) / len(checked)
+
+    run.train(lambda g: loss(corpus.windows(tokens, args.batch, args.length, g)), held_out, title=kind)
+    save_head(network, args.models / kind, fields)
+
+
+if __name__ == "__main__":
+    main()

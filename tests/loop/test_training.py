@@ -1,0 +1,161 @@
+"""Training: the corpus and its split, the learning rate, runs that are resumed, what drafters learn; a pass end to end."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from head_models import config, feature_head, medusa
+from models import model
+from transformers import LlamaForCausalLM
+
+from specdec_loop.training import corpus, curves, drafters, losses, target
+from specdec_loop.training.run import Run, learning_rate, optimizers
+from specdec_loop.zoo import load_drafters, load_target
+
+TEXT = "def function_{0}(argument):\n    value = argument + {0}\n    for item in range(value):\n        print(item)\n    return value\n\n"
+
+
+@pytest.fixture
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small standard library."""
+    root = tmp_path / "library"
+    for n in range(150):
+        path = root / ("encodings" if n % 30 == 7 else "package") / f"module_{n}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(TEXT.format(n + i) for i in range(4)))
+    (root / "latin.py").write_bytes(b"# \xe9\n" * 10)
+    (root / "table.py").write_text("x = [" + "1, " * 500 + "]\n" * 10)
+    (root / "short.py").write_text("x = 1\n")
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(root))
+    return root
+
+
+def test_the_corpus_is_text_and_its_split_hangs_on_names_alone(library: Path) -> None:
+    found = corpus.sources()
+    assert found == sorted(found)
+    assert {p.name for p in found} == {f"module_{n}.py" for n in range(150) if n % 30 != 7}
+    held_out = [p for p in found if corpus.is_held_out(p)]
+    assert 0 < len(held_out) < len(found) / 8
+    assert held_out == [p for p in found if corpus.is_held_out(p, library)]
+
+
+def test_the_tokenizer_gives_back_any_text(library: Path) -> None:
+    tokenizer = corpus.train_tokenizer(corpus.read(corpus.sources()), 300)
+    text = "déjà\tvu \n\n  x != 'y'  # 漢字\n"
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+    tokens = corpus.encode(tokenizer, ["ab", text])
+    assert tokens.tolist() == [*tokenizer("ab")["input_ids"], 0, *tokenizer(text)["input_ids"], 0]
+
+
+def test_windows_lie_within_the_corpus() -> None:
+    tokens = torch.arange(50).short()
+    drawn = corpus.windows(tokens, 200, 7, torch.Generator().manual_seed(0))
+    assert bool((drawn.diff(dim=1) == 1).all()) and {0, 43} <= set(drawn[:, 0].tolist())
+    assert corpus.even_windows(tokens, 3, 10)[:, 0].tolist() == [0, 20, 40]
+
+
+def test_the_learning_rate_rises_and_falls() -> None:
+    rates = [learning_rate(i / 1000) for i in range(1001)]
+    peak = rates.index(max(rates))
+    assert rates == sorted(rates[: peak + 1]) + sorted(rates[peak + 1 :], reverse=True)
+    assert rates[0] < 0.1 and max(rates) == pytest.approx(1, abs=1e-3) and rates[-1] == pytest.approx(0.01)
+
+
+def small_run(folder: Path, *, minutes: float, resume: bool) -> Run:
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4))
+    made = optimizers(network.parameters(), set(), peak=0.01)
+    return Run(network, made, minutes=minutes, peak=0.01, seed=5, folder=folder, resume=resume)
+
+
+def test_a_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(10_000))
+    monkeypatch.setattr("time.process_time", lambda: next(clock))  # a step takes a second
+
+    def finish(run: Run) -> Run:
+        run.train(lambda g: run.model(torch.randn(2, 4, generator=g)).square().sum(), lambda: 1.0, title="x", every=3)
+        return run
+
+    whole = finish(small_run(tmp_path / "whole", minutes=12 / 60, resume=False))
+    assert whole.step == 12 and whole.curve.step == [3, 6, 9, 12, 12]
+    first = small_run(tmp_path / "cut", minutes=12 / 60, resume=False)
+    first.budget = 12
+    for _ in range(5):
+        first._step(lambda g: first.model(torch.randn(2, 4, generator=g)).square().sum())
+        first.spent += 1
+    first.save()
+    second = finish(small_run(tmp_path / "cut", minutes=12 / 60, resume=True))
+    assert second.step == 12
+    for a, b in zip(whole.model.parameters(), second.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def teacher(ids: torch.Tensor) -> Any:
+    return model()(ids, output_hidden_states=True)
+
+
+def test_a_drafter_that_says_what_the_target_says_has_the_least_loss() -> None:
+    ids = torch.randint(1, 60, (2, 9))
+    law = teacher(ids).logits
+    entropy = -(law.softmax(-1) * law.log_softmax(-1)).sum(-1).mean()
+    assert losses.draft_model_loss(model(), ids, teacher(ids)).item() == pytest.approx(entropy.item(), abs=1e-4)
+    other = LlamaForCausalLM(config(model()))
+    assert losses.draft_model_loss(other, ids, teacher(ids)).item() > entropy.item() + 0.1
+
+
+def test_medusa_heads_learn_the_laws_behind_the_next_one() -> None:
+    ids = torch.randint(1, 60, (2, 9))
+    out, heads = teacher(ids), medusa()
+    logits, want = heads(out.hidden_states[-1]), 0.0
+    for i in range(4):
+        pairs = [(t, t + 1 + i) for t in range(9) if t + 1 + i < 9]  # row t and the row whose law it should know
+        each = [-(out.logits[:, r].softmax(-1) * logits[:, t, i].log_softmax(-1)).sum(-1).mean() for t, r in pairs]
+        want += losses.DECAY**i * float(torch.stack(each).mean())
+    assert losses.medusa_loss(heads, ids, out).item() == pytest.approx(want, rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3", "mtp"])
+def test_heads_are_trained_on_what_they_meet_when_they_draft(kind: str) -> None:
+    """Each step of the loss is that of the head run on from its own features, text by text and row by row."""
+    head, ids = feature_head(kind, model()), torch.randint(1, 60, (1, 7))
+    out = teacher(ids)
+    hidden = torch.cat([out.hidden_states[level] for level in head.levels], -1)
+    want = 0.0
+    for step in range(losses.STEPS):
+        each = []
+        for last in range(6 - step):  # the pair that the head continues from
+            features = head.fuse(hidden[:, : last + 1])
+            for more in range(step + 1):
+                seen = features.shape[1]
+                new = head(ids[:, 1 : 1 + seen], features, torch.arange(seen)[None])[:, -1:]
+                features = torch.cat([features, new], 1)
+                assert seen == last + 1 + more
+            law = out.logits[:, last + 1 + step]
+            law = law if head.token_map is None else law[:, head.token_map.long()]
+            each.append(-(law.softmax(-1) * head.logits(new[:, 0]).log_softmax(-1)).sum())
+            if kind == "eagle":
+                state = out.hidden_states[-1][:, last + 1 + step]
+                each[-1] += losses.REGRESSION * torch.nn.functional.smooth_l1_loss(new[:, 0], state)
+        want += losses.DECAY**step * float(torch.stack(each).mean())
+    assert losses.feature_loss(head, ids, out).item() == pytest.approx(want, rel=1e-4)
+
+
+def test_everything_is_trained_and_loads(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(target, "VOCAB", 300)
+    monkeypatch.setattr(drafters, "DRAFT_VOCAB", 100)
+    shared = ["--work", str(tmp_path / "work"), "--minutes", "0.01", "--length", "24", "--batch", "2", "--threads", "1"]
+    target.main(["--out", str(tmp_path / "target"), *shared])
+    drafters.main(["--models", str(tmp_path), *shared])
+    network, tokenizer = load_target(tmp_path / "target")
+    assert len(tokenizer) == network.config.vocab_size == 300
+    names = {"draft model", "blockwise heads", "Medusa", "EAGLE-1", "EAGLE-2", "EAGLE-3", "MTP"}
+    assert load_drafters(network, tmp_path).keys() == names
+    ids = corpus.encode(tokenizer, corpus.read(corpus.sources()[:1]))[None, :20].long()
+    assert network(ids, labels=ids).loss.item() < math.log(300)
+    if pytest.importorskip("matplotlib", reason="pictures need matplotlib, see requirements/bench.txt"):
+        curves.main(["--work", str(tmp_path / "work"), "--out", str(tmp_path)])
+        assert (tmp_path / "curves.png").stat().st_size > 1000
