@@ -70,21 +70,19 @@ class TorchMeter(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func.namespace == "specdec_kernels":
-            return self.inside(func, args)
+            self.inside(func, args)
+            return None
         result = func(*args, **kwargs)
         if not self.paused:
             self.count(func, [a for a in tree_leaves((args, kwargs)) if isinstance(a, Tensor)], result)
         return result
 
-    def inside(self, func: Any, args: Any) -> Any:
+    def inside(self, func: Any, args: Any) -> None:
         """Our Triton operator, run outside the dispatcher: what it calls is what counts."""
         name, overload = func._schema.name.split("::")[-1], func._overloadname
-        assert overload == "triton" and not name.endswith("_out"), f"the meter does not see inside {func}"
-        op = OPS[name]
-        results = op._allocate(*args)
+        assert overload == "triton" and name.endswith("_out"), f"the meter does not see inside {func}"
         with self:
-            op._triton_out(*args, *([results] if isinstance(results, Tensor) else results))
-        return results
+            OPS[name.removesuffix("_out")]._triton_out(*args)
 
     def count(self, func: Any, inputs: list[Tensor], result: Any) -> None:
         """One operator."""

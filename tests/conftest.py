@@ -19,8 +19,13 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import interpreter
+
 import specdec_kernels
 from specdec_kernels import _native
+
+if os.environ.get("TRITON_INTERPRET") == "1":
+    interpreter.patch_once()
 
 BACKENDS = ("reference", "cpu", "triton", "cuda_host", "cuda")
 SLOW = ("triton", "cuda_host")  # interpreted here: fewer seeds, smaller vocabularies

@@ -15,7 +15,7 @@ from bench.minimum import minimum
 from bench.rivals import eager, hf, lazy, rivals, topk
 from bench.rows import Filters, chain, chains, coins, law, pool, rows
 from bench.timing import summary
-from specdec_kernels import verify_chain
+from specdec_kernels import gather_nodes, verify_chain
 
 TOP_K, TOP_P = 50, 0.95
 
@@ -162,6 +162,16 @@ def test_the_triton_meter_counts_a_copy_exactly() -> None:
         copying.copy(x, y)
     assert torch.equal(x, y)
     assert (moved.read, moved.written) == (2000, 2000)  # 24 masked lanes of the last program cost nothing
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is off where there is a GPU")
+def test_the_triton_meter_sees_inside_an_op() -> None:
+    values, path = torch.randn(2, 4, 1000).bfloat16(), torch.tensor([[2, 3, -1], [1, -1, -1]])
+    with triton_meter() as moved:
+        gathered = gather_nodes(values, path, backend="triton").values
+    assert torch.equal(gathered[0], values[0, [0, 2, 3]])
+    # Rows up to each path's end are read, all are written; six programs read two entries of a path.
+    assert (moved.read, moved.written) == (5 * 2000 + 6 * 16, 6 * 2000 + 2 * 4)
 
 
 def test_minimum_is_rows_times_bytes() -> None:

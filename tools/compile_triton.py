@@ -205,6 +205,31 @@ def _tree_attention(dtype: torch.dtype, nodes: int, dims: tuple[int, int], paged
     )  # fmt: skip
 
 
+def _select_tree(nodes: int) -> None:
+    from specdec_kernels.ops.select_tree.triton_kernel import select_tree_out
+
+    ids, tree = NODE_IDS[:, :nodes], TREE[:, :nodes]
+    select_tree_out(ids, tree, torch.zeros(BATCH, nodes, dtype=BF16), nodes // 2, ids, tree, tree, INTS)
+
+
+def _tree_from_sequences() -> None:
+    from specdec_kernels.ops.tree_from_sequences.triton_kernel import tree_from_sequences_out
+
+    sequences = torch.zeros(BATCH, 30, 7, dtype=torch.int64)
+    tree_from_sequences_out(sequences, NODES, NODE_IDS, TREE, TREE, INTS)
+
+
+def _verify_tree(rule: int, dtype: torch.dtype, filters: Any, drafts: bool, nodes: int = 64, mode: int = 0) -> None:
+    from specdec_kernels.ops.verify_tree.triton_kernel import verify_tree_out
+
+    ids, path = NODE_IDS[:, :nodes].contiguous(), torch.zeros(BATCH, 2, dtype=torch.int64)
+    verify_tree_out(
+        ids, ids.int(), _logits(dtype, BATCH, nodes), _logits(dtype, BATCH, nodes) if drafts else None, 1,
+        NUMBERS, *filters, NUMBERS, *filters, LONGS, LONGS, LONGS, rule, False, None, None, 0.3, 0.3, mode,
+        path, path, INTS, INTS, torch.zeros(BATCH, 2),
+    )  # fmt: skip
+
+
 # What the launchers are asked for: each kernel bare, and with everything that costs registers.
 CASES: dict[str, Callable[[], None]] = {
     "verify_chain ratio bf16": lambda: _verify_chain(0, BF16, OFF, True, False, False, 0),
@@ -231,6 +256,16 @@ CASES: dict[str, Callable[[], None]] = {
     "gather_nodes": _gather_nodes,
     "tree_layout 64": lambda: _tree_layout(SMALL),
     "tree_layout 1024": lambda: _tree_layout(NODES),
+    "select_tree 64": lambda: _select_tree(SMALL),
+    "select_tree 1024": lambda: _select_tree(NODES),
+    "tree_from_sequences": _tree_from_sequences,
+    "verify_tree match bf16": lambda: _verify_tree(0, BF16, OFF, False),
+    "verify_tree greedy fp32 1024": lambda: _verify_tree(1, FP32, OFF, False, NODES),
+    "verify_tree typical bf16": lambda: _verify_tree(2, BF16, OFF, False),
+    "verify_tree recursive bf16 filters": lambda: _verify_tree(3, BF16, FILTERS, True, mode=1),
+    "verify_tree greedy_multi_draft bf16": lambda: _verify_tree(4, BF16, OFF, True),
+    "verify_tree target_only bf16 1024": lambda: _verify_tree(5, BF16, OFF, False, NODES),
+    "verify_tree traversal fp32": lambda: _verify_tree(6, FP32, OFF, True),
     "tree_mask bool": lambda: _tree_mask(0, torch.bool, BATCH, 1, NODES, NODES),
     "tree_mask additive bf16": lambda: _tree_mask(1, BF16, BATCH, 1, NODES, NODES),
     "tree_mask flat": lambda: _tree_mask(2, torch.bool, BATCH * NODES * NODES),

@@ -7,9 +7,11 @@
 namespace specdec::cpu {
 
 constexpr int kKeyBlock = 64;
+constexpr int kMaxDim = 256;
 constexpr int kPanel = 64;  // rows worked on at once; the last panel has a multiple of kRowUnit
 constexpr int kRowUnit = 16;
-constexpr int kDimUnit = 16;  // what dims are padded to in scratch
+constexpr int kDimUnit = 16;  // what values' dims are padded to in scratch
+constexpr int kSumUnit = 32;  // what keys' dims are padded to: a tile register sums over so many
 
 // Keys and values of a block; a null row is not read and nobody attends it.
 struct AttentionKeys {
@@ -25,7 +27,8 @@ struct AttentionKeys {
 struct AttentionRows {
   int64_t rows;  // padded to kRowUnit
   int dim, value_dim;
-  const float* query;    // scaled, panels [dim, row]
+  float* query;  // panels [dim, row], zeros behind dim; as `prepare` leaves them
+  float scale;
   const int32_t* depth;  // [rows]
   const int32_t* words;  // [ceil(nodes / 32), rows]: bit j: the row attends node j
   const int32_t* node_depth;
@@ -36,8 +39,11 @@ struct AttentionRows {
   float *output, *sum, *max;  // panels [value_dim padded, row], [rows], [rows]
 };
 
-// Adds a block of keys to the result; indexed by LogitType.
-using AttendBlock = void (*)(const AttentionKeys& keys, const AttentionRows& rows);
+struct Attention {
+  void (*prepare)(const AttentionRows& rows);  // once for new queries
+  // Adds a block of keys to the result.
+  void (*attend)(const AttentionKeys& keys, const AttentionRows& rows);
+};
 
 inline int64_t padded(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 

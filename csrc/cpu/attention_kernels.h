@@ -96,11 +96,11 @@ SPECDEC_INLINE F attended(F score, const AttentionKeys& keys, int i, const Atten
 // them. Returns what the weights before this block are to be multiplied with.
 SPECDEC_INLINE F weigh(const AttentionKeys& keys, const AttentionRows& rows, int64_t first,
                        int width, float* scores) {
-  const F before = load<F>(rows.max + first);
+  const F scale = splat(rows.scale), none = splat(-kInf), before = load<F>(rows.max + first);
   F best = before;
   for (int i = 0; i < keys.count; ++i) {
     float* at = scores + i * width;
-    const F score = keys.key[i] ? attended(load<F>(at), keys, i, rows, first) : splat(-kInf);
+    const F score = keys.key[i] ? attended(load<F>(at) * scale, keys, i, rows, first) : none;
     store(at, score);
     best = max(score, best);
   }
@@ -108,7 +108,7 @@ SPECDEC_INLINE F weigh(const AttentionKeys& keys, const AttentionRows& rows, int
   for (int i = 0; i < keys.count; ++i) {
     float* at = scores + i * width;
     const F score = load<F>(at);
-    const F weight = select(eq(score, splat(-kInf)), F{}, exp(score - best));
+    const F weight = select(eq(score, none), F{}, exp(score - best));
     store(at, weight);
     sum = sum + weight;
   }
@@ -116,6 +116,16 @@ SPECDEC_INLINE F weigh(const AttentionKeys& keys, const AttentionRows& rows, int
   store(rows.sum + first, load<F>(rows.sum + first) * rescale + sum);
   store(rows.max + first, best);
   return rescale;
+}
+
+inline void keep_queries(const AttentionRows&) {}
+
+// f(first row, width) for every panel.
+template <class Function>
+SPECDEC_INLINE void for_panels(const AttentionRows& rows, const Function& f) {
+  for (int64_t first = 0; first < rows.rows; first += kPanel) {
+    f(first, static_cast<int>(rows.rows - first < kPanel ? rows.rows - first : kPanel));
+  }
 }
 
 template <LogitType kType>
@@ -128,15 +138,14 @@ void attend_block(const AttentionKeys& keys, const AttentionRows& rows) {
   }
   const auto items = static_cast<int>(padded(keys.count, 8));
   std::memset(rows.keys + keys.count * dim, 0, (items - keys.count) * dim * sizeof(float));
-  for (int64_t first = 0; first < rows.rows; first += kPanel) {
-    const auto width = static_cast<int>(rows.rows - first < kPanel ? rows.rows - first : kPanel);
+  for_panels(rows, [&](int64_t first, int width) {
     float rescale[kPanel];
-    multiply(rows.keys, items, dim, 1, rows.query + first * rows.dim, rows.dim, width, nullptr,
-             rows.scores);
+    multiply(rows.keys, items, dim, 1, rows.query + first * padded(rows.dim, kSumUnit), rows.dim,
+             width, nullptr, rows.scores);
     for (int r = 0; r < width; r += kWidth) {
       store(rescale + r, weigh(keys, rows, first + r, width, rows.scores + r));
     }
     multiply(rows.values, value_dim, 1, value_dim, rows.scores, keys.count, width, rescale,
              rows.output + first * value_dim);
-  }
+  });
 }

@@ -1,6 +1,11 @@
 // Which instruction set runs: the best of this machine, or what a test asked for.
-//   cpu_isa() -> int; set_cpu_isa(int) -> int: 0 portable, 1 AVX2, 2 AVX-512; an instruction set
-//   that this machine lacks is not taken. Both return the one in use.
+//   cpu_isa() -> int; set_cpu_isa(int) -> int: 0 portable, 1 AVX2, 2 AVX-512, 3 with AMX; an
+//   instruction set that this machine lacks is not taken. Both return the one in use.
+#if defined(__linux__) && defined(__x86_64__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include <atomic>
 
 #include "../torch/args.h"
@@ -9,6 +14,19 @@
 namespace specdec::cpu {
 namespace {
 
+#if defined(__x86_64__)
+// A process asks Linux for the tile registers before it touches them.
+bool has_amx() {
+#if defined(__linux__)
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;
+  return __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16") &&
+         syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+#endif
+
 Isa best_isa() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
@@ -16,7 +34,7 @@ Isa best_isa() {
                     __builtin_cpu_supports("f16c");
   if (avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
-    return Isa::kAvx512;
+    return has_amx() ? Isa::kAmx : Isa::kAvx512;
   }
   if (avx2) return Isa::kAvx2;
 #endif
@@ -25,6 +43,7 @@ Isa best_isa() {
 
 const TileTable* table_of(Isa isa) {
 #if defined(__x86_64__)
+  if (isa == Isa::kAmx) return &amx_tiles();
   if (isa == Isa::kAvx512) return &avx512_tiles();
   if (isa == Isa::kAvx2) return &avx2_tiles();
 #endif

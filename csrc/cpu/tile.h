@@ -81,15 +81,16 @@ struct TileTable {
   // Offers to the race every id of the tile that may win it.
   void (*race_logits)(const float* tile, int n, int64_t first_id, Race& race, Ahead ahead);
   void (*race_weights)(const float* tile, int n, int64_t first_id, Race& race);
-  AttendBlock attend[3];
+  Attention attention[3];  // indexed by LogitType
 };
 
-enum class Isa : int { kPortable = 0, kAvx2 = 1, kAvx512 = 2 };
+enum class Isa : int { kPortable = 0, kAvx2 = 1, kAvx512 = 2, kAmx = 3 };
 
 const TileTable& portable_tiles();
 #if defined(__x86_64__)
 const TileTable& avx2_tiles();
 const TileTable& avx512_tiles();
+const TileTable& amx_tiles();
 #endif
 
 // The table in use: the best of this machine unless set_cpu_isa chose another.

@@ -231,6 +231,11 @@ SumMax tile_sum_max(const float* tile, int n) {
 }
 
 #include "attention_kernels.h"
+#ifdef SPECDEC_AMX
+#include "attention_amx.h"
+#else
+constexpr Attention kAttendBFloat16 = {keep_queries, attend_block<LogitType::kBFloat16>};
+#endif
 
 constexpr TileTable kTable = {
     .max = tile_max,
@@ -248,8 +253,9 @@ constexpr TileTable kTable = {
     .sum_max = tile_sum_max,
     .race_logits = tile_race_logits,
     .race_weights = tile_race_weights,
-    .attend = {attend_block<LogitType::kFloat32>, attend_block<LogitType::kBFloat16>,
-               attend_block<LogitType::kFloat16>},
+    .attention = {{keep_queries, attend_block<LogitType::kFloat32>},
+                  kAttendBFloat16,
+                  {keep_queries, attend_block<LogitType::kFloat16>}},
 };
 
 }  // namespace specdec::cpu::SPECDEC_ISA

@@ -93,7 +93,7 @@ class Lanes {
     rows_.value_dim = c.values.dim;
     rows_.window = static_cast<int32_t>(std::min<int64_t>(c.window, 1 << 30));
     rows_.deepest = 0;
-    query_.assign(u.rows * c.keys.dim, 0.f);
+    query_.assign(u.rows * padded(c.keys.dim, kSumUnit), 0.f);
     depth_.assign(u.rows, 0);
     words_.assign(u.rows * c.words, 0);
     node_depth_.assign(c.nodes, 0);
@@ -110,16 +110,18 @@ class Lanes {
       }
     }
     dispatch_logits(c.type, [&](auto tag) { load_query<typename decltype(tag)::type>(c, u); });
-    keys_.resize(kKeyBlock * padded(c.keys.dim, kDimUnit));
+    keys_.resize(kKeyBlock * padded(c.keys.dim, kSumUnit));
     values_.resize(kKeyBlock * padded(c.values.dim, kDimUnit));
     scores_.resize(kKeyBlock * kPanel);
     rows_.query = query_.data();
+    rows_.scale = c.scale;
     rows_.depth = depth_.data();
     rows_.words = words_.data();
     rows_.node_depth = node_depth_.data();
     rows_.keys = keys_.data();
     rows_.values = values_.data();
     rows_.scores = scores_.data();
+    tiles().attention[static_cast<int>(c.type)].prepare(rows_);
   }
 
   // Attends positions [begin, end) of the unit's request. The result: output, sums, maxima.
@@ -131,6 +133,7 @@ class Lanes {
     rows_.sum = rows_.output + outputs;
     rows_.max = rows_.sum + u.rows;
     std::fill(rows_.max, rows_.max + u.rows, -FLT_MAX);
+    const Attention& attention = tiles().attention[static_cast<int>(c.type)];
     AttentionKeys block;
     for (int64_t x = begin; x < end; x += kKeyBlock) {
       const int64_t node = x - u.need->length;
@@ -145,7 +148,7 @@ class Lanes {
         block.key[i] = row_at(c.keys, at, u.kv_head);
         block.value[i] = row_at(c.values, at, u.kv_head);
       }
-      tiles().attend[static_cast<int>(c.type)](block, rows_);
+      attention.attend(block, rows_);
     }
   }
 
@@ -162,8 +165,8 @@ class Lanes {
                     width = std::min<int64_t>(u.rows - panel, kPanel);
       const T* from = data + u.b * c.query.stride(0) + row / c.group * c.query.stride(1) +
                       (u.kv_head * c.group + row % c.group) * c.query.stride(2);
-      float* to = query_.data() + panel * c.keys.dim + (row - panel);
-      for (int d = 0; d < c.keys.dim; ++d) to[d * width] = static_cast<float>(from[d]) * c.scale;
+      float* to = query_.data() + panel * padded(c.keys.dim, kSumUnit) + (row - panel);
+      for (int d = 0; d < c.keys.dim; ++d) to[d * width] = static_cast<float>(from[d]);
     }
   }
 

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from .draft_length import AdaptiveLength
     from .drafters import DraftModel, IndependentDrafts, Lookahead, PromptLookup, Retrieval, SuffixDecoding
     from .generation import Generation, generate
+    from .past import Past
     from .tree_cache import TreeCache
 
 _HOMES = {
@@ -19,6 +20,7 @@ _HOMES = {
     "Generation": "generation",
     "IndependentDrafts": "drafters",
     "Lookahead": "drafters",
+    "Past": "past",
     "PromptLookup": "drafters",
     "Retrieval": "drafters",
     "SuffixDecoding": "drafters",
@@ -32,6 +34,7 @@ __all__ = [
     "Generation",
     "IndependentDrafts",
     "Lookahead",
+    "Past",
     "PromptLookup",
     "Retrieval",
     "SuffixDecoding",

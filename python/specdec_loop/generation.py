@@ -14,6 +14,7 @@ from specdec_kernels import ChainResult, Sampling, TreeResult, tree_layout, veri
 
 from .draft_length import FixedLength
 from .drafters import Draft, Drafter, NoDrafter, Outcome
+from .past import Past
 from .statistics import Clock, RequestStatistics
 from .stops import Stops
 from .text import Text
@@ -57,6 +58,7 @@ def generate(
     stop: Sequence[int | Sequence[int] | str] | None = None,
     tokenizer: Any = None,
     logprobs: str | None = None,
+    past: Past | None = None,
     streamer: Streamer | None = None,
 ) -> Generation:
     """Continue a batch of prompts by speculative decoding.
@@ -79,6 +81,8 @@ def generate(
         stop: token ids, token sequences and strings that end a text; None: the model's eos.
         tokenizer: of the target, for stop strings.
         logprobs: ``"processed"`` (after temperature and filters) or ``"raw"``.
+        past: rows of an earlier call's texts; what a prompt has in common with them is not run again, unless the
+            drafter reads the target's features.
         streamer: called after each step with the number of a request, its new tokens, and how many of these, the first
             ones, were accepted drafts.
 
@@ -106,14 +110,9 @@ def generate(
     _check(target, drafter, lengths, rule, max_new_tokens)
     overhang = drafter.nodes(lengths.longest)
     text = _begin_text(target, input_ids, attention_mask, seed, max_new_tokens, stop, tokenizer, overhang)
-    cache = TreeCache(
-        target.config,
-        batch=text.batch,
-        capacity=text.tokens.shape[1],
-        dtype=target.dtype,
-        device=target.device,
-    )
-    hidden = _prefill(target, cache, text, drafter.features)
+    past = Past(text.tokens.shape[1]) if past is None else past
+    cache, lacking = past.open(target, text, reuse=not drafter.features)
+    hidden = _prefill(target, cache, text, lacking, drafter.features)
     with _naming(drafter, "begin"):
         drafter.begin(text, rule=rule, sampling=sampling, longest=lengths.longest)
         if hidden is not None:
@@ -148,19 +147,21 @@ def generate(
             if streamer is not None:
                 streamer(b, new[b], min(accepted[b], len(new[b])))
         lengths.update([drafted[b] for b in running], [accepted[b] for b in running], clock.latest)
+    past.close(text)
     with _naming(drafter, "end"):
         drafter.end(text)
     return _collect(text, statistics, clock, has_logprobs=logprobs is not None)
 
 
-def _prefill(target: Any, cache: TreeCache, text: Text, features: Sequence[int]) -> Tensor | None:
-    """Run the prompts but for their last tokens: each of those is the first root, which has no row yet."""
-    if text.longest == 1:
+def _prefill(target: Any, cache: TreeCache, text: Text, lacking: int, features: Sequence[int]) -> Tensor | None:
+    """Run what the cache lacks of the prompts, but for their last tokens: those are the first roots."""
+    if lacking == 0:
         return None
-    prompts = text.tokens[:, : text.longest - 1].clamp(min=0)
-    inputs = cache.chain_inputs(prompts.shape[1])
-    out = target(prompts, **inputs, logits_to_keep=1, output_hidden_states=bool(features))
-    cache.commit((text.lengths - 2).int())
+    place = cache.lengths[:, None] + torch.arange(lacking, device=cache.lengths.device)
+    prompts = text.tokens.gather(1, place.clamp(max=text.tokens.shape[1] - 1)).clamp(min=0)
+    out = target(prompts, **cache.chain_inputs(lacking), logits_to_keep=1, output_hidden_states=bool(features))
+    cache.commit((text.lengths - 2 - cache.lengths).int())
+    cache.know_lengths([end - 1 for end in text.ends])
     return _chosen(out, features)
 
 

@@ -48,6 +48,13 @@ def _put(values, n, node, value):
 
 
 @triton.jit
+def _left_of(n, above, x, p, q, a, scale, has_row):
+    """(a p - b q)+ of the id of a child that is not deleted."""
+    left = tl.maximum(pick(a, n, above) * pick(p, n, x) - pick(scale, n, above) * pick(q, n, x), 0.0)
+    return tl.where(has_row, left, pick(p, n, x))
+
+
+@triton.jit
 def _examine(n, parent, depth, ids, p, q, bad, unreadable, greedy, max_depth):
     """(nodes that take part, status): behind a bad row, and below what is no id, everything is cut off."""
     alive, weight = n == 0, tl.where(n == 0, 1.0, 0.0)
@@ -65,6 +72,17 @@ def _examine(n, parent, depth, ids, p, q, bad, unreadable, greedy, max_depth):
         weight = tl.where(here, tl.minimum(above * _ratio(p, q), 1.0), weight)
     misses = greedy & (weight == 0)
     return alive, status | tl.where(any_of(alive & bad & (misses == 0)), S_TARGET, 0)
+
+
+@triton.jit
+def _emit_path(call, b, node, NR, LOGPROBS: tl.constexpr):
+    """The accepted tokens, from the last one up."""
+    for _ in range(0, node_field(call, call.depth, b, node)):
+        above, column = node_field(call, call.parent, b, node), node_field(call, call.depth, b, node) - 1
+        token = node_field(call, call.ids, b, node)
+        emit(call, b, column, token, node)
+        emit_logprob(call, b, column, token, above, b * NR + above, 0, LOGPROBS)
+        node = above
 
 
 @triton.jit
@@ -89,26 +107,24 @@ def traverse(call, b, NT, NR, LOGPROBS: tl.constexpr, ROWS: tl.constexpr, TILE: 
     one = tl.full([NP], 1.0, tl.float32)
     a, scale, mass, room, gone = one, one * 0, one, one, one * 0
     weight, left = one, one * 0
-    fixed, deleted, empty = n < 0, n < 0, n < 0
+    deleted, empty = n < 0, n < 0
     node, stands = tl.full([], 0, tl.int32), tl.full([], 0, tl.int32)
     while stands == 0:
         child = first_of(alive & (parent == node), n)
         while child < NOBODY:
-            px, qx = pick(p, n, child), tl.where(has_row, _ratio(pick(q, n, child), pick(room, n, node)), 1.0)
-            px = tl.maximum(pick(a, n, node) * px - pick(scale, n, node) * pick(q, n, child), 0.0)
-            px = tl.where(has_row, px, pick(p, n, child))
+            px = _left_of(n, node, child, p, q, a, scale, has_row)
+            qx = tl.where(has_row, _ratio(pick(q, n, child), pick(room, n, node)), 1.0)
             fresh = tl.minimum(pick(weight, n, node) * _ratio(_ratio(px, pick(mass, n, node)), qx), 1.0)
-            is_fixed = any_of(fixed & (n == child))
+            is_fixed = any_of(deleted & (parent == child))
             weight = _put(weight, n, child, tl.where(is_fixed, pick(weight, n, child), fresh))
             node = child
             child = first_of(alive & (parent == node), n)
         stands = tl.where((node == 0) | (pick(coin, n, node) < pick(weight, n, node)), 1, 0)
         if stands == 0:
-            x, above = node, pick(parent, n, node)
+            x, above = node, node_field(call, call.parent, b, node)
             w, m = pick(weight, n, above), pick(mass, n, above)
             siblings = deleted & (parent == above)
-            before = tl.maximum(pick(a, n, above) * pick(p, n, x) - pick(scale, n, above) * pick(q, n, x), 0.0)
-            before = _ratio(tl.where(has_row, before, pick(p, n, x)), m)
+            before = _ratio(_left_of(n, above, x, p, q, a, scale, has_row), m)
             gone = _put(gone, n, above, pick(gone, n, above) + tl.where(has_row, 0.0, pick(p, n, x)))
             next_a, next_scale = w * _ratio(pick(a, n, above), m), w * _ratio(pick(scale, n, above), m)
             next_scale += _ratio(w * 0 + 1.0, pick(room, n, above))
@@ -126,8 +142,8 @@ def traverse(call, b, NT, NR, LOGPROBS: tl.constexpr, ROWS: tl.constexpr, TILE: 
             total = tl.where(has_row, excess, w * _ratio(excess, m))
             free = total + (1.0 - w)
             weight = _put(weight, n, above, tl.where(free > 0, _ratio(total, free), 1.0))
-            fixed, deleted, alive = fixed | (n == above), deleted | (n == x), alive & (n != x)
-            empty = empty | ((n == above) & (total <= 0))
+            deleted, alive = deleted | (n == x), alive & (n != x)
+            empty = empty | (n == tl.where(total <= 0, above, -1))
             if total > 0:
                 left = tl.where(siblings, _ratio(w * left, excess), left)
                 left = _put(left, n, x, _ratio(at_x, excess))
@@ -148,13 +164,6 @@ def traverse(call, b, NT, NR, LOGPROBS: tl.constexpr, ROWS: tl.constexpr, TILE: 
     how = tl.where(greedy, FIXED, how)
     tl.store(call.scale + b * 2, pick(a, n, node))
     tl.store(call.scale + b * 2 + 1, pick(scale, n, node))
-    row = b * NR + node
-    end_walk(
-        call, b, node, row, node, how, get_record_i(call.ws, row, Q_ARG, b >= 0), status, count, 0, LOGPROBS
-    )  # fmt: skip
-    for _ in range(0, node_field(call, call.depth, b, node)):
-        above, column = node_field(call, call.parent, b, node), node_field(call, call.depth, b, node) - 1
-        token = node_field(call, call.ids, b, node)
-        emit(call, b, column, token, node)
-        emit_logprob(call, b, column, token, above, b * NR + above, 0, LOGPROBS)
-        node = above
+    argmax = get_record_i(call.ws, b * NR + node, Q_ARG, b >= 0)
+    end_walk(call, b, node, b * NR + node, node, how, argmax, status, count, 0, LOGPROBS)
+    _emit_path(call, b, node, NR, LOGPROBS)

@@ -5,10 +5,21 @@ Vectors hold one entry a node, padded to NP. A malformed tree is flagged and cou
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
 from . import launch as host
+
+
+class Candidates(NamedTuple):
+    """Results, laid out as `CandidateTree`."""
+
+    token_ids: Any
+    parents: Any
+    source: Any
+    status: Any
 
 
 def padded(nodes: int) -> int:
@@ -28,6 +39,29 @@ def at_nodes(values, nodes):
 
 
 @triton.jit
+def either(a, b):
+    return a | b
+
+
+@triton.jit
+def total(a, b):
+    return a + b
+
+
+@triton.jit
+def with_ancestors(values, parent, nodes, combine: tl.constexpr, NP: tl.constexpr):
+    """Each node's value combined with those of all its ancestors; a root's must be neutral or combine with itself."""
+    n = tl.arange(0, NP)
+    jump = tl.where(parent >= 0, parent, n)
+    reach = 1
+    while reach < nodes:
+        values = combine(values, tl.gather(values, jump, 0))
+        jump = tl.gather(jump, jump, 0)
+        reach *= 2
+    return values
+
+
+@triton.jit
 def tree_of(parents, b, nodes, max_depth, NP: tl.constexpr):
     """(parent, depth, bad) of request b: int32 [NP], -1 at padding; deeper than max_depth is malformed too."""
     n = tl.arange(0, NP)
@@ -38,13 +72,7 @@ def tree_of(parents, b, nodes, max_depth, NP: tl.constexpr):
     bad = any_of((fits == 0) | is_orphan)
     parent = tl.where(bad, -1, parent)
 
-    jump = tl.where(parent >= 0, parent, n)
-    depth = (parent >= 0).to(tl.int32)
-    reach = 1
-    while reach < nodes:
-        depth += tl.gather(depth, jump, 0)
-        jump = tl.gather(jump, jump, 0)
-        reach *= 2
+    depth = with_ancestors((parent >= 0).to(tl.int32), parent, nodes, total, NP)
     bad = bad | (tl.max(depth, axis=0) > max_depth)
     parent, depth = root_only(parent, depth, bad, NP)
     return parent, depth, bad
@@ -62,14 +90,7 @@ def root_only(parent, depth, bad, NP: tl.constexpr):
 def ancestor_word(parent, w, nodes, NP: tl.constexpr):
     """Bits 32 w .. 32 w + 31 of every node's ancestors, its own included."""
     n = tl.arange(0, NP)
-    word = tl.where(n >> 5 == w, 1 << (n & 31), 0)
-    jump = tl.where(parent >= 0, parent, n)
-    reach = 1
-    while reach < nodes:
-        word |= tl.gather(word, jump, 0)
-        jump = tl.gather(jump, jump, 0)
-        reach *= 2
-    return word
+    return with_ancestors(tl.where(n >> 5 == w, 1 << (n & 31), 0), parent, nodes, either, NP)
 
 
 @triton.jit
@@ -100,3 +121,19 @@ def bits_kernel(parents, depth_out, ancestors, status, nodes, words, NP: tl.cons
     if w == 0:
         tl.store(depth_out + b * nodes + n, depth, mask=n < nodes)
         tl.store(status + b, tl.where(bad, 32, 0))
+
+
+@triton.jit
+def put_candidate(out, at, token, parent, source, mask):
+    tl.store(out.token_ids + at, token.to(out.token_ids.dtype.element_ty), mask=mask)
+    tl.store(out.parents + at, parent, mask=mask)
+    tl.store(out.source + at, source, mask=mask)
+
+
+@triton.jit
+def put_none(out, b, start, end, num_nodes, BLOCK: tl.constexpr):
+    """Nodes from start to end are none."""
+    for first in range(start, end, BLOCK):
+        n = first + tl.arange(0, BLOCK)
+        none = tl.full([BLOCK], -1, tl.int32)
+        put_candidate(out, b * num_nodes + n, none, none, none, n < end)

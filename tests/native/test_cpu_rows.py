@@ -13,7 +13,7 @@ from specdec_kernels.ops.sample import op as sample_op
 from specdec_kernels.ops.verify_chain import op as verify_op
 
 pytestmark = pytest.mark.skipif(_native.cpu_reason() is not None, reason=str(_native.cpu_reason()))
-ISAS = {"portable": 0, "avx2": 1, "avx512": 2}
+ISAS = {"portable": 0, "avx2": 1, "avx512": 2, "amx": 3}
 # one tile and a bit; ends inside a vector; several tiles; beyond what top-p sorts at once
 VOCABS = [2050, 4099, 40000]
 FILTERS = {

@@ -54,7 +54,7 @@ def test_threads_and_vectors_do_not_change_a_bit(rule: str, threads: None) -> No
     case = large(rule, "none", torch.bfloat16)
     torch.set_num_threads(1)
     want = run(case)
-    for isa in (1, 2):
+    for isa in (1, 2, 3):
         if torch.ops.specdec_kernels.set_cpu_isa(isa) == isa:
             assert_same(tuple(run(case)), tuple(want), NAMES)
     alone = case.pick(torch.tensor([3]))  # then its rows are split over the threads

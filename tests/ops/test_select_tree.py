@@ -57,6 +57,13 @@ def test_the_best_are_kept_connected_and_in_order(backend: str, device: str, sco
     assert tree_layout(found.parents).status.tolist() == [0] * batch
 
 
+def test_a_thousand_and_twenty_four_candidates(backend: str, device: str) -> None:
+    parents, score = random_parents(1, 1024, 20), -torch.rand(1, 1024)
+    ids = torch.arange(1024)[None]
+    found = select_tree(ids.to(device), parents.to(device), score.to(device), num_nodes=300)
+    assert found.source[0].tolist() == best(parents[0].tolist(), score[0].tolist(), ids[0].tolist(), 300)
+
+
 def eagle(rows: Tensor, k: int, depth: int) -> tuple[list[int], list[int], list[float]]:
     """EAGLE-2's candidates under a model whose row depends on the last token: (ids, parents, scores)."""
     logp = rows.log_softmax(-1)

@@ -41,8 +41,10 @@ def trie(sequences: list[list[int]], num_nodes: int) -> tuple[list[int], list[in
 
 
 @pytest.mark.parametrize(("sequences", "length"), [(1, 1), (1, 6), (7, 1), (6, 5), (40, 8)])
-def test_tries_are_what_a_dict_of_prefixes_finds(backend: str, device: str, sequences: int, length: int) -> None:
-    batch = 6
+def test_tries_are_what_a_dict_of_prefixes_finds(
+    backend: str, device: str, is_slow: bool, sequences: int, length: int
+) -> None:
+    batch = 2 if is_slow else 6
     tokens = torch.randint(0, 3, (batch, sequences, length))
     tokens[torch.rand(tokens.shape) < 0.1] = -1  # a sequence ends there, whatever follows
     for num_nodes in (None, 1, 5, 1 + sequences * length):
@@ -52,6 +54,13 @@ def test_tries_are_what_a_dict_of_prefixes_finds(backend: str, device: str, sequ
             assert tuple(t[b].tolist() for t in found[:3]) == want
         assert found.status.tolist() == [0] * batch
         assert tree_layout(found.parents).status.tolist() == [0] * batch
+
+
+def test_more_sequences_than_a_block_looks_at_and_more_nodes_than_there_may_be(backend: str, device: str) -> None:
+    tokens = torch.randint(0, 30, (1, 300, 5))
+    found = tree_from_sequences(tokens.to(device))
+    assert tuple(t[0].tolist() for t in found[:3]) == trie(tokens[0].tolist(), 1024)
+    assert int(found.source[0, -1]) > 0
 
 
 def test_one_draft_is_a_chain(backend: str, device: str) -> None:

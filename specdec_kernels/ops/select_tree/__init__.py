@@ -23,7 +23,7 @@ def _allocate(
     )
 
 
-op = Op(reference.select_tree, _allocate, results=CandidateTree._fields, backends=("cpu", "cuda"))
+op = Op(reference.select_tree, _allocate, results=CandidateTree._fields)
 
 
 def select_tree(

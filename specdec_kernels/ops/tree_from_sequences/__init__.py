@@ -21,7 +21,7 @@ def _allocate(token_ids: Tensor, num_nodes: int) -> tuple[Tensor, Tensor, Tensor
     )
 
 
-op = Op(reference.tree_from_sequences, _allocate, results=CandidateTree._fields, backends=("cpu", "cuda"))
+op = Op(reference.tree_from_sequences, _allocate, results=CandidateTree._fields)
 
 
 def tree_from_sequences(

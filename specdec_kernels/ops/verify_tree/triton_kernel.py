@@ -331,7 +331,12 @@ def verify_tree_out(
         "RULE": rule, "ROW_RULE": row_rule, "ROWS": has_rows, "LOGPROBS": logprobs_mode, "TILE": host.TILE,
         "T_PAD": host.power(tiles), "NP": np,
     }  # fmt: skip
-    on = {"FILTERS": lists is not None, "DRAFT_FILTERS": draft_lists is not None, "REPLACEMENT": replacement}
+    on: dict[str, Any] = {
+        "FILTERS": lists is not None,
+        "DRAFT_FILTERS": draft_lists is not None,
+        "REPLACEMENT": replacement,
+    }
+    on["num_warps"] = host.MANY_WARPS if at_once else host.NUM_WARPS
     draw_tile = max(host.TILE // 2, 32)
     draw_tiles = max(triton.cdiv(vocab, draw_tile), 1)
     part = scratch.partials(tickets, batch, draw_tiles)

@@ -1,0 +1,86 @@
+"""What a cache still holds of earlier texts: a prompt that begins like one of them is not run again from its start."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import takewhile
+from typing import Any
+
+import torch
+
+from .text import Text
+from .tree_cache import TreeCache
+
+
+class Past:
+    """A model's cache, kept from call to call of `generate`, as for the turns of a conversation.
+
+    Request b of a call is compared with request b of the call before; rows of the tokens that both begin with are kept,
+    whatever follows them. So the texts are those of a call without past, but for rounding in the model.
+
+    Example:
+        >>> from specdec_kernels import Sampling
+        >>> from specdec_loop import Past, generate
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> sizes = dict(vocab_size=9, hidden_size=16, intermediate_size=16, num_hidden_layers=1)
+        >>> model, past = LlamaForCausalLM(LlamaConfig(num_attention_heads=2, **sizes)), Past(capacity=64)
+        >>> turn = dict(sampling=Sampling.full(1, temperature=0.0), max_new_tokens=8, stop=(), past=past)
+        >>> first = generate(model, None, [[5, 6, 7]], **turn)
+        >>> second = generate(model, None, [[5, 6, 7, *first.tokens[0], 8]], **turn)  # runs two of its twelve tokens
+    """
+
+    def __init__(self, capacity: int) -> None:
+        """Make room for texts of up to `capacity` tokens, the drafts of a step behind them included."""
+        self.capacity = capacity
+        self._model: Any = None
+        self._cache: TreeCache | None = None
+        self._rows: list[list[int]] = []
+
+    def open(self, model: Any, text: Text, *, reuse: bool = True) -> tuple[TreeCache, int]:
+        """The cache, with the rows that each prompt begins with; the last token of a prompt is never one of them.
+
+        Args:
+            model: always the same.
+            text: whose prompts are to be run.
+            reuse: False: forget everything.
+
+        Returns:
+            The cache, and how many tokens each request has to run: as many as the one that lacks most.
+
+        Raises:
+            ValueError: too small a capacity, another model, or another number of requests.
+        """
+        if text.tokens.shape[1] > self.capacity:
+            need = text.tokens.shape[1]
+            raise ValueError(f"generate: past must be of a capacity of at least {need}, got {self.capacity}")
+        if self._cache is None:
+            self._model, self._rows = model, [[] for _ in text.rows]
+            self._cache = TreeCache(
+                model.config, batch=text.batch, capacity=self.capacity, dtype=model.dtype, device=model.device
+            )
+        if self._model is not model:
+            raise ValueError("generate: past must be used with the model that it was first used with, got another")
+        if len(self._rows) != text.batch:
+            raise ValueError(f"generate: past must be used with {len(self._rows)} requests, got {text.batch}")
+        rows = zip(self._rows, text.rows, strict=True)
+        kept = [min(_common(old, new), len(new) - 1) if reuse else 0 for old, new in rows]
+        self._rows = [[] for _ in text.rows]  # what is in the cache is not known again until `close`
+        kept = self._truncate(self._cache, kept)
+        lacking = max(end - 1 - n for end, n in zip(text.ends, kept, strict=True))
+        # Every request writes `lacking` rows behind those that it keeps.
+        self._truncate(self._cache, [min(n, self.capacity - lacking) for n in kept])
+        return self._cache, lacking
+
+    def close(self, text: Text) -> None:
+        """Remember which texts the cache holds."""
+        self._rows = [list(row) for row in text.rows]
+
+    def _truncate(self, cache: TreeCache, kept: list[int]) -> list[int]:
+        """Keep at most so many rows of each request; returns how many there are."""
+        cache.truncate(torch.tensor(kept, device=cache.lengths.device))
+        return cache.read_lengths().tolist()
+
+
+def _common(old: Sequence[int], new: Sequence[int]) -> int:
+    """Tokens that both begin with."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(old, new, strict=False)))

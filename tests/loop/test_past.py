@@ -1,0 +1,120 @@
+"""A cache kept over the turns of a conversation: less is run, and the texts are the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from head_models import DRAFTERS
+from models import model
+from texts import assert_same, prompts
+
+from specdec_kernels import Sampling
+from specdec_loop import DraftModel, Lookahead, Past, PromptLookup, generate
+from specdec_loop.drafters import Drafter
+
+
+class Counting:
+    """A model that notes how many tokens each forward runs."""
+
+    def __init__(self, network: Any) -> None:
+        self.network, self.widths = network, []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.network, name)
+
+    def __call__(self, ids: torch.Tensor, **more: Any) -> Any:
+        self.widths.append(ids.shape[1])
+        return self.network(ids, **more)
+
+
+def turns(drafter: Drafter | None, past: Past | None, target: Any, temperature: float) -> list[list[list[int]]]:
+    """Three turns of three conversations; in the second turn one of them goes back behind what was said."""
+    sampling, said = Sampling.full(3, temperature=temperature), prompts(3)
+    texts = []
+    for turn, new in enumerate(([], [[4, 5], [6], [7, 8, 9]], [[1], [2, 3], [5] * 9])):
+        if turn == 1:
+            said[2] = said[2][:1]
+        said = [row + more for row, more in zip(said, new or [[]] * 3, strict=True)]
+        result = generate(target, drafter, said, sampling=sampling, max_new_tokens=10, seed=turn, past=past)
+        texts.append(result.tokens)
+        said = [row + tokens for row, tokens in zip(said, result.tokens, strict=True)]
+    return texts
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize(
+    "make", [lambda: None, lambda: DraftModel(model(seed=1)), PromptLookup, lambda: Lookahead(3, 4, 2)]
+)
+def test_turns_say_the_same_with_and_without_past(make: Any, temperature: float) -> None:
+    assert turns(make(), Past(200), model(), temperature) == turns(make(), None, model(), temperature)
+
+
+def test_only_what_is_new_is_run() -> None:
+    target, past, sampling = Counting(model()), Past(300), Sampling.full(1, temperature=0.0)
+    start = list(range(1, 41))
+    first = generate(target, None, [start], sampling=sampling, max_new_tokens=6, past=past).tokens[0]
+    assert target.widths == [39] + [1] * 6
+    target.widths.clear()
+    generate(target, None, [start + first + [7, 8, 9]], sampling=sampling, max_new_tokens=6, past=past)
+    assert target.widths == [3] + [1] * 6  # the last token said and two of the new three; the last is the root
+    target.widths.clear()
+    generate(target, None, [[*start[:20], 3]], sampling=sampling, max_new_tokens=6, past=past)
+    assert target.widths == [1] * 6  # all that was there but for the root
+
+
+def test_a_request_that_shares_little_does_not_push_others_out_of_the_buffers() -> None:
+    """One keeps 60 rows, the other has to run 60: together they exceed the capacity, so the first runs some again."""
+    past, sampling = Past(80), Sampling.full(2, temperature=0.0)
+    long = [list(range(1, 61)), [5, 6, 7]]
+    generate(model(), None, long, sampling=sampling, max_new_tokens=4, past=past)
+    again = [[*range(1, 61), 9], [9] * 61]
+    got = generate(model(), None, again, sampling=sampling, max_new_tokens=10, past=past).tokens
+    want = generate(model(), None, again, sampling=sampling, max_new_tokens=10).tokens
+    assert_same(got, want, model(), again, sampling)
+
+
+def test_after_a_stop_the_past_ends_where_the_text_does() -> None:
+    past, sampling, start = Past(100), Sampling.full(2, temperature=0.0), prompts(2)
+    free = generate(model(), None, start, sampling=sampling, max_new_tokens=12).tokens
+    known = DraftModel(model())
+    first = generate(model(), known, start, sampling=sampling, max_new_tokens=12, stop=[free[0][2]], past=past).tokens
+    again = [row + tokens + [3, 4] for row, tokens in zip(start, first, strict=True)]
+    got = generate(model(), known, again, sampling=sampling, max_new_tokens=12, past=past).tokens
+    assert_same(
+        got, generate(model(), None, again, sampling=sampling, max_new_tokens=12).tokens, model(), again, sampling
+    )
+
+
+def test_a_drafter_that_reads_features_runs_the_whole_prompt() -> None:
+    past, sampling, start = Past(100), Sampling.full(3, temperature=0.0), prompts(3)
+    want = generate(model(), None, start, sampling=sampling, max_new_tokens=8).tokens
+    for _ in range(2):
+        drafter = DRAFTERS["EAGLE-1"]()
+        got = generate(model(), drafter, start, sampling=sampling, max_new_tokens=8, past=past).tokens
+        assert_same(got, want, model(), start, sampling)
+
+
+def test_a_failed_call_leaves_nothing_behind() -> None:
+    past, sampling, start = Past(100), Sampling.full(1, temperature=0.0), [[1, 2, 3, 4]]
+    generate(model(), None, start, sampling=sampling, max_new_tokens=8, past=past)
+
+    def fail(b: int, new: list[int], accepted: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        generate(model(), None, [[1, 2, 9, 9]], sampling=sampling, max_new_tokens=8, past=past, streamer=fail)
+    got = generate(model(), None, start, sampling=sampling, max_new_tokens=8, past=past).tokens
+    assert got == generate(model(), None, start, sampling=sampling, max_new_tokens=8).tokens
+
+
+def test_misuse_is_named() -> None:
+    past, sampling = Past(20), Sampling.full(1, temperature=0.0)
+    generate(model(), None, [[1]], sampling=sampling, max_new_tokens=8, past=past)
+    with pytest.raises(ValueError, match=r"past must be of a capacity of at least \d+, got 20"):
+        generate(model(), None, [[1]], sampling=sampling, max_new_tokens=30, past=past)
+    with pytest.raises(ValueError, match="past must be used with the model"):
+        generate(model(seed=1), None, [[1]], sampling=sampling, max_new_tokens=8, past=past)
+    with pytest.raises(ValueError, match="past must be used with 1 requests, got 2"):
+        generate(model(), None, [[1]] * 2, sampling=Sampling.full(2), max_new_tokens=8, past=past)

@@ -1,0 +1,263 @@
+"""The dialects against plain loops over their documented semantics, and their laws."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+
+import pytest
+import torch
+from check import assert_law
+from torch import Tensor
+
+from bench.rivals import _sglang
+from specdec_kernels import Noise, Sampling, tree_layout, tree_links, verify_tree
+from specdec_kernels.dialects import flashinfer, sglang
+
+VOCAB = 5
+
+
+def law(generator: torch.Generator, *shape: int) -> Tensor:
+    return (1.5 * torch.randn(*shape, VOCAB, generator=generator)).softmax(-1)
+
+
+def results(batch: int, nodes: int, slots: int) -> tuple[Tensor, Tensor, Tensor]:
+    predicts = torch.full((batch * nodes,), -7, dtype=torch.int32)
+    return predicts, torch.full((batch, slots), -1, dtype=torch.int32), torch.zeros(batch, dtype=torch.int32)
+
+
+def chain_links(batch: int, slots: int) -> tuple[Tensor, Tensor, Tensor]:
+    return tree_links(torch.arange(-1, slots - 1).repeat(batch, 1), engine="sglang")
+
+
+TREE = [-1, 0, 0, 1, 1, 2, 0, 3]
+IDS = [0, 2, 0, 1, 3, 2, 4, 0]
+
+
+def inverted(weights: Tensor, coin: float) -> int:
+    target, mass = coin * float(weights.double().sum()), 0.0
+    for token, weight in enumerate(weights.double().tolist()):
+        mass += weight
+        if mass > target and weight > 0:
+            return token
+    return int((weights > 0).nonzero()[-1])
+
+
+def children(links: tuple[Tensor, Tensor, Tensor], b: int, node: int) -> list[int]:
+    found, child = [], int(links[1][b, node])
+    while child >= 0:
+        found.append(child)
+        child = int(links[2][b, child])
+    return found
+
+
+def test_tree_target_only_walks_as_documented() -> None:
+    g = torch.Generator().manual_seed(0)
+    batch, nodes, slots = 300, len(TREE), 3  # one slot fewer than the tree is deep
+    ids = torch.tensor(IDS).repeat(batch, 1)
+    links = tree_links(torch.tensor(TREE).repeat(batch, 1), engine="sglang")
+    target, draft = law(g, batch, nodes), torch.zeros(batch, nodes, VOCAB)
+    coins, last = torch.rand(batch, nodes, generator=g), torch.rand(batch, generator=g)
+    predicts, index, count = results(batch, nodes, slots)
+    sglang.tree_speculative_sampling_target_only(predicts, index, count, ids, *links, coins, last, target, draft)
+    for b in range(batch):
+        path, noted, expected = [0], torch.zeros(nodes, VOCAB), {}
+        while len(path) < slots:
+            mass, found = 0.0, None
+            for child in children(links, b, path[-1]):
+                mass += float(target[b, path[-1], IDS[child]])
+                if float(coins[b, path[-1]]) < mass:
+                    found = child
+                    break
+                noted[path[-1], IDS[child]] = target[b, path[-1], IDS[child]]
+            if found is None:
+                break
+            expected[path[-1]] = IDS[found]
+            path.append(found)
+        expected[path[-1]] = inverted((target[b, path[-1]] - noted[path[-1]]).clamp(min=0), float(last[b]))
+        assert count[b] == len(path) - 1
+        assert index[b].tolist() == [b * nodes + n for n in path] + [-1] * (slots - len(path))
+        assert torch.equal(draft[b], noted)
+        assert {n: int(predicts[b * nodes + n]) for n in expected} == expected
+        assert int((predicts[b * nodes : (b + 1) * nodes] != -7).sum()) == len(expected)
+
+
+@pytest.mark.parametrize("is_block", [False, True])
+def test_chains_follow_the_target(is_block: bool) -> None:
+    """Joint law of the first two tokens; twin: drafts that were not drawn from the draft law."""
+    g = torch.Generator().manual_seed(1)
+    batch, slots = 60_000, 3
+    p, q = law(g, slots), law(g, slots - 1)
+    drafts = torch.stack([torch.multinomial(q[i], batch, True, generator=g) for i in range(slots - 1)], 1)
+    ids = torch.cat([torch.zeros(batch, 1, dtype=torch.int64), drafts], 1)
+    coins, last = torch.rand(batch, slots, generator=g), torch.rand(batch, generator=g)
+    predicts, index, count = results(batch, slots, slots)
+    sglang.chain_speculative_sampling_triton(
+        predicts, index, count, ids, *chain_links(batch, slots), coins, last, p.expand(batch, -1, -1),
+        q.expand(batch, -1, -1), block_verification=is_block,
+    )  # fmt: skip
+    rows = predicts.view(batch, slots)
+    more = torch.multinomial(
+        p[1], batch, True, generator=g
+    )  # a text that ended after one token goes on with the target
+    second = torch.where(count > 0, rows[:, 1], more)
+    seen = torch.bincount(rows[:, 0] * VOCAB + second, minlength=VOCAB**2)
+    assert_law(seen, torch.outer(p[0].double(), p[1].double()).flatten(), "chain of SGLang's dialect")
+    assert torch.equal(index >= 0, torch.arange(slots) <= count[:, None])
+
+
+def test_flashinfer_equals_sglang_for_the_same_coins_and_names_its_numbers() -> None:
+    g = torch.Generator().manual_seed(2)
+    batch, slots = 64, 4
+    p, q = law(g, batch, slots), law(g, batch, slots - 1)
+    ids = torch.randint(VOCAB, (batch, slots - 1), generator=g, dtype=torch.int32)
+    seed, offset = torch.arange(batch), torch.full((batch,), 90)
+    accepted, emitted = torch.ones(batch, dtype=torch.int64), torch.ones(batch, dtype=torch.int32)
+    out, a, e = flashinfer.chain_speculative_sampling(q, ids, p, accepted, emitted, seed=seed, offset=offset)
+    assert a is accepted and e is emitted and bool((emitted - 1 <= accepted - 1).all())
+    assert torch.equal((out >= 0).sum(1), emitted)  # one more than accepted, one more to begin with
+    back = torch.randperm(batch, generator=g)
+    moved, _, _ = flashinfer.chain_speculative_sampling(q[back], ids[back], p[back], seed=seed[back], offset=90)
+    assert torch.equal(moved, out[back])
+    again, _, _ = flashinfer.chain_speculative_sampling(q, ids, p, generator=torch.Generator().manual_seed(5))
+    coins = torch.rand(batch, slots, generator=torch.Generator().manual_seed(5))
+    predicts, index, count = results(batch, slots, slots)
+    candidates = torch.nn.functional.pad(ids.long(), (1, 0))
+    sglang.chain_speculative_sampling_triton(
+        predicts, index, count, candidates, *chain_links(batch, slots), coins, coins[:, -1].contiguous(), p, q
+    )
+    expected = torch.where(torch.arange(slots) <= count[:, None], predicts.view(batch, slots), -1)
+    assert torch.equal(again, expected.int())
+
+
+def test_greedy_tree_is_verify_tree_from_argmaxes() -> None:
+    g = torch.Generator().manual_seed(3)
+    batch, nodes = 200, len(TREE)
+    logits = torch.randn(batch, nodes, VOCAB, generator=g)
+    ids, parents = torch.tensor(IDS).repeat(batch, 1), torch.tensor(TREE).repeat(batch, 1)
+    predicts, index, count = results(batch, nodes, 4)
+    links = tree_links(parents, engine="sglang")
+    sglang.verify_tree_greedy(predicts, index, count, ids, *links, logits.argmax(-1))
+    zeros = torch.zeros(batch, dtype=torch.int64)
+    ours = verify_tree(ids, parents, logits, max_depth=3, sampling=Sampling(), noise=Noise(zeros, zeros), rule="greedy")
+    assert torch.equal(count, ours.num_accepted)
+    path = torch.where(ours.path >= 0, ours.path + nodes * torch.arange(batch)[:, None], -1)
+    assert torch.equal(index[:, 1:], path[:, :3].int())
+    taken = predicts[index.clamp(min=0).long()]
+    assert torch.equal(torch.where(index >= 0, taken, -1), ours.token_ids.int())
+
+
+@pytest.mark.parametrize("mode", [sglang.FULL_MASK, sglang.QLEN_ONLY, sglang.QLEN_ONLY_BITPACKING])
+def test_build_tree_gives_masks_positions_and_links(mode: int) -> None:
+    """Top-k 2, depth 3, by hand: candidates 0, 1 under the root, 2, 3 under 0, 4, 5 under 1, 6, 7 under 2."""
+    parent_list = torch.tensor([[-1, 0, 1, 2, 5]] * 2)
+    selected = torch.tensor([[0, 1, 2, 5, 6], [0, 1, 2, 3, 4]])
+    expected = torch.tensor([[-1, 0, 0, 1, 2, 3], [-1, 0, 0, 1, 1, 2]])
+    lengths, nodes = torch.tensor([3, 5]), 6
+    size = {0: int(((lengths + nodes) * nodes).sum()) + 4, 1: 2 * nodes * nodes, 2: 2 * nodes}[mode]
+    mask = torch.ones(size, dtype=torch.uint8 if mode == 2 else torch.bool)
+    positions, index = (
+        torch.zeros(2 * nodes, dtype=torch.int64),
+        [torch.zeros(2, nodes, dtype=torch.int64) for _ in range(3)],
+    )
+    sglang.build_tree_kernel_efficient(parent_list, selected, lengths, mask, positions, *index, 2, 3, nodes, mode)
+    depth = tree_layout(expected).depth
+    assert torch.equal(positions.view(2, nodes), lengths[:, None] + depth)
+    assert all(torch.equal(a, b) for a, b in zip(index, tree_links(expected, engine="sglang"), strict=True))
+    start = 0
+    for b in range(2):
+        for n in range(nodes):
+            ancestors, at = {n}, n
+            while at > 0:
+                at = int(expected[b, at])
+                ancestors.add(at)
+            if mode == 2:
+                assert int(mask[b * nodes + n]) == sum(1 << a for a in ancestors)
+                continue
+            past = int(lengths[b]) if mode == 0 else 0
+            row = mask[start : start + past + nodes].tolist()
+            assert row == [True] * past + [a in ancestors for a in range(nodes)]
+            start += past + nodes
+    assert mode != 0 or bool(mask[start:].all())  # what lies behind the last request is not ours
+
+
+def test_a_coin_of_zero_accepts_no_impossible_token() -> None:
+    target, draft = torch.tensor([[[0.0, 1.0], [0.5, 0.5]]]), torch.zeros(1, 2, 2)
+    links = chain_links(1, 2)
+    ids, coins, last = torch.tensor([[0, 0]]), torch.zeros(1, 2), torch.zeros(1)
+    predicts, index, count = results(1, 2, 2)
+    sglang.tree_speculative_sampling_target_only(predicts, index, count, ids, *links, coins, last, target, draft)
+    assert count.item() == 0 and predicts[0] == 1
+
+
+# --- SGLang's own kernels, where its files are
+
+
+@pytest.fixture
+def theirs() -> Iterator[ModuleType]:
+    """Its Triton tree kernels, loaded by file; what they import of the engine is stood in for."""
+    file = "kernels/ops/speculative/spec_tree.py"
+    if reason := _sglang.available(file):
+        pytest.skip(reason)
+    stubs = {
+        "sglang": {},
+        "sglang.srt": {},
+        "sglang.srt.platforms": {"current_platform": None},
+        "sglang.srt.platforms.interface": {"reject_out_of_tree_path": None},
+        "sglang.srt.utils": {f"is_{name}": lambda: False for name in ("cpu", "cuda", "hip", "musa", "npu", "xpu")},
+    }
+    found = _sglang.find(file)
+    before = {name: sys.modules.get(name) for name in stubs}
+    for name, content in stubs.items():
+        sys.modules[name] = ModuleType(name)
+        vars(sys.modules[name]).update(content)
+    try:
+        assert found is not None
+        yield _sglang.load(file)
+    finally:
+        for name, module in before.items():
+            sys.modules.pop(name)
+            if module is not None:
+                sys.modules[name] = module
+
+
+def test_sglangs_tree_kernels_agree(theirs: ModuleType) -> None:
+    parent_list = torch.tensor([[-1, 0, 1, 2, 5]] * 2)
+    selected = torch.tensor([[0, 1, 2, 5, 6], [0, 1, 2, 3, 4]])
+    lengths, nodes = torch.tensor([3, 5]), 6
+    for mode in (sglang.FULL_MASK, sglang.QLEN_ONLY):
+        size = int(((lengths * (mode == 0) + nodes) * nodes).sum())
+        outcomes = []
+        for build in (theirs.sgl_build_tree_kernel_triton, sglang.build_tree_kernel_efficient):
+            mask, positions = torch.ones(size, dtype=torch.bool), torch.zeros(2 * nodes, dtype=torch.int64)
+            links = [torch.full((2, nodes), -1) for _ in range(3)]
+            build(parent_list, selected, lengths, mask, positions, *links, 2, 3, nodes, theirs.TreeMaskMode(mode))
+            outcomes.append((mask, positions, *links))
+        assert all(torch.equal(a, b) for a, b in zip(*outcomes, strict=True))
+    g = torch.Generator().manual_seed(4)
+    batch, nodes = 40, len(TREE)
+    ids, predict = torch.tensor(IDS).repeat(batch, 1), torch.randint(VOCAB, (batch, nodes), generator=g)
+    links = tree_links(torch.tensor(TREE).repeat(batch, 1), engine="sglang")
+    greedy = [results(batch, nodes, 4) for _ in range(2)]
+    theirs.verify_tree_greedy_triton(*greedy[0], ids, *links, predict)
+    sglang.verify_tree_greedy(*greedy[1], ids, *links, predict)
+    assert all(torch.equal(a, b) for a, b in zip(*greedy, strict=True))
+
+
+@pytest.mark.parametrize("is_block", [False, True])
+def test_sglangs_chain_kernel_agrees(is_block: bool) -> None:
+    file = "kernels/ops/speculative/reject_sampling.py"
+    if reason := _sglang.available(file):
+        pytest.skip(reason)
+    g = torch.Generator().manual_seed(5)
+    batch, slots = 30, 4
+    p, q = law(g, batch, slots), law(g, batch, slots - 1)
+    ids = torch.randint(VOCAB, (batch, slots), generator=g)
+    coins, last = torch.rand(batch, slots, generator=g), torch.rand(batch, generator=g)
+    both = [results(batch, slots, slots) for _ in range(2)]
+    links = chain_links(batch, slots)
+    theirs = _sglang.load(file).chain_speculative_sampling_triton
+    for out, verify in zip(both, (theirs, sglang.chain_speculative_sampling_triton), strict=True):
+        verify(*out, ids, *links, coins, last, p, q, 1.0, 1.0, True, block_verification=is_block)
+    assert all(torch.equal(a, b) for a, b in zip(*both, strict=True))
