@@ -131,7 +131,7 @@ def test_a_level_of_a_tree_sees_its_own_branch_alone() -> None:
         (EagleTree, "recursive", "eagle3"),
         (EagleTree, "traversal", "mtp"),
         (EagleDynamicTree, "target_only", "eagle"),
-        (EagleDynamicTree, "recursive", "eagle3"),
+        (EagleDynamicTree, "target_only", "eagle3"),
         (HeadChain, "ratio", "mtp"),
         (HeadChain, "block", "eagle3"),
         (HeadChain, "ratio", "eagle"),

@@ -1,7 +1,8 @@
-"""Training: the corpus and its split, the learning rate, runs that are resumed, what drafters learn; a pass end to end."""
+"""Training: corpus and split, learning rate, runs that are resumed, what drafters learn, and all of it end to end."""
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,28 @@ import pytest
 import torch
 from head_models import config, feature_head, medusa
 from models import model
-from transformers import LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
+from specdec_loop import heads
 from specdec_loop.training import corpus, curves, drafters, losses, target
 from specdec_loop.training.run import Run, learning_rate, optimizers
-from specdec_loop.zoo import load_drafters, load_target
 
-TEXT = "def function_{0}(argument):\n    value = argument + {0}\n    for item in range(value):\n        print(item)\n    return value\n\n"
+TEXT = """
+def function_{0}(argument):
+    value = argument + {0}
+    for item in range(value):
+        print(item)
+    return value
+"""
+
+
+LOADERS = {
+    "draft": heads.load_draft_model,
+    "medusa": heads.load_medusa,
+    "eagle": heads.load_eagle,
+    "eagle3": heads.load_eagle3,
+    "mtp": heads.load_mtp,
+}
 
 
 @pytest.fixture
@@ -109,13 +125,13 @@ def test_a_drafter_that_says_what_the_target_says_has_the_least_loss() -> None:
 
 def test_medusa_heads_learn_the_laws_behind_the_next_one() -> None:
     ids = torch.randint(1, 60, (2, 9))
-    out, heads = teacher(ids), medusa()
-    logits, want = heads(out.hidden_states[-1]), 0.0
+    out, made = teacher(ids), medusa()
+    logits, want = made(out.hidden_states[-1]), 0.0
     for i in range(4):
         pairs = [(t, t + 1 + i) for t in range(9) if t + 1 + i < 9]  # row t and the row whose law it should know
         each = [-(out.logits[:, r].softmax(-1) * logits[:, t, i].log_softmax(-1)).sum(-1).mean() for t, r in pairs]
         want += losses.DECAY**i * float(torch.stack(each).mean())
-    assert losses.medusa_loss(heads, ids, out).item() == pytest.approx(want, rel=1e-5)
+    assert losses.medusa_loss(made, ids, out).item() == pytest.approx(want, rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3", "mtp"])
@@ -147,15 +163,35 @@ def test_heads_are_trained_on_what_they_meet_when_they_draft(kind: str) -> None:
 def test_everything_is_trained_and_loads(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(target, "VOCAB", 300)
     monkeypatch.setattr(drafters, "DRAFT_VOCAB", 100)
-    shared = ["--work", str(tmp_path / "work"), "--minutes", "0.01", "--length", "24", "--batch", "2", "--threads", "1"]
-    target.main(["--out", str(tmp_path / "target"), *shared])
-    drafters.main(["--models", str(tmp_path), *shared])
-    network, tokenizer = load_target(tmp_path / "target")
+    small = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4}
+    whole = target.config
+    monkeypatch.setattr(target, "config", lambda vocab: LlamaConfig(**{**whole(vocab).to_dict(), **small}))
+    shared = ["--work", str(tmp_path / "work"), "--length", "24", "--batch", "2", "--threads", "1"]
+    target.main(["--out", str(tmp_path / "target"), "--minutes", "0.03", *shared])
+    drafters.main(["--models", str(tmp_path), "--minutes", "0.001", *shared])
+    network = LlamaForCausalLM.from_pretrained(tmp_path / "target", dtype=torch.float32)
+    tokenizer = corpus.load_tokenizer(tmp_path / "target")
     assert len(tokenizer) == network.config.vocab_size == 300
-    names = {"draft model", "blockwise heads", "Medusa", "EAGLE-1", "EAGLE-2", "EAGLE-3", "MTP"}
-    assert load_drafters(network, tmp_path).keys() == names
+    for name, load in LOADERS.items():
+        load(tmp_path / name, network)
     ids = corpus.encode(tokenizer, corpus.read(corpus.sources()[:1]))[None, :20].long()
-    assert network(ids, labels=ids).loss.item() < math.log(300)
-    if pytest.importorskip("matplotlib", reason="pictures need matplotlib, see requirements/bench.txt"):
-        curves.main(["--work", str(tmp_path / "work"), "--out", str(tmp_path)])
-        assert (tmp_path / "curves.png").stat().st_size > 1000
+    assert network(ids, labels=ids).loss.item() < 0.9 * math.log(300)
+    drafters.main(
+        ["draft", "--models", str(tmp_path), "--minutes", "0.001", "--resume", *shared]
+    )  # there is no time left, and no harm
+
+
+def test_a_wrong_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        drafters.main(["dragt"])
+    assert "unknown: dragt; known are draft, medusa" in capsys.readouterr().err
+
+
+def test_curves_become_a_picture(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="pictures need matplotlib, see requirements/bench.txt")
+    (tmp_path / "work/target").mkdir(parents=True)
+    curve = {"step": [1, 2], "seconds": [60.0, 120.0], "train": [3.0, 2.0], "held_out": [3.1, 2.5]}
+    (tmp_path / "work/target/curve.json").write_text(json.dumps(curve))
+    curves.main(["--work", str(tmp_path / "work"), "--out", str(tmp_path)])
+    assert json.loads((tmp_path / "curves.json").read_text()) == {"target": curve}
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")

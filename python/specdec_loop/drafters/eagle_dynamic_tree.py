@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -10,17 +12,21 @@ from specdec_kernels import Sampling, select_tree
 from ..heads import FeatureHead
 from ..text import Text
 from .base import Draft
-from .feature_drafter import FeatureDrafter
+from .feature_drafter import COLD, FeatureDrafter
+
+# Chance that the best of a race is the target's token, and of each further rank beside the one before it.
+FIRST, NEXT = 0.6, 0.35
 
 
 class EagleDynamicTree(FeatureDrafter):
     """Expands the `width` likeliest paths of each depth by `width` children, and keeps the best nodes of all.
 
-    A path's score is the product of the head's probabilities along it. Candidates are deterministic, and so are kept or
-    dropped without bias.
+    A path's score is the product of the head's probabilities along it. Under ``match`` the candidates of a sampled
+    request are the first of the race that the target will run, on the head's law, and count by rank. Either way they
+    are deterministic, and so are kept or dropped without bias.
     """
 
-    rules = ("match", "greedy", "typical", "target_only", "recursive")
+    rules = ("match", "greedy", "typical", "target_only")
 
     def __init__(self, head: FeatureHead, *, width: int = 4, total: int = 12, sampling: Sampling | None = None) -> None:
         """Choose the sizes.
@@ -40,6 +46,15 @@ class EagleDynamicTree(FeatureDrafter):
                 raise ValueError(f"EagleDynamicTree: {name} must be at least 1, got {value}")
         self.width, self.total = width, total
 
+    def begin(self, text: Text, *, rule: str, sampling: Sampling, longest: int) -> None:
+        """Note which requests race with the target's noise: there a token's rank tells more than its probability."""
+        super().begin(text, rule=rule, sampling=sampling, longest=longest)
+        warm = self._race.temperature
+        is_sampled = text.lengths > 0 if warm is None else warm > COLD
+        self._races = (is_sampled & (rule == "match"))[:, None, None]
+        rank = torch.arange(self.width, device=text.tokens.device)
+        self._chances = math.log(FIRST) + rank * math.log(NEXT)
+
     def nodes(self, length: int) -> int:
         """The root and what is kept of all candidates."""
         return 1 + min(self.total, self.width + (length - 1) * self.width**2)
@@ -52,7 +67,7 @@ class EagleDynamicTree(FeatureDrafter):
         scores = [torch.zeros(text.batch, 1, device=device)]
         beam, beam_score = torch.zeros(text.batch, 1, dtype=torch.int64, device=device), scores[0]
         for depth in range(length):
-            ids, logprob = self._children(features)
+            ids, logprob = self._children(features, text, depth)
             born = torch.arange(ids[0].numel(), device=device) + sum(x.shape[1] for x in token_ids)
             score = (beam_score[:, :, None] + logprob).flatten(1)
             token_ids.append(ids.flatten(1))
@@ -65,17 +80,17 @@ class EagleDynamicTree(FeatureDrafter):
                 source = features.gather(1, row[:, :, None].expand(-1, -1, features.shape[2]))
                 features, places = self._run_nodes(going, source, places.gather(1, row))
         ids = torch.cat(token_ids, 1)
-        ids[:, 1:].masked_fill_(self._new[:, None] == 0, -1)
         tree = select_tree(
             ids, torch.cat(parents, 1).int(), torch.cat(scores, 1).contiguous(), num_nodes=self.nodes(length)
         )
         return Draft(tree.token_ids, parents=tree.parents, max_depth=length)
 
-    def _children(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """The likeliest tokens after each feature and their log-probabilities, ``[batch, paths, width]``."""
-        logprob, columns = self.head.logits(features).float().log_softmax(-1).topk(self.width, -1)
-        token_map = self.head.token_map
-        return columns if token_map is None else token_map.long()[columns], logprob
+    def _children(self, features: Tensor, text: Text, ahead: int) -> tuple[Tensor, Tensor]:
+        """The best tokens after each feature and the logarithms of their chances, ``[batch, paths, width]``."""
+        logits = self.head.logits(features)
+        ranks = torch.arange(features.shape[1], device=features.device)
+        ids, logprob = self._draw(logits, text, ahead, self.width, ranks)
+        return ids, torch.where(self._races, self._chances, logprob)
 
     def _rows(self, longest: int) -> int:
         return longest + 1 + longest * self.width

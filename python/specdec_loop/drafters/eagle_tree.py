@@ -72,7 +72,7 @@ class EagleTree(FeatureDrafter):
                 logits = row_logits.new_zeros(text.batch, nodes, row_logits.shape[2]) if logits is None else logits
                 logits[:, rows] = row_logits
             ranks = torch.tensor([level.index(row) for row in rows], device=device)
-            ids = self._draw(row_logits, text, depth, max(map(len, children)), ranks)
+            ids, _ = self._draw(row_logits, text, depth, max(map(len, children)), ranks)
             for r, born in enumerate(children):
                 token_ids[:, born] = ids[:, r, : len(born)]
             going = [(r, n) for r, born in enumerate(children) for n in born if n in inner]

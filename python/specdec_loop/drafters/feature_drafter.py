@@ -92,7 +92,7 @@ class FeatureDrafter(Drafter):
         )
         return out, torch.arange(first, first + count, device=parents.device).expand_as(parents)
 
-    def _draw(self, logits: Tensor, text: Text, ahead: int, count: int, ranks: Tensor) -> Tensor:
+    def _draw(self, logits: Tensor, text: Text, ahead: int, count: int, ranks: Tensor) -> tuple[Tensor, Tensor]:
         """The `count` best ids of a race on each row.
 
         Args:
@@ -103,7 +103,8 @@ class FeatureDrafter(Drafter):
             ranks: ``[rows]``: rank of each row's node in its depth.
 
         Returns:
-            Target ids ``[batch, rows, count]``; -1 where the law has fewer, or where there is no pair to draft from.
+            Target ids ``[batch, rows, count]``, -1 where the law has fewer or where there is no pair to draft from; and
+            their log-probabilities at temperature 1.
         """
         batch, rows = logits.shape[:2]
         noise = text.noise(ahead)
@@ -115,8 +116,10 @@ class FeatureDrafter(Drafter):
             num_samples=count,
             lane=ranks.repeat(batch) if self._is_drawn else 0,
             token_map=self.head.token_map,
+            logprobs="raw",
         )
-        return drawn.token_ids.view(batch, rows, count).masked_fill(self._new[:, None, None] == 0, -1)
+        ids = drawn.token_ids.view(batch, rows, count).masked_fill(self._new[:, None, None] == 0, -1)
+        return ids, drawn.logprobs.view(batch, rows, count)
 
     def _rows(self, longest: int) -> int:
         """Most rows written between two commits: the new pairs and the drafted nodes."""

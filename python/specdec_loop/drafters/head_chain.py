@@ -20,7 +20,7 @@ class HeadChain(FeatureDrafter):
         first, rows, drawn = torch.zeros(1, dtype=torch.int64, device=text.tokens.device), [], []
         for ahead in range(length):
             rows.append(self.head.logits(features))
-            drawn.append(self._draw(rows[-1], text, ahead, 1, first)[:, :, 0])
+            drawn.append(self._draw(rows[-1], text, ahead, 1, first)[0][:, :, 0])
             if ahead + 1 < length:
                 features, places = self._run_nodes(drawn[-1], features, places)
         ids = torch.cat(drawn, 1)

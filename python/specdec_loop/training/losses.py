@@ -17,7 +17,8 @@ REGRESSION = 0.1  # weight of the distance between states
 
 def divergence(student: Tensor, teacher: Tensor) -> Tensor:
     """Mean cross-entropy of the student's law under the teacher's; both logits ``[.., vocab]``."""
-    return -(teacher.float().softmax(-1) * student.float().log_softmax(-1)).sum(-1).mean()
+    cross: Tensor = -(teacher.float().softmax(-1) * student.float().log_softmax(-1)).sum(-1)
+    return cross.mean()
 
 
 def draft_model_loss(model: Any, ids: Tensor, teacher: Any) -> Tensor:
@@ -27,7 +28,8 @@ def draft_model_loss(model: Any, ids: Tensor, teacher: Any) -> Tensor:
 
 def medusa_loss(heads: MedusaHeads, ids: Tensor, teacher: Any) -> Tensor:
     """Head i at token t learns the target's law at token t + 1 + i."""
-    logits, tokens = heads(teacher.hidden_states[-1]), ids.shape[1]
+    logits: Tensor = heads(teacher.hidden_states[-1])
+    tokens = ids.shape[1]
     total = logits.new_zeros((), dtype=torch.float32)
     for i in range(len(heads)):
         known = tokens - 1 - i

@@ -18,7 +18,7 @@ LENGTH, BATCH = 256, 8
 POSITIONS = 1024
 
 
-def config(vocab_size: int = VOCAB) -> LlamaConfig:
+def config(vocab_size: int) -> LlamaConfig:
     """Deep and thin: a one-layer drafter costs little beside it."""
     return LlamaConfig(
         vocab_size=vocab_size,
@@ -56,7 +56,7 @@ def train(args: argparse.Namespace) -> None:
     torch.manual_seed(args.seed)
     torch.set_num_threads(args.threads)
     tokens, held_out_tokens = prepare(args.out)
-    model = LlamaForCausalLM(config())
+    model = LlamaForCausalLM(config(len(corpus.load_tokenizer(args.out))))
     forward = torch.compile(model) if args.compile else model
     embeddings = {id(model.get_input_embeddings().weight)}
     made = optimizers(model.parameters(), embeddings, peak=args.peak)
