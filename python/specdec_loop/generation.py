@@ -170,7 +170,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor | None]:
     """Logits and features of the last committed token and of every draft, ``[batch, nodes, ...]``."""
     if draft.parents is None:
-        nodes = torch.cat([text.last(1), draft.token_ids], 1)
+        nodes = torch.cat([text.last(1), draft.token_ids], 1) if draft.token_ids.shape[1] else text.last(1)
         inputs = cache.chain_inputs(nodes.shape[1])
     else:
         nodes = torch.cat([text.last(1), draft.token_ids[:, 1:]], 1)
