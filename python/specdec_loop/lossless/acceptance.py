@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 
 import torch
@@ -41,7 +42,7 @@ def expected_tokens(method: Method, table: Table, filters: Filters) -> float | N
         contexts, place = table.after[context].unique(return_inverse=True)
         mass = torch.zeros(len(contexts), dtype=torch.float64).index_add(0, place, a)
         pairs = zip(contexts.tolist(), mass.tolist(), strict=True)
-        return sum(share * (1 + accepted(after, level + 1)) for after, share in pairs if share > 0)
+        return math.fsum(share * (1 + accepted(after, level + 1)) for after, share in pairs if share > 0)
 
     return 1 + accepted(0, 0)
 

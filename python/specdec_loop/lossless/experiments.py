@@ -1,4 +1,4 @@
-"""The experiments: texts of several decode steps held against the target's own law, and greedy texts against greedy texts."""
+"""The experiments: texts of many decode steps held against the target's own law, and greedy texts against plain ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samplers broken on purpose, each in a way that has been shipped or nearly was. A laboratory that misses one is useless.
+"""Samplers broken on purpose, in ways that have been shipped or nearly were. A laboratory must find every one.
 
 G1 to G7 are the global rules of docs/design.md. Each fault is a method with one field changed.
 """
@@ -112,13 +112,13 @@ FAULTS = [
     Fault("wrong-q", "drafts drawn at temperature 0.8, scored at 1", replace(_RATIO, drawn={"temperature": 0.8}), {}),
     Fault("g2", "drafts share the noise of the residual", replace(_RATIO, purpose="residual"), {}),
     Fault(
-        "shared-noise", "siblings that should be independent share one race", replace(_INDEPENDENT, siblings="shared"), {}
+        "shared-noise", "independent siblings that share one race", replace(_INDEPENDENT, siblings="shared"), {}
     ),
     Fault("g3", "block verification whose noise has no step", replace(_BLOCK, has_step=False), {}),
     Fault("g3-tree", "traversal verification whose noise has no step", replace(_TRAVERSAL, has_step=False), {}),
     Fault("g4", "a draft cut off after looking at its ids", replace(_RATIO, keep=confident), {}),
     Fault(
-        "g5", "siblings without replacement under the rule for independent ones", replace(_INDEPENDENT, siblings="distinct"), {}
+        "g5", "distinct siblings under the rule for independent ones", replace(_INDEPENDENT, siblings="distinct"), {}
     ),
     Fault("g6", "a target token drawn for each path, not each node", replace(_MATCH, verify=one_draw_a_path), {}),
     Fault("g7", "coin <= ratio, so that coin 0 accepts the impossible", replace(_RATIO, verify=coin_at_most), {}, True),

@@ -1,4 +1,4 @@
-"""How well counts fit a law: chi-square and G tests, total variation beside its noise, and what a test could have seen."""
+"""How well counts fit a law: chi-square and G tests, total variation beside its noise, and the power of a test."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ class Fit(NamedTuple):
 def chi_square_tail(statistic: float | Tensor, freedom: float | Tensor) -> Tensor:
     """P(chi-square >= statistic): the regularised upper incomplete gamma function."""
     half, x = (torch.as_tensor(value, dtype=torch.float64) / 2 for value in (freedom, statistic))
-    return torch.special.gammaincc(half, x)
+    tail: Tensor = torch.special.gammaincc(half, x)
+    return tail
 
 
 def normal_tail(z: float) -> float:

@@ -45,8 +45,8 @@ class Method:
         name: shown.
         rule: of `verify_chain`, `verify_tree`, or "batch".
         widths: children of each node, level by level: a chain of two drafts is (1, 1).
-        siblings: "chain", "distinct" (drawn without replacement), "independent", "top" (deterministic), "mixed" (all but
-            the last deterministic, as greedy multi-draft wants them) or "shared" (independent by name, one race in truth).
+        siblings: "chain", "distinct" (drawn without replacement), "independent", "top" (deterministic), "mixed" (all
+            but the last deterministic, as greedy multi-draft wants them) or "shared" (one race for all of them).
         replacement: `verify_tree` is told that siblings are independent.
         has_rows: the verifier is given the rows that the candidates were drawn from; else they are point masses to it.
         purpose: whose noise a draft is drawn with.

@@ -95,9 +95,8 @@ def next_tokens(pair: Pair, prompt: list[int], length: int = 3, keep: int = 4) -
     logits: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
     for _ in range(length):
         texts = [[*prompt, *history] for history in levels[-1]]
-        logits |= dict(
-            zip(levels[-1], zip(rows(pair.target, texts), rows(pair.draft, texts), strict=True), strict=True)
-        )
+        both = zip(rows(pair.target, texts), rows(pair.draft, texts), strict=True)
+        logits |= dict(zip(levels[-1], both, strict=True))
         levels.append([(*history, x) for history in levels[-1] for x in _best(logits[history], keep)])
     ids = sorted({x for pair_of_rows in logits.values() for x in _best(pair_of_rows, keep)})
     place = {history: i for i, history in enumerate(logits)}
