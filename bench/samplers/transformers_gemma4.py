@@ -1,6 +1,6 @@
 """transformers' assisted decoding with a Gemma-4 assistant: its own candidate generator, then `_speculative_sampling`.
 
-The assistant drafts the argmax and hands over the logits, and verification takes their softmax for the law of the draft.
+The assistant drafts the argmax and hands over the logits, and verification takes their softmax for the draft's law.
 Only the assistant network is ours: a stand-in that answers with a given row.
 """
 

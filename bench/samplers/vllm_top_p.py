@@ -1,8 +1,8 @@
 """vLLM's top-k/top-p kernel as its verification uses it, then a plain ratio test: only the filter is under test.
 
-The kernel is vLLM's file, on the path that more than 64 rows take, a verification of eleven requests with five drafts; a
-CPU has no other. Triton's interpreter gives loop counters as Python ints: `row_id.to(tl.int64)` is spelled `tl.cast(row_id, tl.int64)` for
-it, nothing else is changed. Equal rows are filtered once.
+The kernel is vLLM's file, on the path that more than 64 rows take, a verification of eleven requests with five drafts;
+a CPU has no other. Triton's interpreter gives loop counters as Python ints: for it `row_id.to(tl.int64)` is spelled
+`tl.cast(row_id, tl.int64)`, nothing else is changed. Equal rows are filtered once.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""The experiments: texts of many decode steps held against the target's own law, and greedy texts against plain ones."""
+"""The experiment: texts of many decode steps held against the target's own law."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from .methods import Method, decode_step
 
 ALPHA = 0.01  # of the whole family: chance that a correct sampler fails somewhere
 CHUNK_BYTES = 1 << 28
+SHOWN = 24  # outcomes of a finding that keep their frequencies
 FEWEST = 1000  # draws below which a time limit does not stop an experiment
 
 
@@ -37,6 +37,7 @@ class Finding:
         tokens_p: p-value of their difference; 1 where there is no theory.
         least_bias: smallest total variation towards the draft's law that was found with probability 0.99.
         seconds: taken.
+        shown: (key, target's law, draft's law, frequency) of the likeliest outcomes, for a figure.
         adjusted: smallest p-value of the three after Holm's correction over the family.
     """
 
@@ -49,6 +50,7 @@ class Finding:
     tokens_p: float
     least_bias: float
     seconds: float
+    shown: list[tuple[int, float, float, float]] = field(default_factory=list)
     adjusted: float = 1.0
 
     @property
@@ -132,11 +134,15 @@ def follow(
     mean = total / drawn
     spread = math.sqrt(max(squares / drawn - mean**2, 0.0) / drawn)
     theory = expected_tokens(method, table, filters)
-    law = torch.cat([law, torch.zeros(1, dtype=torch.float64)])
+    towards = _draft_law(table, filters, length, keys)
+    top = law.topk(min(SHOWN, len(law))).indices
+    columns = (keys[top], law[top], towards[top], counts[top].double() / drawn)
+    law, towards = (torch.nn.functional.pad(x, (0, 1)) for x in (law, towards))  # the last cell: what cannot happen
+    least = goodness.least_bias(law, towards, drawn, ALPHA) if float(towards.sum()) > 0 else 0.0
     return Finding(
         experiment, case, method.name, goodness.fit(counts, law), 1 + mean, theory,
-        _agreement(1 + mean, theory, spread), _least_bias(table, filters, length, keys, law, drawn),
-        round(time.perf_counter() - started, 2),
+        _agreement(1 + mean, theory, spread), least, round(time.perf_counter() - started, 2),
+        list(zip(*(x.tolist() for x in columns), strict=True)),
     )  # fmt: skip
 
 
@@ -147,57 +153,11 @@ def _agreement(mean: float, theory: float | None, spread: float) -> float:
     return goodness.normal_tail((mean - theory) / spread) if spread > 0 else 0.0
 
 
-def _least_bias(table: Table, filters: Filters, length: int, keys: Tensor, law: Tensor, draws: int) -> float:
-    """Of a pull towards the draft's law, within what the target can say."""
+def _draft_law(table: Table, filters: Filters, length: int, keys: Tensor) -> Tensor:
+    """What the draft model says of the texts that the target can say."""
     q = processed(table.draft, **filters)  # type: ignore[arg-type]
     share, context = torch.ones(len(keys), dtype=torch.float64), torch.zeros_like(keys)
     for place in reversed(range(length)):
         x = keys // table.vocab**place % table.vocab
         share, context = share * q[context, x], table.after[context, x]
-    towards = torch.nn.functional.pad(share, (0, 1))
-    return goodness.least_bias(law, towards, draws, ALPHA) if float(share.sum()) > 0 else 0.0
-
-
-# --- greedy texts
-
-
-@dataclass
-class Texts:
-    """Texts with speculation beside the same without.
-
-    Attributes:
-        method: drafter and rule.
-        prompts: how many.
-        tokens: compared.
-        different: prompts whose texts differ.
-        by_rounding: of these, where the two best logits of the first difference lie within rounding of the model.
-        step: mean tokens a step.
-    """
-
-    method: str
-    prompts: int
-    tokens: int
-    different: int
-    by_rounding: int
-    step: float
-
-    @property
-    def passed(self) -> bool:
-        """Whether only rounding in the model made a difference."""
-        return self.different == self.by_rounding
-
-
-Gap = Callable[[list[int]], float]  # difference of the two best logits after a text
-
-
-def compare_texts(method: str, plain: list[list[int]], fast: Any, prompts: list[list[int]], gap: Gap) -> Texts:
-    """Hold `fast` (a Generation) against plain texts, token by token."""
-    different = by_rounding = 0
-    for prompt, a, b in zip(prompts, plain, fast.tokens, strict=True):
-        if a != b:
-            place = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-            different += 1
-            by_rounding += place < len(a) and gap(prompt + a[:place]) < 1e-3
-    steps = sum(len(s.accepted) for s in fast.statistics)
-    tokens = sum(len(t) for t in plain)
-    return Texts(method, len(prompts), tokens, different, by_rounding, sum(len(t) for t in fast.tokens) / max(steps, 1))
+    return share

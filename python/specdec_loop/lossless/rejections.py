@@ -52,7 +52,9 @@ def observe(table: Table, horizon: int, branches: int, texts: int, seed: int = 0
         for i in range(longest):
             position = (done + i).repeat_interleave(branches)
             noise = Noise(seeds.repeat_interleave(branches), position, torch.full_like(position, step))
-            drawn = sample(table.draft[at], sampling=Sampling(), noise=noise, purpose="draft", lane=lane).token_ids[:, 0]
+            drawn = sample(table.draft[at], sampling=Sampling(), noise=noise, purpose="draft", lane=lane).token_ids[
+                :, 0
+            ]
             at = table.after[at, drawn]
             ids.append(torch.where(position < horizon, drawn, -1))
             contexts.append(at)
@@ -93,7 +95,9 @@ class Simulation:
         return asdict(self)
 
 
-def simulate(drafts: tuple[int, ...] = (1, 2, 4, 5), texts: int = 2000) -> tuple[list[Simulation], dict[str, list[float]]]:
+def simulate(
+    drafts: tuple[int, ...] = (1, 2, 4, 5), texts: int = 2000
+) -> tuple[list[Simulation], dict[str, list[float]]]:
     """The paper's first figure: simulations, and E[rejections] over M with its limit."""
     target, draft = random_chain()
     table = as_table(target, draft)

@@ -1,13 +1,16 @@
-"""Other samplers in the same laboratory, through one small protocol: a module with
+"""Other samplers in the same laboratory, through one small protocol.
+
+A sampler is a module with
 
 * ``NAME`` and ``version() -> str``;
 * ``available() -> str | None``: None, or why it cannot run here;
-* ``verify_chain(draft_ids, target_logits, draft_logits, temperature, top_k, top_p, min_p) -> (token ids, accepted)``, or
-  the same in two parts, ``prepare(target_logits, draft_logits, temperature, top_k, top_p, min_p)`` and
+* ``verify_chain(draft_ids, target_logits, draft_logits, temperature, top_k, top_p, min_p) -> (ids, accepted)``, or the
+  same in two parts, ``prepare(target_logits, draft_logits, temperature, top_k, top_p, min_p)`` and
   ``verify_prepared(draft_ids, prepared)``; parameters are tensors ``[batch]`` or None where they are off;
-* optional ``supports(case)`` with `Case` below: None, or why not; a batch that it refuses is handed over in requests of one;
-* optional ``propose(draft_logits [batch, vocab]) -> ids [batch]``: how the drafter that belongs to it draws, where that is
-  not a draw from the law it is verified with.
+* optional ``supports(case)`` with `Case` below: None, or why not; a refused batch is handed over in requests of one;
+* optional ``propose(draft_logits [batch, vocab]) -> ids [batch]``: how the drafter that belongs to it draws, where that
+  is not a draw from the law it is verified with;
+* optional ``filtered(logits [batch, row, vocab], temperature, top_k, top_p)``: its filtered logits, for an exact bias.
 """
 
 from __future__ import annotations
@@ -56,7 +59,9 @@ def load(name: str) -> ModuleType:
         raise ValueError(f"lossless: --sampler {name} must be a module that imports, got {error}") from error
     whole, parts = hasattr(module, "verify_chain"), hasattr(module, "prepare") and hasattr(module, "verify_prepared")
     if not (whole or parts) or not hasattr(module, "NAME"):
-        raise ValueError(f"lossless: --sampler {name} must have NAME and verify_chain, see specdec_loop.lossless.samplers")
+        raise ValueError(
+            f"lossless: --sampler {name} must have NAME and verify_chain, see specdec_loop.lossless.samplers"
+        )
     return module
 
 
@@ -86,11 +91,11 @@ class Foreign:
         batch = len(step.token_ids)
         filters = {"temperature": 1.0, **step.filters}
         law = [
-            torch.full((batch,), filters[name], dtype=dtype) if name in filters else None
-            for name, dtype in (
-                ("temperature", torch.float32), ("top_k", torch.int32), ("top_p", torch.float32), ("min_p", torch.float32)
-            )
-        ]  # fmt: skip
+            torch.full((batch,), filters[name], dtype=torch.int32 if name == "top_k" else torch.float32)
+            if name in filters
+            else None
+            for name in ("temperature", "top_k", "top_p", "min_p")
+        ]
         target, draft = step.target.contiguous(), step.draft.contiguous()
         together = getattr(module, "supports", lambda case: None)(Case(batch, described(step.filters))) is None
         ids, accepted = [], []

@@ -1,7 +1,7 @@
-"""Over-acceptance: rejections and bias of the kernels beside Yin et al., Theorem 5, and which residual writes better texts.
+"""Over-acceptance: rejections and bias of the kernels beside Yin et al., Theorem 5, and which residual writes better.
 
-p is the target and q the draft here. Decoding-OPT draws a rejected position from norm((p - q)+), Decoding-UNO from p. Both
-accept x with min(1, (p + epsilon) / q) where p > 0; the kernels refuse what the target excludes.
+p is the target and q the draft here. Decoding-OPT draws a rejected position from norm((p - q)+), Decoding-UNO from p.
+Both accept x with min(1, (p + epsilon) / q) where p > 0; the kernels refuse what the target excludes.
 """
 
 from __future__ import annotations
