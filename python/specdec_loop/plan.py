@@ -186,7 +186,7 @@ def draw(now: Measured, to: Path) -> None:
     lengths = range(max(12, min(2 * best, LONGEST)) + 1)
     axis.plot(lengths, [now.speed(n) for n in lengths], marker=".", label="now")
     for n, word in ((best, f"best N = {best}"), (0, "plain")):
-        axis.annotate(word, (n, now.speed(n)), (4, 6), textcoords="offset points", fontsize=8)
+        axis.annotate(word, (n, now.speed(n)), (4, -14), textcoords="offset points", fontsize=8)
     better = now._replace(acceptance=now.acceptance + BETTER * (1 - now.acceptance))
     axis.plot(lengths, [better.speed(n) for n in lengths], linewidth=0.8, label="a tenth of the rejections avoided")
     axis.set_xlabel("drafts a step, N", fontsize=8)

@@ -127,7 +127,7 @@ def front(points: list[Point], to: Path) -> None:
                       label=f"Decoding-{residual}, measured")  # fmt: skip
             for point in mine if residual == "OPT" else ():
                 if point.rejected > 1e-3:
-                    axis.annotate(f"ε {point.epsilon:g}", (point.rejected, point.bias), (-14, -12),
+                    axis.annotate(f"ε {point.epsilon:g}", (point.rejected, point.bias), (6, 4),
                                   textcoords="offset points", fontsize=7)  # fmt: skip
         axis.set_title(name, fontsize=9, loc="left")
         axis.set_xlabel("P(reject)", fontsize=8)

@@ -55,7 +55,9 @@ def load(target: str | None = None, draft: str | None = None, prompts: tuple[str
         raise ValueError(f"lossless: --target and --draft must have one vocabulary, got {sizes[0]} and {sizes[1]} ids")
     tokenizer = AutoTokenizer.from_pretrained(homes[0], local_files_only=True)
     ids = [tokenizer(text)["input_ids"] for text in prompts]
-    return Pair(models[0], models[1], ids, f"{homes[0].name}, {homes[1].name}")
+    sizes = [sum(weight.numel() for weight in model.parameters()) / 1e6 for model in models]
+    name = ", ".join(f"{home.name} ({size:.2g} M parameters)" for home, size in zip(homes, sizes, strict=True))
+    return Pair(models[0], models[1], ids, name)
 
 
 def read(folder: Path) -> Any:
