@@ -32,12 +32,14 @@ class Case:
 
     Attributes:
         batch: requests of a call.
-        filters: "none", or names such as "top-k 2 + top-p .8".
+        filters: "none", or names such as "top-k + top-p".
+        vocab: width of a row.
         compiled: never; rivals of the benchmarks ask for it.
     """
 
     batch: int
     filters: str
+    vocab: int
     compiled: bool = False
 
 
@@ -65,11 +67,11 @@ def load(name: str) -> ModuleType:
     return module
 
 
-def refusal(module: ModuleType, filters: Filters) -> str | None:
+def refusal(module: ModuleType, filters: Filters, vocab: int) -> str | None:
     """Why a sampler cannot be asked, or None."""
     reason: str | None = module.available()
     if reason is None and hasattr(module, "supports"):
-        reason = module.supports(Case(1, described(filters)))
+        reason = module.supports(Case(1, described(filters), vocab))
     return reason
 
 
@@ -97,7 +99,8 @@ class Foreign:
             for name in ("temperature", "top_k", "top_p", "min_p")
         ]
         target, draft = step.target.contiguous(), step.draft.contiguous()
-        together = getattr(module, "supports", lambda case: None)(Case(batch, described(step.filters))) is None
+        case = Case(batch, described(step.filters), target.shape[-1])
+        together = getattr(module, "supports", lambda case: None)(case) is None
         ids, accepted = [], []
         for rows in (slice(0, batch),) if together else (slice(i, i + 1) for i in range(batch)):
             part = [None if x is None else x[rows] for x in law]

@@ -80,7 +80,7 @@ class Point:
 def output_law(p: Tensor, q: Tensor, epsilon: float, residual: str) -> tuple[Tensor, float]:
     """(law of the token, P(reject))."""
     taken = torch.where(p > 0, torch.minimum(q, p + epsilon), 0.0)
-    rejected = 1 - float(taken.sum())
+    rejected = max(0.0, 1 - float(taken.sum()))
     left = (p - q).clamp(min=0)
     rest = left / left.sum() if residual == "OPT" and float(left.sum()) > 0 else p
     return taken + rejected * rest, rejected
@@ -129,7 +129,7 @@ class WinRate:
         interval: half width of its 95 % interval, prompts as the unit.
         prompts: how many.
         pairs: of each prompt.
-        rejected_opt: drafts that OPT rejects, of those it looks at.
+        rejected_opt: drafts that OPT rejects, of those that a first step looks at.
         rejected_uno: likewise.
     """
 
