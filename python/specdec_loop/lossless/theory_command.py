@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 import torch
@@ -50,3 +51,14 @@ def run(args: argparse.Namespace) -> int:
                    "front": [point.row() for point in points]}  # fmt: skip
         Path(args.json).write_text(json.dumps(numbers, indent=1) + "\n")
     return 0 if agrees else 1
+
+
+def main() -> int:
+    """Parse and run."""
+    parser = argparse.ArgumentParser(prog="python -m specdec_loop.lossless.theory_command", description=__doc__)
+    add_arguments(parser)
+    return run(parser.parse_args())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
