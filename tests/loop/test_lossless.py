@@ -7,7 +7,6 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -94,7 +93,8 @@ def test_processed_is_the_law_of_the_kernels(filters: str) -> None:
     sampling = Sampling.full(16, **FILTERS[filters])  # type: ignore[arg-type]
     with use_backend("reference"):
         theirs = residual_probs(rows, b=0.0, sampling=sampling).probs
-    torch.testing.assert_close(processed(rows, **FILTERS[filters]).float(), theirs, rtol=1e-5, atol=1e-7)  # type: ignore[arg-type]
+    exact = processed(rows, **FILTERS[filters]).float()  # type: ignore[arg-type]
+    torch.testing.assert_close(exact, theirs, rtol=1e-5, atol=1e-7)
 
 
 def test_joint_law_and_counts_by_hand() -> None:
@@ -156,6 +156,7 @@ def test_texts_do_not_depend_on_how_many_run_beside_them() -> None:
     assert torch.equal(many[:5], few)
 
 
+@pytest.mark.slow  # two processes that import torch: ten seconds
 def test_a_pool_finds_what_one_process_finds() -> None:
     jobs = list(stream_jobs([BY_NAME["match"]], 300))[:3]
     seen: list[int] = []
@@ -208,23 +209,15 @@ def test_first_tokens_and_joint_laws_of_a_model_pass(pair: Pair) -> None:
 
 
 def test_texts_of_the_loop_equal_plain_texts(pair: Pair) -> None:
-    found = compare(pair, written(pair, 4), 12)
+    found = compare(pair, written(pair, 3, 4), 8)
     assert all(text.passed for text in found), [text.method for text in found if not text.passed]
-    assert {text.prompts for text in found} == {4}
+    assert {text.prompts for text in found} == {3}
 
 
 # --- samplers of others
 
 
-class Wrong:
-    NAME, draws = "wrong", None
-
-    @staticmethod
-    def version() -> str:
-        return "0"
-
-
-def test_a_foreign_sampler_runs_through_the_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_foreign_sampler_runs_through_the_protocol() -> None:
     torch.manual_seed(0)
     table = constant_table(P, Q)
     good = follow(method_of("bench.rivals.eager"), table, {}, experiment="", case="", texts=20_000, length=2)
@@ -279,10 +272,10 @@ def test_win_rates_of_a_draft_that_is_the_target_are_even() -> None:
 
 def test_batch_decoding_rejects_as_often_as_the_theorems_say() -> None:
     target, draft = random_chain()
-    short = [type(m)(m.start, m.steps[:9]) for m in (target, draft)]
+    short = [type(m)(m.start, m.steps[:7]) for m in (target, draft)]
     table = as_table(*short)
     for branches in (1, 4):
-        seen = observe(table, 10, branches, 3000, seed=branches).double()
+        seen = observe(table, 8, branches, 2000, seed=branches).double()
         error = float(seen.std()) / math.sqrt(len(seen))
         assert abs(float(seen.mean()) - batch_rejections(*short, branches)) < 5 * error
     assert improvement(torch.tensor([0.3, 0.7]), torch.tensor([0.9, 0.1]), 5, 20_000) == pytest.approx(
@@ -300,7 +293,7 @@ def arguments(*words: str) -> argparse.Namespace:
 
 
 def test_the_command_passes_what_is_right_and_writes_json_and_page(tmp_path: Path) -> None:
-    words = ["--experiments", "streams", "--method", "ratio", "--texts", "500", "--workers", "1"]
+    words = ["--experiments", "streams", "--method", "ratio", "--texts", "200", "--workers", "1"]
     paths = ["--json", str(tmp_path / "run.json"), "--page", str(tmp_path / "page.md")]
     assert command.run(arguments(*words, *paths)) == 0
     run = json.loads((tmp_path / "run.json").read_text())
@@ -337,4 +330,3 @@ def test_figures_are_drawn(tmp_path: Path, pair: Pair) -> None:
 def test_flat_tables_begin_anew() -> None:
     table = flat_table(torch.zeros(3, 2), torch.zeros(3, 2))
     assert table.after.tolist() == [[1, 1], [2, 2], [0, 0]]
-    assert SimpleNamespace(table=table).table.vocab == 2

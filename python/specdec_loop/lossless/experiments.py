@@ -20,7 +20,7 @@ from .methods import Method, decode_step
 ALPHA = 0.01  # of the whole family: chance that a correct sampler fails somewhere
 CHUNK_BYTES = 1 << 28
 SHOWN = 24  # outcomes of a finding that keep their frequencies
-FEWEST = 1000  # draws below which a time limit does not stop an experiment
+FEWEST = 200  # draws below which a time limit does not stop an experiment
 
 
 @dataclass

@@ -88,6 +88,7 @@ def output_law(p: Tensor, q: Tensor, epsilon: float, residual: str) -> tuple[Ten
 
 def measure(name: str, target: Tensor, draft: Tensor, epsilon: float, residual: str, draws: int) -> Point:
     """One draft on rows ``[vocab]``, `draws` times."""
+    target, draft = target.float(), draft.float()
     p, q = processed(target), processed(draft)
     law, rejected = output_law(p, q, epsilon, residual)
     counts, accepted = torch.zeros(len(p), dtype=torch.int64), 0
