@@ -4,6 +4,7 @@
 #   make check       formatters, linters, types; make format mends what can be mended
 #   make wheel       one cp310-abi3 wheel in dist/, its symbols audited; make smoke: run it in an empty environment
 #   make test-engines  the plug-in inside real vLLM, in an environment of its own (3 GB; its first run installs for minutes)
+#   make lossless    every method held against the target's law, every known fault injected: docs/losslessness.md
 #   make compile     every kernel for every GPU, without one; make sanitize, make traffic, make bench, make clean
 # TORCH=existing uses the torch of $(PYTHON) instead of installing the pinned one.
 PYTHON ?= python3
@@ -26,7 +27,8 @@ ifeq ($(filter pinned existing,$(TORCH)),)
 $(error TORCH must be pinned or existing, got $(TORCH))
 endif
 
-.PHONY: demo test test-all test-engines check format build wheel smoke compile compile-cuda compile-triton sanitize traffic bench clean
+.PHONY: demo test test-all test-engines check format build wheel smoke compile compile-cuda compile-triton sanitize traffic bench lossless \
+  losslessness-page clean
 .DELETE_ON_ERROR:
 
 demo: $(BUILT)
@@ -87,6 +89,20 @@ traffic: $(BUILT)
 
 bench: $(BUILT)
 	$(BIN)/python -m bench
+
+# The samplers of others are looked into where they are installed; the rest says so.
+SAMPLERS := $(addprefix --sampler bench.rivals.,eager lazy hf vllm_v1 vllm_mrv2 sglang flashinfer) \
+  $(addprefix --sampler bench.samplers.,transformers_gemma4 vllm_top_p)
+
+lossless: $(BUILT)
+	$(PIP) install -r requirements/bench.txt
+	$(BIN)/python -m specdec_loop.lossless
+	$(BIN)/python -m specdec_loop.lossless.theory_command figures
+
+losslessness-page: $(BUILT)
+	$(PIP) install -r requirements/bench.txt
+	$(BIN)/python -m specdec_loop.lossless --page docs/losslessness.md --figures docs/lossless \
+	  --experiments first next streams texts faults tradeoff $(SAMPLERS)
 
 clean:
 	rm -rf $(VENV) $(ENGINES) build dist *.egg-info specdec_kernels/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis

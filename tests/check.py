@@ -2,38 +2,16 @@
 
 from __future__ import annotations
 
-import math
-
-import torch
 from torch import Tensor
+
+from specdec_loop.lossless.goodness import fit
 
 FALSE_ALARM = 1e-6  # of every distribution test here; the suite runs a few hundred of them
 
 
-def chi_square_p(statistic: float, freedom: int) -> float:
-    """P(chi-square >= statistic) (regularised upper incomplete gamma)."""
-    half = torch.tensor(freedom / 2, dtype=torch.float64)
-    return float(torch.special.gammaincc(half, torch.tensor(statistic / 2, dtype=torch.float64)))
-
-
-def law_p_value(counts: Tensor, law: Tensor, least: float = 5.0) -> float:
-    """p-value of observed counts under a law; cells expecting fewer than `least` are pooled.
-
-    An outcome of probability zero that was observed gives 0.
-    """
-    counts, law = counts.double(), law.double()
-    if bool((counts[law <= 0] > 0).any()):
-        return 0.0
-    counts, law = counts[law > 0], law[law > 0]
-    expected = law / law.sum() * counts.sum()
-    small = expected < least
-    if bool(small.any()):
-        counts = torch.cat([counts[~small], counts[small].sum()[None]])
-        expected = torch.cat([expected[~small], expected[small].sum()[None]])
-    if len(expected) < 2:
-        return 1.0
-    statistic = float(((counts - expected) ** 2 / expected).sum())
-    return chi_square_p(statistic, len(expected) - 1)
+def law_p_value(counts: Tensor, law: Tensor) -> float:
+    """p-value of observed counts under a law; 0 where an outcome of probability 0 was observed."""
+    return fit(counts, law).chi_square
 
 
 def assert_law(counts: Tensor, law: Tensor, what: str) -> None:
@@ -64,8 +42,3 @@ def assert_same(ours: tuple[Tensor | None, ...], theirs: tuple[Tensor | None, ..
         assert a.dtype == b.dtype and a.shape == b.shape, f"{name}: {a.dtype} {a.shape} against {b.dtype} {b.shape}"
         same = (a == b) | (a.isnan() & b.isnan()) if a.is_floating_point() else a == b
         assert bool(same.all()), f"{name} differs at {(~same).nonzero()[:5].tolist()}: {a[~same][:5]} {b[~same][:5]}"
-
-
-def noise_floor(cells: int, draws: int) -> float:
-    """Expected total variation between a law over `cells` equal cells and `draws` draws from it."""
-    return 0.5 * math.sqrt(2 * (cells - 1) / (math.pi * draws))

@@ -12,29 +12,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from specdec_loop.lossless.laws import processed
 
-def processed(
-    logits: Tensor, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
-) -> Tensor:
-    """Probabilities of one row after temperature, min-p, top-k, top-p, by sorting plain Python numbers."""
-    if temperature == 0:
-        return torch.nn.functional.one_hot(logits.argmax(), len(logits)).double()
-    p = (logits.double() / temperature).softmax(0)
-    if min_p > 0:
-        p = torch.where(p >= min_p * p.max() * (1 - 1e-12), p, 0.0)
-        p = p / p.sum()
-    if 0 < top_k < len(p):
-        kth = p.sort(descending=True).values[top_k - 1]
-        p = torch.where(p >= kth, p, 0.0)
-        p = p / p.sum()
-    if top_p < 1:
-        values = sorted({float(v) for v in p if v > 0}, reverse=True)
-        for value in values:
-            if float(p[p >= value].sum()) >= top_p - 1e-12 or value == values[-1]:
-                p = torch.where(p >= value, p, 0.0)
-                break
-        p = p / p.sum()
-    return p
+__all__ = ["chain_law", "joint_error", "positive", "processed"]
 
 
 def positive(x: Tensor) -> Tensor:

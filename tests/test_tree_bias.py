@@ -12,12 +12,14 @@ import torch
 from cases import FILTERS, make_noise
 from check import assert_biased, assert_law, assert_same
 from laws import processed
-from streams import joint_law
 from torch import Tensor
 from tree_laws import Rows, path_ids, tree_law
 
 from specdec_kernels import Noise, Sampling, batch_sd, sample, use_backend, verify_chain, verify_tree
 from specdec_kernels.ops.verify_tree import op  # noqa: F401  its backends are the ones that run here
+from specdec_loop.lossless.experiments import decode
+from specdec_loop.lossless.laws import constant_table, joint_counts, joint_law
+from specdec_loop.lossless.methods import Method
 
 # --- the exact laws of docs/design.md against frequencies
 
@@ -182,30 +184,13 @@ def test_batch_sd_follows_the_target(backend: str, device: str, is_slow: bool, b
 # --- whole streams: many steps on a constant model, ragged, as an engine would run them
 
 
-def _stream(rule: str, *, sequences: int, length: int, frozen_step: bool = False) -> tuple[Tensor, Tensor]:
+def _stream(rule: str, *, sequences: int, length: int, has_step: bool = True) -> tuple[Tensor, Tensor]:
     """(counts, law) of the first `length` tokens; two of three ids on the first level, one below each."""
-    p, q = torch.tensor([0.6, 0.3, 0.1]).log(), torch.tensor([0.15, 0.35, 0.5]).log()
-    parents = torch.tensor([-1, 0, 0, 1, 2]).repeat(sequences, 1)
-    seed, done = torch.arange(sequences) * 7919 + 1, torch.zeros(sequences, dtype=torch.int64)
-    rows = torch.full((sequences, length + 4), -1)
-    step = 0
-    while int(done.min()) < length:
-        steps = torch.full_like(done, 0 if frozen_step else step)
-        common: dict[str, Any] = {"sampling": Sampling(), "purpose": "draft"}
-        row = q.expand(sequences, 3)
-        top = sample(row, noise=Noise(seed, done, steps), num_samples=2, **common).token_ids
-        below = [sample(row, noise=Noise(seed, done + 1, steps), lane=lane, **common).token_ids for lane in (0, 1)]
-        result = verify_tree(
-            torch.cat([top[:, :1], top, *below], 1), parents, p.expand(sequences, 5, -1), q.expand(sequences, 5, -1),
-            max_depth=2, sampling=Sampling(), draft_sampling=Sampling(), noise=Noise(seed, done, steps), rule=rule,
-        )  # fmt: skip
-        place = (done[:, None] + torch.arange(3)).clamp(max=length + 3)
-        emitted = (result.token_ids >= 0) & (done < length)[:, None]
-        rows.scatter_(1, place, torch.where(emitted, result.token_ids, rows.gather(1, place)))
-        done = torch.where(done < length, done + result.num_accepted + 1, done)
-        step += 1
-    weights = 3 ** torch.arange(length - 1, -1, -1)
-    return torch.bincount((rows[:, :length] * weights).sum(1), minlength=3**length), joint_law(p.softmax(0), length)
+    table = constant_table(torch.tensor([0.6, 0.3, 0.1]), torch.tensor([0.15, 0.35, 0.5]))
+    method = Method(rule, rule, (2, 1), "distinct", has_rows=rule != "match", has_step=has_step)
+    tokens, _ = decode(method, table, {}, texts=sequences, length=length, seed=0)
+    keys, law = joint_law(table, length, {})
+    return joint_counts(tokens, table.vocab, keys), torch.cat([law, torch.zeros(1)])
 
 
 @pytest.mark.parametrize("rule", ["recursive", "traversal", "match"])
@@ -216,5 +201,5 @@ def test_streams_of_trees_follow_the_target(rule: str) -> None:
 
 def test_g3_the_recursive_rule_needs_no_step_and_traversal_does() -> None:
     with use_backend("reference"):
-        assert_law(*_stream("recursive", sequences=20_000, length=4, frozen_step=True), "recursive")
-        assert_biased(*_stream("traversal", sequences=100_000, length=4, frozen_step=True), "traversal")
+        assert_law(*_stream("recursive", sequences=20_000, length=4, has_step=False), "recursive")
+        assert_biased(*_stream("traversal", sequences=100_000, length=4, has_step=False), "traversal")

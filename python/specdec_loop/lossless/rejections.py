@@ -1,0 +1,142 @@
+"""Yin et al., Algorithm 4, run by `batch_sd`: observed rejections beside Theorems 1 and 3."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdec_kernels import Noise, Sampling, batch_sd, sample
+
+from ..theory import Markov, batch_rejections, bernoulli_improvement, uniform_improvement
+from .laws import Table
+
+STATES, HORIZON = 7, 50  # the paper's simulation
+
+
+def random_chain(seed: int = 0) -> tuple[Markov, Markov]:
+    """Target and draft: non-stationary chains whose rows are uniform on the simplex."""
+    g = torch.Generator().manual_seed(seed)
+
+    def rows(*shape: int) -> Tensor:
+        exponential = -torch.rand(*shape, STATES, generator=g, dtype=torch.float64).log()
+        return exponential / exponential.sum(-1, keepdim=True)
+
+    target, draft = (Markov(rows(), rows(HORIZON - 1, STATES)) for _ in range(2))
+    return target, draft
+
+
+def as_table(target: Markov, draft: Markov) -> Table:
+    """Context 0 is the start, context 1 + (n - 2) vocab + x is token n after x."""
+    vocab, horizon = len(target.start), len(target.steps) + 1
+    logits = [torch.cat([m.start[None], m.steps.flatten(0, 1)]).log().float() for m in (target, draft)]
+    first = torch.arange(len(logits[0])).sub(1).div(vocab, rounding_mode="floor").add(1)
+    first[0] = 0  # tokens that a context has behind its first
+    after = 1 + first[:, None] * vocab + torch.arange(vocab)
+    return Table(logits[0], logits[1], torch.where(first[:, None] < horizon - 1, after, 0))
+
+
+def observe(table: Table, horizon: int, branches: int, texts: int, seed: int = 0) -> Tensor:
+    """Rejections of each text, ``[texts]``: M drafts of all that is left are verified, again after each rejection."""
+    seeds = torch.arange(texts) + seed
+    done, context = (torch.zeros(texts, dtype=torch.int64) for _ in range(2))
+    rejected = torch.zeros(texts, dtype=torch.int64)
+    lane = torch.arange(branches).repeat(texts)
+    step = 0
+    while bool((done < horizon).any()):
+        longest = horizon - int(done.min())
+        at, ids, contexts = context.repeat_interleave(branches), [], []
+        for i in range(longest):
+            position = (done + i).repeat_interleave(branches)
+            noise = Noise(seeds.repeat_interleave(branches), position, torch.full_like(position, step))
+            drawn = sample(table.draft[at], sampling=Sampling(), noise=noise, purpose="draft", lane=lane).token_ids[
+                :, 0
+            ]
+            at = table.after[at, drawn]
+            ids.append(torch.where(position < horizon, drawn, -1))
+            contexts.append(at)
+        nodes = torch.cat([context[:, None], torch.stack(contexts, 1).view(texts, -1)], 1)
+        result = batch_sd(
+            torch.stack(ids, 1).view(texts, branches, longest), table.target[nodes], table.draft[nodes],
+            sampling=Sampling(), draft_sampling=Sampling(), noise=Noise(seeds, done, torch.full_like(done, step)),
+        )  # fmt: skip
+        kept = result.num_accepted.long()
+        rejected += (done < horizon) & (kept < horizon - done)
+        for i, x in enumerate(result.token_ids.unbind(1)):
+            context = torch.where(i <= kept, table.after[context, x.clamp(min=0)], context)
+        done = (done + kept + 1).clamp(max=horizon)
+        step += 1
+    return rejected
+
+
+@dataclass
+class Simulation:
+    """Observed rejections beside theory.
+
+    Attributes:
+        drafts: M.
+        mean: observed.
+        spread: standard error of the mean.
+        theory: Theorem 3 (M = 1: Theorem 1).
+        running: means over the first 1, 2, 4, .. texts.
+    """
+
+    drafts: int
+    mean: float
+    spread: float
+    theory: float
+    running: list[tuple[int, float]]
+
+    def row(self) -> dict[str, Any]:
+        """For a JSON file."""
+        return asdict(self)
+
+
+def simulate(
+    drafts: tuple[int, ...] = (1, 2, 4, 5), texts: int = 2000
+) -> tuple[list[Simulation], dict[str, list[float]]]:
+    """The paper's first figure: simulations, and E[rejections] over M with its limit."""
+    target, draft = random_chain()
+    table = as_table(target, draft)
+    found = []
+    for branches in drafts:
+        seen = observe(table, HORIZON, branches, texts, seed=branches * texts).double()
+        running, n = [], 1
+        while n <= texts:
+            running.append((n, float(seen[:n].mean())))
+            n *= 2
+        running.append((texts, float(seen.mean())))
+        expected = batch_rejections(target, draft, branches)
+        found.append(Simulation(branches, float(seen.mean()), float(seen.std()) / math.sqrt(texts), expected, running))
+    several = [1, 2, 3, 4, 5, 8, 16, 32, 64, 128]
+    scaling = {
+        "drafts": [float(m) for m in several],
+        "rejections": [batch_rejections(target, draft, m) for m in several],
+        "limit": [batch_rejections(target, draft, math.inf)],
+    }
+    return found, scaling
+
+
+def improvement(p: Tensor, q: Tensor, branches: int, texts: int) -> float:
+    """How much less often M drafts of one token are all rejected than one is: TV(p, q) - Pi_M, measured."""
+    table = Table(p.log().float()[None], q.log().float()[None], torch.zeros(1, len(p), dtype=torch.int64))
+    variation = float((p - q).clamp(min=0).sum())
+    return variation - float(observe(table, 1, branches, texts, seed=branches * texts).double().mean())
+
+
+def toys(texts: int = 20_000) -> dict[str, list[tuple[int, float, float]]]:
+    """(M, theory, measured) of the Bernoulli and the uniform panel."""
+    draft, target = torch.tensor([0.9, 0.1]).double(), torch.tensor([0.3, 0.7]).double()
+    wide, half = torch.full((8,), 1 / 8).double(), torch.tensor([0.25] * 4 + [0.0] * 4).double()
+    counts = (1, 2, 3, 4, 5, 6, 8, 10)
+    return {
+        "Bernoulli: draft Ber(0.9), target Ber(0.3)": [
+            (m, bernoulli_improvement(0.1, 0.7, m), improvement(target, draft, m, texts)) for m in counts
+        ],
+        "uniform: draft over 8 ids, target over 4 of them": [
+            (m, uniform_improvement(2.0, m), improvement(half, wide, m, texts)) for m in counts
+        ],
+    }

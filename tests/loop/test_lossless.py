@@ -1,0 +1,332 @@
+"""The laboratory itself: its statistics, its laws, that it passes what is right and finds every known fault."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from cases import FILTERS
+
+from specdec_kernels import Sampling, residual_probs, use_backend
+from specdec_loop.lossless import command, goodness, theory_command
+from specdec_loop.lossless.acceptance import accepted_ids, expected_tokens, recursive_ids
+from specdec_loop.lossless.experiments import Finding, decode, follow, judge
+from specdec_loop.lossless.family import Job, caught, impossible, run_all, small_tables, stream_jobs
+from specdec_loop.lossless.faults import FAULTS, coins_of_zero
+from specdec_loop.lossless.laws import constant_table, flat_table, joint_counts, joint_law, processed, random_table
+from specdec_loop.lossless.methods import METHODS, Method
+from specdec_loop.lossless.models import Pair, first_tokens, next_tokens
+from specdec_loop.lossless.rejections import as_table, improvement, observe, random_chain
+from specdec_loop.lossless.samplers import Foreign, load, method_of
+from specdec_loop.lossless.texts import compare, written
+from specdec_loop.lossless.tradeoff import front, measure, output_law, win_rates
+from specdec_loop.theory import batch_rejections, over_acceptance, with_replacement, without_replacement
+
+BY_NAME = {method.name: method for method in METHODS}
+P, Q = torch.tensor([0.2, 0.3, 0.1, 0.4]).double(), torch.tensor([0.5, 0.3, 0.15, 0.05]).double()
+
+
+# --- statistics
+
+
+def test_tails_of_chi_square_are_those_of_the_tables() -> None:
+    assert float(goodness.chi_square_tail(3.841459, 1)) == pytest.approx(0.05, rel=1e-6)
+    assert float(goodness.chi_square_tail(124.342, 100)) == pytest.approx(0.05, rel=1e-4)
+    assert goodness.critical(1, 0.05) == pytest.approx(3.841459, rel=1e-6)
+    assert goodness.normal_tail(1.959964) == pytest.approx(0.05, rel=1e-6)
+
+
+def test_fit_by_hand_and_what_is_impossible() -> None:
+    found = goodness.fit(torch.tensor([60, 40]), torch.tensor([1.0, 1.0]))
+    assert found.chi_square == pytest.approx(float(goodness.chi_square_tail(4.0, 1)))
+    g = 2 * (60 * math.log(1.2) + 40 * math.log(0.8))
+    assert found.g == pytest.approx(float(goodness.chi_square_tail(g, 1)))
+    assert found.variation == pytest.approx(0.1)
+    assert found.deviation == pytest.approx(0.1)
+    assert found.expected_deviation == pytest.approx(0.05)
+    assert goodness.fit(torch.tensor([9, 1]), torch.tensor([1.0, 0.0])).chi_square == 0
+
+
+def test_p_values_of_a_fair_sampler_are_uniform_and_the_noise_is_the_predicted_one() -> None:
+    law = torch.randn(50, generator=torch.Generator().manual_seed(0)).softmax(0).double()
+    g = torch.Generator().manual_seed(1)
+    found = [
+        goodness.fit(torch.bincount(law.multinomial(4000, True, generator=g), minlength=50), law) for _ in range(200)
+    ]
+    for p_values in ([f.chi_square for f in found], [f.g for f in found]):
+        counts = torch.histc(torch.tensor(p_values), 5, 0, 1)
+        assert goodness.fit(counts, torch.full((5,), 0.2)).chi_square > 1e-6
+    for seen, predicted in (("variation", "expected_variation"), ("deviation", "expected_deviation")):
+        ratio = sum(getattr(f, seen) / getattr(f, predicted) for f in found) / len(found)
+        assert ratio == pytest.approx(1, abs=0.03)
+
+
+def test_holm_by_hand() -> None:
+    assert goodness.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert goodness.holm([]) == []
+
+
+def test_power_is_that_of_a_simulation() -> None:
+    """The promised probability 0.99 of the least bias, over 1000 experiments: within five standard errors."""
+    law, towards, draws = P, Q, 2000
+    least = goodness.least_bias(law, towards, draws, 0.01)
+    broken = law + (towards - law) * least / float((law - towards).abs().sum() / 2)
+    g = torch.Generator().manual_seed(2)
+    drawn = broken.multinomial(1000 * draws, True, generator=g).view(1000, draws)
+    counts = torch.stack([torch.bincount(row, minlength=4) for row in drawn])
+    found = sum(goodness.fit(row, law).chi_square < 0.01 for row in counts)
+    assert found / 1000 == pytest.approx(0.99, abs=5 * math.sqrt(0.99 * 0.01 / 1000))
+    assert goodness.power(0.0, 3, 0.01) == pytest.approx(0.01, rel=1e-6)
+
+
+# --- laws and theory
+
+
+@pytest.mark.parametrize("filters", FILTERS)
+def test_processed_is_the_law_of_the_kernels(filters: str) -> None:
+    rows = 2 * torch.randn(16, 33, generator=torch.Generator().manual_seed(5))
+    sampling = Sampling.full(16, **FILTERS[filters])  # type: ignore[arg-type]
+    with use_backend("reference"):
+        theirs = residual_probs(rows, b=0.0, sampling=sampling).probs
+    exact = processed(rows, **FILTERS[filters]).float()  # type: ignore[arg-type]
+    torch.testing.assert_close(exact, theirs, rtol=1e-5, atol=1e-7)
+
+
+def test_joint_law_and_counts_by_hand() -> None:
+    table = random_table(2, 3, seed=1)
+    keys, law = joint_law(table, 3, {})
+    p = processed(table.target)
+    assert keys.tolist() == list(range(8))
+    assert float(law.sum()) == pytest.approx(1)
+    assert float(law[0b101]) == pytest.approx(float(p[0, 1] * p[2, 0] * p[5, 1]))  # contexts: root, "1", "10"
+    counts = joint_counts(torch.tensor([[1, 0, 1], [0, 0, 0], [1, 0, 1]]), 2, keys[:5])
+    assert counts.tolist() == [1, 0, 0, 0, 0, 2]
+
+
+def test_acceptance_equals_theory_and_enumeration() -> None:
+    for count in (1, 2, 3):
+        ours = float(recursive_ids(P, Q, count, replacement=True).sum())
+        assert ours == pytest.approx(float(with_replacement(P[None], Q[None], count)))
+        assert float(recursive_ids(P, Q, count, replacement=False).sum()) == pytest.approx(
+            without_replacement(P, Q, count)
+        )
+    top = accepted_ids(BY_NAME["tree match"], P, Q, Q.log(), 2)
+    assert top.tolist() == pytest.approx([0.2, 0.3, 0, 0])
+    assert expected_tokens(BY_NAME["tree traversal"], constant_table(P, Q), {}) is None
+
+
+# --- experiments
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
+def test_every_method_passes_on_a_history_of_three_ids(method: Method) -> None:
+    """False-alarm rate 0.01 for each method's family of three tests; seeds are fixed."""
+    table, filters = random_table(3, 4, 12, 1.6), {"temperature": 0.9, "top_p": 0.95}
+    found = follow(method, table, filters, experiment="streams", case="", texts=6000, length=4)
+    assert judge([found]), found
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.name)
+def test_every_known_fault_is_caught(fault) -> None:  # type: ignore[no-untyped-def]
+    table = {"g3": "two ids", "g3-tree": "eight ids", "g2": "eight ids"}.get(fault.name, "history of 3 ids")
+    if fault.impossible:
+        assert not judge([impossible(fault.method)])
+        assert judge([impossible(BY_NAME["ratio"])])
+        return
+    rows, length = small_tables()[table]
+    texts = 40_000 if fault.name in ("g2", "g3-tree") else 8000
+    found = follow(fault.method, rows, fault.filters, experiment="streams", case="", texts=texts, length=min(length, 4))
+    assert min(found.fit.chi_square, found.fit.g) < 1e-3, found
+    assert not judge([found])
+
+
+def test_a_coin_of_zero_is_still_zero() -> None:
+    assert coins_of_zero().position.tolist() == [1012415, 9427389]
+
+
+def test_texts_do_not_depend_on_how_many_run_beside_them() -> None:
+    table = random_table(3, 6, 12)
+    many, _ = decode(BY_NAME["block"], table, {}, texts=50, length=6, seed=0)
+    few, _ = decode(BY_NAME["block"], table, {}, texts=5, length=6, seed=0)
+    assert torch.equal(many[:5], few)
+
+
+@pytest.mark.slow  # two processes that import torch: ten seconds
+def test_a_pool_finds_what_one_process_finds() -> None:
+    jobs = list(stream_jobs([BY_NAME["match"]], 300))[:3]
+    seen: list[int] = []
+    alone = run_all(jobs, 1, lambda done, _: seen.append(done))
+    together = run_all(jobs, 2, lambda *_: None)
+    assert seen == [1, 2, 3]
+    assert [f.fit for f in alone] == [f.fit for f in together]
+
+
+def test_the_family_is_judged_as_one() -> None:
+    good = goodness.Fit(1, 2, 0.5, 0.5, 0, 0, 0, 0)
+    findings = [Finding("", "", "", good, 1, None, 1, 0, 0) for _ in range(9)]
+    findings.append(Finding("", "", "", good._replace(chi_square=5e-4), 1, None, 1, 0, 0))
+    assert judge(findings)  # 5e-4 times 30 tests is more than 0.01
+    findings[-1].fit = good._replace(chi_square=3e-4)
+    assert not judge(findings)
+
+
+# --- models
+
+
+@pytest.fixture(scope="module")
+def pair() -> Pair:
+    from models import model
+
+    prompts = [[5, 6, 7], [8, 9], [1, 2, 3, 4], [11]]
+    return Pair(model("llama", seed=0), model("llama", seed=1), prompts, "tiny")
+
+
+def test_real_rows_become_tables(pair: Pair) -> None:
+    first = first_tokens(pair, pair.prompts[0])
+    text = torch.tensor([pair.prompts[0]])
+    torch.testing.assert_close(first.target[0], pair.target(text).logits[0, -1])
+    joint = next_tokens(pair, pair.prompts[0])
+    keys, law = joint_law(joint, 3, {"top_k": 4})
+    assert len(keys) == 64
+    exact = processed(pair.target(text).logits[0, -1], top_k=4)
+    roots = torch.zeros(joint.vocab, dtype=torch.float64).index_add(0, keys // joint.vocab**2, law)
+    assert sorted(roots[roots > 0].tolist()) == pytest.approx(sorted(exact[exact > 0].tolist()))
+
+
+def test_first_tokens_and_joint_laws_of_a_model_pass(pair: Pair) -> None:
+    jobs = [
+        Job(
+            "first token", "", replace(BY_NAME["ratio"], widths=(1,)), first_tokens(pair, pair.prompts[0]), {}, 4000, 1
+        ),
+        Job("next three", "", BY_NAME["tree traversal"], next_tokens(pair, pair.prompts[1]), {"top_k": 4}, 2000, 3),
+    ]
+    assert judge([job.run() for job in jobs])
+
+
+def test_texts_of_the_loop_equal_plain_texts(pair: Pair) -> None:
+    found = compare(pair, written(pair, 3, 4), 8)
+    assert all(text.passed for text in found), [text.method for text in found if not text.passed]
+    assert {text.prompts for text in found} == {3}
+
+
+# --- samplers of others
+
+
+def test_a_foreign_sampler_runs_through_the_protocol() -> None:
+    torch.manual_seed(0)
+    table = constant_table(P, Q)
+    good = follow(method_of("bench.rivals.eager"), table, {}, experiment="", case="", texts=20_000, length=2)
+    assert judge([good]), good
+    with pytest.raises(ValueError, match="must have NAME"):
+        load("math")
+    with pytest.raises(ValueError, match="must be a module that imports"):
+        load("no.such.module")
+    sampler = Foreign("bench.rivals.hf")  # takes one request at a time
+    one = follow(Method("hf", "ratio", verify=sampler), table, {}, experiment="", case="", texts=300, length=2)
+    assert one.fit.draws == 300
+    assert judge([one]), one
+
+
+def test_transformers_gemma4_path_is_found_biased() -> None:
+    torch.manual_seed(0)
+    method = method_of("bench.samplers.transformers_gemma4")
+    found = follow(method, constant_table(P, Q), {}, experiment="", case="", texts=500, length=1)
+    assert not judge([found])
+    assert found.fit.variation > 0.2
+
+
+# --- Yin et al.
+
+
+def test_over_acceptance_lies_on_the_front() -> None:
+    points = [
+        measure("", P.log(), Q.log(), epsilon, residual, 40_000)
+        for epsilon in (0.0, 0.1)
+        for residual in ("OPT", "UNO")
+    ]
+    for point in points:
+        assert point.rejected == pytest.approx(point.rejected_theory, abs=0.0125)  # five standard errors
+        assert point.bias == pytest.approx(point.bias_theory, abs=0.0125)
+        assert point.p_value > 1e-6
+        exact = over_acceptance(P, Q, point.epsilon)
+        wanted = exact.bias if point.residual == "OPT" else exact.bias_target
+        assert point.bias_theory == pytest.approx(float(wanted), abs=1e-6)
+    law, rejected = output_law(torch.tensor([0.0, 1.0]), torch.tensor([0.4, 0.6]), 0.9, "OPT")
+    assert law.tolist() == [0, 1]  # what the target excludes is refused whatever epsilon
+    assert rejected == pytest.approx(0.4)
+    assert len(front({"a": (P.log(), Q.log())}, 100)) == 12
+
+
+def test_win_rates_of_a_draft_that_is_the_target_are_even() -> None:
+    table = random_table(3, 3, 4)
+    same = table._replace(draft=table.target)
+    for row in win_rates([same] * 4, {}, length=3, pairs=200):
+        assert row.rejected_opt == row.rejected_uno == 0
+        assert row.opt == pytest.approx(0.5, abs=0.1)
+
+
+def test_batch_decoding_rejects_as_often_as_the_theorems_say() -> None:
+    target, draft = random_chain()
+    short = [type(m)(m.start, m.steps[:7]) for m in (target, draft)]
+    table = as_table(*short)
+    for branches in (1, 4):
+        seen = observe(table, 8, branches, 2000, seed=branches).double()
+        error = float(seen.std()) / math.sqrt(len(seen))
+        assert abs(float(seen.mean()) - batch_rejections(*short, branches)) < 5 * error
+    assert improvement(torch.tensor([0.3, 0.7]), torch.tensor([0.9, 0.1]), 5, 20_000) == pytest.approx(
+        0.20634, abs=0.02
+    )
+
+
+# --- the commands
+
+
+def arguments(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    return parser.parse_args(words)
+
+
+def test_the_command_passes_what_is_right_and_writes_json_and_page(tmp_path: Path) -> None:
+    words = ["--experiments", "streams", "--method", "ratio", "--texts", "200", "--workers", "1"]
+    paths = ["--json", str(tmp_path / "run.json"), "--page", str(tmp_path / "page.md")]
+    assert command.run(arguments(*words, *paths)) == 0
+    run = json.loads((tmp_path / "run.json").read_text())
+    assert len(run["findings"]) == 17
+    assert "| ratio | pass | 16 |" in (tmp_path / "page.md").read_text()
+
+
+def test_an_injected_fault_gives_exit_status_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.run(arguments("--inject", "target-residual", "--texts", "1000", "--workers", "1")) == 1
+    assert capsys.readouterr().out.strip().endswith("caught")
+    assert command.run(arguments("--inject", "g7", "--workers", "1")) == 1
+    assert not judge(caught(next(f for f in FAULTS if f.name == "g7"), 1))
+
+
+def test_a_missing_model_is_said_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.run(arguments("--target", str(tmp_path), "--experiments", "first")) == 2
+    assert "holds no config.json" in capsys.readouterr().err
+
+
+def test_figures_are_drawn(tmp_path: Path, pair: Pair) -> None:
+    pytest.importorskip("matplotlib", reason="figures need matplotlib (requirements/bench.txt)")
+    table = first_tokens(pair, pair.prompts[0])
+    ratio = replace(BY_NAME["ratio"], widths=(1,))
+    finding = follow(ratio, table, {}, experiment="first token", case="prompt 1", texts=500, length=1)
+    command._draw(tmp_path, pair, [finding] * 4, front({"a": (P.log(), Q.log())}, 200))
+    parser = argparse.ArgumentParser()
+    theory_command.add_arguments(parser)
+    theory_command.run(parser.parse_args(["figures", "--folder", str(tmp_path), "--texts", "20", "--draws", "1000"]))
+    names = {"first_tokens", "proof", "front", "rejections", "batch_improvement", "pareto"}
+    assert {path.stem for path in tmp_path.glob("*.png")} == names
+    assert all(path.stat().st_size > 10_000 for path in tmp_path.glob("*.png"))
+
+
+def test_flat_tables_begin_anew() -> None:
+    table = flat_table(torch.zeros(3, 2), torch.zeros(3, 2))
+    assert table.after.tolist() == [[1, 1], [2, 2], [0, 0]]
