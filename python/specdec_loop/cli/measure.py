@@ -160,7 +160,7 @@ class Comparison:
         requests = [request for result in results for request in result.statistics]
         steps = [step for r in requests for step in zip(r.drafted, r.accepted, strict=True)]
         looked_at = sum(min(d, a + 1) for d, a in steps)
-        row.tokens_per_step = count / len(steps)
+        row.tokens_per_step = (count - len(requests)) / max(len(steps), 1)
         batch_steps = sum(max(r.steps for r in result.statistics) for result in results)
         phases = results[0].seconds
         row.seconds = {phase: sum(r.seconds[phase] for r in results) / batch_steps for phase in phases}
