@@ -85,6 +85,8 @@ class Clock:
 
     def settle(self) -> float:
         """Add up a step whose results the host has read; returns seconds since the clock began."""
+        if self._is_cuda:
+            self._marks[-1][1].synchronize()  # what comes before it is done: the host has read its results
         self.latest = dict.fromkeys(PHASES, 0.0)
         for (_, start), (phase, end) in zip(self._marks, self._marks[1:], strict=False):
             self.latest[phase] += start.elapsed_time(end) / 1000 if self._is_cuda else end - start

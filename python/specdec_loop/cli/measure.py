@@ -117,7 +117,7 @@ class Comparison:
                     seed=self.models.args.seed + start,
                     rule=method.rule,
                     max_new_tokens=new_tokens,
-                    draft_length=self.models.args.draft_length or method.draft_length,
+                    draft_length=self.models.draft_length(case.method),
                 )
             results.append(result)
         seconds = time.perf_counter() - started
