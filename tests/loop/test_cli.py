@@ -102,9 +102,9 @@ def test_compare_writes_tables_json_and_chart(folder: Path, capsys: pytest.Captu
         if method == "plain":
             assert row["speedup"] == 1.0 and row["tokens_per_step"] == 1.0
         if method == "prompt-lookup":
-            assert row["same_text"] == "2 of 2", (temperature, batch)
+            assert row["same_text"] == "2/2", (temperature, batch)
         if method == "draft-model-ratio":
-            assert row["same_text"] == ("2 of 2" if temperature == 0 else None)
+            assert row["same_text"] == ("2/2" if temperature == 0 else None)
             assert row["predicted_tokens_per_second"] > 0
     assert (tmp_path / "c.png").read_bytes()[1:4] == b"PNG"
 

@@ -93,7 +93,7 @@ class Comparison:
             if row.temperature == 0 or (own is not None and own.keeps_the_text):
                 want = self.runs[Case("plain", case.temperature, case.batch)][-1][1]
                 same = sum(a == b for a, b in zip(self.runs[case][-1][1], want, strict=True))
-                row.same_text = f"{same} of {len(want)}"
+                row.same_text = f"{same}/{len(want)}"
         return made
 
     def _run(
