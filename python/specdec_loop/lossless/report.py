@@ -30,7 +30,7 @@ def line(row: Row) -> str:
     return (
         f"{'pass' if row['passed'] else 'FAIL'}  {row['experiment']:<12} {row['method']:<32} {row['case']:<34} "
         f"p {fit['chi_square']:.2g} {fit['g']:.2g}  TV {fit['variation']:.2g} / {fit['expected_variation']:.2g}  "
-        f"tokens {row['tokens']:.3f}{beside}"
+        f"tokens {row['tokens']:.3f}{beside}  finds a bias of {row['least_bias']:.2g}"
     )
 
 
