@@ -84,7 +84,8 @@ def run(args: argparse.Namespace) -> int:
         report.write(args.json, result)
     if args.page:
         home = os.path.relpath(args.figures, Path(args.page).parent) if args.figures and pair else ""
-        Path(args.page).write_text(report.page(result, home))
+        theory = report.simulations(Path(args.page).parent / "theory", "theory")
+        Path(args.page).write_text(report.page(result, home, theory))
     failed = any(row["verdict"] == "biased" for row in result["samplers"])
     return 0 if report.succeeded(result) and (args.page or not failed) else 1
 
@@ -106,7 +107,10 @@ def _family(args: argparse.Namespace, chosen: Sequence[str], pair: Pair | None) 
             print(report.line(finding.row()))
     texts = compare(pair, written(pair, 32), 64) if pair and "texts" in chosen else []
     for text in texts:
-        print(f"{'pass' if text.passed else 'FAIL'}  texts  {text.method}: {text.different} of {text.prompts} differ")
+        print(
+            f"{'pass' if text.passed else 'FAIL'}  texts  {text.method}: {text.different} of {text.prompts} differ",
+            flush=True,
+        )
     points, wins = _tradeoff(args, pair) if pair and "tradeoff" in chosen else ([], [])
     if args.figures and pair:
         _draw(Path(args.figures), pair, findings, points)
