@@ -48,8 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--experiments", nargs="+", choices=EXPERIMENTS, help="all but with --sampler or --inject")
     parser.add_argument("--method", action="append", choices=[m.name for m in METHODS], help="only these (repeatable)")
     parser.add_argument("--samples", type=int, default=1_000_000, help="first tokens of a prompt and method")
-    parser.add_argument("--filtered", type=int, default=100_000, help="the same with filters, on the first prompt")
-    parser.add_argument("--texts", type=int, default=50_000, help="texts of a stream or a joint law")
+    parser.add_argument("--filtered", type=int, default=50_000, help="the same with filters, on the first prompt")
+    parser.add_argument("--texts", type=int, default=30_000, help="texts of a stream or a joint law")
     parser.add_argument(
         "--inject", choices=[f.name for f in FAULTS], help="break the sampler; exit status 1: it was caught"
     )
@@ -168,7 +168,7 @@ def _tradeoff(args: argparse.Namespace, pair: Pair) -> tuple[list[Any], list[Any
     example = tuple(torch.tensor(law).log() for law in EXAMPLE)
     table = first_tokens(pair, pair.prompts[0])
     rows = {"p (.2 .3 .1 .4), q (.5 .3 .15 .05)": example, "prompt 1": (table.target[0], table.draft[0])}
-    points = front(rows, min(args.samples, 200_000))  # type: ignore[arg-type]
+    points = front(rows, min(args.samples, 100_000))  # type: ignore[arg-type]
     tables = [next_tokens(pair, prompt) for prompt in written(pair, args.prompts)]
     return points, win_rates(tables, {"top_k": 4}, length=3, pairs=args.pairs)
 
