@@ -99,9 +99,11 @@ lossless: $(BUILT)
 	$(BIN)/python -m specdec_loop.lossless
 	$(BIN)/python -m specdec_loop.lossless.theory_command figures
 
+# Without a GPU the Triton kernels of others are interpreted.
 losslessness-page: $(BUILT)
 	$(PIP) install -r requirements/bench.txt
-	$(BIN)/python -m specdec_loop.lossless --page docs/losslessness.md --figures docs/lossless \
+	TRITON_INTERPRET=$$($(BIN)/python -c "import torch; print(int(not torch.cuda.is_available()))") \
+	  $(BIN)/python -m specdec_loop.lossless --page docs/losslessness.md --figures docs/lossless \
 	  --experiments first next streams texts faults tradeoff $(SAMPLERS)
 
 clean:

@@ -100,26 +100,33 @@ def levels(parents: Sequence[int]) -> list[int]:
     return torch.bincount(torch.tensor(depth)).tolist()
 
 
-def measured(run: dict[str, Any]) -> Measured:
-    """From the JSON of a run: accepted tokens over looked-at ones, and seconds of the phases over drafts and steps.
+def measured(run: dict[str, Any], method: str | None = None) -> Measured:
+    """From the JSON of a run.
 
-    It must hold ``drafted`` and ``accepted`` (a number a step) and ``seconds`` by phase, as `generate` reports them.
+    Either what `compare --json` writes: of the first row of the method (of the first that drafts) its acceptance, and
+    its seconds of a step by phase. Or what `generate` reports: ``drafted`` and ``accepted`` (a number a step) and
+    ``seconds`` by phase of all steps.
     """
     try:
-        drafted, accepted, seconds = run["drafted"], run["accepted"], run["seconds"]
-        looked_at = sum(min(d, a + 1) for d, a in zip(drafted, accepted, strict=True))
-        draft_time = seconds["draft"] / max(sum(drafted), 1)
-        verify_time = sum(seconds[phase] for phase in ("target", "verify", "commit")) / len(drafted)
-    except (KeyError, TypeError, ZeroDivisionError, ValueError) as error:
-        raise ValueError(
-            f"plan: --run must hold drafted, accepted and seconds of a run with drafts: {error}"
-        ) from error
-    return Measured(sum(accepted) / max(looked_at, 1), draft_time, verify_time)
+        if "rows" in run:
+            rows = [r for r in run["rows"] if r["acceptance"] is not None and method in (None, r["method"])]
+            acceptance, seconds, steps = rows[0]["acceptance"], rows[0]["seconds"], 1
+            drafts = len(rows[0]["acceptance_by_position"])
+        else:
+            drafted, accepted, seconds = run["drafted"], run["accepted"], run["seconds"]
+            looked_at = sum(min(d, a + 1) for d, a in zip(drafted, accepted, strict=True))
+            acceptance, steps, drafts = sum(accepted) / looked_at, len(drafted), sum(drafted)
+        verify_time = sum(seconds[phase] for phase in ("target", "verify", "commit")) / steps
+        return Measured(acceptance, seconds["draft"] / drafts, verify_time)
+    except (IndexError, KeyError, TypeError, ZeroDivisionError, ValueError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"plan: --run must hold acceptance and seconds of a run with drafts ({reason})") from error
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Of the command line."""
-    parser.add_argument("--run", help="JSON file of a run with drafted, accepted and seconds")
+    parser.add_argument("--run", help="JSON file of a run: compare --json, or drafted, accepted and seconds")
+    parser.add_argument("--method", help="which row of the run; by default the first that drafts")
     parser.add_argument("--acceptance", type=float, help="P, measured: accepted / looked at")
     parser.add_argument("--draft-ms", type=float, help="milliseconds of one draft")
     parser.add_argument("--verify-ms", type=float, help="milliseconds of a verification, target forward included")
@@ -145,7 +152,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _given(args: argparse.Namespace) -> Measured:
     if args.run:
-        return measured(json.loads(Path(args.run).read_text()))
+        return measured(json.loads(Path(args.run).read_text()), args.method)
     numbers = (args.acceptance, args.draft_ms, args.verify_ms)
     if None in numbers or not 0 <= args.acceptance <= 1 or args.draft_ms < 0 or args.verify_ms <= 0:
         raise ValueError("plan: give --run, or --acceptance in [0, 1], --draft-ms >= 0 and --verify-ms > 0")

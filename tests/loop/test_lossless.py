@@ -20,7 +20,7 @@ from specdec_loop.lossless.family import Job, caught, impossible, run_all, small
 from specdec_loop.lossless.faults import FAULTS, coins_of_zero
 from specdec_loop.lossless.laws import constant_table, flat_table, joint_counts, joint_law, processed, random_table
 from specdec_loop.lossless.methods import METHODS, Method
-from specdec_loop.lossless.models import Pair, first_tokens, next_tokens
+from specdec_loop.lossless.models import BORROWED, Pair, first_tokens, next_tokens, read
 from specdec_loop.lossless.rejections import as_table, improvement, observe, random_chain
 from specdec_loop.lossless.samplers import Foreign, load, method_of
 from specdec_loop.lossless.texts import compare, written
@@ -212,6 +212,17 @@ def test_texts_of_the_loop_equal_plain_texts(pair: Pair) -> None:
     found = compare(pair, written(pair, 3, 4), 8)
     assert all(text.passed for text in found), [text.method for text in found if not text.passed]
     assert {text.prompts for text in found} == {3}
+
+
+def test_a_draft_model_without_an_embedding_borrows_the_targets(pair: Pair, tmp_path: Path) -> None:
+    weights = {n: t for n, t in pair.draft.state_dict().items() if not n.endswith(BORROWED)}
+    pair.draft.save_pretrained(tmp_path / "draft", state_dict=weights)
+    found = read(tmp_path / "draft", pair.target)
+    assert found.get_input_embeddings() is pair.target.get_input_embeddings()
+    text = torch.tensor([[3, 4]])
+    assert not torch.equal(found(text).logits, pair.draft(text).logits)
+    with pytest.raises(ValueError, match="must hold all weights, but it lacks"):
+        read(tmp_path / "draft")
 
 
 # --- samplers of others

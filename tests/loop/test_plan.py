@@ -48,8 +48,18 @@ def test_numbers_of_a_run() -> None:
     assert found.acceptance == pytest.approx(5 / 7)  # looked at: 4, 2, 1
     assert found.draft_time == pytest.approx(0.1)
     assert found.verify_time == pytest.approx(1.0)
-    with pytest.raises(ValueError, match="must hold drafted"):
+    with pytest.raises(ValueError, match="must hold acceptance"):
         measured({"drafted": []})
+
+
+def test_numbers_of_a_comparison() -> None:
+    seconds = {"draft": 0.4, "target": 1.0, "verify": 0.1, "commit": 0.1}
+    row = {"method": "draft-model", "acceptance": 0.6, "acceptance_by_position": [0.7, 0.5], "seconds": seconds}
+    run = {"rows": [{"method": "plain", "acceptance": None}, row, {**row, "method": "other", "acceptance": 0.9}]}
+    assert measured(run) == pytest.approx((0.6, 0.2, 1.2))
+    assert measured(run, "other").acceptance == 0.9
+    with pytest.raises(ValueError, match="must hold acceptance"):
+        measured(run, "absent")
 
 
 def test_the_best_tree_is_no_slower_than_the_best_chain() -> None:

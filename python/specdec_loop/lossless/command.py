@@ -48,8 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--experiments", nargs="+", choices=EXPERIMENTS, help="all but with --sampler or --inject")
     parser.add_argument("--method", action="append", choices=[m.name for m in METHODS], help="only these (repeatable)")
     parser.add_argument("--samples", type=int, default=1_000_000, help="first tokens of a prompt and method")
-    parser.add_argument("--filtered", type=int, default=100_000, help="the same with filters, on the first prompt")
-    parser.add_argument("--texts", type=int, default=50_000, help="texts of a stream or a joint law")
+    parser.add_argument("--filtered", type=int, default=50_000, help="the same with filters, on the first prompt")
+    parser.add_argument("--texts", type=int, default=30_000, help="texts of a stream or a joint law")
     parser.add_argument(
         "--inject", choices=[f.name for f in FAULTS], help="break the sampler; exit status 1: it was caught"
     )
@@ -84,7 +84,8 @@ def run(args: argparse.Namespace) -> int:
         report.write(args.json, result)
     if args.page:
         home = os.path.relpath(args.figures, Path(args.page).parent) if args.figures and pair else ""
-        Path(args.page).write_text(report.page(result, home))
+        theory = report.simulations(Path(args.page).parent / "theory", "theory")
+        Path(args.page).write_text(report.page(result, home, theory))
     failed = any(row["verdict"] == "biased" for row in result["samplers"])
     return 0 if report.succeeded(result) and (args.page or not failed) else 1
 
@@ -106,7 +107,10 @@ def _family(args: argparse.Namespace, chosen: Sequence[str], pair: Pair | None) 
             print(report.line(finding.row()))
     texts = compare(pair, written(pair, 32), 64) if pair and "texts" in chosen else []
     for text in texts:
-        print(f"{'pass' if text.passed else 'FAIL'}  texts  {text.method}: {text.different} of {text.prompts} differ")
+        print(
+            f"{'pass' if text.passed else 'FAIL'}  texts  {text.method}: {text.different} of {text.prompts} differ",
+            flush=True,
+        )
     points, wins = _tradeoff(args, pair) if pair and "tradeoff" in chosen else ([], [])
     if args.figures and pair:
         _draw(Path(args.figures), pair, findings, points)
@@ -164,7 +168,7 @@ def _tradeoff(args: argparse.Namespace, pair: Pair) -> tuple[list[Any], list[Any
     example = tuple(torch.tensor(law).log() for law in EXAMPLE)
     table = first_tokens(pair, pair.prompts[0])
     rows = {"p (.2 .3 .1 .4), q (.5 .3 .15 .05)": example, "prompt 1": (table.target[0], table.draft[0])}
-    points = front(rows, min(args.samples, 200_000))  # type: ignore[arg-type]
+    points = front(rows, min(args.samples, 100_000))  # type: ignore[arg-type]
     tables = [next_tokens(pair, prompt) for prompt in written(pair, args.prompts)]
     return points, win_rates(tables, {"top_k": 4}, length=3, pairs=args.pairs)
 

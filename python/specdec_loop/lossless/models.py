@@ -49,7 +49,8 @@ def load(target: str | None = None, draft: str | None = None, prompts: tuple[str
     from transformers import AutoTokenizer
 
     homes = [Path(target or FOLDER / "target"), Path(draft or FOLDER / "draft")]
-    models = [read(home) for home in homes]
+    first = read(homes[0])
+    models = [first, read(homes[1], first)]
     sizes = [m.config.get_text_config().vocab_size for m in models]
     if sizes[0] != sizes[1]:
         raise ValueError(f"lossless: --target and --draft must have one vocabulary, got {sizes[0]} and {sizes[1]} ids")
@@ -60,13 +61,24 @@ def load(target: str | None = None, draft: str | None = None, prompts: tuple[str
     return Pair(models[0], models[1], ids, name)
 
 
-def read(folder: Path) -> Any:
-    """One model."""
+BORROWED = ("embed_tokens.weight", "lm_head.weight")
+
+
+def read(folder: Path, target: Any = None) -> Any:
+    """One model; a draft model whose file leaves out its embedding and head has the target's."""
     from transformers import AutoModelForCausalLM
 
     if not (folder / "config.json").exists():
         raise ValueError(f"lossless: {folder.name}/ must be a transformers folder, but it holds no config.json")
-    model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
+    model, report = AutoModelForCausalLM.from_pretrained(
+        folder, local_files_only=True, dtype=torch.float32, output_loading_info=True
+    )
+    missing = sorted(report["missing_keys"])
+    if missing and (target is None or not all(name.endswith(BORROWED) for name in missing)):
+        raise ValueError(f"lossless: {folder.name}/ must hold all weights, but it lacks {', '.join(missing[:3])}")
+    if missing:
+        model.set_input_embeddings(target.get_input_embeddings())
+        model.set_output_embeddings(target.get_output_embeddings())
     return model.eval().requires_grad_(False)
 
 

@@ -30,7 +30,7 @@ def line(row: Row) -> str:
     return (
         f"{'pass' if row['passed'] else 'FAIL'}  {row['experiment']:<12} {row['method']:<32} {row['case']:<34} "
         f"p {fit['chi_square']:.2g} {fit['g']:.2g}  TV {fit['variation']:.2g} / {fit['expected_variation']:.2g}  "
-        f"tokens {row['tokens']:.3f}{beside}"
+        f"tokens {row['tokens']:.3f}{beside}  finds a bias of {row['least_bias']:.2g}"
     )
 
 
@@ -67,8 +67,8 @@ def table(head: list[str], rows: list[list[str]]) -> list[str]:
     ]
 
 
-def page(run: Row, figures: str = "") -> str:
-    """docs/losslessness.md."""
+def page(run: Row, figures: str = "", more: list[str] | None = None) -> str:
+    """docs/losslessness.md; `more` comes last."""
     facts = run["machine"]
     lines = [
         "# Who leaves the target's law as it is",
@@ -90,7 +90,28 @@ def page(run: Row, figures: str = "") -> str:
     lines += _faults(run["faults"])
     lines += _samplers(run["samplers"])
     lines += _tradeoff(run, figures)
+    lines += more or []
     return "\n".join(lines).rstrip() + "\n"
+
+
+SIMULATIONS = {
+    "rejections": "Rejections of simulated texts beside Theorems 1 and 3, and over M with the limit",
+    "batch_improvement": "Batch improvement over M: Bernoulli and uniform laws",
+    "pareto": "The front of Theorem 5 with measured points",
+}
+
+
+def simulations(folder: Path, home: str) -> list[str]:
+    """The figures of Yin et al.'s simulations, where `theory figures` has drawn them."""
+    lines = [
+        f"![{words}]({home}/{name}.png)" for name, words in SIMULATIONS.items() if (folder / f"{name}.png").exists()
+    ]
+    if not lines:
+        return []
+    head = (
+        "Algorithm 4 run by `batch_sd` on a chain of 7 states and 50 tokens: `python -m specdec_loop theory figures`."
+    )
+    return ["", "## Batch decoding", "", head, "", *lines]
 
 
 def _ours(findings: list[Row]) -> list[str]:

@@ -20,7 +20,7 @@ ALPHA = 1e-4  # a simulation that far from its theorem is no accident
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Of the command line."""
     parser.add_argument("what", choices=["figures"], help="draw the figures")
-    parser.add_argument("--folder", default="docs", help="where the PNGs go")
+    parser.add_argument("--folder", default="docs/theory", help="where the PNGs go")
     parser.add_argument("--texts", type=int, default=4000, help="simulated texts of 50 tokens")
     parser.add_argument("--draws", type=int, default=200_000, help="draws of a point beside the front")
     parser.add_argument("--json", help="write the numbers here")
