@@ -8,6 +8,7 @@ measured copy bandwidth; under rule match also the share of the slower floor, co
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import time
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,12 @@ from .minimum import minimum
 from .rows import ChainInput
 
 MAX_INPUTS = 24
+ON_PAIRS = ("acceptance_ratios", "residual_probs", "residual_sample")  # of a target and a draft row, as chains are
 
 
-def cases() -> list[Case]:
-    """What docs/design.md promises (batch 64, draft 5), around it, and the case of one request."""
+def cases() -> list[Any]:
+    """What docs/design.md promises (batch 64, draft 5), around it, the case of one request; trees and caches."""
+    others = [op for op in suite.OPS if op not in ("verify_chain", "sample", *ON_PAIRS, "tree_cache")]
     op, bf16 = "verify_chain", "bf16"
     return [
         *(Case(op, batch=64, dtype=bf16, rule=rule) for rule in ("ratio", "greedy", "match", "block", "typical")),
@@ -37,12 +40,15 @@ def cases() -> list[Case]:
         Case(op, vocab=151936, batch=256, draft=3, dtype=bf16),
         Case("sample", batch=64, dtype=bf16),
         Case("sample", batch=64, dtype=bf16, filters=BOTH),
-        *(Case(name, batch=64, dtype=bf16) for name in suite.OPS[2:]),
+        *(Case(name, batch=64, dtype=bf16) for name in ON_PAIRS),
+        *(suite.module(name).cases("quick")[0] for name in others),
     ]
 
 
-def cold(made: list[ChainInput]) -> list[ChainInput]:
-    """Copies of the inputs until one walk through them is twice the L2 cache."""
+def cold(made: list[Any]) -> list[Any]:
+    """Copies of the inputs until a walk through them is twice the L2 cache; trees and caches exceed it as they are."""
+    if not isinstance(made[0], ChainInput):
+        return made
     one = made[0].target.nbytes + made[0].draft.nbytes
     count = min(MAX_INPUTS, max(2, -(-2 * l2_bytes() // one)))
     given = len(made)
@@ -64,7 +70,7 @@ def shares(case: Case, row: dict[str, Any], x: ChainInput, copy: float, philox: 
     return found
 
 
-def measure(case: Case, backends: list[str], copy: float, philox: float) -> list[dict[str, Any]]:
+def measure(case: Any, backends: list[str], copy: float, philox: float) -> list[dict[str, Any]]:
     """Rows of one case: each contender checked, then timed."""
     bench = suite.module(case.op)
     made = cold(bench.inputs(case))
@@ -79,7 +85,7 @@ def measure(case: Case, backends: list[str], copy: float, philox: float) -> list
             rows.append({"contender": contender.name, "is_ours": contender.is_ours, "left_out": str(error)[:300]})
             continue
         row = {"contender": contender.name, "is_ours": contender.is_ours, **timed}
-        if contender.is_ours:
+        if contender.is_ours and isinstance(case, Case):
             row |= shares(case, row, made[0], copy, philox)
         share = f"   {row['of_copy']:.0%} of copy" if "of_copy" in row else ""
         print(
@@ -89,8 +95,8 @@ def measure(case: Case, backends: list[str], copy: float, philox: float) -> list
         rows.append(row)
     ours = next((r["p50_us"] for r in rows if r["is_ours"] and "p50_us" in r), None)
     for row in rows:
-        row |= {"op": case.op, "case": case.name, "vocab": case.vocab, "batch": case.batch, "draft": case.draft}
-        row |= {"dtype": case.dtype, "filters": case.filters, "rule": case.rule, "rows": case.rows, "threads": 0}
+        row |= {"op": case.op, "case": case.name, "threads": 0}
+        row |= {k: v for k, v in dataclasses.asdict(case).items() if k not in ("op", "compiled", "threads")}
         if ours and "p50_us" in row:
             row["times_ours"] = round(row["p50_us"] / ours, 3)
     return rows

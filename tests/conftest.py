@@ -29,7 +29,15 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 BACKENDS = ("reference", "cpu", "triton", "cuda_host", "cuda")
 SLOW = ("triton", "cuda_host")  # interpreted here: fewer seeds, smaller vocabularies
-MANY = ("thousand_seeds", "frequencies", "second_samples", "residual_law", "every_shape")  # hundreds of requests
+MANY = (
+    "thousand_seeds",
+    "steps_with_drawn",
+    "batch_sd_follows",
+    "frequencies",
+    "second_samples",
+    "residual_law",
+    "every_shape",
+)  # hundreds of requests
 
 
 def _device(backend: str) -> str:

@@ -35,7 +35,8 @@ struct AttentionRows {
   int32_t deepest;                // of any row
   int32_t window;                 // 0 is off
   float *keys, *values, *scores;  // scratch: [kKeyBlock, dim], the same, [kKeyBlock, kPanel]
-  // The result so far: sum of exp(score - max) value, the sum of weights and the maximum.
+  // The result so far: sum of exp(score - max) value, the sum of weights, and a maximum that may
+  // lag behind.
   float *output, *sum, *max;  // panels [value_dim padded, row], [rows], [rows]
 };
 

@@ -92,6 +92,10 @@ SPECDEC_INLINE F attended(F score, const AttentionKeys& keys, int i, const Atten
   return (F)(((U)score & ~(U)off) | ((U)splat(-kInf) & (U)off));
 }
 
+// The maximum may lag behind so far: weights up to exp(8) are as exact as those up to 1, and what
+// is summed so far is seldom rescaled.
+constexpr float kSlack = 8.f;
+
 // One-pass softmax of some rows: scores [key, width] become weights, and the sum and maximum follow
 // them. Returns what the weights before this block are to be multiplied with.
 SPECDEC_INLINE F weigh(const AttentionKeys& keys, const AttentionRows& rows, int64_t first,
@@ -104,6 +108,7 @@ SPECDEC_INLINE F weigh(const AttentionKeys& keys, const AttentionRows& rows, int
     store(at, score);
     best = max(score, best);
   }
+  best = select(lt(before + splat(kSlack), best), best, before);
   F sum{};
   for (int i = 0; i < keys.count; ++i) {
     float* at = scores + i * width;

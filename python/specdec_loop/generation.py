@@ -112,13 +112,19 @@ def generate(
     text = _begin_text(target, input_ids, attention_mask, seed, max_new_tokens, stop, tokenizer, overhang)
     past = Past(text.tokens.shape[1]) if past is None else past
     cache, lacking = past.open(target, text, reuse=not drafter.features)
-    hidden = _prefill(target, cache, text, lacking, drafter.features)
+    logits, hidden = _prefill(target, cache, text, lacking, drafter.features)
+    # The first token is drawn as plain decoding draws it; only argmax decoding is argmax decoding from the start.
+    plainly = "greedy" if rule in ("greedy", "topm", "distance") else "match"
+    verdict = _verify(NoDrafter().draft(text, 0), logits, text, sampling, plainly, logprobs, {})
+    first, _ = text.read(verdict.token_ids, verdict.status, text.append(verdict.token_ids, verdict.logprobs))
+    statistics = [RequestStatistics(tokens=len(tokens)) for tokens in first]
+    for b, tokens in enumerate(first if streamer is not None else []):
+        streamer(b, tokens, 0)  # type: ignore[misc] # it is not None
     with _naming(drafter, "begin"):
         drafter.begin(text, rule=rule, sampling=sampling, longest=lengths.longest)
         if hidden is not None:
             drafter.prefill(text, hidden)
     clock = Clock(target.device)
-    statistics = [RequestStatistics() for _ in text.rows]
     while not all(text.is_finished):
         with _naming(drafter, "draft"):
             draft = _checked(drafter.draft(text, length := lengths.next()), text, drafter.nodes(length))
@@ -153,16 +159,19 @@ def generate(
     return _collect(text, statistics, clock, has_logprobs=logprobs is not None)
 
 
-def _prefill(target: Any, cache: TreeCache, text: Text, lacking: int, features: Sequence[int]) -> Tensor | None:
-    """Run what the cache lacks of the prompts, but for their last tokens: those are the first roots."""
-    if lacking == 0:
-        return None
+def _prefill(
+    target: Any, cache: TreeCache, text: Text, lacking: int, features: Sequence[int]
+) -> tuple[Tensor, Tensor | None]:
+    """Run what the cache lacks of the prompts; logits ``[batch, 1, vocab]`` of their last tokens, and all features."""
     place = cache.lengths[:, None] + torch.arange(lacking, device=cache.lengths.device)
     prompts = text.tokens.gather(1, place.clamp(max=text.tokens.shape[1] - 1)).clamp(min=0)
-    out = target(prompts, **cache.chain_inputs(lacking), logits_to_keep=1, output_hidden_states=bool(features))
-    cache.commit((text.lengths - 2 - cache.lengths).int())
-    cache.know_lengths([end - 1 for end in text.ends])
-    return _chosen(out, features)
+    last = text.lengths - 1 - cache.lengths
+    rows, own = last.unique(return_inverse=True)
+    out = target(prompts, **cache.chain_inputs(lacking), logits_to_keep=rows, output_hidden_states=bool(features))
+    cache.commit(last.int())
+    cache.know_lengths(text.ends)
+    own = own[:, None, None].expand(-1, 1, out.logits.shape[2])
+    return out.logits.gather(1, own), _chosen(out, features)
 
 
 def _forward(
@@ -170,7 +179,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor | None]:
     """Logits and features of the last committed token and of every draft, ``[batch, nodes, ...]``."""
     if draft.parents is None:
-        nodes = torch.cat([text.last(1), draft.token_ids], 1)
+        nodes = torch.cat([text.last(1), draft.token_ids], 1) if draft.token_ids.shape[1] else text.last(1)
         inputs = cache.chain_inputs(nodes.shape[1])
     else:
         nodes = torch.cat([text.last(1), draft.token_ids[:, 1:]], 1)

@@ -45,7 +45,7 @@ class Past:
             reuse: False: forget everything.
 
         Returns:
-            The cache, and how many tokens each request has to run: as many as the one that lacks most.
+            The cache, and how many tokens each request has to run: as many as the one that lacks most, at least one.
 
         Raises:
             ValueError: too small a capacity, another model, or another number of requests.
@@ -66,7 +66,7 @@ class Past:
         kept = [min(_common(old, new), len(new) - 1) if reuse else 0 for old, new in rows]
         self._rows = [[] for _ in text.rows]  # what is in the cache is not known again until `close`
         kept = self._truncate(self._cache, kept)
-        lacking = max(end - 1 - n for end, n in zip(text.ends, kept, strict=True))
+        lacking = max(end - n for end, n in zip(text.ends, kept, strict=True))
         # Every request writes `lacking` rows behind those that it keeps.
         self._truncate(self._cache, [min(n, self.capacity - lacking) for n in kept])
         return self._cache, lacking

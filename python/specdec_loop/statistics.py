@@ -14,7 +14,7 @@ PHASES = ("draft", "target", "verify", "commit")
 
 @dataclass
 class RequestStatistics:
-    """Steps of one request, up to the one that finished it.
+    """Steps of one request, up to the one that finished it; its first token came with the prompt, before them.
 
     Attributes:
         drafted: candidates offered in each step: length of the chain, depth of the tree.
@@ -30,18 +30,18 @@ class RequestStatistics:
 
     @property
     def steps(self) -> int:
-        """Target forwards."""
+        """Target forwards behind the prompt's."""
         return len(self.accepted)
 
     @property
     def tokens_per_step(self) -> float:
-        """Mean tokens of a target forward."""
-        return self.tokens / max(self.steps, 1)
+        """Mean tokens of a step."""
+        return (self.tokens - 1) / self.steps if self.steps else 0.0
 
     @property
     def tokens_per_second(self) -> float:
-        """Speed of this request, others running beside it."""
-        return self.tokens / self.seconds if self.seconds else 0.0
+        """Speed of this request behind the prompt, others running beside it."""
+        return (self.tokens - 1) / self.seconds if self.seconds else 0.0
 
     def acceptance_by_position(self) -> list[float]:
         """Share of the candidates at position i that were accepted, among those that were looked at.
@@ -85,6 +85,8 @@ class Clock:
 
     def settle(self) -> float:
         """Add up a step whose results the host has read; returns seconds since the clock began."""
+        if self._is_cuda:
+            self._marks[-1][1].synchronize()  # what comes before it is done: the host has read its results
         self.latest = dict.fromkeys(PHASES, 0.0)
         for (_, start), (phase, end) in zip(self._marks, self._marks[1:], strict=False):
             self.latest[phase] += start.elapsed_time(end) / 1000 if self._is_cuda else end - start

@@ -47,11 +47,12 @@ def plain_text(folder: Path, prompt: str, tokens: int) -> str:
     return str(tokenizer.decode(out[0], skip_special_tokens=False))
 
 
+@pytest.mark.parametrize("length", [[], ["--draft-length", "2"], ["--draft-length", "auto"]])
 @pytest.mark.parametrize("method", ["plain", "prompt-lookup", "draft-model-ratio"])
 def test_generate_writes_the_text_of_plain_decoding(
-    folder: Path, capsys: pytest.CaptureFixture[str], method: str
+    folder: Path, capsys: pytest.CaptureFixture[str], method: str, length: list[str]
 ) -> None:
-    assert call(folder, "generate", "def f(a, a):", "--method", method, "--max-new-tokens", "20") == 0
+    assert call(folder, "generate", "def f(a, a):", "--method", method, "--max-new-tokens", "20", *length) == 0
     out, err = capsys.readouterr()
     # Bytes that make no character are shown when they are followed by ones that do, so the end may be missing.
     assert out.rstrip("\n").startswith("def f(a, a):")
@@ -101,9 +102,9 @@ def test_compare_writes_tables_json_and_chart(folder: Path, capsys: pytest.Captu
         if method == "plain":
             assert row["speedup"] == 1.0 and row["tokens_per_step"] == 1.0
         if method == "prompt-lookup":
-            assert row["same_text"] == "2 of 2", (temperature, batch)
+            assert row["same_text"] == "2/2", (temperature, batch)
         if method == "draft-model-ratio":
-            assert row["same_text"] == ("2 of 2" if temperature == 0 else None)
+            assert row["same_text"] == ("2/2" if temperature == 0 else None)
             assert row["predicted_tokens_per_second"] > 0
     assert (tmp_path / "c.png").read_bytes()[1:4] == b"PNG"
 

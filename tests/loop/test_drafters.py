@@ -168,7 +168,7 @@ def test_sizes_out_of_range_are_refused(make: Callable[[], Drafter]) -> None:
         make()
 
 
-# --- the law of the first three tokens
+# --- the law of three tokens in a row
 
 
 @pytest.mark.parametrize(

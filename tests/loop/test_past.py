@@ -55,13 +55,13 @@ def test_only_what_is_new_is_run() -> None:
     target, past, sampling = Counting(model()), Past(300), Sampling.full(1, temperature=0.0)
     start = list(range(1, 41))
     first = generate(target, None, [start], sampling=sampling, max_new_tokens=6, past=past).tokens[0]
-    assert target.widths == [39] + [1] * 6
+    assert target.widths == [40] + [1] * 5
     target.widths.clear()
     generate(target, None, [start + first + [7, 8, 9]], sampling=sampling, max_new_tokens=6, past=past)
-    assert target.widths == [3] + [1] * 6  # the last token said and two of the new three; the last is the root
+    assert target.widths == [4] + [1] * 5  # the last token said, which had no row yet, and three new ones
     target.widths.clear()
     generate(target, None, [[*start[:20], 3]], sampling=sampling, max_new_tokens=6, past=past)
-    assert target.widths == [1] * 6  # all that was there but for the root
+    assert target.widths == [1] * 6  # all but the last token was there
 
 
 def test_a_request_that_shares_little_does_not_push_others_out_of_the_buffers() -> None:

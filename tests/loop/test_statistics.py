@@ -15,8 +15,8 @@ def test_acceptance_counts_what_was_looked_at() -> None:
     # Position 0: offered three times, accepted twice. Position 1: reached twice, once accepted. Position 2: once.
     assert request.acceptance_by_position() == pytest.approx([2 / 3, 1 / 2, 1.0])
     assert request.steps == 4
-    assert request.tokens_per_step == 2.0
-    assert request.tokens_per_second == 4.0
+    assert request.tokens_per_step == 7 / 4  # the first of the eight came with the prompt
+    assert request.tokens_per_second == 3.5
 
 
 def test_a_request_without_steps_has_no_speed() -> None:

@@ -1,4 +1,4 @@
-"""The law of the first tokens of a text, counted over many requests and enumerated from the target."""
+"""The law of the first tokens of a text that are drafted, counted over many requests and enumerated from the target."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ def tiny(seed: int, vocab: int = VOCAB) -> Any:
 
 
 def law(target: Any, temperature: float) -> Tensor:
-    """Probability of every text of TOKENS tokens, in the order of itertools.product."""
-    texts = list(itertools.product(range(VOCAB), repeat=TOKENS))
+    """Probability of any TOKENS tokens behind the first, in the order of itertools.product."""
+    texts = list(itertools.product(range(VOCAB), repeat=1 + TOKENS))
     logits = target(torch.tensor([PROMPT + list(text) for text in texts])).logits[:, len(PROMPT) - 1 : -1].double()
     chosen = (logits / temperature).log_softmax(-1).gather(2, torch.tensor(texts)[:, :, None])
-    return chosen.sum((1, 2)).exp()
+    return chosen.sum((1, 2)).exp().view(VOCAB, -1).sum(0)
 
 
 def surprise(texts: list[list[int]], expected: Tensor) -> float:
     """Probability of a chi-square at least this large where the law is the expected one."""
-    number = (torch.tensor([text[:TOKENS] for text in texts]) * VOCAB ** torch.arange(TOKENS).flip(0)).sum(1)
+    number = (torch.tensor([text[1 : 1 + TOKENS] for text in texts]) * VOCAB ** torch.arange(TOKENS).flip(0)).sum(1)
     seen = torch.bincount(number, minlength=len(expected)).double()
     mean = expected * len(texts)
     assert float(mean.min()) > 5, "chi-square needs texts that are not too rare"
@@ -58,5 +58,5 @@ def many(temperature: float = 1.0, requests: int = REQUESTS) -> dict[str, Any]:
         "input_ids": [PROMPT] * requests,
         "sampling": Sampling.full(requests, temperature=temperature),
         "seed": torch.arange(requests) * 7919 + 5,
-        "max_new_tokens": TOKENS + 1,  # one more: a limit must not make the last step special
+        "max_new_tokens": TOKENS + 2,  # the first comes with the prompt; no limit may make the last step special
     }

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ..methods import METHODS
-from .loading import Models, UserError, add_model_arguments
+from .loading import Models, UserError, add_draft_length, add_model_arguments
 from .measure import RIVALS, Comparison, Row, all_cases
 from .report import new_console, print_tables, write_chart, write_json
 
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--count", type=int, default=8, help="prompts, where none are given")
     parser.add_argument("--prompt-tokens", type=int, default=64, help="their length, where none are given")
     parser.add_argument("--max-new-tokens", type=int, default=128)
-    parser.add_argument("--draft-length", type=int, help="most drafts of a step; by default each method's")
+    add_draft_length(parser)
     parser.add_argument("--rounds", type=int, default=3, help="each case is given its median")
     parser.add_argument("--rivals", action="store_true", help="transformers' own generate, at batch 1")
     parser.add_argument("--json", type=Path, help="write all numbers there")

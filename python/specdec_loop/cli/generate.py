@@ -10,7 +10,7 @@ from typing import Any
 from ..generation import Generation
 from ..generation import generate as decode
 from ..methods import METHODS
-from .loading import Models, UserError, add_model_arguments, one_line
+from .loading import Models, UserError, add_draft_length, add_model_arguments, one_line
 
 GREEN, DIM, PLAIN = "\x1b[32m", "\x1b[2m", "\x1b[0m"
 UNFINISHED = "\ufffd"  # a character of which not all bytes are there
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--method", choices=METHODS, default="draft-model", help="see `compare --list`")
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--temperature", type=float, default=0.0, help="0: greedy")
-    parser.add_argument("--draft-length", type=int, help="most drafts of a step; by default the method's")
+    add_draft_length(parser)
     parser.add_argument("--stop", action="append", default=[], help="a string that ends the text; may be repeated")
     parser.add_argument("--color", choices=("auto", "always", "never"), default="auto")
     add_model_arguments(parser)
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> None:
             seed=args.seed,
             rule=method.rule,
             max_new_tokens=args.max_new_tokens,
-            draft_length=args.draft_length or method.draft_length,
+            draft_length=models.draft_length(args.method),
             stop=[*ends, *args.stop],
             tokenizer=models.tokenizer,
             streamer=writer,

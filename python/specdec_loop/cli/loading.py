@@ -16,11 +16,13 @@ import transformers
 from specdec_kernels import Sampling
 
 from ..datastore import Datastore
+from ..draft_length import AdaptiveLength, FixedLength
 from ..drafters import Drafter
 from ..heads import load_draft_model
 from ..methods import METHODS, Kit
 
 MODELS = Path(__file__).resolve().parents[2] / "models"  # python/models: in the repository, not in the wheel
+LONGEST = 10  # draft that `--draft-length auto` may choose
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -60,6 +62,12 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     sampling.add_argument("--seed", type=int, default=0, help="of the first request")
 
 
+def add_draft_length(parser: argparse.ArgumentParser) -> None:
+    """How many tokens to draft."""
+    about = "most drafts of a step, or auto: by acceptance and cost as measured; by default the method's"
+    parser.add_argument("--draft-length", type=lambda text: text if text == "auto" else int(text), help=about)
+
+
 class Models:
     """The target, its tokenizer, and what drafters need."""
 
@@ -86,6 +94,13 @@ class Models:
                 return METHODS[name].make(self.kit)
         except UserError as error:
             raise UserError(f"method {name}: {error}") from error
+
+    def draft_length(self, name: str) -> int | FixedLength:
+        """A method's draft length; one that adapts begins anew."""
+        asked = self.args.draft_length
+        if asked == "auto":
+            return AdaptiveLength(LONGEST)
+        return METHODS[name].draft_length if asked is None else int(asked)
 
     def sampling(self, batch: int, temperature: float) -> Sampling:
         """The same for every request."""

@@ -93,7 +93,7 @@ class Comparison:
             if row.temperature == 0 or (own is not None and own.keeps_the_text):
                 want = self.runs[Case("plain", case.temperature, case.batch)][-1][1]
                 same = sum(a == b for a, b in zip(self.runs[case][-1][1], want, strict=True))
-                row.same_text = f"{same} of {len(want)}"
+                row.same_text = f"{same}/{len(want)}"
         return made
 
     def _run(
@@ -117,7 +117,7 @@ class Comparison:
                     seed=self.models.args.seed + start,
                     rule=method.rule,
                     max_new_tokens=new_tokens,
-                    draft_length=self.models.args.draft_length or method.draft_length,
+                    draft_length=self.models.draft_length(case.method),
                 )
             results.append(result)
         seconds = time.perf_counter() - started
@@ -160,7 +160,7 @@ class Comparison:
         requests = [request for result in results for request in result.statistics]
         steps = [step for r in requests for step in zip(r.drafted, r.accepted, strict=True)]
         looked_at = sum(min(d, a + 1) for d, a in steps)
-        row.tokens_per_step = count / len(steps)
+        row.tokens_per_step = (count - len(requests)) / max(len(steps), 1)
         batch_steps = sum(max(r.steps for r in result.statistics) for result in results)
         phases = results[0].seconds
         row.seconds = {phase: sum(r.seconds[phase] for r in results) / batch_steps for phase in phases}

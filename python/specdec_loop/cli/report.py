@@ -21,7 +21,7 @@ from .measure import RIVALS, Row
 COLUMNS = ("", "tokens/s", "speed-up", "per step", "accepted", "predicted", "ratio", "4-grams", "text")
 LEGEND = (
     "per step: tokens; predicted: tokens/s by theory from the acceptance and times of the same run, ratio: measured "
-    "to predicted; 4-grams: share of different ones; text: as plain decoding's"
+    "to predicted; 4-grams: share of different ones; text: how many are plain decoding's; law: their law is the same"
 )
 WIDTH = 110  # where there is no terminal, or a narrow one
 

@@ -78,21 +78,21 @@ class Drafter:
         return 1 + length
 
     def begin(self, text: Text, *, rule: str, sampling: Sampling, longest: int) -> None:
-        """Prepare for new texts, of which the prompts are there.
+        """Prepare for new texts: prompts, each with its first token, which the target said without a draft.
 
         Args:
-            text: to be continued.
+            text: to be continued; of at least two tokens each.
             rule: under which drafts will be verified.
             sampling: of the target.
             longest: no draft will be longer.
         """
 
     def prefill(self, text: Text, hidden: Tensor) -> None:
-        """Read the prompts' features; called after `begin` if any are wanted and any prompt has two tokens.
+        """Read the prompts' features; called after `begin` if any are wanted.
 
         Args:
-            text: its prompts.
-            hidden: ``[batch, longest - 1, features]``: of all tokens but a longest prompt's last.
+            text: the same as in `begin`.
+            hidden: ``[batch, longest - 1, features]``: of all tokens but each text's last.
         """
 
     def draft(self, text: Text, length: int) -> Draft:

@@ -68,7 +68,6 @@ class SuffixDecoding(Drafter):
         self._read = [0] * text.batch
         self._own = [_Suffixes(_Node(), self.depth) for _ in text.rows]
         self._others = [_Suffixes(self._past, self.depth) for _ in text.rows]
-        self._prompts = [len(row) for row in text.rows]
 
     def draft(self, text: Text, length: int) -> Draft:
         """Read what is new in each text, then follow its suffixes."""
@@ -84,7 +83,7 @@ class SuffixDecoding(Drafter):
 
     def end(self, text: Text) -> None:
         """Remember the continuations for later texts."""
-        for row, prompt in zip(text.rows, self._prompts, strict=True):
+        for row, prompt in zip(text.rows, text.prompts, strict=True):
             suffixes = _Suffixes(self._past, self.depth)
             for token in row[prompt:]:
                 suffixes.learn(token)

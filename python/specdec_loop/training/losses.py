@@ -28,7 +28,8 @@ def draft_model_loss(model: Any, ids: Tensor, teacher: Any) -> Tensor:
 
 def medusa_loss(heads: MedusaHeads, ids: Tensor, teacher: Any) -> Tensor:
     """Head i at token t learns the target's law at token t + 1 + i."""
-    logits, tokens = heads(teacher.hidden_states[-1]), ids.shape[1]
+    logits: Tensor = heads(teacher.hidden_states[-1])
+    tokens = ids.shape[1]
     total = logits.new_zeros((), dtype=torch.float32)
     for i in range(len(heads)):
         known = tokens - 1 - i

@@ -185,13 +185,11 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         lengths.changed(lengths.longest + most, is_even=False)
         for layer in self.layers:
             layer.written = 0
-        if lengths.exact.device.type == "cpu":
-            lengths.read()
         return result.status
 
     def know_lengths(self, lengths: Sequence[int]) -> None:
         """Be told what `lengths` holds by a host that knows it anyway: masks are then as narrow as they can be."""
-        self._lengths.changed(max(lengths), is_even=min(lengths) == max(lengths))
+        self._lengths.changed(max(lengths), is_even=min(lengths) == max(lengths), is_exact=True)
 
     def truncate(self, lengths: Tensor) -> None:
         """Keep at most `lengths`, int64 ``[batch]``, rows of each request, and none since the last commit."""

@@ -18,6 +18,8 @@ class Lengths:
         self.request = torch.arange(batch, device=device)[:, None]
         self.longest = 0  # no length exceeds it
         self.is_even = True  # the host knows that every length is `longest`
+        self.is_on_host = self.exact.device.type == "cpu"  # reading waits for nobody
+        self._is_loose = False  # reading may tell more
         self._slots: tuple[int, int, Tensor] | None = None  # of this forward: every layer asks for the same
 
     def slots(self, written: int, tokens: int) -> Tensor:
@@ -27,14 +29,20 @@ class Lengths:
             self._slots = written, tokens, self.exact[:, None] + offsets
         return self._slots[2]
 
-    def changed(self, longest: int, *, is_even: bool) -> None:
+    def changed(self, longest: int, *, is_even: bool, is_exact: bool = False) -> None:
         """Note what is known of new lengths."""
         self.longest, self.is_even, self._slots = longest, is_even, None
+        self._is_loose = self.is_on_host and not is_exact
+
+    def tighten(self) -> None:
+        """Read them if that costs nothing and nobody has told them."""
+        if self._is_loose:
+            self.read()
 
     def read(self) -> None:
         """Wait for the device and learn them."""
         shortest, longest = torch.stack(self.exact.aminmax()).tolist()
-        self.changed(longest, is_even=shortest == longest)
+        self.changed(longest, is_even=shortest == longest, is_exact=True)
 
 
 class TreeLayer(CacheLayerMixin):  # type: ignore[misc] # transformers has no types
@@ -86,6 +94,7 @@ class TreeLayer(CacheLayerMixin):  # type: ignore[misc] # transformers has no ty
 
     def reach(self, tokens: int) -> int:
         """Slots that `tokens` more rows may reach; reads the lengths only where their bound exceeds the capacity."""
+        self.lengths.tighten()
         if self.lengths.longest + self.written + tokens > self.capacity and not self.lengths.is_even:
             self.lengths.read()
         end = self.lengths.longest + self.written + tokens
@@ -99,6 +108,7 @@ class TreeLayer(CacheLayerMixin):  # type: ignore[misc] # transformers has no ty
 
     def get_seq_length(self) -> int:
         """Rows in the cache, where that is one number."""
+        self.lengths.tighten()
         if not self.lengths.is_even:
             raise ValueError(
                 "TreeCache: requests have lengths of their own: call the model with chain_inputs or tree_inputs, which "

@@ -66,7 +66,8 @@ def tree_attention(
     The tree's own keys and values are in the cache already, node j's at position L + j, as `compact_cache` assumes.
     Padding (a node without the root among its ancestors) attends nothing, and its rows are not read; nor are rows
     behind the last node, nor, with a window, those that it hides from all nodes, so their pages may be gone.
-    Sums are float32. A request's result has the same bits in any batch and slot.
+    Sums are float32; weights may be rounded to the values' dtype before they multiply them, as in flash attention. A
+    request's result has the same bits in any batch and slot.
 
     Args:
         query: float32, bfloat16 or float16 ``[batch, nodes, heads, dim]``, dense in its last axis; nodes <= 1024.
