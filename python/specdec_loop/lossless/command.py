@@ -127,10 +127,14 @@ def _command() -> str:
     return "python -m specdec_loop lossless " + " ".join(a for a in sys.argv[1:] if a != "lossless")
 
 
+def _hint(finding: Finding) -> str:
+    """A finding as it comes in; whether it passed is decided when the family is complete."""
+    passed = min(finding.fit.chi_square, finding.fit.g, finding.tokens_p) > 1e-6
+    return report.line({**finding.row(), "passed": passed})
+
+
 def _progress(done: int, total: int, finding: Finding) -> None:
-    row = finding.row()
-    row["passed"] = min(finding.fit.chi_square, finding.fit.g, finding.tokens_p) > 1e-6  # a hint; the family decides
-    print(f"{done:>4}/{total}  {report.line(row)}", flush=True)
+    print(f"{done:>4}/{total}  {_hint(finding)}", flush=True)
 
 
 def _inject(args: argparse.Namespace) -> int:
@@ -230,7 +234,7 @@ def _sampler(name: str, args: argparse.Namespace) -> Iterator[tuple[dict[str, An
     for case, table, length, filters in cases:
         if refusal(module, filters, table.vocab) is None:
             finding = Job("other", case, method, table, filters, args.texts, length, args.seconds).run()
-            print(report.line(finding.row()), flush=True)
+            print(_hint(finding), flush=True)
             note = _exact_bias(module, table, filters) if table is peaked and hasattr(module, "filtered") else ""
             yield {**blank, "case": case, "note": note}, finding
 
