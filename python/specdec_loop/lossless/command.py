@@ -235,14 +235,14 @@ def _sampler(name: str, args: argparse.Namespace) -> Iterator[tuple[dict[str, An
         if refusal(module, filters, table.vocab) is None:
             finding = Job("other", case, method, table, filters, args.texts, length, args.seconds).run()
             print(_hint(finding), flush=True)
-            note = _exact_bias(module, table, filters) if table is peaked and hasattr(module, "filtered") else ""
+            note = _exact_bias(module, table, filters) if table is peaked and hasattr(module, "filtered_logits") else ""
             yield {**blank, "case": case, "note": note}, finding
 
 
 def _exact_bias(module: Any, table: Table, filters: Filters) -> str:
     """What a sampler's filter keeps of a row, beside what is right."""
     law = [torch.tensor([filters[name]]) if name in filters else None for name in ("temperature", "top_k", "top_p")]
-    kept = module.filtered(table.target[:1, None], torch.ones(1) if law[0] is None else law[0], *law[1:])[0, 0]
+    kept = module.filtered_logits(table.target[:1, None], torch.ones(1) if law[0] is None else law[0], *law[1:])[0, 0]
     exact = processed(table.target[0], **filters)  # type: ignore[arg-type]
     bias = float((kept.double().softmax(-1) - exact).abs().sum() / 2)
     counts = int((kept > -torch.inf).sum()), int((exact > 0).sum())
