@@ -64,7 +64,7 @@ def _filtered(row: tuple[float, ...], top_k: int | None, top_p: float | None) ->
     return out[ROWS - 1].clone()
 
 
-def filtered(logits: Tensor, temperature: Tensor, top_k: Tensor | None, top_p: Tensor | None) -> Tensor:
+def filtered_logits(logits: Tensor, temperature: Tensor, top_k: Tensor | None, top_p: Tensor | None) -> Tensor:
     """Scaled logits [batch, row, vocab] with what the kernel drops at -inf."""
     scaled = logits.float() / temperature[:, None, None]
     rows, place = scaled.flatten(0, 1).unique(dim=0, return_inverse=True)
@@ -88,7 +88,7 @@ def verify_chain(
 
     assert min_p is None
     batch, draft = draft_ids.shape
-    p = filtered(target_logits, temperature, top_k, top_p).softmax(-1)
+    p = filtered_logits(target_logits, temperature, top_k, top_p).softmax(-1)
     q = scaled(draft_logits, temperature, top_k, top_p, None).softmax(-1)
     ids = draft_ids[..., None]
     ratio = p[:, :draft].gather(-1, ids).squeeze(-1) / q.gather(-1, ids).squeeze(-1)

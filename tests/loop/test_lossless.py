@@ -66,6 +66,12 @@ def test_p_values_of_a_fair_sampler_are_uniform_and_the_noise_is_the_predicted_o
         assert ratio == pytest.approx(1, abs=0.03)
 
 
+def test_mean_deviation_is_that_of_the_binomial() -> None:
+    for p, n in ((0.3, 5), (0.001, 7), (0.5, 4), (1.0, 3), (0.0, 3)):
+        exact = sum(math.comb(n, k) * p**k * (1 - p) ** (n - k) * abs(k / n - p) for k in range(n + 1))
+        assert float(goodness.mean_deviation(torch.tensor([p]).double(), n)[0]) == pytest.approx(exact)
+
+
 def test_holm_by_hand() -> None:
     assert goodness.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert goodness.holm([]) == []

@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,8 @@ from .family import (
     stream_jobs,
 )
 from .faults import FAULTS
-from .laws import flat_table, processed
-from .methods import METHODS, Method
+from .laws import Filters, Table, flat_table, processed
+from .methods import METHODS
 from .models import FOLDER, Pair, first_tokens, load, next_tokens
 from .samplers import load as load_sampler
 from .samplers import method_of, refusal
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         chosen = args.experiments or ([] if args.sampler else list(EXPERIMENTS))
         pair = load(args.target, args.draft) if ON_MODELS & set(chosen) else None
         result = _family(args, chosen, pair)
-        result["samplers"] = [row for name in args.sampler for row in _sampler(name, args)]
+        result["samplers"] = _samplers(args)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
@@ -127,10 +127,14 @@ def _command() -> str:
     return "python -m specdec_loop lossless " + " ".join(a for a in sys.argv[1:] if a != "lossless")
 
 
+def _hint(finding: Finding) -> str:
+    """A finding as it comes in; whether it passed is decided when the family is complete."""
+    passed = min(finding.fit.chi_square, finding.fit.g, finding.tokens_p) > 1e-6
+    return report.line({**finding.row(), "passed": passed})
+
+
 def _progress(done: int, total: int, finding: Finding) -> None:
-    row = finding.row()
-    row["passed"] = min(finding.fit.chi_square, finding.fit.g, finding.tokens_p) > 1e-6  # a hint; the family decides
-    print(f"{done:>4}/{total}  {report.line(row)}", flush=True)
+    print(f"{done:>4}/{total}  {_hint(finding)}", flush=True)
 
 
 def _inject(args: argparse.Namespace) -> int:
@@ -193,58 +197,56 @@ def peaked_row(peak: float, seed: int, vocab: int = 32_768, spread: float = 0.3)
     return law.log() + spread * torch.randn(vocab, generator=torch.Generator().manual_seed(seed))
 
 
-def _sampler(name: str, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Rows of the page about one sampler."""
-    module = load_sampler(name)
-    shown = {"name": f"{module.NAME} (`{name}`, {module.version()})"}
-    blank = {"draws": 0, "p": "", "variation": "", "note": ""}
-    reason = module.available()
-    if reason is not None:
-        print(f"not run  {name}: {reason}")
-        return [{**shown, **blank, "case": "", "verdict": "not run", "note": reason}]
-    method, tables = method_of(name), small_tables()
-    cases: list[tuple[str, Any, int, dict[str, float]]] = [
-        ("eight ids, two tokens", *tables["eight ids"], {}),
-        ("history of 3 ids, six tokens", *tables["history of 3 ids"], {}),
-        ("history of 3 ids, top-k", *tables["history of 3 ids"], SMALL["top-k"]),
-        ("history of 3 ids, top-p", *tables["history of 3 ids"], SMALL["top-p"]),
-    ]
-    peaked = flat_table(peaked_row(0.8, seed=0).expand(3, -1), peaked_row(0.7, seed=1).expand(3, -1))
-    cases.append(("peaked row of 32,768 ids, top-p 0.9", peaked, 1, {"top_p": 0.9}))
+def _samplers(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Rows of the page about other samplers, judged as one family."""
     torch.manual_seed(0)
+    asked = [row for name in args.sampler for row in _sampler(name, args)]
+    judge([finding for _, finding in asked if finding is not None])
     rows = []
-    for case, table, length, filters in cases:
-        if refusal(module, filters, table.vocab) is not None:
-            continue
-        rows.append({**shown, **_foreign(method, module, case, table, length, filters, args)})
-        said = rows[-1]
-        print(
-            f"{said['verdict']}  {name}: {case}, {said['draws']} draws, p {said['p']}, TV {said['variation']}",
-            flush=True,
-        )
+    for row, finding in asked:
+        if finding is not None:
+            row["verdict"] = "pass" if finding.passed else "biased"
+            row["draws"], row["p"] = finding.fit.draws, f"{finding.adjusted:.2g}"
+            row["variation"] = f"{finding.fit.variation:.3f} / {finding.fit.expected_variation:.3f}"
+        rows.append(row)
+        print(f"{row['verdict']}  {row['name']}: {row['case']}, p {row['p']}, TV {row['variation']} {row['note']}")
     return rows
 
 
-def _foreign(
-    method: Method, module: Any, case: str, table: Any, length: int, filters: dict[str, float], args: argparse.Namespace
-) -> dict[str, Any]:
-    wide = table.vocab > 1000
-    job = Job("other", case, method, table, filters, 2000 if wide else args.texts, length, args.seconds)
-    finding = job.run()
-    passed = judge([finding])
-    note = ""
-    if wide and hasattr(module, "filtered"):
-        law = [torch.tensor([filters[name]]) if name in filters else None for name in ("temperature", "top_k", "top_p")]
-        kept = module.filtered(table.target[:1, None], law[0] or torch.ones(1), law[1], law[2])[0, 0]
-        exact = processed(table.target[0], **filters)  # type: ignore[arg-type]
-        bias = float((kept.double().softmax(-1) - exact).abs().sum() / 2)
-        counts = int((kept > -torch.inf).sum()), int((exact > 0).sum())
-        note = f"keeps {counts[0]:,} ids where {counts[1]:,} are right: TV {bias:.4f} exactly"
-    return {
-        "case": case, "verdict": "pass" if passed else "biased", "draws": finding.fit.draws,
-        "p": f"{finding.adjusted:.2g}", "note": note,
-        "variation": f"{finding.fit.variation:.3f} / {finding.fit.expected_variation:.3f}",
-    }  # fmt: skip
+def _sampler(name: str, args: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Finding | None]]:
+    """What one sampler made of each case that is for it."""
+    module = load_sampler(name)
+    blank = {"name": f"{module.NAME} (`{name}`, {module.version()})", "draws": 0, "p": "", "variation": "", "note": ""}
+    reason = module.available()
+    if reason is not None:
+        yield {**blank, "case": "", "verdict": "not run", "note": reason}, None
+        return
+    method, tables = method_of(name), small_tables()
+    eight, history = tables["eight ids"], tables["history of 3 ids"]
+    peaked = flat_table(peaked_row(0.8, seed=0).expand(3, -1), peaked_row(0.7, seed=1).expand(3, -1))
+    cases: list[tuple[str, Table, int, Filters]] = [
+        ("eight ids, two tokens", *eight, {}),
+        ("history of 3 ids, six tokens", *history, {}),
+        ("history of 3 ids, top-k", *history, SMALL["top-k"]),
+        ("history of 3 ids, top-p", *history, SMALL["top-p"]),
+        ("peaked row of 32,768 ids, top-p 0.9", peaked, 1, {"top_p": 0.9}),
+    ]
+    for case, table, length, filters in cases:
+        if refusal(module, filters, table.vocab) is None:
+            finding = Job("other", case, method, table, filters, args.texts, length, args.seconds).run()
+            print(_hint(finding), flush=True)
+            note = _exact_bias(module, table, filters) if table is peaked and hasattr(module, "filtered_logits") else ""
+            yield {**blank, "case": case, "note": note}, finding
+
+
+def _exact_bias(module: Any, table: Table, filters: Filters) -> str:
+    """What a sampler's filter keeps of a row, beside what is right."""
+    law = [torch.tensor([filters[name]]) if name in filters else None for name in ("temperature", "top_k", "top_p")]
+    kept = module.filtered_logits(table.target[:1, None], torch.ones(1) if law[0] is None else law[0], *law[1:])[0, 0]
+    exact = processed(table.target[0], **filters)  # type: ignore[arg-type]
+    bias = float((kept.double().softmax(-1) - exact).abs().sum() / 2)
+    counts = int((kept > -torch.inf).sum()), int((exact > 0).sum())
+    return f"keeps {counts[0]:,} ids where {counts[1]:,} are right: TV {bias:.4f} exactly"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

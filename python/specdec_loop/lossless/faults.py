@@ -95,7 +95,7 @@ def coin_at_most(method: Method, step: Step) -> Verdict:
     coin = (random_words(step.noise, purpose="coin", index=torch.zeros(1, dtype=torch.int64))[:, 0] >> 8) * 2.0**-24
     x = step.token_ids[:, :1]
     p = processed(step.target[:, 0], **step.filters).gather(1, x)[:, 0]  # type: ignore[arg-type]
-    q = processed(step.draft[:, 0], **step.drafted).gather(1, x)[:, 0]  # type: ignore[arg-type]
+    q = processed(step.draft[:, 0], **step.filters).gather(1, x)[:, 0]  # type: ignore[arg-type]
     emitted, accepted = verify(method, step)
     wrong = (coin * q <= p) & (accepted == 0)
     emitted = torch.where(wrong[:, None], torch.cat([x, emitted[:, :1], emitted[:, 2:]], 1), emitted)

@@ -21,7 +21,7 @@ class Fit(NamedTuple):
         chi_square: p-value of Pearson's test.
         g: p-value of the G-test, 2 sum O ln(O / E).
         variation: total variation between the frequencies and the law.
-        expected_variation: what chance alone gives, sum sqrt(2 p (1 - p) / (pi N)) / 2.
+        expected_variation: what chance alone gives, sum E|f - p| / 2, see `mean_deviation`.
         deviation: sqrt(mean (f - p)^2) over the ids.
         expected_deviation: its prediction sqrt(mean p (1 - p) / N).
     """
@@ -79,9 +79,22 @@ def fit(counts: Tensor, law: Tensor) -> Fit:
     chi_p, g_p = (0.0, 0.0) if impossible else tails
     return Fit(
         int(draws), len(expected), chi_p, g_p, float(difference.abs().sum() / 2),
-        float((2 * noise / math.pi).sqrt().sum() / 2), float((difference**2).mean().sqrt()),
+        float(mean_deviation(law, float(draws)).sum() / 2), float((difference**2).mean().sqrt()),
         float(noise.mean().sqrt()),
     )  # fmt: skip
+
+
+def mean_deviation(p: Tensor, draws: float) -> Tensor:
+    """E|X / N - p| of binomial X, exactly: 2 (m + 1) C(N, m + 1) p^(m + 1) (1 - p)^(N - m) / N, m = floor(N p).
+
+    About sqrt(2 p (1 - p) / (pi N)) where N p is large (De Moivre).
+    """
+    inside = (p > 0) & (p < 1)
+    p = torch.where(inside, p, 0.5)
+    m, n = (draws * p).floor(), torch.full_like(p, draws)
+    log_choose = torch.lgamma(n + 1) - torch.lgamma(m + 2) - torch.lgamma(n - m)
+    log_mean = (m + 1).log() + log_choose + (m + 1) * p.log() + (n - m) * torch.log1p(-p)
+    return torch.where(inside, 2 * log_mean.exp() / draws, 0.0)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

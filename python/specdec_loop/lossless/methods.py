@@ -21,8 +21,7 @@ class Step(NamedTuple):
         token_ids: int64: a chain ``[batch, draft]``, -1 behind its end; a tree ``[batch, nodes]``, -1 at its root.
         target: logits of every node, ``[batch, draft + 1 or nodes, vocab]``.
         draft: the rows the candidates were drawn from, ``[batch, draft or nodes, vocab]``.
-        filters: of the target.
-        drafted: of the drafts, as the verifier is told.
+        filters: of the target, and of the drafts as far as the verifier knows.
         noise: of the step.
     """
 
@@ -30,7 +29,6 @@ class Step(NamedTuple):
     target: Tensor
     draft: Tensor
     filters: Filters
-    drafted: Filters
     noise: Noise
 
 
@@ -171,7 +169,7 @@ def decode_step(
         ids, rows = ids[:, 1:], rows[:, :-1]
         if method.keep is not None:
             ids = torch.where(method.keep(ids), ids, -1)
-    step = Step(ids.contiguous(), target, rows, filters, filters, named)
+    step = Step(ids.contiguous(), target, rows, filters, named)
     emitted, accepted = (method.verify or verify)(method, step)
     path = [context]
     for x in emitted.unbind(1):
@@ -183,8 +181,7 @@ def verify(method: Method, step: Step) -> Verdict:
     """By the kernels."""
     batch = len(step.token_ids)
     device = step.token_ids.device
-    sampling = sampling_of(step.filters, batch, device)
-    drafted = sampling_of(step.drafted, batch, device)
+    sampling = drafted = sampling_of(step.filters, batch, device)
     rows = step.draft if method.has_rows else None
     if method.is_chain:
         chain = verify_chain(

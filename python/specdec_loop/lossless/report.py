@@ -192,7 +192,7 @@ def _samplers(samplers: list[Row]) -> list[str]:
     return [
         "", "## Other samplers", "",
         "The same experiments on the code of others, as installed, called through `--sampler MODULE`",
-        "([the protocol](../python/specdec_loop/lossless/samplers.py)). A row is one family of its own.",
+        "([the protocol](../python/specdec_loop/lossless/samplers.py)). All rows are one family.",
         *table(["sampler", "case", "verdict", "draws", "least adjusted p", "TV / by chance", "note"], body),
     ]  # fmt: skip
 

@@ -35,10 +35,10 @@ class Over:
 
     def __call__(self, method: Method, step: Step) -> Verdict:
         """Verify a batch."""
-        batch = len(step.token_ids)
+        sampling = sampling_of(step.filters, len(step.token_ids))
         result = verify_chain(
-            step.token_ids, step.target, step.draft, sampling=sampling_of(step.filters, batch),
-            draft_sampling=sampling_of(step.drafted, batch), noise=step.noise, over_acceptance=self.epsilon,
+            step.token_ids, step.target, step.draft, sampling=sampling,
+            draft_sampling=sampling, noise=step.noise, over_acceptance=self.epsilon,
             rejected_from=self.rejected_from,
         )  # fmt: skip
         return result.token_ids, result.num_accepted
@@ -98,7 +98,7 @@ def measure(name: str, target: Tensor, draft: Tensor, epsilon: float, residual: 
         noise = Noise(seed, torch.zeros_like(seed), torch.zeros_like(seed))
         rows = draft.expand(n, -1)
         ids = sample(rows, sampling=sampling_of({}, n), noise=noise, purpose="draft").token_ids
-        step = Step(ids, target.expand(n, 2, -1), rows[:, None], {}, {}, noise)
+        step = Step(ids, target.expand(n, 2, -1), rows[:, None], {}, noise)
         emitted, kept = Over(epsilon, RESIDUALS[residual])(Method("", "ratio", (1,)), step)
         counts += torch.bincount(emitted[:, 0], minlength=len(p))
         accepted += int(kept.sum())
