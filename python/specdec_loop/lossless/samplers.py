@@ -10,7 +10,7 @@ A sampler is a module with
 * optional ``supports(case)`` with `Case` below: None, or why not; a refused batch is handed over in requests of one;
 * optional ``propose(draft_logits [batch, vocab]) -> ids [batch]``: how the drafter that belongs to it draws, where that
   is not a draw from the law it is verified with;
-* optional ``filtered_logits(logits [batch, row, vocab], temperature, top_k, top_p)``: its filtered logits, for an exact bias.
+* optional ``filtered_logits(logits [batch, row, vocab], temperature, top_k, top_p)``: for the exact bias of its filter.
 """
 
 from __future__ import annotations
