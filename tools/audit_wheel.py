@@ -83,7 +83,7 @@ def main() -> None:
     faults = [fault for wheel in wheels for fault in faults_of_wheel(wheel)]
     if faults:
         sys.exit("\n".join(faults))
-    print("  abi3, two packages, no symbol beyond the stable ABIs")
+    print("  abi3, three packages, no symbol beyond the stable ABIs")
 
 
 if __name__ == "__main__":
