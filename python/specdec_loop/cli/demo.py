@@ -18,8 +18,8 @@ FOLDER = Path("build/demo")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """How long it may take, and where the numbers go."""
     parser.add_argument("--temperature", nargs="+", type=float, default=[0.0, 0.7, 1.0])
-    parser.add_argument("--count", type=int, default=4, help="prompts")
-    parser.add_argument("--max-new-tokens", type=int, default=96)
+    parser.add_argument("--count", type=int, default=2, help="prompts")
+    parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=1, help="each case is given its median")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where demo.json and demo.png go")
     parser.set_defaults(batch=[1], prompts=None, prompt_tokens=64, draft_length=None)
