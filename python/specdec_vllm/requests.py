@@ -38,14 +38,12 @@ class Batch(NamedTuple):
         draft_sampling: the law its drafts are drawn from: the same, but the temperature alone where vLLM verifies.
         seed: int64 ``[batch]``.
         others: bool ``[batch]``, requests that vLLM serves; None: there are none.
-        any_served: whether there is anything to do here.
     """
 
     sampling: Sampling
     draft_sampling: Sampling
     seed: Tensor
     others: Tensor | None
-    any_served: bool
 
 
 def reason_against(params: Any) -> str | None:
@@ -64,18 +62,18 @@ def reason_against(params: Any) -> str | None:
     return next((reason for reason, is_wanted in wants.items() if is_wanted), None)
 
 
-def warn_once(reason: str) -> None:
-    """Say it when the first request is left to vLLM for this reason."""
+def leave(reason: str) -> None:
+    """Count a request that is left to vLLM, and say so of the first for this reason."""
     if not fallbacks[reason]:
         logger.warning("specdec_kernels: requests with %s are left to vLLM's own sampler", reason)
+    fallbacks[reason] += 1
 
 
 def describe(request_id: str, params: Any, engine_seed: int) -> Request:
     """A request's seed and who serves it. Without a seed it gets one that every rank of the engine agrees on."""
     reason = reason_against(params)
     if reason is not None:
-        warn_once(reason)
-        fallbacks[reason] += 1
+        leave(reason)
     if params is not None and params.seed is not None:
         return Request(params.seed, reason is None)
     digest = hashlib.blake2b(f"{engine_seed} {request_id}".encode(), digest_size=7).digest()
@@ -135,4 +133,4 @@ def read(runner: Any, metadata: Any) -> Batch | None:
             None if least is None else least.masked_fill(others, 0.0),
         )
     seed = torch.tensor([r.seed for r in requests], dtype=torch.int64).to(device, non_blocking=True)
-    return Batch(sampling, draft_sampling, seed, others, any(r.is_served for r in requests))
+    return Batch(sampling, draft_sampling, seed, others)

@@ -16,7 +16,7 @@ from torch import Tensor
 from specdec_kernels import Noise, Sampling, sample, verify_chain
 
 from .patch import replace
-from .requests import GREEDY, fallbacks, reason_against, warn_once
+from .requests import GREEDY, leave, reason_against
 
 RAW = (None, "log-probabilities")  # reasons that do not matter here: raw log-probabilities need no processed logits
 
@@ -39,8 +39,7 @@ def added(theirs: Callable[..., Any], sampler: Any, index: int, params: Any) -> 
     reason = reason_against(params)
     is_others = reason not in RAW or needs_processed(sampler)
     if is_others:
-        warn_once(reason or "processed logits")
-        fallbacks[reason or "processed logits"] += 1
+        leave(reason or "processed logits")
     others_of(sampler)[index] = is_others
 
 
