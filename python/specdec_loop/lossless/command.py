@@ -124,7 +124,7 @@ def _family(args: argparse.Namespace, chosen: Sequence[str], pair: Pair | None) 
 
 def _command() -> str:
     """As it was typed."""
-    return "python -m specdec_loop lossless " + " ".join(a for a in sys.argv[1:] if a != "lossless")
+    return "python -m specdec_loop.lossless " + " ".join(a for a in sys.argv[1:] if a != "lossless")
 
 
 def _hint(finding: Finding) -> str:
