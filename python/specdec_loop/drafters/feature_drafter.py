@@ -38,11 +38,12 @@ class FeatureDrafter(Drafter):
         self._is_drawn, self._law = rule in DRAWN_RULES, self.sampling or sampling
         follows_law = self._is_drawn or rule == "match"
         self._race = with_runners_up(self._law if follows_law else Sampling(temperature=torch.zeros(text.batch)), text)
-        some = next(self.head.parameters())
+        some, capacity = next(self.head.parameters()), text.tokens.shape[1] + self._rows(longest)
+        self.head.reach(capacity)
         self._cache = TreeCache(
             self.head.config,
             batch=text.batch,
-            capacity=text.tokens.shape[1] + self._rows(longest),
+            capacity=capacity,
             dtype=some.dtype,
             device=some.device,
         )
@@ -72,25 +73,26 @@ class FeatureDrafter(Drafter):
         self._tokens = text.tokens.gather(1, place.clamp(max=text.tokens.shape[1] - 1))
 
     def _run_pairs(self) -> tuple[Tensor, Tensor]:
-        """Run the new pairs; their last features ``[batch, 1, hidden]`` and its node ``[batch, 1]``."""
+        """Run the new pairs; their last features ``[batch, 1, hidden]`` and its row ``[batch, 1]``."""
         chain = torch.arange(self._tokens.shape[1], device=self._tokens.device)
-        self._parents = torch.where((chain < self._new[:, None]) | (chain == 0), chain - 1, -1)
-        inputs = self._cache.tree_inputs(self._parents)
-        out = self.head(
-            self._tokens, self._features, inputs["position_ids"], inputs["attention_mask"], inputs["past_key_values"]
-        )
+        parents = torch.where((chain < self._new[:, None]) | (chain == 0), chain - 1, -1)
+        self._inputs = self._cache.tree_inputs(parents)
+        out = self._run(self._tokens, self._features)
         last = (self._new - 1).clamp(min=0)[:, None]
         return out.gather(1, last[:, :, None].expand(-1, -1, out.shape[2])), last
 
     def _run_nodes(self, token_ids: Tensor, features: Tensor, parents: Tensor) -> tuple[Tensor, Tensor]:
-        """Run drafted tokens behind rows of this step; the next features and the nodes' numbers, ``[batch, nodes]``."""
-        first, count = self._parents.shape[1], token_ids.shape[1]
-        self._parents = torch.cat([self._parents, parents], 1)
-        inputs = self._cache.tree_inputs(self._parents)
-        out = self.head(
+        """Run drafted tokens whose parents are rows of the last run; the next features and their rows."""
+        self._inputs = self._cache.child_inputs(self._inputs, parents)
+        rows = torch.arange(token_ids.shape[1], device=parents.device).expand_as(parents)
+        return self._run(token_ids, features), rows
+
+    def _run(self, token_ids: Tensor, features: Tensor) -> Tensor:
+        inputs = self._inputs
+        out: Tensor = self.head(
             token_ids, features, inputs["position_ids"], inputs["attention_mask"], inputs["past_key_values"]
         )
-        return out, torch.arange(first, first + count, device=parents.device).expand_as(parents)
+        return out
 
     def _draw(self, logits: Tensor, text: Text, ahead: int, count: int, ranks: Tensor) -> tuple[Tensor, Tensor]:
         """The `count` best ids of a race on each row.
@@ -107,11 +109,14 @@ class FeatureDrafter(Drafter):
             their log-probabilities at temperature 1.
         """
         batch, rows = logits.shape[:2]
-        noise = text.noise(ahead)
+        noise, law = text.noise(ahead), self._race
+        if rows > 1:
+            noise = Noise(*(None if x is None else x.repeat_interleave(rows) for x in noise))  # type: ignore[arg-type]
+            law = Sampling(*(None if x is None else x.repeat_interleave(rows) for x in law))
         drawn = sample(
             logits.flatten(0, 1),
-            sampling=Sampling(*(None if x is None else x.repeat_interleave(rows) for x in self._race)),
-            noise=Noise(*(None if x is None else x.repeat_interleave(rows) for x in noise)),  # type: ignore[arg-type]
+            sampling=law,
+            noise=noise,
             purpose="draft" if self._is_drawn else "target",
             num_samples=count,
             lane=ranks.repeat(batch) if self._is_drawn else 0,

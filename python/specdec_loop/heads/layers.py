@@ -7,7 +7,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention, silu
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+GROWING = ("dynamic", "longrope")  # rotary tables that change with the length of the text
 
 
 class Attention(nn.Module):
@@ -17,7 +19,8 @@ class Attention(nn.Module):
         """Take heads and sizes from a Llama configuration, and the width of the input."""
         super().__init__()
         self.dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        queries, keys = config.num_attention_heads * self.dim, config.num_key_value_heads * self.dim
+        self.heads = config.num_attention_heads
+        queries, keys = self.heads * self.dim, config.num_key_value_heads * self.dim
         bias = bool(getattr(config, "attention_bias", False))
         self.q_proj = nn.Linear(inputs, queries, bias=bias)
         self.k_proj = nn.Linear(inputs, keys, bias=bias)
@@ -27,13 +30,21 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor | None, cache: Any) -> Tensor:
         """Attend; without a mask causally."""
         shape = (*x.shape[:2], -1, self.dim)
-        query, key, value = (p(x).view(shape).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
-        query, key = apply_rotary_pos_emb(query, key, *rotary)
+        turned = rotate(torch.cat([self.q_proj(x), self.k_proj(x)], -1).view(shape), rotary).transpose(1, 2)
+        query, key = turned.split([self.heads, turned.shape[1] - self.heads], 1)
+        value = self.v_proj(x).view(shape).transpose(1, 2)
         if cache is not None:
             key, value = cache.update(key, value, 0)
         out = scaled_dot_product_attention(query, key, value, mask, is_causal=mask is None, enable_gqa=True)
         attended: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
         return attended
+
+
+def rotate(x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
+    """Turn heads ``[batch, nodes, heads, dim]`` by their nodes' angles: Llama's halves, not pairs."""
+    cosine, sine = rotary
+    low, high = x.chunk(2, -1)
+    return x * cosine + torch.cat([-high, low], -1) * sine
 
 
 class FeedForward(nn.Module):
@@ -78,8 +89,11 @@ class FeatureHead(nn.Module):
         super().__init__()
         self.config, self.levels = config, self.final
         self.token_map: Tensor | None = None
-        # In a tuple they are no part of this module: neither saved nor cast with it.
-        self._shared, self._rotary = (shared,), (LlamaRotaryEmbedding(config),)
+        self._shared = (shared,)  # in a tuple it is no part of this module: neither saved nor cast with it
+        rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+        if rope in GROWING:
+            raise ValueError(f"{type(self).__name__}: rope_type must be one whose angles are fixed, got {rope!r}")
+        self._turns: tuple[Tensor, Tensor] | None = None
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Embeddings of target ids; an id below 0 is shown as 0."""
@@ -105,11 +119,26 @@ class FeatureHead(nn.Module):
             token_ids: ``[batch, nodes]``, each the token after its feature.
             features: ``[batch, nodes, hidden]``.
             position_ids: ``[batch or 1, nodes]``.
-            mask: boolean ``[batch, 1, nodes, keys]``; None: causal.
+            mask: as SDPA takes it, ``[batch, 1, nodes, keys]``; None: causal.
             cache: of transformers' kind; its layer 0 is used.
         """
-        rotary = self._rotary[0](features, position_ids)
-        return self.step(self.embed(token_ids), features, rotary, mask, cache)
+        cosine, sine = (table[position_ids][:, :, None].to(features.dtype) for table in self._angles(features.device))
+        return self.step(self.embed(token_ids), features, (cosine, sine), mask, cache)
+
+    def reach(self, positions: int) -> None:
+        """Get ready for texts of so many positions; without it for as many as the configuration names."""
+        if self._turns is None or len(self._turns[0]) < positions:
+            cosine, sine = LlamaRotaryEmbedding(self.config)(torch.empty(0), torch.arange(positions)[None])
+            self._turns = cosine[0], sine[0]
+
+    def _angles(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of each position, float32."""
+        if self._turns is None:
+            self.reach(self.config.max_position_embeddings)
+        assert self._turns is not None
+        if self._turns[0].device != device:
+            self._turns = self._turns[0].to(device), self._turns[1].to(device)
+        return self._turns
 
     def step(
         self, embedded: Tensor, features: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor | None, cache: Any

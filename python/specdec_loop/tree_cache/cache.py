@@ -14,7 +14,7 @@ from specdec_kernels import CacheLayout, compact_cache, rollback, tree_mask
 from .layer import Lengths, TreeLayer, fail
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
-MASKS = {"sdpa": "bool", "eager": "additive"}  # format of a 4-D mask, by attention implementation
+MASKED = ("sdpa", "eager")  # attention implementations that take a 4-D mask
 FLAGGED = -2  # a num_accepted that the ops flag and leave alone
 
 
@@ -118,14 +118,39 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         done, lengths = self._written(), self._lengths
         if parents.shape[1] <= done:
             fail("parents", f"of more than the {done} nodes in the cache", list(parents.shape))
-        size, form = self._reach(parents.shape[1] - done), self._mask_format()
+        size, dtype = self._reach(parents.shape[1] - done), self._mask_dtype()
         masks = {
             kind: tree_mask(
-                parents, past=lengths.exact, window=window, format=form, dtype=self.layers[0].dtype, size=size
+                parents, past=lengths.exact, window=window, format="additive", dtype=dtype, size=size
             ).mask[:, :, done:]
             for kind, window in self._windows.items()
         }
         return self._inputs(lengths.exact[:, None] + depth[:, done:], masks)
+
+    def child_inputs(self, inputs: dict[str, Any], rows: Tensor) -> dict[str, Any]:
+        """What a forward of nodes needs whose parents are all rows of the last forward: cheaper than `tree_inputs`.
+
+        A node attends what its parent attends, and itself.
+
+        Args:
+            inputs: of the last forward, from `tree_inputs` or from here.
+            rows: int64 ``[batch, nodes]``: which of its rows is each node's parent.
+
+        Returns:
+            As `tree_inputs`.
+
+        Raises:
+            ValueError: a sliding window, which parent and child do not share, or too small a capacity.
+        """
+        if any(self._windows.values()):
+            fail("child_inputs", "called for layers without a sliding window", self._windows)
+        done, size = self._written(), self._reach(rows.shape[1])
+        slots = self._lengths.slots(done, rows.shape[1])[:, None, :, None]
+        before = inputs["attention_mask"]
+        seen = before.gather(2, rows[:, None, :, None].expand(-1, -1, -1, before.shape[3]))
+        hidden = torch.finfo(before.dtype).min
+        mask = torch.nn.functional.pad(seen, (0, size - before.shape[3]), value=hidden).scatter_(3, slots, 0.0)
+        return self._inputs(inputs["position_ids"].gather(1, rows) + 1, {"full_attention": mask})
 
     def chain_inputs(self, tokens: int) -> dict[str, Any]:
         """What a forward of `tokens` tokens a request, each behind the one before it, needs besides them.
@@ -134,24 +159,23 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
             tokens: how many, a host int.
 
         Returns:
-            Keyword arguments as of `tree_inputs`; past_key_values alone while all requests have the same length, for
-            then the model makes the rest as well.
+            Keyword arguments as of `tree_inputs`; past_key_values alone where the model needs no mask, for all requests
+            have the same length and run one token, or are empty.
 
         Raises:
             ValueError: as `tree_inputs`.
         """
-        size = self._reach(tokens)
-        if self._lengths.is_even:
+        size, lengths = self._reach(tokens), self._lengths
+        done = self._written()
+        if lengths.is_even and (tokens == 1 or lengths.longest + done == 0):
             return {"past_key_values": self}
-        slots = self._lengths.slots(self._written(), tokens)
+        slots = lengths.slots(done, tokens)
         key, query = torch.arange(size, device=slots.device), slots[:, None, :, None]
+        shown = torch.zeros((), dtype=self._mask_dtype(), device=slots.device)
         masks = {}
         for kind, window in self._windows.items():
             seen = (key <= query) & (key > query - window) if window else key <= query
-            if self._mask_format() == "additive":
-                zero = torch.zeros((), dtype=self.layers[0].dtype, device=slots.device)
-                seen = torch.where(seen, zero, torch.finfo(zero.dtype).min)
-            masks[kind] = seen
+            masks[kind] = torch.where(seen, shown, torch.finfo(shown.dtype).min)
         return self._inputs(slots, masks)
 
     def commit(self, num_accepted: Tensor, path: Tensor | None = None, *, zero_tail: bool = False) -> Tensor:
@@ -259,11 +283,13 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         layer = next((layer for layer in self.layers if layer.is_initialized), self.layers[0])
         return int(layer.reach(tokens))
 
-    def _mask_format(self) -> str:
+    def _mask_dtype(self) -> torch.dtype:
+        """Of an additive mask, which SDPA takes as it is; a boolean one it would convert in every layer."""
         implementation = self._config._attn_implementation
-        if implementation not in MASKS:
-            fail("attn_implementation", " or ".join(MASKS) + ": others take no 4-D mask", implementation)
-        return MASKS[implementation]
+        if implementation not in MASKED:
+            fail("attn_implementation", " or ".join(MASKED) + ": others take no 4-D mask", implementation)
+        dtype: torch.dtype = self.layers[0].dtype
+        return dtype
 
     def _inputs(self, positions: Tensor, masks: dict[str, Tensor]) -> dict[str, Any]:
         """A model whose layers are all of one kind takes one mask, another one a mask for each kind."""
