@@ -13,8 +13,9 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from . import loop
 from .machine import ROOT
-from .results import FOLDER, TRAFFIC
+from .results import FOLDER, LOOP, TRAFFIC
 
 README = ROOT / "README.md"
 CHART = ROOT / "docs" / "speed.png"
@@ -36,7 +37,7 @@ Row = dict[str, Any]
 
 def result_files() -> list[Path]:
     """Committed results, GPUs first."""
-    found = [p for p in FOLDER.glob("*.json") if p != TRAFFIC]
+    found = [p for p in FOLDER.glob("*.json") if p not in (TRAFFIC, LOOP)]
     return sorted(found, key=lambda p: (not is_gpu(json.loads(p.read_text())), p.name))
 
 
@@ -119,7 +120,7 @@ def generate(files: list[Path]) -> str:
     for file in files:
         content = json.loads(file.read_text())
         lines += ["", words(content), *table(content)]
-    return "\n".join([*lines, *traffic_table(), END])
+    return "\n".join([*lines, *loop.table(), *traffic_table(), END])
 
 
 def traffic_table() -> list[str]:

@@ -14,6 +14,7 @@ from .machine import ROOT, commit, machine, slug, versions
 
 FOLDER = Path(__file__).parent / "results"
 TRAFFIC = FOLDER / "traffic.json"
+LOOP = FOLDER / "loop.json"
 
 
 def path() -> Path:

@@ -50,7 +50,7 @@ class AdaptiveLength(FixedLength):
             raise ValueError(f"AdaptiveLength: memory >= 1 and cost >= 0 expected, got {memory} and {cost}")
         self._fade, self._cost = 1 - 1 / memory, cost
         self._looked_at, self._accepted = 2.0, 1.0  # as if of two candidates one had been accepted
-        self._draft_seconds = self._other_seconds = 0.0
+        self._sums = [0.0] * 6  # over steps: 1, length, its square, seconds after drafting, their product, of a draft
 
     @property
     def acceptance(self) -> float:
@@ -59,10 +59,16 @@ class AdaptiveLength(FixedLength):
 
     @property
     def cost(self) -> float:
-        """Time of one draft token in units of a step without drafts."""
+        """Time of one draft token, drafted and verified, in units of a step without drafts."""
         if self._cost is not None:
             return self._cost
-        return self._draft_seconds / self._other_seconds if self._other_seconds else 0.1
+        steps, lengths, squares, others, products, drafts = self._sums
+        if not others:
+            return 0.1
+        spread = steps * squares - lengths**2
+        slope = (steps * products - lengths * others) / spread if spread > 1e-6 else 0.0
+        slope = min(max(slope, 0.0), 0.5 * others / lengths)  # of few steps a line may say anything
+        return (drafts + slope * steps) / (others - slope * lengths)
 
     def next(self) -> int:
         """Length of the next step's drafts."""
@@ -81,5 +87,5 @@ class AdaptiveLength(FixedLength):
         self._accepted = self._fade * self._accepted + sum(accepted)
         if longest := max(drafted, default=0):
             others = sum(spent for phase, spent in seconds.items() if phase != "draft")
-            self._draft_seconds = self._fade * self._draft_seconds + seconds["draft"] / longest
-            self._other_seconds = self._fade * self._other_seconds + others
+            new = 1.0, longest, longest**2, others, longest * others, seconds["draft"] / longest
+            self._sums = [self._fade * old + value for old, value in zip(self._sums, new, strict=True)]

@@ -14,14 +14,16 @@ from specdec_loop.theory import optimal_draft
 SECONDS = {"draft": 0.0, "target": 1.0, "verify": 0.0, "commit": 0.0}
 
 
-def simulate(lengths: AdaptiveLength, rate: float, cost: float, steps: int = 400) -> list[int]:
-    """Lengths chosen where each candidate is accepted with `rate` and costs `cost` target forwards."""
+def simulate(
+    lengths: AdaptiveLength, rate: float, cost: float, steps: int = 400, verifying: float = 0.0
+) -> list[int]:
+    """Lengths chosen where each candidate is accepted with `rate` and costs `cost` target forwards, or more."""
     g = torch.Generator().manual_seed(0)
     chosen = []
     for _ in range(steps):
         chosen.append(length := lengths.next())
         accepted = int((torch.rand(length, generator=g) < rate).long().cumprod(0).sum())
-        lengths.update([length], [accepted], {**SECONDS, "draft": cost * length})
+        lengths.update([length], [accepted], {**SECONDS, "draft": cost * length, "verify": verifying * length})
     return chosen
 
 
@@ -29,6 +31,13 @@ def simulate(lengths: AdaptiveLength, rate: float, cost: float, steps: int = 400
 def test_it_finds_the_optimal_length(rate: float, cost: float) -> None:
     best = int(optimal_draft(rate, cost, longest=12))
     chosen = simulate(AdaptiveLength(12, memory=200), rate, cost)[-100:]
+    assert sum(chosen) / 100 == pytest.approx(max(best, 1), abs=1)
+
+
+@pytest.mark.parametrize(("rate", "cost", "verifying"), [(0.9, 0.05, 0.1), (0.7, 0.1, 0.2), (0.8, 0.0, 0.1)])
+def test_the_time_to_verify_a_token_counts(rate: float, cost: float, verifying: float) -> None:
+    best = int(optimal_draft(rate, cost + verifying, longest=12))
+    chosen = simulate(AdaptiveLength(12, memory=200), rate, cost, verifying=verifying)[-100:]
     assert sum(chosen) / 100 == pytest.approx(max(best, 1), abs=1)
 
 

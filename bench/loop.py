@@ -1,0 +1,79 @@
+"""python -m bench.loop: every decoding method on the repository's models, for README's table and docs/loop.png.
+
+It takes about ten minutes on two cores. `python -m bench.report` puts the numbers into README.md.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from specdec_loop.cli import main as specdec_loop
+
+from .machine import ROOT, commit, machine, versions
+from .results import LOOP, write
+
+CHART = ROOT / "docs" / "loop.png"
+SETTINGS = ["--temperature", "0", "0.7", "1", "--batch", "1", "8", "--count", "8", "--max-new-tokens", "96", "--rivals"]
+ABOUT = (
+    "Tokens/s of whole calls on held-out code, 64 tokens of prompt and 96 new ones; medians of three rounds in which "
+    "all take turns. *Speed-up*: beside plain decoding of the same loop. *Theory*: measured speed over the one "
+    "predicted from the acceptance and the times of the same run. *Rest*: share of a step in verify and commit. "
+    "*4-grams*: share of different ones in the text; small models repeat themselves when greedy, which flatters "
+    "copying. *Text*: how many texts are plain decoding's; *law*: their law is the same (`make lossless`)."
+)
+HEAD = "| {} | tokens/s | speed-up | tokens/step | accepted | theory | rest | 4-grams | text |"
+
+
+def main() -> None:
+    """Measure by the command line that users have, and keep what it wrote."""
+    status = specdec_loop(["compare", *SETTINGS, *sys.argv[1:], "--json", str(LOOP), "--png", str(CHART)])
+    if status:
+        sys.exit(status)
+    measured = json.loads(LOOP.read_text())
+    settings = {key: measured["settings"][key] for key in ("temperature", "batch", "count", "max_new_tokens", "rounds")}
+    facts = {"machine": machine(), "versions": versions(), "commit": commit(), "settings": settings}
+    write(LOOP, {**facts, "rows": measured["rows"]})
+
+
+def table() -> list[str]:
+    """Markdown, a table for each batch and temperature."""
+    if not LOOP.exists():
+        return []
+    content = json.loads(LOOP.read_text())
+    facts, shown = content["machine"], ", ".join(f"{k} {v}" for k, v in content["versions"].items())
+    where = facts.get("gpu") or f"{facts['cpu']}, {facts['cores']} cores"
+    lines = ["", f"**Decoding on the repository's models**, {where} ({shown}; commit {content['commit']}); "]
+    lines += ["`python -m bench.loop`", "", ABOUT, "", f"![Decoding methods]({CHART.relative_to(ROOT)})"]
+    for batch, temperature in dict.fromkeys((row["batch"], row["temperature"]) for row in content["rows"]):
+        kind = "greedy" if temperature == 0 else f"temperature {temperature:g}"
+        lines += ["", HEAD.format(f"{kind}, batch {batch}"), "|---|" + "--:|" * 8]
+        for row in content["rows"]:
+            if (row["batch"], row["temperature"]) == (batch, temperature):
+                lines.append(f"| {' | '.join([row['method'], *cells(row)])} |")
+    return lines
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    """Of one method."""
+
+    def number(value: float | None, form: str) -> str:
+        return "" if value is None else format(value, form)
+
+    predicted, phases = row["predicted_tokens_per_second"], row["seconds"]
+    rest = (phases["verify"] + phases["commit"]) / sum(phases.values()) if phases else None
+    return [
+        number(row["tokens_per_second"], ".0f"),
+        number(row["speedup"], ".2f"),
+        number(row["tokens_per_step"], ".2f"),
+        number(row["acceptance"], ".2f"),
+        number(row["tokens_per_second"] / predicted if predicted else None, ".2f"),
+        number(rest, ".1%"),
+        number(row["distinct"], ".2f"),
+        row["same_text"] or ("law" if predicted else ""),
+    ]
+
+
+if __name__ == "__main__":
+    main()
