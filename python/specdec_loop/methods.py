@@ -113,4 +113,5 @@ METHODS = {
     "eagle2": Method("... a tree that grows where it promises", lambda kit: EagleDynamicTree(kit.eagle)),
     "eagle3": Method("features of three depths", lambda kit: EagleDynamicTree(kit.eagle3)),
     "mtp": Method("features, a chain", lambda kit: HeadChain(kit.mtp)),
+    "mtp-block": Method("... block verification", lambda kit: HeadChain(kit.mtp), "block"),
 }  # fmt: skip

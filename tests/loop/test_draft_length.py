@@ -14,9 +14,7 @@ from specdec_loop.theory import optimal_draft
 SECONDS = {"draft": 0.0, "target": 1.0, "verify": 0.0, "commit": 0.0}
 
 
-def simulate(
-    lengths: AdaptiveLength, rate: float, cost: float, steps: int = 400, verifying: float = 0.0
-) -> list[int]:
+def simulate(lengths: AdaptiveLength, rate: float, cost: float, steps: int = 400, verifying: float = 0.0) -> list[int]:
     """Lengths chosen where each candidate is accepted with `rate` and costs `cost` target forwards, or more."""
     g = torch.Generator().manual_seed(0)
     chosen = []

@@ -23,6 +23,7 @@ from specdec_loop import (
     generate,
 )
 from specdec_loop.drafters import Draft, Drafter, Outcome
+from specdec_loop.drafters.base import Confidence
 from specdec_loop.stops import Stops
 from specdec_loop.text import Text
 
@@ -159,6 +160,7 @@ def test_retrieval_drafts_the_most_frequent_beginnings() -> None:
         lambda: Lookahead(level=1),
         lambda: Lookahead(window=0),
         lambda: Lookahead(pool=1),
+        lambda: DraftModel(None, confidence=1.0),
         lambda: IndependentDrafts(None, chains=0),
         lambda: Retrieval(Datastore.build([[1]]), candidates=0),
     ],
@@ -192,6 +194,25 @@ def test_a_smaller_vocabulary_leaves_the_law_alone(rule: str) -> None:
     drafter = DraftModel(tiny(2, vocab=3), token_map=torch.tensor([3, 0, 2]).int())
     result = generate(tiny(0), drafter, rule=rule, **many())
     assert surprise(result.tokens, law(tiny(0), 1.0)) > FALSE_ALARM
+
+
+@pytest.mark.parametrize("rule", ["ratio", "block"])
+def test_chains_that_end_where_they_are_unsure_leave_the_law_alone(rule: str) -> None:
+    result = generate(tiny(0), DraftModel(tiny(1), confidence=0.2), rule=rule, draft_length=3, **many())
+    assert surprise(result.tokens, law(tiny(0), 1.0)) > FALSE_ALARM
+    assert {r.drafted[0] for r in result.statistics} == {2, 3}
+
+
+def test_a_chain_ends_behind_the_token_at_which_its_chance_falls() -> None:
+    confidence, sure, unsure = Confidence(0.5), torch.tensor([9.0, 0.0]), torch.tensor([0.2, 0.0])
+    ids = torch.arange(12).view(3, 4)
+    assert not confidence.is_lost(torch.stack([sure, unsure, sure]), None)
+    assert not confidence.is_lost(torch.stack([sure, unsure, unsure]), torch.tensor([1.0, 1.0, 0.0]))
+    assert not confidence.is_lost(torch.stack([sure, sure, unsure]), None)
+    assert confidence.cut(ids).tolist() == [[0, 1, 2, 3], [4, 5, -1, -1], [8, 9, 10, -1]]
+    assert confidence.is_lost(torch.zeros(3, 2), None)
+    confidence.begin()
+    assert confidence.cut(ids) is ids
 
 
 @pytest.mark.parametrize("length", [1, 3])

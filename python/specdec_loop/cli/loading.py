@@ -76,7 +76,9 @@ class Models:
         torch.set_num_threads(args.threads)
         transformers.utils.logging.disable_progress_bar()
         transformers.utils.logging.set_verbosity_error()
-        if args.device == "cpu":  # keys of grouped queries are then not repeated where there is a mask: a tenth of a step
+        if (
+            args.device == "cpu"
+        ):  # keys of grouped queries are then not repeated where there is a mask: a tenth of a step
             os.environ.setdefault("TRANSFORMERS_SDPA_FORCE_GQA", "1")
         self.args = args
         self.target = self._model("--target", args.target)

@@ -114,6 +114,47 @@ class NoDrafter(Drafter):
         return Draft(torch.empty(text.batch, 0, dtype=torch.int64, device=text.tokens.device))
 
 
+class Confidence:
+    """Ends a chain early: behind the token at which its likeliest path has a chance below `least`.
+
+    It looks at the draft's rows, never at the tokens drawn from them, and at each request alone: no rule is biased and
+    no text depends on the others of its batch. Whether all chains have ended is read from the device.
+    """
+
+    def __init__(self, least: float) -> None:
+        """Set the bound; 0: chains have their full length, and nothing waits.
+
+        Raises:
+            ValueError: not in [0, 1).
+        """
+        if not 0 <= least < 1:
+            raise ValueError(f"confidence must be in [0, 1), got {least}")
+        self.least = least
+        self._chances: list[Tensor] = []
+
+    def begin(self) -> None:
+        """A new draft."""
+        self._chances.clear()
+
+    def is_lost(self, logits: Tensor, temperature: Tensor | None) -> bool:
+        """Whether all chains end behind the tokens that are drawn from these logits ``[batch, vocab]``."""
+        if self.least == 0:
+            return False
+        scaled = logits.float()
+        if temperature is not None:
+            scaled = scaled / torch.where(temperature > 1e-3, temperature, 1.0)[:, None]
+        chance = scaled.log_softmax(-1).amax(-1).exp()
+        self._chances.append(chance * self._chances[-1] if self._chances else chance)
+        return bool((self._chances[-1] < self.least).all())
+
+    def cut(self, token_ids: Tensor) -> Tensor:
+        """Chains ``[batch, draft]`` with -1 behind their ends."""
+        if len(self._chances) < 2 or token_ids.shape[1] < 2:
+            return token_ids
+        is_behind = torch.stack(self._chances, 1)[:, : token_ids.shape[1] - 1] < self.least
+        return token_ids.masked_fill(torch.nn.functional.pad(is_behind, (1, 0)), -1)
+
+
 def padded(drafts: Sequence[Sequence[int]], length: int, device: torch.device) -> Tensor:
     """Chains that the host made, int64 ``[batch, length]``, -1 behind their ends; nothing waits for the copy."""
     rows = [[*draft, *[-1] * (length - len(draft))] for draft in drafts]

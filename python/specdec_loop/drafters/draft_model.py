@@ -11,7 +11,7 @@ from specdec_kernels import Sampling, sample
 
 from ..text import Text
 from ..tree_cache import TreeCache
-from .base import ARGMAX_RULES, Draft, Drafter, Outcome
+from .base import ARGMAX_RULES, Confidence, Draft, Drafter, Outcome
 
 
 class DraftModel(Drafter):
@@ -25,7 +25,9 @@ class DraftModel(Drafter):
     a single token drafts nothing in its first step.
     """
 
-    def __init__(self, model: Any, *, sampling: Sampling | None = None, token_map: Tensor | None = None) -> None:
+    def __init__(
+        self, model: Any, *, sampling: Sampling | None = None, token_map: Tensor | None = None, confidence: float = 0.0
+    ) -> None:
         """Draft with `model`.
 
         Args:
@@ -33,8 +35,10 @@ class DraftModel(Drafter):
             sampling: of the drafts; None: the target's.
             token_map: int32 ``[draft_vocab]``: target id of each of the model's ids, where the vocabularies differ. A
                 target id that has none is shown to the model as its id 0.
+            confidence: end a draft where its chance falls below, see `Confidence`.
         """
         self.model, self.sampling, self.token_map = model, sampling, token_map
+        self._confidence = Confidence(confidence)
         if token_map is not None:
             self._sorted, self._column = token_map.long().sort()
 
@@ -61,6 +65,7 @@ class DraftModel(Drafter):
         """One forward a token."""
         self._cache.know_lengths([max(end - 2, 0) for end in text.ends])
         rows, drawn, new = [], [], text.last(2)
+        self._confidence.begin()
         for ahead in range(length):
             inputs = self._cache.chain_inputs(new.shape[1])
             rows.append(self.model(self._known(new), **inputs, logits_to_keep=1).logits[:, -1])
@@ -69,7 +74,11 @@ class DraftModel(Drafter):
                 sample(rows[-1], sampling=self._law, noise=noise, purpose=self._purpose, token_map=self.token_map)
             )
             new = drawn[-1].token_ids
-        ids = torch.cat([d.token_ids for d in drawn], 1).masked_fill(text.lengths[:, None] < 2, -1)
+            if self._confidence.is_lost(rows[-1], self._law.temperature):
+                break
+        ids = self._confidence.cut(torch.cat([d.token_ids for d in drawn], 1)).masked_fill(
+            text.lengths[:, None] < 2, -1
+        )
         if not self._needs_law:
             return Draft(ids)
         stats = torch.stack([d.logsumexp for d in drawn], 1), torch.stack([d.threshold for d in drawn], 1)

@@ -10,7 +10,7 @@ from specdec_kernels import Noise, Sampling, gather_nodes, sample
 from ..heads import FeatureHead
 from ..text import Text
 from ..tree_cache import TreeCache
-from .base import Drafter, Outcome
+from .base import Confidence, Drafter, Outcome
 
 DRAWN_RULES = ("ratio", "block", "recursive", "traversal")  # their drafts are drawn from the head's law
 COLD = 1e-4  # a temperature so low that a race is won by the largest logits, in their order
@@ -24,14 +24,16 @@ class FeatureDrafter(Drafter):
     tells the first drafts. Drafted nodes hang from that row and are dropped at the next commit.
     """
 
-    def __init__(self, head: FeatureHead, *, sampling: Sampling | None = None) -> None:
+    def __init__(self, head: FeatureHead, *, sampling: Sampling | None = None, confidence: float = 0.0) -> None:
         """Draft with `head`.
 
         Args:
             head: on the target's device.
             sampling: of drafts that are drawn, or that race with the target's noise; None: the target's.
+            confidence: end a chain where its chance falls below, see `Confidence`.
         """
         self.head, self.sampling, self.features = head, sampling, head.levels
+        self._confidence = Confidence(confidence)
 
     def begin(self, text: Text, *, rule: str, sampling: Sampling, longest: int) -> None:
         """Make the cache; `prefill` brings the prompts."""

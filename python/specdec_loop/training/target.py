@@ -45,7 +45,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--batch", type=int, default=BATCH, help="windows of a step")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--compile", action="store_true", help="torch.compile: three times as fast, one minute to begin")
+    parser.add_argument(
+        "--compile", action="store_true", help="torch.compile: three times as fast, one minute to begin"
+    )
     parser.add_argument("--bfloat16", action="store_true", help="autocast: faster where the processor has AMX")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint")
     train(parser.parse_args(arguments))

@@ -120,9 +120,9 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
             fail("parents", f"of more than the {done} nodes in the cache", list(parents.shape))
         size, dtype = self._reach(parents.shape[1] - done), self._mask_dtype()
         masks = {
-            kind: tree_mask(
-                parents, past=lengths.exact, window=window, format="additive", dtype=dtype, size=size
-            ).mask[:, :, done:]
+            kind: tree_mask(parents, past=lengths.exact, window=window, format="additive", dtype=dtype, size=size).mask[
+                :, :, done:
+            ]
             for kind, window in self._windows.items()
         }
         return self._inputs(lengths.exact[:, None] + depth[:, done:], masks)

@@ -76,11 +76,11 @@ class TreeLayer(CacheLayerMixin):  # type: ignore[misc] # transformers has no ty
         for name, states, buffer in (("keys", key_states, self.keys), ("values", value_states, self.values)):
             self._check(name, states, (buffer.shape[0], buffer.shape[1], tokens, buffer.shape[3]))
             if self.lengths.is_even:
-                buffer[:, :, end - tokens : end] = states
+                buffer.narrow(2, end - tokens, tokens).copy_(states)
             else:
                 buffer[self.lengths.request, :, self.lengths.slots(self.written, tokens)] = states.transpose(1, 2)
         self.written += tokens
-        return self.keys[:, :, :end], self.values[:, :, :end]
+        return self.keys.narrow(2, 0, end), self.values.narrow(2, 0, end)
 
     def _check(self, name: str, states: Tensor, shape: tuple[int, ...]) -> None:
         if states.shape != shape:
