@@ -84,19 +84,12 @@ class Tree(NamedTuple):
 
 
 def best_tree(now: Measured, budget: int) -> Tree:
-    """The fastest static tree of at most `budget` nodes (Sequoia's dynamic program over every depth).
+    """The fastest static tree of at most `budget` nodes (Sequoia's dynamic program).
 
     A level of a tree is one forward of the drafter, whatever its width, and verification takes `verify_time`.
     """
-    best = Tree([-1], 1.0, now.speed(0))
-    for depth in range(1, budget):
-        parents, tokens = theory.best_tree(now.children, budget, depth)
-        speed = tokens / (depth * now.draft_time + now.verify_time)
-        if speed > best.speed:
-            best = Tree(parents, tokens, speed)
-        if len(levels(parents)) <= depth:
-            break  # deeper trees are the same tree
-    return best
+    parents, tokens, time = theory.fastest_tree(now.children, budget, now.draft_time, lambda _: now.verify_time)
+    return Tree(parents, tokens, 1 / time)
 
 
 def levels(parents: Sequence[int]) -> list[int]:

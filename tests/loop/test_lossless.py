@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -13,21 +11,20 @@ import torch
 from cases import FILTERS
 
 from specdec_kernels import Sampling, residual_probs, use_backend
-from specdec_loop.cli import lossless as command
-from specdec_loop.cli import main
 from specdec_loop.drafters import DraftModel
-from specdec_loop.lossless import goodness, report
+from specdec_loop.lossless import goodness
 from specdec_loop.lossless.acceptance import accepted_ids, expected_tokens, recursive_ids
 from specdec_loop.lossless.experiments import Finding, decode, follow, judge
-from specdec_loop.lossless.family import Job, caught, impossible, run_all, small_tables, stream_jobs
+from specdec_loop.lossless.family import Job, impossible, run_all, small_tables, stream_jobs
 from specdec_loop.lossless.faults import FAULTS, coins_of_zero
 from specdec_loop.lossless.laws import constant_table, flat_table, joint_counts, joint_law, processed, random_table
 from specdec_loop.lossless.methods import METHODS, Method
 from specdec_loop.lossless.models import BORROWED, Pair, first_tokens, next_tokens, read
+from specdec_loop.lossless.others import judged, other_jobs
 from specdec_loop.lossless.rejections import as_table, improvement, observe, random_chain
 from specdec_loop.lossless.samplers import Foreign, load, method_of
 from specdec_loop.lossless.texts import compare, jobs, texts_of, written
-from specdec_loop.lossless.tradeoff import duels, example, front, measure, output_law, win_rates
+from specdec_loop.lossless.tradeoff import duels, front, measure, output_law, win_rates
 from specdec_loop.methods import METHODS as LOOP
 from specdec_loop.theory import batch_rejections, over_acceptance, with_replacement, without_replacement
 
@@ -273,6 +270,14 @@ def test_transformers_gemma4_path_is_found_biased() -> None:
     assert found.fit.variation > 0.2
 
 
+def test_rows_of_other_samplers_hold_their_verdict() -> None:
+    rows, jobs_ = other_jobs("bench.samplers.transformers_gemma4", 200, 5.0)
+    found = [jobs_[0].run(), *(replace(jobs_[0], method=BY_NAME["ratio"]).run() for _ in rows[1:])]
+    missing = {"name": "absent", "case": "", "verdict": "not run", "note": "it is not installed"}
+    verdicts = [row["verdict"] for row in judged([missing, *rows], found)]
+    assert verdicts == ["not run", "biased", *["pass"] * (len(rows) - 1)]
+
+
 # --- Yin et al.
 
 
@@ -333,77 +338,6 @@ def test_batch_decoding_rejects_as_often_as_the_theorems_say() -> None:
     assert improvement(torch.tensor([0.3, 0.7]), torch.tensor([0.9, 0.1]), 5, 20_000) == pytest.approx(
         0.20634, abs=0.02
     )
-
-
-# --- the commands
-
-
-def test_the_command_passes_what_is_right_and_writes_json_and_page(tmp_path: Path) -> None:
-    words = ["--experiments", "streams", "--method", "ratio", "--texts", "200", "--workers", "1"]
-    paths = ["--json", str(tmp_path / "run.json"), "--page", str(tmp_path / "page.md")]
-    assert main(["lossless", *words, *paths]) == 0
-    run = json.loads((tmp_path / "run.json").read_text())
-    assert len(run["findings"]) == 17
-    assert run["timings"]["streams"] > 0
-    assert "| ratio | pass | 16 |" in (tmp_path / "page.md").read_text()
-
-
-def test_the_command_shows_a_biased_sampler_in_its_page_and_exit_status(tmp_path: Path) -> None:
-    words = ["lossless", "--sampler", "bench.samplers.transformers_gemma4", "--texts", "200", "--workers", "1"]
-    assert main(words) == 1
-    assert main([*words, "--page", str(tmp_path / "page.md")]) == 0
-    assert "history of 3 ids, top-k | biased | 200 |" in (tmp_path / "page.md").read_text()
-
-
-def test_an_injected_fault_gives_exit_status_one(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["lossless", "--inject", "target-residual", "--texts", "1000", "--workers", "1"]) == 1
-    assert capsys.readouterr().out.strip().endswith("caught")
-    assert main(["lossless", "--inject", "g7", "--workers", "1"]) == 1
-    assert not judge(caught(next(f for f in FAULTS if f.name == "g7"), 1))
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--experiments", "first"], "holds no config.json"),
-        (["--sampler", "no.such.module"], "must be a module that imports"),
-    ],
-)
-def test_mistakes_are_said_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
-) -> None:
-    assert main(["lossless", "--target", str(tmp_path), *words]) == 2
-    said = capsys.readouterr().err
-    assert message in said
-    assert said.count("\n") == 1
-
-
-def test_figures_are_drawn_and_the_page_shows_them(tmp_path: Path, pair: Pair) -> None:
-    pytest.importorskip("matplotlib", reason="figures need matplotlib (requirements/dev.txt)")
-    parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
-    args = parser.parse_args(["--method", "ratio", "--experiments", "faults"])
-    plan = command.Plan(args, [], pair)
-    ratio = replace(BY_NAME["ratio"], widths=(1,))
-    table = first_tokens(pair, pair.prompts[0])
-    plan.groups["first"] = [Job("first token", "prompt 1", ratio, table, {}, 300, 1)] * 4
-    plan.groups["front"] = [replace(place, draws=100) for place in front(example(), 100)]
-    run = plan.result([job.run() for group in plan.groups.values() for job in group])
-    run |= {"drawn": plan.draw(tmp_path), "seconds": 1.0}
-    page = report.page(run, "figures")
-    for name in ("first_tokens", "proof", "front"):
-        assert (tmp_path / f"{name}.png").stat().st_size > 10_000
-        assert f"](figures/{name}.png)" in page
-    assert "rejections.png" not in page
-
-
-@pytest.mark.slow  # simulated texts, and six figures: five seconds
-def test_theory_figures_are_drawn(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="figures need matplotlib (requirements/dev.txt)")
-    words = ["--folder", str(tmp_path), "--texts", "20", "--draws", "1000", "--workers", "1"]
-    assert main(["theory", "figures", *words, "--json", str(tmp_path / "numbers.json")]) == 0
-    assert {path.stem for path in tmp_path.glob("*.png")} == {"rejections", "batch_improvement", "pareto"}
-    assert len(json.loads((tmp_path / "numbers.json").read_text())["front"]) == 12
 
 
 def test_flat_tables_begin_anew() -> None:
