@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--method", action="append", choices=[m.name for m in METHODS], help="only these; repeatable")
     parser.add_argument("--samples", type=int, default=1_000_000, help="first tokens of a prompt and method")
     parser.add_argument("--filtered", type=int, default=50_000, help="the same with filters, on the first prompt")
-    parser.add_argument("--texts", type=int, default=30_000, help="texts of a stream or a joint law")
+    parser.add_argument("--texts", type=int, default=20_000, help="texts of a stream or a joint law")
     parser.add_argument("--inject", choices=[f.name for f in FAULTS], help="break the sampler: exit status 1 if caught")
     parser.add_argument("--sampler", action="append", default=[], help="module of another sampler; repeatable")
     parser.add_argument("--seconds", type=float, default=30.0, help="most of an experiment on another sampler")
