@@ -109,15 +109,16 @@ def levels(parents: Sequence[int]) -> list[int]:
 def measured(run: dict[str, Any], method: str | None = None) -> Measured:
     """From the JSON of a run.
 
-    Either what `compare --json` writes: of the first row of the method (of the first that drafts) its acceptance, by
-    child too, and its seconds of a step by phase. Or what `generate` reports: ``drafted`` and ``accepted`` (a number a
+    Either what `compare --json` writes: of the first row of the method (of the first that drafts) its acceptance by
+    child, and its seconds of a step by phase. Or what `generate` reports: ``drafted`` and ``accepted`` (a number a
     step) and ``seconds`` by phase of all steps.
     """
     try:
         if "rows" in run:
             row = next(r for r in run["rows"] if r["acceptance"] is not None and method in (None, r["method"]))
-            acceptance, seconds, steps = row["acceptance"], row["seconds"], 1
-            drafts, children = len(row["acceptance_by_position"]), tuple(row["acceptance_by_child"])
+            seconds, steps, drafts = row["seconds"], 1, len(row["acceptance_by_position"])
+            children = tuple(row["acceptance_by_child"])
+            acceptance = children[0]  # of a chain; that of a tree, any child, is their sum
         else:
             drafted, accepted, seconds = run["drafted"], run["accepted"], run["seconds"]
             looked_at = sum(min(d, a + 1) for d, a in zip(drafted, accepted, strict=True))
@@ -128,6 +129,6 @@ def measured(run: dict[str, Any], method: str | None = None) -> Measured:
     except StopIteration as error:
         names = ", ".join(dict.fromkeys(r["method"] for r in run["rows"] if r["acceptance"] is not None))
         raise ValueError(f"--run holds no method {method or 'that drafts'}: it has {names or 'none'}") from error
-    except (KeyError, TypeError, ZeroDivisionError, ValueError) as error:
+    except (IndexError, KeyError, TypeError, ZeroDivisionError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise ValueError(f"--run must hold acceptance and seconds of a run with drafts ({reason})") from error

@@ -50,9 +50,11 @@ def test_numbers_of_a_comparison() -> None:
     seconds = {"draft": 0.4, "target": 1.0, "verify": 0.1, "commit": 0.1}
     row = {"method": "medusa", "acceptance": 0.6, "acceptance_by_position": [0.7, 0.5],
            "acceptance_by_child": [0.4, 0.2], "seconds": seconds}  # fmt: skip
-    run = {"rows": [{"method": "plain", "acceptance": None}, row, {**row, "method": "other", "acceptance": 0.9}]}
+    run = {
+        "rows": [{"method": "plain", "acceptance": None}, row, {**row, "method": "other", "acceptance_by_child": [0.9]}]
+    }
     found = measured(run)
-    assert found[:3] == pytest.approx((0.6, 0.2, 1.2))
+    assert found[:3] == pytest.approx((0.4, 0.2, 1.2))
     assert found.children == (0.4, 0.2)
     assert measured(run, "other").acceptance == 0.9
     with pytest.raises(ValueError, match="holds no method absent: it has medusa, other"):
