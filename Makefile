@@ -4,7 +4,7 @@
 #   make check       formatters, linters, types; make format mends what can be mended
 #   make wheel       one cp310-abi3 wheel in dist/, its symbols audited; make smoke: run it in an empty environment
 #   make test-engines  the plug-in inside real vLLM, in an environment of its own (3 GB; its first run installs for minutes)
-#   make lossless    every method held against the target's law, every known fault injected: docs/losslessness.md
+#   make lossless    every method held against the target's law, every known fault injected; make losslessness-page: docs/
 #   make compile     every kernel for every GPU, without one; make sanitize, make traffic, make bench, make clean
 # TORCH=existing uses the torch of $(PYTHON) instead of installing the pinned one.
 PYTHON ?= python3
@@ -96,16 +96,13 @@ SAMPLERS := $(addprefix --sampler bench.rivals.,eager lazy hf vllm_v1 vllm_mrv2 
   $(addprefix --sampler bench.samplers.,transformers_gemma4 vllm_top_p)
 
 lossless: $(BUILT)
-	$(PIP) install -r requirements/bench.txt
-	$(BIN)/python -m specdec_loop.lossless
-	$(BIN)/python -m specdec_loop.lossless.theory_command figures
+	$(BIN)/python -m specdec_loop lossless
 
 # Without a GPU the Triton kernels of others are interpreted.
 losslessness-page: $(BUILT)
-	$(PIP) install -r requirements/bench.txt
 	TRITON_INTERPRET=$$($(BIN)/python -c "import torch; print(int(not torch.cuda.is_available()))") \
-	  $(BIN)/python -m specdec_loop.lossless --page docs/losslessness.md --figures docs/lossless \
-	  --experiments first next streams texts faults tradeoff $(SAMPLERS)
+	  $(BIN)/python -m specdec_loop lossless --page docs/losslessness.md --figures docs/lossless \
+	  --experiments first next streams texts faults tradeoff batch $(SAMPLERS)
 
 clean:
 	rm -rf $(VENV) $(ENGINES) build dist *.egg-info specdec_kernels/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -139,8 +139,8 @@ def generate(
         with _naming(drafter, "commit"):
             drafter.commit(text, Outcome(logits, kept, path, hidden))
         running = [b for b in range(text.batch) if not text.is_finished[b]]
-        new, (_, drafted, accepted) = text.read(  # the one wait for the device
-            verdict.token_ids, verdict.status, kept, _offered(draft), verdict.num_accepted
+        new, (_, drafted, accepted, *children) = text.read(  # the one wait for the device
+            verdict.token_ids, verdict.status, kept, _offered(draft), verdict.num_accepted, *_children(draft, path)
         )
         cache.know_lengths([end - 1 for end in text.ends])
         clock.mark("commit")
@@ -148,6 +148,7 @@ def generate(
         for b in running:
             statistics[b].drafted.append(drafted[b])
             statistics[b].accepted.append(accepted[b])
+            statistics[b].children += [rank[b] for rank in children[: accepted[b]]] if children else [0] * accepted[b]
             statistics[b].tokens += len(new[b])
             statistics[b].seconds = elapsed
             if streamer is not None:
@@ -247,6 +248,15 @@ def _offered(draft: Draft) -> Tensor:
         return (draft.token_ids >= 0).sum(1)
     ids, parents = _candidates(draft)
     return torch.where(ids >= 0, tree_layout(parents).depth, 0).amax(1)
+
+
+def _children(draft: Draft, path: Tensor | None) -> Sequence[Tensor]:
+    """Of a tree: which child of its parent each node of a path is, ``[batch]`` a depth."""
+    if path is None:
+        return ()
+    _, parents = _candidates(draft)
+    elder = (parents[:, :, None] == parents[:, None, :]).tril(-1).sum(2)
+    return elder.gather(1, path.clamp(min=0).long()).unbind(1)
 
 
 def _collect(text: Text, statistics: list[RequestStatistics], clock: Clock, *, has_logprobs: bool) -> Generation:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,12 +19,14 @@ class RequestStatistics:
     Attributes:
         drafted: candidates offered in each step: length of the chain, depth of the tree.
         accepted: how many of them in a row were accepted in each step.
+        children: which child of its parent each accepted candidate was, 0 the first, of all steps; in chains always 0.
         tokens: tokens of the text, without the prompt; fewer than accepted and drawn where a stop or the limit cut.
         seconds: from the end of the prefill to the end of the request's last step.
     """
 
     drafted: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
+    children: list[int] = field(default_factory=list)
     tokens: int = 0
     seconds: float = 0.0
 
@@ -60,6 +62,17 @@ def acceptance_by_position(steps: Iterable[tuple[int, int]]) -> list[float]:
     places = range(max((d for d, _ in steps), default=0))
     looked_at = [[a > i for d, a in steps if min(d, a + 1) > i] for i in places]
     return [sum(position) / len(position) for position in looked_at if position]
+
+
+def acceptance_by_child(children: Sequence[int], looked_at: int) -> list[float]:
+    """Probability that the first, second, .. child of a node is the accepted one, of the nodes looked at.
+
+    Example:
+        >>> from specdec_loop.statistics import acceptance_by_child
+        >>> acceptance_by_child([0, 0, 1, 0], 6)
+        [0.5, 0.16666666666666666]
+    """
+    return [children.count(rank) / looked_at for rank in range(max(children, default=0) + 1)]
 
 
 class Clock:

@@ -249,6 +249,7 @@ def test_the_streamer_is_given_every_token_once(name: str) -> None:
     for count, request in zip(accepted, result.statistics, strict=True):
         drawn = TOKENS - 1 - count  # the first token came with the prompt
         assert drawn in (request.steps, request.steps - 1)  # the last step may be cut before its draw
+        assert len(request.children) == sum(request.accepted)
 
 
 @pytest.mark.parametrize("name", [None, "draft model", "lookahead"])

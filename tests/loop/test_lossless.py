@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -13,18 +11,21 @@ import torch
 from cases import FILTERS
 
 from specdec_kernels import Sampling, residual_probs, use_backend
-from specdec_loop.lossless import command, goodness, theory_command
+from specdec_loop.drafters import DraftModel
+from specdec_loop.lossless import goodness
 from specdec_loop.lossless.acceptance import accepted_ids, expected_tokens, recursive_ids
 from specdec_loop.lossless.experiments import Finding, decode, follow, judge
-from specdec_loop.lossless.family import Job, caught, impossible, run_all, small_tables, stream_jobs
+from specdec_loop.lossless.family import Job, impossible, run_all, small_tables, stream_jobs
 from specdec_loop.lossless.faults import FAULTS, coins_of_zero
 from specdec_loop.lossless.laws import constant_table, flat_table, joint_counts, joint_law, processed, random_table
 from specdec_loop.lossless.methods import METHODS, Method
 from specdec_loop.lossless.models import BORROWED, Pair, first_tokens, next_tokens, read
+from specdec_loop.lossless.others import judged, other_jobs
 from specdec_loop.lossless.rejections import as_table, improvement, observe, random_chain
 from specdec_loop.lossless.samplers import Foreign, load, method_of
-from specdec_loop.lossless.texts import compare, written
-from specdec_loop.lossless.tradeoff import front, measure, output_law, win_rates
+from specdec_loop.lossless.texts import compare, jobs, texts_of, written
+from specdec_loop.lossless.tradeoff import duels, front, measure, output_law, win_rates
+from specdec_loop.methods import METHODS as LOOP
 from specdec_loop.theory import batch_rejections, over_acceptance, with_replacement, without_replacement
 
 BY_NAME = {method.name: method for method in METHODS}
@@ -214,10 +215,22 @@ def test_first_tokens_and_joint_laws_of_a_model_pass(pair: Pair) -> None:
     assert judge([job.run() for job in jobs])
 
 
-def test_texts_of_the_loop_equal_plain_texts(pair: Pair) -> None:
-    found = compare(pair, written(pair, 3, 4), 8)
-    assert all(text.passed for text in found), [text.method for text in found if not text.passed]
-    assert {text.prompts for text in found} == {3}
+@pytest.mark.parametrize("mode", ["greedy", "seeded"])
+def test_texts_of_the_loop_equal_plain_texts(pair: Pair, mode: str) -> None:
+    prompts = written(pair, 3, 4)
+    plain, _ = texts_of(pair, None, prompts, 8, mode, "match")
+    found = compare(pair, prompts, plain, DraftModel(pair.draft), "match", mode, "draft model")
+    assert found.passed and (found.prompts, found.tokens) == (3, 24)
+    wrong = [[(x + 1) % 64 for x in text] for text in plain]
+    assert compare(pair, prompts, wrong, DraftModel(pair.draft), "match", mode, "").different == 3
+
+
+def test_every_method_of_the_loop_is_held_against_plain_decoding() -> None:
+    listed = [(job.method, job.mode) for job in jobs(None, None, None, 1, 1)]
+    assert {name for name, _ in listed} == set(LOOP) - {"plain"}
+    assert {name for name, mode in listed if mode == "seeded"} == {
+        name for name, method in LOOP.items() if method.keeps_the_text and name != "plain"
+    }
 
 
 def test_a_draft_model_without_an_embedding_borrows_the_targets(pair: Pair, tmp_path: Path) -> None:
@@ -257,6 +270,14 @@ def test_transformers_gemma4_path_is_found_biased() -> None:
     assert found.fit.variation > 0.2
 
 
+def test_rows_of_other_samplers_hold_their_verdict() -> None:
+    rows, jobs_ = other_jobs("bench.samplers.transformers_gemma4", 200, 5.0)
+    found = [jobs_[0].run(), *(replace(jobs_[0], method=BY_NAME["ratio"]).run() for _ in rows[1:])]
+    missing = {"name": "absent", "case": "", "verdict": "not run", "note": "it is not installed"}
+    verdicts = [row["verdict"] for row in judged([missing, *rows], found)]
+    assert verdicts == ["not run", "biased", *["pass"] * (len(rows) - 1)]
+
+
 # --- Yin et al.
 
 
@@ -276,15 +297,34 @@ def test_over_acceptance_lies_on_the_front() -> None:
     law, rejected = output_law(torch.tensor([0.0, 1.0]), torch.tensor([0.4, 0.6]), 0.9, "OPT")
     assert law.tolist() == [0, 1]  # what the target excludes is refused whatever epsilon
     assert rejected == pytest.approx(0.4)
-    assert len(front({"a": (P.log(), Q.log())}, 100)) == 12
+    places = front({"a": (P.log(), Q.log())}, 100)
+    assert len(places) == 12
+    assert places[0].run()[0].draws == 100
 
 
 def test_win_rates_of_a_draft_that_is_the_target_are_even() -> None:
     table = random_table(3, 3, 4)
     same = table._replace(draft=table.target)
-    for row in win_rates([same] * 4, {}, length=3, pairs=200):
+    found = [duels(same, {}, length=3, pairs=200, number=number) for number in range(4)]
+    for row in win_rates(found, pairs=200, length=3):
         assert row.rejected_opt == row.rejected_uno == 0
+        assert row.bias_opt == pytest.approx(0, abs=1e-6)
+        assert row.exact == pytest.approx(0.5, abs=1e-6)
         assert row.opt == pytest.approx(0.5, abs=0.1)
+
+
+def test_win_rates_are_those_of_the_exact_laws() -> None:
+    """False-alarm rate 1e-4 for each of eight numbers; OPT is nearer to the target, and the exact law says so."""
+    table = random_table(4, 3, 8, 2.0)
+    found = [duels(table, {"top_k": 3}, length=3, pairs=2000, number=number) for number in range(2)]
+    for row in win_rates(found, pairs=2000, length=3):
+        assert row.p_value > 1e-4, row
+        assert row.bias_opt < row.bias_uno
+    by_hand = duels(constant_table(P, Q), {}, length=1, pairs=2, number=0)[0]  # one token, epsilon 0.1
+    opt, uno = output_law(P, Q, 0.1, "OPT")[0], output_law(P, Q, 0.1, "UNO")[0]
+    above = (P[:, None] > P).double() + 0.5 * (P[:, None] == P)
+    assert by_hand.exact == pytest.approx(float(opt @ above @ uno))
+    assert by_hand.bias[0] == pytest.approx(float(over_acceptance(P, Q, 0.1).bias), abs=1e-6)
 
 
 def test_batch_decoding_rejects_as_often_as_the_theorems_say() -> None:
@@ -298,50 +338,6 @@ def test_batch_decoding_rejects_as_often_as_the_theorems_say() -> None:
     assert improvement(torch.tensor([0.3, 0.7]), torch.tensor([0.9, 0.1]), 5, 20_000) == pytest.approx(
         0.20634, abs=0.02
     )
-
-
-# --- the commands
-
-
-def arguments(*words: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
-    return parser.parse_args(words)
-
-
-def test_the_command_passes_what_is_right_and_writes_json_and_page(tmp_path: Path) -> None:
-    words = ["--experiments", "streams", "--method", "ratio", "--texts", "200", "--workers", "1"]
-    paths = ["--json", str(tmp_path / "run.json"), "--page", str(tmp_path / "page.md")]
-    assert command.run(arguments(*words, *paths)) == 0
-    run = json.loads((tmp_path / "run.json").read_text())
-    assert len(run["findings"]) == 17
-    assert "| ratio | pass | 16 |" in (tmp_path / "page.md").read_text()
-
-
-def test_an_injected_fault_gives_exit_status_one(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.run(arguments("--inject", "target-residual", "--texts", "1000", "--workers", "1")) == 1
-    assert capsys.readouterr().out.strip().endswith("caught")
-    assert command.run(arguments("--inject", "g7", "--workers", "1")) == 1
-    assert not judge(caught(next(f for f in FAULTS if f.name == "g7"), 1))
-
-
-def test_a_missing_model_is_said_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.run(arguments("--target", str(tmp_path), "--experiments", "first")) == 2
-    assert "holds no config.json" in capsys.readouterr().err
-
-
-def test_figures_are_drawn(tmp_path: Path, pair: Pair) -> None:
-    pytest.importorskip("matplotlib", reason="figures need matplotlib (requirements/bench.txt)")
-    table = first_tokens(pair, pair.prompts[0])
-    ratio = replace(BY_NAME["ratio"], widths=(1,))
-    finding = follow(ratio, table, {}, experiment="first token", case="prompt 1", texts=500, length=1)
-    command._draw(tmp_path, pair, [finding] * 4, front({"a": (P.log(), Q.log())}, 200))
-    parser = argparse.ArgumentParser()
-    theory_command.add_arguments(parser)
-    theory_command.run(parser.parse_args(["figures", "--folder", str(tmp_path), "--texts", "20", "--draws", "1000"]))
-    names = {"first_tokens", "proof", "front", "rejections", "batch_improvement", "pareto"}
-    assert {path.stem for path in tmp_path.glob("*.png")} == names
-    assert all(path.stat().st_size > 10_000 for path in tmp_path.glob("*.png"))
 
 
 def test_flat_tables_begin_anew() -> None:

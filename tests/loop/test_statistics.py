@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from specdec_loop.statistics import PHASES, Clock, RequestStatistics
+from specdec_loop.statistics import PHASES, Clock, RequestStatistics, acceptance_by_child
 
 
 def test_acceptance_counts_what_was_looked_at() -> None:
@@ -17,6 +17,11 @@ def test_acceptance_counts_what_was_looked_at() -> None:
     assert request.steps == 4
     assert request.tokens_per_step == 7 / 4  # the first of the eight came with the prompt
     assert request.tokens_per_second == 3.5
+
+
+def test_shares_of_children_add_up_to_the_acceptance() -> None:
+    assert acceptance_by_child([0, 2, 0], 4) == pytest.approx([0.5, 0.0, 0.25])
+    assert acceptance_by_child([], 4) == [0.0]
 
 
 def test_a_request_without_steps_has_no_speed() -> None:

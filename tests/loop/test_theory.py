@@ -78,6 +78,21 @@ def test_accepted_tokens_of_the_textbook_pair(length: int) -> None:
         assert theory.ideal_accepted(target, draft, length) == pytest.approx(IDEAL[length - 1], abs=1e-12)
 
 
+def test_a_block_keeps_a_prefix_as_often_as_its_weight_says() -> None:
+    """P(tau >= i | x_1..x_i) = w_i: the coins of later places, which see what else was drafted, add up to it."""
+    p, q = laws(3, 3, 18)
+    for prefix in itertools.product(range(3), repeat=1):
+        kept = 0.0
+        for rest in itertools.product(range(3), repeat=2):
+            ids = torch.tensor([*prefix, *rest])
+            w, h = theory.block_chances(p, q, ids)
+            drawn = float(q[1, ids[1]] * q[2, ids[2]])
+            kept += drawn * (1 - float((1 - h).prod()))
+        assert kept == pytest.approx(float(w[1]))
+    same = theory.block_chances(p, p, torch.tensor([0, 1, 2]))
+    assert same[1].tolist() == [1, 1, 1]
+
+
 def test_point_mass_drafts_gain_nothing_from_blocks() -> None:
     p, q = laws(1, 4)[0][0], torch.tensor([0.0, 1.0, 0.0, 0.0]).double()
     chain = theory.chain_accepted(lambda _: p, lambda _: q, 4)
@@ -160,6 +175,55 @@ def test_no_lossless_acceptance_rejects_less() -> None:
     assert bool((rejected >= theory.total_variation(p, q) - 1e-12).all())
 
 
+def test_speculation_helps_where_drafts_are_accepted_more_often_than_they_cost() -> None:
+    for rate, cost in itertools.product((0.1, 0.5, 0.9), (0.05, 0.5, 0.95)):
+        assert theory.speedup(rate, 1, cost).item() == pytest.approx((1 + rate) / (1 + cost))
+        assert (theory.optimal_draft(rate, cost).item() > 0) == (rate > cost)
+    target, draft = markov(4, 5, 3), markov(4, 5, 4)
+    assert theory.rejection_speedup(target, draft) == pytest.approx(5 / theory.rejections(target, draft))
+    assert theory.rejection_speedup(target, target) == math.inf
+
+
+def test_what_several_tries_leave_is_the_iterated_definition_and_their_sum_is_the_target() -> None:
+    p, q = laws(20, 6, 13)
+    left, missed, law = p, torch.ones(20, dtype=torch.float64), torch.zeros_like(p)
+    for tries in range(1, 5):
+        law = law + missed[:, None] * torch.minimum(left, q)
+        variation = theory.total_variation(left, q)
+        missed, left = missed * variation, (left - q).clamp(min=0) / variation[:, None]
+        mass, residual = theory.residuals(p, q, tries)
+        torch.testing.assert_close(mass, missed)
+        seen = missed > 1e-6  # of what is hardly left, the direction is rounding
+        torch.testing.assert_close(residual[seen], left[seen], rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(law + mass[:, None] * residual, p)
+
+
+def test_the_residual_of_theorem_4_attains_its_loss_and_no_other_does_better() -> None:
+    p, q = laws(50, 5, 14)
+    accept = torch.rand(p.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    left = (p - accept * q).clamp(min=0)
+    best = theory.output_law(q, accept, left / left.sum(-1, keepdim=True))
+    torch.testing.assert_close(theory.total_variation(best, p), theory.loss(p, q, accept))
+    other = theory.output_law(q, accept, laws(50, 5, 15)[0])
+    assert bool((theory.total_variation(other, p) >= theory.loss(p, q, accept) - 1e-12).all())
+    for epsilon in (0.0, 0.1):  # over-acceptance leaves the residual as it is
+        over = ((p + epsilon) / q).clamp(max=1)
+        left, plain = (p - over * q).clamp(min=0), (p - q).clamp(min=0)
+        torch.testing.assert_close(left / left.sum(-1, keepdim=True), plain / plain.sum(-1, keepdim=True))
+        output = theory.output_law(q, over, plain / plain.sum(-1, keepdim=True))
+        torch.testing.assert_close(theory.total_variation(output, p), theory.over_acceptance(p, q, epsilon).bias)
+
+
+def test_lenient_acceptance_stays_below_its_bound() -> None:
+    p, q = laws(50, 5, 16)
+    for lenience in (0.2, 0.7, 1.0):
+        found = theory.lenient(p, q, lenience)
+        torch.testing.assert_close(found.law.sum(-1), torch.ones(50, dtype=torch.float64))
+        assert bool((found.law <= p / lenience + 1e-12).all())
+        assert bool((found.accepted >= 1 - theory.total_variation(p, q) - 1e-12).all())
+    torch.testing.assert_close(theory.lenient(p, q, 1.0).law, p)
+
+
 def test_toys_of_batch_decoding() -> None:
     assert theory.bernoulli_improvement(0.9, 0.3, 5) == pytest.approx(0.20634)
     assert theory.uniform_improvement(2.0, 3) == pytest.approx(0.375)
@@ -198,6 +262,22 @@ def test_rules_for_sets_stay_below_the_ceiling() -> None:
     for value in (theory.with_replacement(p, q, 1), theory.ceiling(p, q, 1), theory.greedy_multi_draft(p, q, 1)):
         assert torch.allclose(value, single)
     assert theory.without_replacement(p[0], q[0], 1) == pytest.approx(float(single[0]))
+
+
+def test_the_ceiling_of_any_law_of_sets() -> None:
+    p, q = (x[0] for x in laws(1, 4, 17))
+    independent: dict[tuple[int, ...], float] = {}
+    distinct: dict[tuple[int, ...], float] = {}
+    for a, b in itertools.product(range(4), repeat=2):
+        independent[a, b] = float(q[a] * q[b])
+        if a != b:
+            distinct[a, b] = float(q[a] * q[b] / (1 - q[a]))
+    assert theory.set_ceiling(p, independent) == pytest.approx(float(theory.ceiling(p, q, 2)))
+    assert theory.without_replacement(p, q, 2) <= theory.set_ceiling(p, distinct) + 1e-12
+    assert theory.set_ceiling(p, {(0, 2): 1.0}) == pytest.approx(float(theory.set_acceptance(p, torch.tensor([0, 2]))))
+    best, rest = int(q.argmax()), q.index_fill(0, q.argmax(), 0.0)
+    mixed = {(best, x): float(rest[x] / rest.sum()) for x in range(4) if x != best}
+    assert theory.set_ceiling(p, mixed) == pytest.approx(float(theory.greedy_multi_draft(p, q, 2)))
 
 
 def test_acceptance_of_sets_by_simulation() -> None:
@@ -242,6 +322,24 @@ def test_the_best_tree_is_the_best_of_all(acceptance: list[float], nodes: int) -
         theory.best_tree([1.5], 3)
 
 
+@pytest.mark.parametrize("cost", [0.0, 0.3])
+def test_the_fastest_tree_is_the_fastest_of_all_sizes_and_depths(cost: float) -> None:
+    def verify(nodes: int) -> float:
+        return 1 + cost * nodes
+
+    parents, tokens, time = theory.fastest_tree([0.6, 0.3], 6, 0.2, verify)
+    every = [
+        (depth * 0.2 + verify(nodes)) / theory.best_tree([0.6, 0.3], nodes, depth)[1]
+        for nodes in range(1, 7)
+        for depth in range(nodes)
+    ]
+    assert time == pytest.approx(min(every))
+    depth = [0]
+    for parent in parents[1:]:
+        depth.append(depth[parent] + 1)
+    assert (max(depth) * 0.2 + verify(len(parents))) / tokens == pytest.approx(time)
+
+
 def test_coupled_races() -> None:
     p, q = (x[0] for x in laws(1, 5, 12))
     g, runs = torch.Generator().manual_seed(0), 400_000
@@ -253,6 +351,7 @@ def test_coupled_races() -> None:
     low, high = theory.match_bounds(p, q)
     assert low - 1e-12 <= theory.match_probability(p, q) <= high + 1e-12
     assert float(theory.minhash_match(p, q)) == pytest.approx(float(low))
+    assert low - 1e-12 <= theory.match_floor(p, q) <= theory.match_probability(p, q) + 1e-12
     listed = (noise.amin(1) / p).argmin(1)[:, None] == (noise / q).argmin(2)
     assert float(listed.any(1).double().mean()) >= float(theory.list_match_bound(p, q, 3)) - error
     assert theory.match_probability(p, p).item() == pytest.approx(1)

@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from . import compare, datastore, demo, generate, train
+from . import compare, datastore, demo, generate, lossless, plan, theory, train
 from .loading import UserError
 
 COMMANDS = {
@@ -15,11 +15,14 @@ COMMANDS = {
     "demo": demo,
     "datastore": datastore,
     "train": train,
+    "plan": plan,
+    "lossless": lossless,
+    "theory": theory,
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit status."""
+    """Run a command; returns the exit status: 1 where a test of it failed, 2 where it could not be run."""
     parser = argparse.ArgumentParser(
         prog="python -m specdec_loop", description="Speculative decoding of transformers models, every method."
     )
@@ -31,11 +34,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command.add_arguments(one)
     args = parser.parse_args(arguments)
     try:
-        COMMANDS[args.command].run(args)
+        return COMMANDS[args.command].run(args) or 0
     except UserError as error:
         print(f"specdec_loop {args.command}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return 130
-    return 0

@@ -13,7 +13,7 @@ import torch
 from ..generation import Generation
 from ..generation import generate as decode
 from ..methods import METHODS
-from ..statistics import acceptance_by_position
+from ..statistics import acceptance_by_child, acceptance_by_position
 from ..theory import expected_tokens
 from .loading import Models, UserError, one_line
 
@@ -39,6 +39,7 @@ class Row:
         tokens_per_step: of a request.
         acceptance: accepted candidates, of those that were looked at.
         acceptance_by_position: the same for the first, second, .. candidate of a step.
+        acceptance_by_child: probability that the first, second, .. child of a node of a tree is the accepted one.
         predicted_tokens_per_second: by theory, from this acceptance and the measured time of a step.
         distinct: share of different 4-grams in the texts: low where a model repeats itself, which flatters copying.
         same_text: of the texts, how many are those of plain decoding; None where only the law is the same.
@@ -53,6 +54,7 @@ class Row:
     tokens_per_step: float | None = None
     acceptance: float | None = None
     acceptance_by_position: list[float] | None = None
+    acceptance_by_child: list[float] | None = None
     predicted_tokens_per_second: float | None = None
     distinct: float = 1.0
     same_text: str | None = None
@@ -168,6 +170,7 @@ class Comparison:
             return
         row.acceptance = sum(a for _, a in steps) / looked_at
         row.acceptance_by_position = acceptance_by_position(steps)
+        row.acceptance_by_child = acceptance_by_child([c for r in requests for c in r.children], looked_at)
         decoding = sum(row.seconds.values()) * batch_steps
         promised = float(expected_tokens(row.acceptance, torch.tensor([d for d, _ in steps])).mean())
         row.predicted_tokens_per_second = count / (seconds - decoding + decoding * row.tokens_per_step / promised)

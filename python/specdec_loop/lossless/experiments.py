@@ -14,7 +14,7 @@ from specdec_kernels import Noise
 
 from . import goodness
 from .acceptance import expected_tokens
-from .laws import Filters, Table, joint_counts, joint_law, processed
+from .laws import Filters, Table, joint_counts, joint_law, law_of, processed
 from .methods import Method, decode_step
 
 ALPHA = 0.01  # of the whole family: chance that a correct sampler fails somewhere
@@ -36,7 +36,7 @@ class Finding:
         theory: the same by `acceptance`; None where it has no closed form.
         tokens_p: p-value of their difference; 1 where there is no theory.
         least_bias: smallest total variation towards the draft's law that was found with probability 0.99.
-        seconds: taken.
+        seconds: of a processor.
         shown: (key, target's law, draft's law, frequency) of the likeliest outcomes, for a figure.
         adjusted: smallest p-value of the three after Holm's correction over the family.
     """
@@ -117,7 +117,7 @@ def follow(
     device: str = "cpu",
 ) -> Finding:
     """Hold the first `length` tokens of many texts against the target's law; stop early after `seconds`."""
-    started = time.perf_counter()
+    started, cpu = time.perf_counter(), time.process_time()
     keys, law = joint_law(table, length, filters)
     copies = 1 if bool((table.after == table.after[:, :1]).all()) else 2 * len(method.parents())
     chunk = max(1, min(texts, CHUNK_BYTES // (4 * table.vocab * copies), 50_000 if math.isinf(seconds) else FEWEST))
@@ -134,14 +134,14 @@ def follow(
     mean = total / drawn
     spread = math.sqrt(max(squares / drawn - mean**2, 0.0) / drawn)
     theory = expected_tokens(method, table, filters)
-    towards = _draft_law(table, filters, length, keys)
+    towards = law_of(keys, table, length, processed(table.draft, **filters))  # type: ignore[arg-type]
     top = law.topk(min(SHOWN, len(law))).indices
     columns = (keys[top], law[top], towards[top], counts[top].double() / drawn)
     law, towards = (torch.nn.functional.pad(x, (0, 1)) for x in (law, towards))  # the last cell: what cannot happen
     least = goodness.least_bias(law, towards, drawn, ALPHA) if float(towards.sum()) > 0 else 0.0
     return Finding(
         experiment, case, method.name, goodness.fit(counts, law), 1 + mean, theory,
-        _agreement(1 + mean, theory, spread), least, round(time.perf_counter() - started, 2),
+        _agreement(1 + mean, theory, spread), least, round(time.process_time() - cpu, 2),
         list(zip(*(x.tolist() for x in columns), strict=True)),
     )  # fmt: skip
 
@@ -151,13 +151,3 @@ def _agreement(mean: float, theory: float | None, spread: float) -> float:
     if theory is None or abs(mean - theory) < 1e-6:
         return 1.0
     return goodness.normal_tail((mean - theory) / spread) if spread > 0 else 0.0
-
-
-def _draft_law(table: Table, filters: Filters, length: int, keys: Tensor) -> Tensor:
-    """What the draft model says of the texts that the target can say."""
-    q = processed(table.draft, **filters)  # type: ignore[arg-type]
-    share, context = torch.ones(len(keys), dtype=torch.float64), torch.zeros_like(keys)
-    for place in reversed(range(length)):
-        x = keys // table.vocab**place % table.vocab
-        share, context = share * q[context, x], table.after[context, x]
-    return share

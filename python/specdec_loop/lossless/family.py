@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
+from typing import Protocol, TypeVar
 
 import torch
 
@@ -15,7 +16,7 @@ from .faults import Fault, coins_of_zero
 from .goodness import fit
 from .laws import Filters, Table, constant_table, flat_table, random_table
 from .methods import Method, decode_step
-from .models import Pair, first_tokens, next_tokens
+from .models import Pair, first_tokens, next_tokens, quiet
 
 SMALL: dict[str, Filters] = {
     "no filter": {},
@@ -37,6 +38,7 @@ WIDE: dict[str, Filters] = {
     "top-p": {"top_p": 0.9},
     "min-p": {"temperature": 1.2, "min_p": 0.05},
 }
+Found = TypeVar("Found", covariant=True)
 TELLING = ("two ids", "eight ids", "history of 3 ids")  # every known fault shows in one of them
 # A first token is decided at the root: what lies deeper costs time and matters to the rules that look ahead alone.
 FIRST = {"block": (1, 1), "block, argmax drafts": (1, 1), "tree traversal": (2, 1)}
@@ -58,6 +60,7 @@ class Job:
     def run(self) -> Finding:
         """Run it; equal jobs have equal random numbers."""
         seed = zlib.crc32(f"{self.experiment} {self.case} {self.method.name}".encode())
+        torch.manual_seed(seed)  # for samplers of others, which draw from the global generator
         return follow(
             self.method, self.table, self.filters, experiment=self.experiment, case=self.case, texts=self.texts,
             length=self.length, seconds=self.seconds, seed=seed,
@@ -130,17 +133,35 @@ def caught(fault: Fault, texts: int) -> list[Finding]:
     return [job.run() for job in fault_jobs(fault, texts)]
 
 
-def run_all(jobs: Sequence[Job], workers: int, progress: Callable[[int, Finding], None]) -> list[Finding]:
-    """Findings in the order of the jobs; each worker is a process with one thread."""
-    if workers == 1:
+class Runs(Protocol[Found]):
+    """A job."""
+
+    def run(self) -> Found:
+        """Do it."""
+        ...
+
+
+def _run(job: Runs[Found]) -> Found:
+    return job.run()
+
+
+def _alone() -> None:
+    """A worker's share of the machine, and none of its noise."""
+    torch.set_num_threads(1)
+    quiet()
+
+
+def run_all(jobs: Sequence[Runs[Found]], workers: int, progress: Callable[[int, Found], None]) -> list[Found]:
+    """What jobs give, in their order; each worker is a process with one thread."""
+    if workers == 1 or len(jobs) < 2:
         findings = []
         for number, job in enumerate(jobs):
             findings.append(job.run())
             progress(number + 1, findings[-1])
         return findings
-    found: dict[int, Finding] = {}
-    with ProcessPoolExecutor(workers, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
-        futures = {pool.submit(Job.run, job): number for number, job in enumerate(jobs)}
+    found: dict[int, Found] = {}
+    with ProcessPoolExecutor(workers, get_context("spawn"), _alone) as pool:
+        futures = {pool.submit(_run, job): number for number, job in enumerate(jobs)}
         for future in as_completed(futures):
             found[futures[future]] = future.result()
             progress(len(found), found[futures[future]])

@@ -106,6 +106,15 @@ def joint_law(table: Table, length: int, filters: Filters, *, of: str = "target"
     return keys, law
 
 
+def law_of(keys: Tensor, table: Table, length: int, rows: Tensor) -> Tensor:
+    """What laws `rows` ``[contexts, vocab]``, one a context of the table, say of the texts that keys stand for."""
+    share, context = torch.ones(len(keys), dtype=torch.float64), torch.zeros_like(keys)
+    for place in reversed(range(length)):
+        x = keys // table.vocab**place % table.vocab
+        share, context = share * rows[context, x], table.after[context, x]
+    return share
+
+
 def joint_counts(tokens: Tensor, vocab: int, keys: Tensor) -> Tensor:
     """How often each key occurred among texts ``[n, length]``; one more cell, at the end, counts all others."""
     weights = vocab ** torch.arange(tokens.shape[1] - 1, -1, -1, device=tokens.device)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import transformers
 from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from .laws import Table, flat_table
 
@@ -35,8 +38,9 @@ class Pair(NamedTuple):
     name: str
 
 
+@cache
 def load(target: str | None = None, draft: str | None = None, prompts: tuple[str, ...] = PROMPTS) -> Pair:
-    """Both models in float32, and the prompts as ids.
+    """Both models in float32, and the prompts as ids; read once by a process.
 
     Args:
         target: a local transformers folder with a tokenizer; None: the repository's.
@@ -46,8 +50,6 @@ def load(target: str | None = None, draft: str | None = None, prompts: tuple[str
     Raises:
         ValueError: a folder is not there, or the vocabularies differ.
     """
-    from transformers import AutoTokenizer
-
     homes = [Path(target or FOLDER / "target"), Path(draft or FOLDER / "draft")]
     first = read(homes[0])
     models = [first, read(homes[1], first)]
@@ -61,13 +63,17 @@ def load(target: str | None = None, draft: str | None = None, prompts: tuple[str
     return Pair(models[0], models[1], ids, name)
 
 
+def quiet() -> None:
+    """No progress bars and no reports of what a borrowed embedding leaves open."""
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+
+
 BORROWED = ("embed_tokens.weight", "lm_head.weight")
 
 
 def read(folder: Path, target: Any = None) -> Any:
     """One model; a draft model whose file leaves out its embedding and head has the target's."""
-    from transformers import AutoModelForCausalLM
-
     if not (folder / "config.json").exists():
         raise ValueError(f"lossless: {folder.name}/ must be a transformers folder, but it holds no config.json")
     model, report = AutoModelForCausalLM.from_pretrained(
@@ -100,25 +106,30 @@ def first_tokens(pair: Pair, prompt: list[int], depth: int = 2) -> Table:
     return flat_table(rows(pair.target, texts), rows(pair.draft, texts))
 
 
+@torch.no_grad()
 def next_tokens(pair: Pair, prompt: list[int], length: int = 3, keep: int = 4) -> Table:
-    """All histories of `length` tokens that top-k `keep` leaves to one of the models.
+    """All histories of fewer than `length` tokens that top-k `keep` leaves to the target, each run once.
 
-    Ids that are never among the `keep` best of a row are dropped: under that filter, the laws stay as they are.
+    Every rule refuses what the target excludes, so no row behind such an id matters, nor does an id that is never among
+    the `keep` best of a row: under that filter, the laws stay as they are.
     """
-    levels: list[list[tuple[int, ...]]] = [[()]]
-    logits: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
-    for _ in range(length):
-        texts = [[*prompt, *history] for history in levels[-1]]
-        both = zip(rows(pair.target, texts), rows(pair.draft, texts), strict=True)
-        logits |= dict(zip(levels[-1], both, strict=True))
-        levels.append([(*history, x) for history in levels[-1] for x in _best(logits[history], keep)])
-    ids = sorted({x for pair_of_rows in logits.values() for x in _best(pair_of_rows, keep)})
-    place = {history: i for i, history in enumerate(logits)}
-    after = torch.tensor([[place.get((*history, x), 0) for x in ids] for history in logits])
-    columns = torch.tensor(ids)
-    stacked = [torch.stack([found[which][columns] for found in logits.values()]) for which in (0, 1)]
-    return Table(stacked[0], stacked[1], after)
-
-
-def _best(pair_of_rows: tuple[Tensor, Tensor], keep: int) -> list[int]:
-    return sorted({int(x) for row in pair_of_rows for x in row.topk(keep).indices})
+    models = (pair.target, pair.draft)
+    ids, pasts = torch.tensor([prompt]), [DynamicCache(config=model.config) for model in models]
+    found: list[list[Tensor]] = [[], []]
+    children = []
+    for level in range(length):
+        for model, past, logits in zip(models, pasts, found, strict=True):
+            logits.append(model(ids, past_key_values=past, logits_to_keep=1).logits[:, -1].float())
+        best = found[0][-1].topk(keep).indices
+        children.append(best)
+        if level + 1 < length:
+            ids = best.reshape(-1, 1)
+            for past in pasts:
+                past.batch_repeat_interleave(keep)
+    target, draft = (torch.cat(logits) for logits in found)
+    columns = torch.cat([torch.cat(children).flatten(), draft.topk(keep).indices.flatten()]).unique()
+    after = torch.zeros(len(target), len(columns), dtype=torch.int64)
+    inner = torch.cat(children[:-1] or [ids[:0]])  # contexts that have others behind them, level by level
+    behind = 1 + torch.arange(inner.numel()).view(inner.shape)
+    after[: len(inner)].scatter_(1, torch.searchsorted(columns, inner), behind)
+    return Table(target[:, columns], draft[:, columns], after)

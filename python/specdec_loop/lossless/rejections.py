@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from specdec_kernels import Noise, Sampling, batch_sd, sample
 
 from ..theory import Markov, batch_rejections, bernoulli_improvement, uniform_improvement
+from .goodness import normal_tail
 from .laws import Table
 
 STATES, HORIZON = 7, 50  # the paper's simulation
@@ -81,6 +83,7 @@ class Simulation:
         mean: observed.
         spread: standard error of the mean.
         theory: Theorem 3 (M = 1: Theorem 1).
+        p_value: of their difference.
         running: means over the first 1, 2, 4, .. texts.
     """
 
@@ -88,6 +91,7 @@ class Simulation:
     mean: float
     spread: float
     theory: float
+    p_value: float
     running: list[tuple[int, float]]
 
     def row(self) -> dict[str, Any]:
@@ -95,29 +99,44 @@ class Simulation:
         return asdict(self)
 
 
-def simulate(
-    drafts: tuple[int, ...] = (1, 2, 4, 5), texts: int = 2000
-) -> tuple[list[Simulation], dict[str, list[float]]]:
-    """The paper's first figure: simulations, and E[rejections] over M with its limit."""
-    target, draft = random_chain()
-    table = as_table(target, draft)
-    found = []
-    for branches in drafts:
-        seen = observe(table, HORIZON, branches, texts, seed=branches * texts).double()
+@dataclass(frozen=True)
+class Simulate:
+    """Texts of Algorithm 4 with M drafts, as a job."""
+
+    drafts: int
+    texts: int
+
+    def run(self) -> tuple[Simulation, float]:
+        """(what was seen, seconds of a processor)."""
+        started = time.process_time()
+        target, draft = random_chain()
+        texts, branches = self.texts, self.drafts
+        seen = observe(as_table(target, draft), HORIZON, branches, texts, seed=branches * texts).double()
         running, n = [], 1
         while n <= texts:
             running.append((n, float(seen[:n].mean())))
             n *= 2
         running.append((texts, float(seen.mean())))
         expected = batch_rejections(target, draft, branches)
-        found.append(Simulation(branches, float(seen.mean()), float(seen.std()) / math.sqrt(texts), expected, running))
+        mean, spread = float(seen.mean()), float(seen.std()) / math.sqrt(texts)
+        p_value = normal_tail((mean - expected) / spread)
+        return Simulation(branches, mean, spread, expected, p_value, running), time.process_time() - started
+
+
+def simulations(texts: int) -> list[Simulate]:
+    """Theorem 1 (M = 1) and Theorem 3 (M = 2, 4, 5)."""
+    return [Simulate(drafts, texts) for drafts in (5, 4, 2, 1)]
+
+
+def scaling() -> dict[str, list[float]]:
+    """E[rejections] over M, with its limit."""
+    target, draft = random_chain()
     several = [1, 2, 3, 4, 5, 8, 16, 32, 64, 128]
-    scaling = {
+    return {
         "drafts": [float(m) for m in several],
         "rejections": [batch_rejections(target, draft, m) for m in several],
         "limit": [batch_rejections(target, draft, math.inf)],
     }
-    return found, scaling
 
 
 def improvement(p: Tensor, q: Tensor, branches: int, texts: int) -> float:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from specdec_kernels import Sampling
 
-from ..drafters import Drafter, DraftModel, Lookahead, PromptLookup, SuffixDecoding
+from ..datastore import Datastore
+from ..drafters import Drafter
 from ..generation import generate
-from .models import Pair, rows
+from ..methods import METHODS, Kit
+from .models import FOLDER, Pair, load, rows
 
 WITHIN_ROUNDING = 1e-3  # two logits of a float32 model this close may change places with the shape of a batch
-BATCH = 8
+BATCH = 16
 SEEDED = {"temperature": 0.8, "top_p": 0.95}
 
 
@@ -29,6 +35,8 @@ class Texts:
         different: prompts whose texts differ.
         by_rounding: of these, greedy ones where the two best logits at the first difference are within rounding.
         step: mean tokens a step.
+        seconds: of a processor.
+        reason: why the method could not run; empty where it did.
     """
 
     method: str
@@ -37,6 +45,8 @@ class Texts:
     different: int
     by_rounding: int
     step: float
+    seconds: float = 0.0
+    reason: str = ""
 
     @property
     def passed(self) -> bool:
@@ -56,25 +66,86 @@ def written(pair: Pair, count: int, length: int = 12) -> list[list[int]]:
     return [prompt + text for prompt, text in zip(given, texts, strict=True)]
 
 
-def compare(pair: Pair, prompts: list[list[int]], length: int) -> list[Texts]:
-    """Every drafter and lossless rule of the loop, on batches of prompts."""
-    drafters: list[tuple[str, Drafter, tuple[str, ...]]] = [
-        ("draft model", DraftModel(pair.draft), ("greedy", "ratio", "block", "match")),
-        ("prompt lookup", PromptLookup(), ("greedy", "match")),
-        ("suffix decoding", SuffixDecoding(), ("greedy", "match")),
-        ("lookahead", Lookahead(), ("greedy", "match")),
-    ]
-    plain = {mode: _texts(pair, None, prompts, length, mode, "match")[0] for mode in ("greedy", "seeded")}
-    found = []
-    for name, drafter, rules in drafters:
-        for rule in rules:
-            for mode in ("greedy", "seeded") if rule == "match" else ("greedy",):
-                texts, steps = _texts(pair, drafter, prompts, length, mode, rule)
-                found.append(_judged(f"{name}, {rule}, {mode}", pair, prompts, plain[mode], texts, steps, mode))
-    return found
+@dataclass(frozen=True)
+class Job:
+    """One method of the loop that is to be compared with plain decoding.
+
+    Attributes:
+        target: folder, as `models.load` takes it.
+        draft: likewise.
+        heads: folder of folders with heads.
+        method: of `specdec_loop.methods`.
+        rule: that verifies.
+        mode: "greedy" or "seeded".
+        prompts: how many, written by the target.
+        length: tokens of a text.
+    """
+
+    target: str | None
+    draft: str | None
+    heads: str | None
+    method: str
+    rule: str
+    mode: str
+    prompts: int
+    length: int
+
+    def run(self) -> Texts:
+        """Run it."""
+        started, name = time.process_time(), f"{self.method}, {self.rule}, {self.mode}"
+        pair = load(self.target, self.draft)
+        prompts = _written(self.target, self.draft, self.prompts)
+        kit = Kit(
+            pair.target, heads=Path(self.heads or FOLDER), load_draft=lambda: pair.draft,
+            load_store=lambda: Datastore.build(prompts),
+        )  # fmt: skip
+        try:
+            drafter = METHODS[self.method].make(kit)
+        except (OSError, ValueError, RuntimeError) as error:  # heads that are not there, or of another target
+            return Texts(name, 0, 0, 0, 0, 0.0, 0.0, str(error).strip().splitlines()[0])
+        plain = _plain(self.target, self.draft, self.prompts, self.length, self.mode)
+        found = compare(pair, prompts, plain, drafter, self.rule, self.mode, name)
+        found.seconds = round(time.process_time() - started, 2)
+        return found
 
 
-def _texts(
+def jobs(target: str | None, draft: str | None, heads: str | None, prompts: int, length: int) -> Iterator[Job]:
+    """Every method of the loop greedily, and with seeds where the text itself is kept."""
+    for name, method in METHODS.items():
+        if name == "plain":
+            continue
+        cases = [(method.rule, "greedy")] + [(method.rule, "seeded")] * method.keeps_the_text
+        for rule, mode in [*cases, *([("greedy", "greedy")] if name == "draft-model" else [])]:
+            yield Job(target, draft, heads, name, rule, mode, prompts, length)
+
+
+@cache
+def _written(target: str | None, draft: str | None, count: int) -> list[list[int]]:
+    return written(load(target, draft), count)
+
+
+@cache
+def _plain(target: str | None, draft: str | None, count: int, length: int, mode: str) -> list[list[int]]:
+    return texts_of(load(target, draft), None, _written(target, draft, count), length, mode, "match")[0]
+
+
+def compare(
+    pair: Pair, prompts: list[list[int]], plain: list[list[int]], drafter: Drafter | None, rule: str, mode: str,
+    name: str,
+) -> Texts:  # fmt: skip
+    """Texts of one drafter beside the plain ones."""
+    texts, steps = texts_of(pair, drafter, prompts, len(plain[0]), mode, rule)
+    different = by_rounding = 0
+    for prompt, a, b in zip(prompts, plain, texts, strict=True):
+        place = next((i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), None)
+        if place is not None:
+            different += 1
+            by_rounding += mode == "greedy" and _gap(pair, prompt + a[:place]) < WITHIN_ROUNDING
+    tokens = sum(len(text) for text in texts)
+    return Texts(name, len(prompts), tokens, different, by_rounding, tokens / max(steps, 1))
+
+
+def texts_of(
     pair: Pair, drafter: Drafter | None, prompts: list[list[int]], length: int, mode: str, rule: str
 ) -> tuple[list[list[int]], int]:
     """(texts, steps); a text has the same seed whoever drafts."""
@@ -90,20 +161,6 @@ def _texts(
         texts += done.tokens
         steps += sum(statistics.steps for statistics in done.statistics)
     return texts, steps
-
-
-def _judged(
-    method: str, pair: Pair, prompts: list[list[int]], plain: list[list[int]], texts: list[list[int]], steps: int,
-    mode: str,
-) -> Texts:  # fmt: skip
-    different = by_rounding = 0
-    for prompt, a, b in zip(prompts, plain, texts, strict=True):
-        place = next((i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), None)
-        if place is not None:
-            different += 1
-            by_rounding += mode == "greedy" and _gap(pair, prompt + a[:place]) < WITHIN_ROUNDING
-    tokens = sum(len(text) for text in texts)
-    return Texts(method, len(prompts), tokens, different, by_rounding, tokens / max(steps, 1))
 
 
 def _gap(pair: Pair, text: list[int]) -> float:

@@ -7,9 +7,10 @@ Both accept x with min(1, (p + epsilon) / q) where p > 0; the kernels refuse wha
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,13 +18,17 @@ from torch import Tensor
 from specdec_kernels import Noise, sample, verify_chain
 
 from .experiments import decode
-from .goodness import fit
-from .laws import Filters, Table, processed, sampling_of
+from .goodness import fit, normal_tail
+from .laws import Filters, Table, joint_law, law_of, processed, sampling_of
 from .methods import Method, Step, Verdict
+from .models import load, next_tokens
 
 EPSILONS = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8)
 RESIDUALS = {"OPT": "residual", "UNO": "target"}
+# Target and draft of the table of epsilons in docs/design.md.
+EXAMPLE = {"p (.2 .3 .1 .4), q (.5 .3 .15 .05)": ((0.2, 0.3, 0.1, 0.4), (0.5, 0.3, 0.15, 0.05))}
 CHUNK = 25_000
+TIE = 1e-9  # log-likelihoods this close are equal
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,11 @@ class Point:
         return asdict(self)
 
 
+def example() -> dict[str, tuple[Tensor, Tensor]]:
+    """Rows of `EXAMPLE` as logits."""
+    return {name: (torch.tensor(p).log(), torch.tensor(q).log()) for name, (p, q) in EXAMPLE.items()}
+
+
 def output_law(p: Tensor, q: Tensor, epsilon: float, residual: str) -> tuple[Tensor, float]:
     """(law of the token, P(reject))."""
     taken = torch.where(p > 0, torch.minimum(q, p + epsilon), 0.0)
@@ -110,10 +120,28 @@ def measure(name: str, target: Tensor, draft: Tensor, epsilon: float, residual: 
     )  # fmt: skip
 
 
-def front(rows: dict[str, tuple[Tensor, Tensor]], draws: int) -> list[Point]:
+@dataclass(frozen=True)
+class Place:
+    """A point of the grid, as a job: the arguments of `measure`."""
+
+    rows: str
+    target: Tensor
+    draft: Tensor
+    epsilon: float
+    residual: str
+    draws: int
+
+    def run(self) -> tuple[Point, float]:
+        """(the point, seconds of a processor)."""
+        started = time.process_time()
+        found = measure(self.rows, self.target, self.draft, self.epsilon, self.residual, self.draws)
+        return found, time.process_time() - started
+
+
+def front(rows: dict[str, tuple[Tensor, Tensor]], draws: int) -> list[Place]:
     """The grid: both residuals, every epsilon, all rows."""
     return [
-        measure(name, target, draft, epsilon, residual, draws)
+        Place(name, target, draft, epsilon, residual, draws)
         for name, (target, draft) in rows.items()
         for residual in RESIDUALS
         for epsilon in EPSILONS
@@ -128,50 +156,134 @@ class WinRate:
         epsilon: of both.
         opt: share of pairs that OPT wins, a tie counted half.
         interval: half width of its 95 % interval, prompts as the unit.
+        exact: what `opt` estimates on these prompts, by the laws of both.
+        p_value: of their difference.
         prompts: how many.
         pairs: of each prompt.
+        length: tokens of a text.
         rejected_opt: drafts that OPT rejects, of those that a first step looks at.
         rejected_uno: likewise.
+        bias_opt: total variation of OPT's texts to the target's, exact, mean over prompts.
+        bias_uno: likewise.
     """
 
     epsilon: float
     opt: float
     interval: float
+    exact: float
+    p_value: float
     prompts: int
     pairs: int
+    length: int
     rejected_opt: float
     rejected_uno: float
+    bias_opt: float
+    bias_uno: float
 
     def row(self) -> dict[str, Any]:
         """For a JSON file."""
         return asdict(self)
 
 
-def win_rates(tables: Sequence[Table], filters: Filters, *, length: int, pairs: int) -> list[WinRate]:
-    """The table of seed 003, on texts of `length` tokens after each prompt."""
-    found = []
-    for epsilon in EPSILONS[2:]:
-        wins, rejected = [], {"OPT": 0.0, "UNO": 0.0}
-        for number, table in enumerate(tables):
-            scores = {}
-            for residual, source in RESIDUALS.items():
-                method = Method(residual, "ratio", (1,) * length, verify=Over(epsilon, source))
-                seed = (2 * number + (residual == "UNO")) * pairs
-                tokens, first = decode(method, table, filters, texts=pairs, length=length, seed=seed)
-                scores[residual] = likelihood(table, filters, tokens)
-                rejected[residual] += float((first < length).double().sum() / (first + (first < length)).double().sum())
-            ahead = scores["OPT"] - scores["UNO"]
-            wins.append(float(((ahead > 1e-12).double() + 0.5 * (ahead.abs() <= 1e-12).double()).mean()))
-        each = torch.tensor(wins, dtype=torch.float64)
+class Duel(NamedTuple):
+    """OPT against UNO on one prompt.
+
+    Attributes:
+        won: share of pairs that OPT wins.
+        error: its standard error.
+        exact: its expectation.
+        rejected: by OPT and by UNO.
+        bias: of OPT and of UNO.
+    """
+
+    won: float
+    error: float
+    exact: float
+    rejected: tuple[float, float]
+    bias: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Duels:
+    """All epsilons on one prompt, as a job.
+
+    Attributes:
+        target: folder, as `models.load` takes it.
+        draft: likewise.
+        prompt: ids.
+        number: of the prompt, from which its seeds follow.
+        pairs: of texts.
+        length: tokens of a text.
+    """
+
+    target: str | None
+    draft: str | None
+    prompt: list[int]
+    number: int
+    pairs: int
+    length: int
+
+    def run(self) -> tuple[list[Duel], float]:
+        """(one for each epsilon, seconds of a processor)."""
+        started = time.process_time()
+        table = next_tokens(load(self.target, self.draft), self.prompt, self.length)
+        found = duels(table, {"top_k": 4}, length=self.length, pairs=self.pairs, number=self.number)
+        return found, time.process_time() - started
+
+
+def duels(table: Table, filters: Filters, *, length: int, pairs: int, number: int) -> list[Duel]:
+    """One for each epsilon; rows are looked up, so that pairs share all prefixes."""
+    keys, law = joint_law(table, length, filters)
+    p, q = (processed(rows, **filters) for rows in (table.target, table.draft))  # type: ignore[arg-type]
+    return [_duel(table, filters, keys, law, p, q, epsilon, length, pairs, number) for epsilon in EPSILONS[2:]]
+
+
+def _duel(
+    table: Table, filters: Filters, keys: Tensor, law: Tensor, p: Tensor, q: Tensor, epsilon: float, length: int,
+    pairs: int, number: int,
+) -> Duel:  # fmt: skip
+    scores, rejected, laws = [], [], []
+    for place, (residual, source) in enumerate(RESIDUALS.items()):
+        method = Method(residual, "ratio", (1,) * length, verify=Over(epsilon, source))
+        tokens, first = decode(
+            method, table, filters, texts=pairs, length=length, seed=(2 * number + place) * pairs
+        )  # fmt: skip
+        scores.append(likelihood(table, p, tokens))
+        rejected.append(float((first < length).double().sum() / (first + (first < length)).double().sum()))
+        rows = torch.stack([output_law(a, b, epsilon, residual)[0] for a, b in zip(p, q, strict=True)])
+        laws.append(law_of(keys, table, length, rows))
+    ahead = scores[0] - scores[1]
+    wins = (ahead > TIE).double() + 0.5 * (ahead.abs() <= TIE).double()
+    bias = [float((mine - law).abs().sum() / 2) for mine in laws]
+    error = float(wins.std()) / math.sqrt(pairs)
+    return Duel(float(wins.mean()), error, _exact(law.log(), *laws), (rejected[0], rejected[1]), (bias[0], bias[1]))
+
+
+def _exact(score: Tensor, opt: Tensor, uno: Tensor) -> float:
+    """P(a text of OPT scores above one of UNO) + P(a tie) / 2."""
+    levels, place = (score / TIE / 2).round().unique(return_inverse=True)
+    mine, other = (torch.zeros(len(levels), dtype=torch.float64).index_add(0, place, law) for law in (opt, uno))
+    return float((mine * (other.cumsum(0) - other / 2)).sum())
+
+
+def win_rates(found: Sequence[Sequence[Duel]], *, pairs: int, length: int) -> list[WinRate]:
+    """The table of seed 003 from all prompts' duels."""
+    rates = []
+    for epsilon, column in zip(EPSILONS[2:], zip(*found, strict=True), strict=True):
+        each = torch.tensor([duel.won for duel in column], dtype=torch.float64)
         spread = 1.96 * float(each.std()) / math.sqrt(len(each)) if len(each) > 1 else math.nan
-        share = {residual: total / len(tables) for residual, total in rejected.items()}
-        found.append(WinRate(epsilon, float(each.mean()), spread, len(tables), pairs, share["OPT"], share["UNO"]))
-    return found
+        exact = math.fsum(duel.exact for duel in column) / len(column)
+        error = math.sqrt(math.fsum(duel.error**2 for duel in column)) / len(column)
+        off = float(each.mean()) - exact
+        p_value = normal_tail(off / error) if error > 0 else float(abs(off) < 1e-9)
+        means = [math.fsum(x) / len(column) for x in zip(*((*d.rejected, *d.bias) for d in column), strict=True)]
+        rates.append(WinRate(epsilon, float(each.mean()), spread, exact, p_value, len(column), pairs, length, *means))
+    return rates
 
 
-def likelihood(table: Table, filters: Filters, tokens: Tensor) -> Tensor:
-    """Log-likelihood of texts ``[n, length]`` under the target."""
-    log_p = processed(table.target, **filters).log()  # type: ignore[arg-type]
+def likelihood(table: Table, p: Tensor, tokens: Tensor) -> Tensor:
+    """Log-likelihood of texts ``[n, length]`` under laws p of a table's contexts."""
+    log_p = p.log()
     context, score = torch.zeros(len(tokens), dtype=torch.int64), torch.zeros(len(tokens), dtype=torch.float64)
     for x in tokens.unbind(1):
         score, context = score + log_p[context, x], table.after[context, x]

@@ -19,6 +19,19 @@ def match_bounds(p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
     return (1 - variation) / (1 + variation), 1 - variation
 
 
+def match_floor(p: Tensor, q: Tensor) -> Tensor:
+    """A tight lower bound of P(match): sum_i m_i / (m_i + sum_j M_j - M_i), m = min(p, q), M = max(p, q).
+
+    Example:
+        >>> import torch
+        >>> from specdec_loop.theory import match_floor
+        >>> float(match_floor(torch.tensor([0.5, 0.5]), torch.tensor([1.0, 0.0])))
+        0.5
+    """
+    low, high = torch.minimum(p, q), torch.maximum(p, q)
+    return (low / (low + high.sum(-1, keepdim=True) - high).clamp(min=1e-300)).sum(-1)
+
+
 def minhash_match(p: Tensor, q: Tensor) -> Tensor:
     """P(match) of weighted MinHash, the lower bound itself: sum min(p, q) / sum max(p, q)."""
     return torch.minimum(p, q).sum(-1) / torch.maximum(p, q).sum(-1)

@@ -6,7 +6,7 @@ Rows p (target) and q (draft) are float64 ``[..., vocab]``; K candidates.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -75,6 +75,19 @@ def ceiling(p: Tensor, q: Tensor, count: int) -> Tensor:
     return (kept_p + 1 - kept_q.clamp(max=1) ** count).amin(-1)
 
 
+def set_ceiling(p: Tensor, sets: Mapping[tuple[int, ...], float]) -> float:
+    """The same for any law of candidate sets, {ids: probability}: min_H p(H) + 1 - P(all candidates in H), one row.
+
+    By enumeration of every H: for small vocabularies.
+    """
+    vocab = len(p)
+    best = 1.0
+    for chosen in itertools.product((False, True), repeat=vocab):
+        inside = sum(share for ids, share in sets.items() if all(chosen[x] for x in ids))
+        best = min(best, float(p[torch.tensor(chosen)].sum()) + 1 - inside)
+    return best
+
+
 def greedy_multi_draft(p: Tensor, q: Tensor, count: int) -> Tensor:
     """The K - 1 likeliest ids of q and one draw from the rest: p(S0) + sum_{x not in S0} min(p, q')."""
     best = q.topk(count - 1, dim=-1).indices
@@ -99,10 +112,39 @@ def best_tree(acceptance: Sequence[float], nodes: int, depth: int | None = None)
         >>> best_tree([0.6, 0.2, 0.1], 4, depth=2)
         ([-1, 0, 0, 1], 2.16)
     """
+    levels = nodes - 1 if depth is None else min(depth, nodes - 1)
+    worth, taken = _program(acceptance, nodes, levels)
+    return _grown(taken, nodes - 1, levels), 1 + float(worth[levels][nodes - 1])
+
+
+def fastest_tree(
+    acceptance: Sequence[float], nodes: int, draft_time: float, verify_time: Callable[[int], float]
+) -> tuple[list[int], float, float]:
+    """(parents, tokens a step, time a token) of the static tree of at most `nodes` nodes that is fastest.
+
+    It minimises (depth draft_time + verify_time(m)) / T(m, depth) over nodes m and depth (Sequoia): a level is one
+    forward of the drafter, whatever its width.
+
+    Example:
+        >>> from specdec_loop.theory import fastest_tree
+        >>> fastest_tree([0.6, 0.2], 8, 0.1, lambda nodes: 1.0 + 0.1 * nodes)[0]
+        [-1, 0, 0, 1]
+    """
+    worth, taken = _program(acceptance, nodes, nodes - 1)
+    best = (verify_time(1), 1, 0)
+    for depth in range(1, nodes):
+        for m in range(depth + 1, nodes + 1):
+            time = (depth * draft_time + verify_time(m)) / (1 + float(worth[depth][m - 1]))
+            best = min(best, (time, m, depth))
+    time, m, depth = best
+    return _grown(taken, m - 1, depth), 1 + float(worth[depth][m - 1]), time
+
+
+def _program(acceptance: Sequence[float], nodes: int, levels: int) -> tuple[list[Tensor], list[list[Tensor]]]:
+    """(most accepted tokens by levels and nodes below the root, sizes of the eldest subtrees that reach them)."""
     if nodes < 1 or not acceptance or not all(0 <= a <= 1 for a in acceptance):
         raise ValueError(f"best_tree: nodes >= 1 and acceptance in [0, 1], got {nodes} and {list(acceptance)}")
     rates = torch.tensor(list(acceptance), dtype=torch.float64)
-    levels = nodes - 1 if depth is None else min(depth, nodes - 1)
     sizes = torch.arange(nodes)
     rest = sizes[:, None] - sizes  # [m, y]: left of m nodes when the eldest subtree takes y
     # worth[l][b][m]: m nodes below one node, at most l levels, children b, b + 1, .. of it (an elder before a younger).
@@ -120,8 +162,7 @@ def best_tree(acceptance: Sequence[float], nodes: int, depth: int | None = None)
             level, choice = [best.values, *level], [best.indices, *choice]
         worth.append(level)
         taken.append(choice)
-    parents = _grown(taken, nodes - 1, levels)
-    return parents, 1 + float(worth[levels][0][nodes - 1])
+    return [level[0] for level in worth], taken
 
 
 def _grown(taken: list[list[Tensor]], nodes: int, levels: int) -> list[int]:

@@ -39,6 +39,12 @@ def rejections(target: Markov, draft: Markov) -> float:
     return batch_rejections(target, draft, 1)
 
 
+def rejection_speedup(target: Markov, draft: Markov) -> float:
+    """T / E[rejections]: against plain decoding where drafts are free and each rejection costs one target forward."""
+    expected = rejections(target, draft)
+    return (len(target.steps) + 1) / expected if expected > 0 else math.inf
+
+
 def batch_rejections(target: Markov, draft: Markov, drafts: float) -> float:
     """Theorem 3: E[rejections] of Algorithm 4 with M independent drafts, M = math.inf for its limit.
 
@@ -88,6 +94,36 @@ def uniform_improvement(ratio: float, drafts: int) -> float:
     """The same for a uniform draft over r times as many ids as the uniform target: (1 - 1/r) - (1 - 1/r)^M."""
     miss = 1 - 1 / ratio
     return miss - miss**drafts
+
+
+def output_law(q: Tensor, accept: Tensor, residual: Tensor) -> Tensor:
+    """Law of the emitted token where draft x ~ q is accepted with b(x), else drawn from a residual.
+
+    b(x) q(x) + R residual(x), R = sum (1 - b) q. With b = min(1, p / q) and residual norm((p - q)+) it is p.
+    """
+    rejected = ((1 - accept) * q).sum(-1, keepdim=True)
+    return accept * q + rejected * residual
+
+
+class Lenient(NamedTuple):
+    """Lenient acceptance (Leviathan et al.).
+
+    Attributes:
+        accepted: P(accept).
+        law: of the emitted token; nowhere above p / lenience.
+    """
+
+    accepted: Tensor
+    law: Tensor
+
+
+def lenient(p: Tensor, q: Tensor, lenience: float) -> Lenient:
+    """B = min(1, p / (l q)), residual norm((p - l q)+), 0 < l <= 1: P(accept) = sum min(q, p / l). 1 is lossless."""
+    taken = torch.minimum(q, p / lenience)
+    left = (p - lenience * q).clamp(min=0)
+    accepted = taken.sum(-1)
+    rest = left / left.sum(-1, keepdim=True).clamp(min=1e-300)
+    return Lenient(accepted, taken + (1 - accepted)[..., None] * rest)
 
 
 class OverAcceptance(NamedTuple):

@@ -50,6 +50,23 @@ def block_accepted(target: Table, draft: Table, length: int) -> float:
     return _weighted(target, draft, length, lambda w, ratio: min(1.0, w * ratio))
 
 
+def block_chances(p: Tensor, q: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """(w_0..w_g, h_1..h_g) of one drafted block; rows p and q ``[g, vocab]``, ids ``[g]``.
+
+    w_0 = 1, w_i = min(1, w_{i-1} p_i / q_i); h_g = w_g and h_i = S_i / (S_i + 1 - w_i), S_i = sum (w_i p_{i+1} -
+    q_{i+1})+ (0 / 0 is 1). The last i whose coin is below h_i is the number accepted: P(at least i | x_1..x_i) = w_i.
+    """
+    w = [torch.ones((), dtype=torch.float64)]
+    for row_p, row_q, x in zip(p, q, ids, strict=True):
+        w.append((w[-1] * row_p[x] / row_q[x]).clamp(max=1))
+    chances = []
+    for weight, row_p, row_q in zip(w[1:-1], p[1:], q[1:], strict=True):
+        left = (weight * row_p - row_q).clamp(min=0).sum()
+        whole = left + 1 - weight
+        chances.append(torch.where(whole > 0, left / whole.clamp(min=1e-300), 1.0))
+    return torch.stack(w), torch.stack([*chances, w[-1]])
+
+
 def ideal_accepted(target: Table, draft: Table, length: int) -> float:
     """What no verifier can exceed: sum_i (1 - TV of the joint laws of i tokens)."""
     joint: dict[tuple[int, ...], tuple[float, float]] = {(): (1.0, 1.0)}

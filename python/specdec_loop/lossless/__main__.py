@@ -1,8 +1,0 @@
-"""python -m specdec_loop.lossless."""
-
-import sys
-
-from .command import main
-
-if __name__ == "__main__":
-    sys.exit(main())
