@@ -6,7 +6,6 @@ case gather the pages first, as they have no other way to read them.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -18,6 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from specdec_kernels import tree_attention, tree_layout, tree_mask
 
 from . import trees
+from .cases import OpCase
 from .rows import DTYPES
 from .suite import Contender, pytest_speed
 
@@ -26,27 +26,19 @@ TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
 
 @dataclass(frozen=True)
-class AttentionCase:
+class AttentionCase(OpCase):
     """One shape."""
 
-    op: str
     nodes: int = 64
     batch: int = 8
     past: int = 4096
     dtype: str = "bf16"
     format: str = "bhld"
-    threads: int = 0  # 0: all cores
 
     @property
-    def name(self) -> str:
-        """As printed."""
-        words = f"{self.nodes} nodes, batch {self.batch}, past {self.past}, {self.dtype}, {self.format}"
-        return words + (f", {self.threads} thread" if self.threads else "")
-
-    @property
-    def id(self) -> str:
-        """For pytest."""
-        return re.sub(r"[ ,]+", "-", self.name)
+    def words(self) -> str:
+        """Sizes, dtype, layout."""
+        return f"{self.nodes} nodes, batch {self.batch}, past {self.past}, {self.dtype}, {self.format}"
 
 
 class AttentionInput(NamedTuple):

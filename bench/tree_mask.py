@@ -24,9 +24,9 @@ class MaskCase(TreeCase):
     format: str = "layout and bool"
 
     @property
-    def name(self) -> str:
-        """As printed."""
-        return f"{self.format}, {super().name}"
+    def words(self) -> str:
+        """Format and sizes."""
+        return f"{self.format}, {super().words}"
 
 
 def cases(extent: str) -> list[MaskCase]:
