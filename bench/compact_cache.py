@@ -75,7 +75,7 @@ def move_slots(rival: ModuleType, made: Sequence[CacheInput]) -> Run:
     return lambda x: rival.compact_cache(ready.get(x.layout) or prepare(x))
 
 
-def minimum(x: CacheInput) -> int:
+def minimum(case: CacheCase, x: CacheInput, result: None) -> int:
     """Bytes of the rows that change their place, read and written."""
     moving = sum(node != d for nodes in x.paths for d, node in enumerate(nodes, 1))
     return 2 * moving * sum(t.shape[2] * t.shape[3] for t in x.layout.tensors)

@@ -11,6 +11,7 @@ from torch import Tensor
 from specdec_kernels import gather_nodes
 
 from .caches import MAX_DEPTH, NODES, CacheCase, cache_input
+from .minimum import moved
 from .suite import Contender, pytest_speed
 
 HIDDEN = 4096
@@ -38,6 +39,12 @@ def inputs(case: CacheCase) -> list[NodeInput]:
 def ours(x: NodeInput, backend: str) -> Tensor:
     """One call of the package."""
     return gather_nodes(x.values, x.path, backend=backend).values
+
+
+def minimum(case: CacheCase, x: NodeInput, result: Tensor) -> int:
+    """Bytes of the paths, of the root's row and those on the path, and of the result."""
+    rows = len(x.path) + int((x.path >= 0).sum())
+    return moved(x.path, result) + rows * moved(result[0, 0])
 
 
 def gathered(x: NodeInput) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 from specdec_kernels import CacheLayout, select_state
 
 from .caches import CacheCase
+from .minimum import moved
 from .suite import Contender, pytest_speed
 
 LAYERS, DRAFT, STATE = 8, 3, (64, 64, 128)  # 8 layers stand for 32: all are alike
@@ -41,6 +42,11 @@ def inputs(case: CacheCase) -> list[StateInput]:
 def ours(x: StateInput, backend: str) -> None:
     """One call of the package."""
     select_state(x.layout, x.num_accepted, backend=backend)
+
+
+def minimum(case: CacheCase, x: StateInput, result: None) -> int:
+    """Bytes of the states that change their place, read and written."""
+    return 2 * int((x.num_accepted > 0).sum()) * sum(moved(states[0, 0]) for states in x.states)
 
 
 def indexed(x: StateInput) -> None:

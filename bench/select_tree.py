@@ -11,6 +11,7 @@ from torch import Tensor
 from specdec_kernels import CandidateTree, select_tree
 
 from . import trees
+from .minimum import moved
 from .suite import Contender, pytest_speed
 from .trees import TreeCase
 
@@ -57,6 +58,11 @@ def inputs(case: TreeCase) -> list[ScoredInput]:
 def ours(case: TreeCase, x: ScoredInput, backend: str) -> CandidateTree:
     """One call of the package."""
     return select_tree(x.token_ids, x.parents, x.scores, num_nodes=case.nodes, backend=backend)
+
+
+def minimum(case: TreeCase, x: ScoredInput, result: CandidateTree) -> int:
+    """Bytes of the candidates and of the tree."""
+    return moved(*x, *result)
 
 
 def rerank(case: TreeCase, x: ScoredInput) -> tuple[Tensor, Tensor]:

@@ -18,6 +18,7 @@ from specdec_kernels import tree_attention, tree_layout, tree_mask
 
 from . import trees
 from .cases import OpCase
+from .minimum import moved
 from .rows import DTYPES
 from .suite import Contender, pytest_speed
 
@@ -115,6 +116,11 @@ def ours(x: AttentionInput, backend: str) -> Tensor:
     return tree_attention(
         x.query, x.key, x.value, x.ancestors, x.lengths, format=x.format, block_table=x.table, backend=backend
     ).output  # fmt: skip
+
+
+def minimum(case: AttentionCase, x: AttentionInput, result: Tensor) -> int:
+    """Bytes of queries, keys, values and ancestors, and of the result."""
+    return moved(x.query, x.key, x.value, x.ancestors, x.lengths, result)
 
 
 def dense(x: AttentionInput) -> tuple[Tensor, Tensor]:

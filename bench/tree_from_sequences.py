@@ -10,6 +10,7 @@ from torch import Tensor
 from specdec_kernels import CandidateTree, tree_from_sequences
 
 from . import trees
+from .minimum import moved
 from .suite import Contender, pytest_speed
 from .trees import TreeCase
 
@@ -32,6 +33,11 @@ def inputs(case: TreeCase) -> list[Tensor]:
 def ours(case: TreeCase, x: Tensor, backend: str) -> CandidateTree:
     """One call of the package."""
     return tree_from_sequences(x, num_nodes=case.nodes, backend=backend)
+
+
+def minimum(case: TreeCase, x: Tensor, result: CandidateTree) -> int:
+    """Bytes of the sequences and of the tree."""
+    return moved(x, *result)
 
 
 def trie(case: TreeCase, x: Tensor) -> tuple[Tensor, Tensor]:
