@@ -11,8 +11,8 @@ from .cases import Case, OpCase
 from .meters import size
 from .rows import ChainInput
 
-# Allowed multiples of MIN. Above 1: a tree is loaded by every block that owns 32 of its nodes; the sequences of a trie
-# are passed over once more to sort and to compare them; the parts of a split attention are written, read and merged.
+# Allowed multiples of MIN, beside what `near` of an op's file allows. Sequences of a trie are passed over again to sort
+# and to compare them; the parts of a split attention are written, read and merged.
 BUDGETS = {
     "verify_tree": 1.1,
     "compact_cache": 1.01,
@@ -21,15 +21,15 @@ BUDGETS = {
     "rollback": 1.25,
     "select_tree": 1.1,
     "tree_from_sequences": 3.5,
-    "tree_layout": 1.4,
-    "tree_mask": 1.4,  # and what tree_mask.NEAR says
+    "tree_layout": 1.02,
+    "tree_mask": 1.05,
     "tree_attention": 1.5,
 }
 
 
-def moved(*tensors: Tensor) -> int:
-    """Bytes of tensors that are read or written once."""
-    return sum(map(size, tensors))
+def moved(*tensors: Tensor | None) -> int:
+    """Bytes of tensors that are read or written once, where there are any."""
+    return sum(size(t) for t in tensors if t is not None)
 
 
 def minimum(case: Case, x: ChainInput, stats: bool = False) -> int:

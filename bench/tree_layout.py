@@ -37,6 +37,11 @@ def minimum(case: TreeCase, x: Shape, result: TreeLayout) -> int:
     return moved(x.parents, *result)
 
 
+def near(case: TreeCase, backend: str) -> int:
+    """Bytes that blocks load of the tree."""
+    return trees.loads(case)
+
+
 def medusa(x: Shape) -> None:
     """A request at a time."""
     for choices in x.choices:

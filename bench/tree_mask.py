@@ -21,7 +21,7 @@ PAST = 2048
 # caches. So many bytes may an element of [query, key] read there: its word of ancestors and, where each element is
 # looked at by itself, the depth and the past; in a flat mask also the search for its request.
 NEAR = {
-    "triton": {"layout": 4, "bool": 1, "additive": 1, "flat": 29, "flat_packed": 8, "int32": 4},
+    "triton": {"layout": 4, "bool": 0.15, "additive": 0.15, "flat": 29, "flat_packed": 8, "int32": 4.2},
     "cuda_host": {"layout": 4, "bool": 12, "additive": 12, "flat": 28, "flat_packed": 21, "int32": 0},
 }
 
@@ -83,8 +83,11 @@ def minimum(case: MaskCase, x: Shape, result: TreeMask) -> int:
 
 
 def near(case: MaskCase, backend: str) -> int:
-    """Bytes that all elements together may read again."""
-    return NEAR[backend][kind(case)] * case.batch * case.nodes * (case.past + case.nodes)
+    """Bytes that elements may read again, that blocks load of the tree, and of its bits and depths, written between."""
+    elements = case.batch * case.nodes * (case.past + case.nodes)
+    loads = trees.loads(case) * (2 if kind(case) == "layout" else 1)
+    bits = 4 * case.batch * case.nodes * (1 + -(-case.nodes // 32))
+    return int(NEAR[backend][kind(case)] * elements) + loads + bits
 
 
 def medusa(x: Shape) -> list[Tensor]:

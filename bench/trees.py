@@ -90,6 +90,11 @@ def shape(nodes: int, batch: int, *, varied: bool, seed: int = 0) -> Shape:
     return Shape(parents, choices)
 
 
+def loads(case: TreeCase) -> int:
+    """Bytes of the parents, of which every block of 32 nodes loads all."""
+    return -(-case.nodes // 32) * 4 * case.batch * case.nodes
+
+
 def leaf_paths(parents: Tensor) -> Tensor:
     """Nodes from the root to each leaf of one tree, [leaves, depth + 1], -1 padded."""
     parent = parents.tolist()
