@@ -12,7 +12,7 @@ from specdec_kernels import gather_nodes
 
 from .caches import MAX_DEPTH, NODES, CacheCase, cache_input
 from .minimum import moved
-from .suite import Contender, pytest_speed
+from .suite import Contender, pytest_speed, same_check
 
 HIDDEN = 4096
 
@@ -65,11 +65,7 @@ def check(run: Callable[[NodeInput], Tensor]) -> Callable[[NodeInput], None]:
 
 def contenders(case: CacheCase, made: Sequence[NodeInput], backends: Sequence[str]) -> list[Contender]:
     """Ours, then the rival."""
-    field = []
-    for backend in backends:
-        run = lambda x, backend=backend: ours(x, backend)  # noqa: E731
-        field.append(Contender(backend, True, run, check(run)))
-    return [*field, Contender("torch.gather", False, gathered, check(gathered))]
+    return same_check(ours, backends, {"torch.gather": gathered}, check)
 
 
 test_speed = pytest_speed("gather_nodes")

@@ -12,7 +12,7 @@ from specdec_kernels import rollback
 from . import caches
 from .caches import PAGE, CacheCase, CacheInput
 from .minimum import moved
-from .suite import Contender, pytest_speed
+from .suite import Contender, pytest_speed, same_check
 
 
 def cases(extent: str) -> list[CacheCase]:
@@ -66,11 +66,7 @@ def check(run: Callable[[CacheInput], tuple[Tensor, Tensor]]) -> Callable[[Cache
 
 def contenders(case: CacheCase, made: Sequence[CacheInput], backends: Sequence[str]) -> list[Contender]:
     """Ours, then the rival."""
-    field = []
-    for backend in backends:
-        run = lambda x, backend=backend: ours(x, backend)  # noqa: E731
-        field.append(Contender(backend, True, run, check(run)))
-    return [*field, Contender("plain PyTorch", False, plain, check(plain))]
+    return same_check(ours, backends, {"plain PyTorch": plain}, check)
 
 
 test_speed = pytest_speed("rollback")

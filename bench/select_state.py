@@ -12,7 +12,7 @@ from specdec_kernels import CacheLayout, select_state
 
 from .caches import CacheCase
 from .minimum import moved
-from .suite import Contender, pytest_speed
+from .suite import Contender, pytest_speed, same_check
 
 LAYERS, DRAFT, STATE = 8, 3, (64, 64, 128)  # 8 layers stand for 32: all are alike
 
@@ -71,11 +71,7 @@ def check(run: Callable[[StateInput], None]) -> Callable[[StateInput], None]:
 
 def contenders(case: CacheCase, made: Sequence[StateInput], backends: Sequence[str]) -> list[Contender]:
     """Ours, then the rival."""
-    field = []
-    for backend in backends:
-        run = lambda x, backend=backend: ours(x, backend)  # noqa: E731
-        field.append(Contender(backend, True, run, check(run)))
-    return [*field, Contender("index a layer", False, indexed, check(indexed))]
+    return same_check(ours, backends, {"index a layer": indexed}, check)
 
 
 test_speed = pytest_speed("select_state")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -12,7 +13,7 @@ from specdec_kernels import CandidateTree, select_tree
 
 from . import trees
 from .minimum import moved
-from .suite import Contender, pytest_speed
+from .suite import Contender, pytest_speed, same_check
 from .trees import TreeCase
 
 WIDTH, LEVELS = 10, 6  # of each level the 10 best have 10 children each, as EAGLE-2 expands
@@ -88,12 +89,8 @@ def check(case: TreeCase, run: Callable[[ScoredInput], tuple[Tensor, ...]]) -> C
 
 def contenders(case: TreeCase, made: Sequence[ScoredInput], backends: Sequence[str]) -> list[Contender]:
     """Ours, then the rival."""
-    field = []
-    for backend in backends:
-        run = lambda x, backend=backend: ours(case, x, backend)  # noqa: E731
-        field.append(Contender(backend, True, run, check(case, run)))
-    run = lambda x: rerank(case, x)  # noqa: E731
-    return [*field, Contender("EAGLE's PyTorch", False, run, check(case, run))]
+    rivals = {"EAGLE's PyTorch": partial(rerank, case)}
+    return same_check(partial(ours, case), backends, rivals, partial(check, case))
 
 
 test_speed = pytest_speed("select_tree")

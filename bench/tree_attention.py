@@ -20,7 +20,7 @@ from . import trees
 from .cases import OpCase
 from .minimum import moved
 from .rows import DTYPES
-from .suite import Contender, pytest_speed
+from .suite import Contender, pytest_speed, same_check
 
 HEADS, KV_HEADS, DIM, PAGE = 32, 8, 128, 16
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
@@ -158,11 +158,7 @@ def contenders(case: AttentionCase, made: Sequence[AttentionInput], backends: Se
 
         return compare
 
-    field: list[tuple[str, bool, Callable[[AttentionInput], Tensor]]] = [
-        (b, True, lambda x, b=b: ours(x, b)) for b in backends
-    ]
-    field += [("SDPA, dense mask", False, sdpa), ("plain PyTorch", False, eager)]
-    return [Contender(name, is_ours, run, check(run)) for name, is_ours, run in field]
+    return same_check(ours, backends, {"SDPA, dense mask": sdpa, "plain PyTorch": eager}, check)
 
 
 test_speed = pytest_speed("tree_attention")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from specdec_kernels import CandidateTree, tree_from_sequences
 
 from . import trees
 from .minimum import moved
-from .suite import Contender, pytest_speed
+from .suite import Contender, pytest_speed, same_check
 from .trees import TreeCase
 
 LENGTH = 8
@@ -70,12 +71,8 @@ def check(case: TreeCase, run: Callable[[Tensor], tuple[Tensor, ...]]) -> Callab
 
 def contenders(case: TreeCase, made: Sequence[Tensor], backends: Sequence[str]) -> list[Contender]:
     """Ours, then the rival."""
-    field = []
-    for backend in backends:
-        run = lambda x, backend=backend: ours(case, x, backend)  # noqa: E731
-        field.append(Contender(backend, True, run, check(case, run)))
-    run = lambda x: trie(case, x)  # noqa: E731
-    return [*field, Contender("Python dictionaries", False, run, check(case, run))]
+    rivals = {"Python dictionaries": partial(trie, case)}
+    return same_check(partial(ours, case), backends, rivals, partial(check, case))
 
 
 test_speed = pytest_speed("tree_from_sequences")

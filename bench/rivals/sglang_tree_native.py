@@ -27,11 +27,11 @@ def available() -> str | None:
         kernels()
     except Exception as error:
         wanted = (
-            "sglang with its compiler's packages"
+            "all of sglang, with what compiles its kernels"
             if torch.cuda.is_available()
-            else "a CPU build of sgl_kernel, which wheels are not"
+            else "a CPU build of sgl_kernel, which its wheels are not"
         )
-        return f"needs {wanted}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        return f"needs {wanted}: {type(error).__name__}: {str(error).strip()[:100]}"
     return None
 
 
