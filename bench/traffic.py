@@ -169,7 +169,7 @@ def meter_rivals(case: OpCase) -> list[Metered]:
 
 
 def rival_cases() -> list[OpCase]:
-    """Cases of ours that rivals are metered in; interpreted, SGLang takes minutes to find the parents of large trees."""
+    """Cases of ours that rivals are metered in; SGLang takes minutes over large trees."""
 
     def is_shared(case: OpCase) -> bool:
         if not isinstance(case, Case):
