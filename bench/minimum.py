@@ -23,7 +23,7 @@ BUDGETS = {
     "tree_from_sequences": 3.5,
     "tree_layout": 1.02,
     "tree_mask": 1.05,
-    "tree_attention": 1.5,
+    "tree_attention": 1.55,
 }
 
 
