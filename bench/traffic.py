@@ -80,7 +80,8 @@ def cases() -> list[OpCase]:
         TreeCase("verify_tree", 16, 8, bf16, "greedy", VOCAB),
     ]
     made += [CacheCase("compact_cache", 32, batch, f) for batch, f in ((1, "bhld"), (4, "bhld"), (4, "nhd"))]
-    made += [CacheCase("rollback", 32, 16, "nhd"), CacheCase("gather_nodes", 32, 4), CacheCase("select_state", 32, 1)]
+    made += [CacheCase("rollback", 32, 16, "nhd"), CacheCase("gather_nodes", 32, 4, "blhd")]
+    made += [CacheCase("select_state", 32, 1, "blhd")]
     made += [TreeCase("tree_layout", 64, 4), TreeCase("tree_layout", 256, 1)]
     made += [MaskCase("tree_mask", 64, 4), MaskCase("tree_mask", 256, 1, format="int32")]
     past = f"past {tree_mask.PAST}"
@@ -182,10 +183,13 @@ def rival_cases() -> list[OpCase]:
 
 def available(names: list[str]) -> list[str]:
     """Meterable backends; the host-run CUDA library is built on demand."""
+    sys.path.insert(0, str(suite.ROOT / "tests"))
+    import interpreter
+
+    interpreter.patch_once()
     found = []
     for name in names:
         if name == "cuda_host":
-            sys.path.insert(0, str(suite.ROOT / "tests"))
             try:
                 from native.build import build
             except ImportError as error:

@@ -31,7 +31,8 @@ def available() -> str | None:
             if torch.cuda.is_available()
             else "a CPU build of sgl_kernel, which its wheels are not"
         )
-        return f"needs {wanted}: {type(error).__name__}: {" ".join(str(error).split())[:100]}"
+        reason = " ".join(str(error).split())
+        return f"needs {wanted}: {type(error).__name__}: {reason[:100]}"
     return None
 
 
