@@ -11,7 +11,7 @@ from specdec_kernels import RatioResult, acceptance_ratios
 from . import cases as case_tables
 from .cases import Case
 from .rows import ChainInput
-from .suite import Contender, chain_inputs, first_requests, law, pytest_speed, rivals_for
+from .suite import Contender, chain_inputs, first_requests, law, pytest_speed, rivals_for, same_check
 
 
 def cases(extent: str) -> list[Case]:
@@ -46,14 +46,11 @@ def check(run: Callable[[ChainInput], tuple[torch.Tensor, ...]]) -> Callable[[Ch
 
 def contenders(case: Case, made: Sequence[ChainInput], backends: Sequence[str]) -> list[Contender]:
     """Ours, then the rivals."""
-    field = []
-    for backend in backends:
-        run = lambda x, backend=backend: ours(x, backend)  # noqa: E731
-        field.append(Contender(backend, True, run, check(run)))
-    for rival in rivals_for(case, "acceptance_ratios"):
-        run = lambda x, rival=rival: rival.acceptance_ratios(x.draft_ids, x.target, x.draft, *law(x))  # noqa: E731
-        field.append(Contender(rival.NAME, False, run, check(run)))
-    return field
+    rivals = {
+        rival.NAME: lambda x, rival=rival: rival.acceptance_ratios(x.draft_ids, x.target, x.draft, *law(x))
+        for rival in rivals_for(case, "acceptance_ratios")
+    }
+    return same_check(ours, backends, rivals, check)
 
 
 test_speed = pytest_speed("acceptance_ratios")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,31 +11,25 @@ from torch import Tensor
 
 from specdec_kernels import CacheLayout
 
+from .cases import OpCase
+
 NODES, MAX_DEPTH = 26, 5  # of a tree; on average half of the depth is accepted
 PAGE = 16
 MODELS = {32: "8B", 80: "70B"}  # layers, each with 8 heads of 128, bfloat16
 
 
 @dataclass(frozen=True)
-class CacheCase:
+class CacheCase(OpCase):
     """One shape of one op on a cache."""
 
-    op: str
     layers: int = 32
     batch: int = 16
     format: str = "bhld"
-    threads: int = 0  # 0: all cores
 
     @property
-    def name(self) -> str:
-        """As printed."""
-        words = f"{MODELS[self.layers]}-like {self.layers} layers, batch {self.batch}, {self.format}"
-        return words + (f", {self.threads} thread" if self.threads else "")
-
-    @property
-    def id(self) -> str:
-        """For pytest."""
-        return re.sub(r"[ ,]+", "-", self.name)
+    def words(self) -> str:
+        """Model, batch, layout."""
+        return f"{MODELS[self.layers]}-like {self.layers} layers, batch {self.batch}, {self.format}"
 
 
 class CacheInput(NamedTuple):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from abc import abstractmethod
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from .rows import Filters
@@ -20,10 +21,32 @@ BOTH = "top-k 50 + top-p .95"
 
 
 @dataclass(frozen=True)
-class Case:
+class OpCase:
     """One shape of one op."""
 
     op: str
+    threads: int = field(default=0, kw_only=True)  # 0: all cores
+
+    @property
+    @abstractmethod
+    def words(self) -> str:
+        """What tells it from the op's other cases."""
+
+    @property
+    def name(self) -> str:
+        """As printed."""
+        return self.words + (f", {self.threads} thread" if self.threads else "")
+
+    @property
+    def id(self) -> str:
+        """For pytest."""
+        return re.sub(r"[ ,'+.]+", "-", self.name)
+
+
+@dataclass(frozen=True)
+class Case(OpCase):
+    """One shape of an op on rows."""
+
     vocab: int = 128256
     batch: int = 16
     draft: int = 5
@@ -31,12 +54,11 @@ class Case:
     filters: str = "none"
     rule: str = "ratio"
     rows: str = "llm"
-    threads: int = 0  # 0: all cores
     compiled: bool = False  # torch.compile takes a while: only where it is asked for
 
     @property
-    def name(self) -> str:
-        """As printed: model, sizes, dtype, and what differs from the usual."""
+    def words(self) -> str:
+        """Model, sizes, dtype, and what differs from the usual."""
         parts = [f"{MODELS[self.vocab]} {self.vocab}", f"batch {self.batch}"]
         if self.op in ("verify_chain", "acceptance_ratios"):
             parts.append(f"K {self.draft}")
@@ -47,14 +69,7 @@ class Case:
             parts.append(self.filters)
         if self.rows != "llm":
             parts.append(f"{self.rows} rows")
-        if self.threads:
-            parts.append(f"{self.threads} thread")
         return ", ".join(parts)
-
-    @property
-    def id(self) -> str:
-        """For pytest."""
-        return re.sub(r"[ ,+.]+", "-", self.name)
 
 
 class Measured(NamedTuple):

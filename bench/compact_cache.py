@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from types import ModuleType
 
 import torch
@@ -13,7 +14,7 @@ from specdec_kernels import compact_cache
 
 from . import caches
 from .caches import NODES, PAGE, CacheCase, CacheInput
-from .suite import CHECKED_REQUESTS, Contender, pytest_speed, rivals_for
+from .suite import CHECKED_REQUESTS, Contender, pytest_speed, rivals_for, same_check
 
 Run = Callable[[CacheInput], list[Tensor] | None]  # moves rows in place, or returns other tensors
 
@@ -75,13 +76,13 @@ def move_slots(rival: ModuleType, made: Sequence[CacheInput]) -> Run:
     return lambda x: rival.compact_cache(ready.get(x.layout) or prepare(x))
 
 
-def minimum(x: CacheInput) -> int:
+def minimum(case: CacheCase, x: CacheInput, result: None) -> int:
     """Bytes of the rows that change their place, read and written."""
     moving = sum(node != d for nodes in x.paths for d, node in enumerate(nodes, 1))
     return 2 * moving * sum(t.shape[2] * t.shape[3] for t in x.layout.tensors)
 
 
-def check(run: Run, case: CacheCase) -> Callable[[CacheInput], None]:
+def check(case: CacheCase, run: Run) -> Callable[[CacheInput], None]:
     """The same bits as the reference leaves, for some requests; of tensors made anew, in the rows that they have."""
 
     def compare(_: CacheInput) -> None:
@@ -98,17 +99,12 @@ def check(run: Run, case: CacheCase) -> Callable[[CacheInput], None]:
 
 def contenders(case: CacheCase, made: Sequence[CacheInput], backends: Sequence[str]) -> list[Contender]:
     """Ours, then the rivals."""
-    field = []
-    for backend in backends:
-        run = lambda x, backend=backend: ours(x, backend)  # noqa: E731
-        field.append(Contender(backend, True, run, check(run, case)))
-    field.append(Contender("gather/scatter a layer", False, gather_scatter, check(gather_scatter, case)))
+    rivals: dict[str, Run] = {"gather/scatter a layer": gather_scatter}
     if case.format in ("bhld", "blhd"):
-        field.append(Contender("loop over requests", False, loop, check(loop, case)))
+        rivals["loop over requests"] = loop
     for rival in rivals_for(case, "compact_cache"):
-        other = move_slots(rival, made) if hasattr(rival, "prepare") else crop_and_cat(rival)
-        field.append(Contender(rival.NAME, False, other, check(other, case)))
-    return field
+        rivals[rival.NAME] = move_slots(rival, made) if hasattr(rival, "prepare") else crop_and_cat(rival)
+    return same_check(ours, backends, rivals, partial(check, case))
 
 
 test_speed = pytest_speed("compact_cache")

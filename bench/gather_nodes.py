@@ -11,7 +11,8 @@ from torch import Tensor
 from specdec_kernels import gather_nodes
 
 from .caches import MAX_DEPTH, NODES, CacheCase, cache_input
-from .suite import Contender, pytest_speed
+from .minimum import moved
+from .suite import Contender, pytest_speed, same_check
 
 HIDDEN = 4096
 
@@ -40,6 +41,12 @@ def ours(x: NodeInput, backend: str) -> Tensor:
     return gather_nodes(x.values, x.path, backend=backend).values
 
 
+def minimum(case: CacheCase, x: NodeInput, result: Tensor) -> int:
+    """Bytes of the paths, of the root's row and those on the path, and of the result."""
+    rows = len(x.path) + int((x.path >= 0).sum())
+    return moved(x.path, result) + rows * moved(result[0, 0])
+
+
 def gathered(x: NodeInput) -> Tensor:
     """The same in PyTorch."""
     node = torch.nn.functional.pad(x.path[:, :MAX_DEPTH], (1, 0))
@@ -58,11 +65,7 @@ def check(run: Callable[[NodeInput], Tensor]) -> Callable[[NodeInput], None]:
 
 def contenders(case: CacheCase, made: Sequence[NodeInput], backends: Sequence[str]) -> list[Contender]:
     """Ours, then the rival."""
-    field = []
-    for backend in backends:
-        run = lambda x, backend=backend: ours(x, backend)  # noqa: E731
-        field.append(Contender(backend, True, run, check(run)))
-    return [*field, Contender("torch.gather", False, gathered, check(gathered))]
+    return same_check(ours, backends, {"torch.gather": gathered}, check)
 
 
 test_speed = pytest_speed("gather_nodes")

@@ -21,6 +21,8 @@ from .gpu_clock import clock, copy_bandwidth, l2_bytes, philox_words
 from .machine import commit, machine, progress, slug, versions
 from .minimum import minimum
 from .rows import ChainInput
+from .tree_mask import PAST, MaskCase
+from .trees import TreeCase
 
 MAX_INPUTS = 24
 ON_PAIRS = ("acceptance_ratios", "residual_probs", "residual_sample")  # of a target and a draft row, as chains are
@@ -42,6 +44,8 @@ def cases() -> list[Any]:
         Case("sample", batch=64, dtype=bf16, filters=BOTH),
         *(Case(name, batch=64, dtype=bf16) for name in ON_PAIRS),
         *(suite.module(name).cases("quick")[0] for name in others),
+        *(TreeCase("verify_tree", dtype=bf16, rule=rule) for rule in ("greedy", "target_only")),  # SGLang's rules
+        MaskCase("tree_mask", 64, 64, format=f"flat, past {PAST}"),
     ]
 
 

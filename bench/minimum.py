@@ -1,19 +1,39 @@
-"""MIN, bytes that a rule must read in the logits' own dtype (docs/design.md, Cost), and what is allowed above it."""
+"""MIN, bytes that must move in the logits' own dtype (docs/design.md, Cost), and what is allowed above it.
+
+Of an op on trees or caches, MIN is `minimum` of its own file: what a call must read and write.
+"""
 
 from __future__ import annotations
 
-from . import compact_cache
-from .caches import CacheCase, CacheInput
-from .cases import Case
+from torch import Tensor
+
+from .cases import Case, OpCase
+from .meters import size
 from .rows import ChainInput
-from .trees import TreeCase
+
+# Allowed multiples of MIN, beside what `near` of an op's file allows. Sequences of a trie are passed over again to sort
+# and to compare them; the parts of a split attention are written, read and merged.
+BUDGETS = {
+    "verify_tree": 1.1,
+    "compact_cache": 1.01,
+    "gather_nodes": 1.01,
+    "select_state": 1.01,
+    "rollback": 1.25,
+    "select_tree": 1.1,
+    "tree_from_sequences": 3.5,
+    "tree_layout": 1.02,
+    "tree_mask": 1.05,
+    "tree_attention": 1.55,
+}
 
 
-def minimum(case: Case | CacheCase | TreeCase, x: ChainInput | CacheInput, stats: bool = False) -> int:
-    """Bytes that the rule must read on this input; of a cache, what must be read and written."""
-    if isinstance(x, CacheInput):
-        return compact_cache.minimum(x)
-    assert isinstance(case, Case)
+def moved(*tensors: Tensor | None) -> int:
+    """Bytes of tensors that are read or written once, where there are any."""
+    return sum(size(t) for t in tensors if t is not None)
+
+
+def minimum(case: Case, x: ChainInput, stats: bool = False) -> int:
+    """Bytes that the rule must read on these rows."""
     batch, draft = x.draft_ids.shape
     row = x.target.shape[-1] * x.target.element_size()
     if case.op == "sample":
@@ -33,12 +53,10 @@ def minimum(case: Case | CacheCase | TreeCase, x: ChainInput | CacheInput, stats
     return target + drafted + 2 * rejected * row + again
 
 
-def budget(case: Case | CacheCase | TreeCase) -> float:
+def budget(case: OpCase) -> float:
     """Allowed multiple of MIN."""
-    if isinstance(case, CacheCase):
-        return 1.01
-    if isinstance(case, TreeCase):
-        return 1.1
+    if not isinstance(case, Case):
+        return BUDGETS[case.op]
     if case.filters == "none" or case.rule in ("greedy", "topm", "distance"):
         return 1.05
     return 1.3 if case.rows == "llm" else 2.4

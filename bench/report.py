@@ -30,6 +30,7 @@ COLUMNS = {
     "Medusa's PyTorch": "Medusa's PyTorch", "Python dictionaries": "dictionaries",
     "loop over requests": "loop over requests", "gather/scatter a layer": "gather/scatter a layer",
     "transformers crop + cat": "transformers crop + cat", "SGLang mover": "SGLang mover",
+    "SGLang tree": "SGLang tree", "native SGLang tree": "native SGLang tree",
     "SDPA, dense mask": "SDPA, dense mask", "plain PyTorch": "plain PyTorch", "DynamicCache": "DynamicCache",
 }  # fmt: skip
 Row = dict[str, Any]
@@ -85,7 +86,7 @@ def table(content: Row) -> list[str]:
                 stats = rows.get(f"{ours['contender']} + draft_stats")
                 cells = [case, ours["contender"], duration(ours["p50_us"])]
                 cells += [duration(stats["p50_us"]) if stats else ""] if has_stats else []
-                cells += [f"{ours['of_copy']:.0%}"] if is_gpu(content) else []
+                cells += [f"{ours['of_copy']:.0%}" if "of_copy" in ours else ""] if is_gpu(content) else []
                 cells += [multiple(rows.get(c), ours) for c in rivals]
                 lines.append(f"| {' | '.join(cells)} |")
     return lines

@@ -11,7 +11,8 @@ from specdec_kernels import rollback
 
 from . import caches
 from .caches import PAGE, CacheCase, CacheInput
-from .suite import Contender, pytest_speed
+from .minimum import moved
+from .suite import Contender, pytest_speed, same_check
 
 
 def cases(extent: str) -> list[CacheCase]:
@@ -30,6 +31,14 @@ def ours(x: CacheInput, backend: str) -> tuple[Tensor, Tensor]:
     """One call of the package: new lengths, freed pages."""
     result = rollback(x.layout, x.lengths, x.num_accepted, backend=backend)
     return result.lengths, result.freed_pages[: int(result.num_freed)]
+
+
+def minimum(case: CacheCase, x: CacheInput, result: tuple[Tensor, Tensor]) -> int:
+    """Bytes of what is given, of the lengths, of a list as long as the table, and of the table's freed entries."""
+    table = x.layout.block_table
+    assert table is not None
+    lengths, freed = result
+    return moved(x.lengths, x.num_accepted, table, lengths, table, freed)
 
 
 def plain(x: CacheInput) -> tuple[Tensor, Tensor]:
@@ -57,11 +66,7 @@ def check(run: Callable[[CacheInput], tuple[Tensor, Tensor]]) -> Callable[[Cache
 
 def contenders(case: CacheCase, made: Sequence[CacheInput], backends: Sequence[str]) -> list[Contender]:
     """Ours, then the rival."""
-    field = []
-    for backend in backends:
-        run = lambda x, backend=backend: ours(x, backend)  # noqa: E731
-        field.append(Contender(backend, True, run, check(run)))
-    return [*field, Contender("plain PyTorch", False, plain, check(plain))]
+    return same_check(ours, backends, {"plain PyTorch": plain}, check)
 
 
 test_speed = pytest_speed("rollback")

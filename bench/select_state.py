@@ -11,7 +11,8 @@ from torch import Tensor
 from specdec_kernels import CacheLayout, select_state
 
 from .caches import CacheCase
-from .suite import Contender, pytest_speed
+from .minimum import moved
+from .suite import Contender, pytest_speed, same_check
 
 LAYERS, DRAFT, STATE = 8, 3, (64, 64, 128)  # 8 layers stand for 32: all are alike
 
@@ -43,6 +44,11 @@ def ours(x: StateInput, backend: str) -> None:
     select_state(x.layout, x.num_accepted, backend=backend)
 
 
+def minimum(case: CacheCase, x: StateInput, result: None) -> int:
+    """Bytes of the states that change their place, read and written."""
+    return 2 * int((x.num_accepted > 0).sum()) * sum(moved(states[0, 0]) for states in x.states)
+
+
 def indexed(x: StateInput) -> None:
     """One advanced index a layer."""
     request = torch.arange(len(x.num_accepted), device=x.num_accepted.device)
@@ -65,11 +71,7 @@ def check(run: Callable[[StateInput], None]) -> Callable[[StateInput], None]:
 
 def contenders(case: CacheCase, made: Sequence[StateInput], backends: Sequence[str]) -> list[Contender]:
     """Ours, then the rival."""
-    field = []
-    for backend in backends:
-        run = lambda x, backend=backend: ours(x, backend)  # noqa: E731
-        field.append(Contender(backend, True, run, check(run)))
-    return [*field, Contender("index a layer", False, indexed, check(indexed))]
+    return same_check(ours, backends, {"index a layer": indexed}, check)
 
 
 test_speed = pytest_speed("select_state")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -11,7 +12,8 @@ from torch import Tensor
 from specdec_kernels import CandidateTree, select_tree
 
 from . import trees
-from .suite import Contender, pytest_speed
+from .minimum import moved
+from .suite import Contender, pytest_speed, same_check
 from .trees import TreeCase
 
 WIDTH, LEVELS = 10, 6  # of each level the 10 best have 10 children each, as EAGLE-2 expands
@@ -59,6 +61,11 @@ def ours(case: TreeCase, x: ScoredInput, backend: str) -> CandidateTree:
     return select_tree(x.token_ids, x.parents, x.scores, num_nodes=case.nodes, backend=backend)
 
 
+def minimum(case: TreeCase, x: ScoredInput, result: CandidateTree) -> int:
+    """Bytes of the candidates and of the tree."""
+    return moved(*x, *result)
+
+
 def rerank(case: TreeCase, x: ScoredInput) -> tuple[Tensor, Tensor]:
     """(token ids, parents), a request at a time as EAGLE-2 does it; ours take scores without ties."""
     ids, parents = [], []
@@ -82,12 +89,8 @@ def check(case: TreeCase, run: Callable[[ScoredInput], tuple[Tensor, ...]]) -> C
 
 def contenders(case: TreeCase, made: Sequence[ScoredInput], backends: Sequence[str]) -> list[Contender]:
     """Ours, then the rival."""
-    field = []
-    for backend in backends:
-        run = lambda x, backend=backend: ours(case, x, backend)  # noqa: E731
-        field.append(Contender(backend, True, run, check(case, run)))
-    run = lambda x: rerank(case, x)  # noqa: E731
-    return [*field, Contender("EAGLE's PyTorch", False, run, check(case, run))]
+    rivals = {"EAGLE's PyTorch": partial(rerank, case)}
+    return same_check(partial(ours, case), backends, rivals, partial(check, case))
 
 
 test_speed = pytest_speed("select_tree")

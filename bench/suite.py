@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -89,6 +90,18 @@ def first_requests(x: ChainInput, count: int = CHECKED_REQUESTS) -> ChainInput:
 def rivals_for(case: Case, function: str) -> list[ModuleType]:
     """Rivals that have the op, run here and take the case."""
     return [r for r in rivals() if hasattr(r, function) and r.available() is None and r.supports(case) is None]
+
+
+def same_check(
+    ours: Callable[..., Any],
+    backends: Sequence[str],
+    rivals: Mapping[str, Callable[[Any], Any]],
+    check: Callable[[Callable[[Any], Any]], Callable[[Any], None]],
+) -> list[Contender]:
+    """Ours on each backend, then the rivals, all held to one check."""
+    runs: list[tuple[str, bool, Callable[[Any], Any]]] = [(b, True, partial(ours, backend=b)) for b in backends]
+    runs += [(name, False, run) for name, run in rivals.items()]
+    return [Contender(name, is_ours, run, check(run)) for name, is_ours, run in runs]
 
 
 def pytest_speed(op: str) -> Callable[..., None]:

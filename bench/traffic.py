@@ -1,9 +1,8 @@
 """python -m bench.traffic [--check]: bytes each op moves, as a multiple of MIN, without a GPU.
 
 MIN is the sum of what the rule must read, in the logits' own dtype (docs/design.md, Cost). The budget is 1.05 MIN
-without filters, 1.3 MIN with filters on rows shaped like a language model's, 2.4 MIN on any row. MIN of
-`compact_cache` is the rows that change their place, read and written, its budget 1.01; of `verify_tree` the rows on the
-walk, its budget 1.1. `--check` exits 1 over budget.
+without filters, 1.3 MIN with filters on rows shaped like a language model's, 2.4 MIN on any row. MIN of an op on trees
+or caches is what a call must read and write, its budget stands in minimum.py. `--check` exits 1 over budget.
 Statistics, workspace and results count. How each meter counts: meters.py. The rivals' multiples stand below ours.
 """
 
@@ -26,34 +25,36 @@ import specdec_kernels
 
 from . import (
     acceptance_ratios,
-    compact_cache,
     residual_probs,
     residual_sample,
     results,
     sample,
     suite,
+    tree_mask,
     verify_chain,
-    verify_tree,
 )
-from .caches import CacheCase, CacheInput, cache_input
-from .cases import BOTH, FILTERS, Case
+from .caches import CacheCase
+from .cases import BOTH, FILTERS, Case, OpCase
 from .machine import commit, machine, progress, versions
 from .meters import Bytes, host_meter, torch_only_meter, triton_meter
 from .minimum import budget, minimum
 from .rivals import rivals
 from .rows import DTYPES, ChainInput, chain
-from .trees import TreeCase, TreeInput, tree_input
+from .tree_attention import AttentionCase
+from .tree_mask import MaskCase
+from .trees import TreeCase
 
 VOCAB = 32000  # eight tiles of 4096, the last not full; the interpreter takes a second a case
 METERS: dict[str, Callable[[], AbstractContextManager[Bytes]]] = {"triton": triton_meter, "cuda_host": host_meter}
 INTERPRETED = ("vLLM", "SGLang")
-AnyCase = Case | CacheCase | TreeCase
+WRONG = "WRONG RESULT"
+UNSEEN = ("compiled", "native")  # kernels that no meter sees into
 
 
 class Metered(NamedTuple):
     """One line of the table."""
 
-    case: AnyCase
+    case: OpCase
     contender: str
     minimum: int
     moved: Bytes
@@ -61,10 +62,10 @@ class Metered(NamedTuple):
     fault: str  # a meter of a wrong result means nothing
 
 
-def cases() -> list[AnyCase]:
+def cases() -> list[OpCase]:
     """Small vocabularies of several tiles, and one full one; filters on few rows: the interpreter is slow at them."""
     op, bf16 = "verify_chain", "bf16"
-    made: list[AnyCase] = [
+    made: list[OpCase] = [
         Case(op, VOCAB, 4, dtype=bf16, rule=rule) for rule in ("ratio", "greedy", "match", "typical", "block")
     ]
     made += [Case(op, VOCAB, 4), Case(op, 128256, 1, dtype=bf16)]
@@ -79,15 +80,22 @@ def cases() -> list[AnyCase]:
         TreeCase("verify_tree", 16, 8, bf16, "greedy", VOCAB),
     ]
     made += [CacheCase("compact_cache", 32, batch, f) for batch, f in ((1, "bhld"), (4, "bhld"), (4, "nhd"))]
-    return made
+    made += [CacheCase("rollback", 32, 16, "nhd"), CacheCase("gather_nodes", 32, 4, "blhd")]
+    made += [CacheCase("select_state", 32, 1, "blhd")]
+    made += [TreeCase("tree_layout", 64, 4), TreeCase("tree_layout", 256, 1)]
+    made += [MaskCase("tree_mask", 64, 4), MaskCase("tree_mask", 256, 1, format="int32")]
+    past = f"past {tree_mask.PAST}"
+    made += [
+        MaskCase("tree_mask", 64, 1, format=f"{f}, {past}") for f in ("bool", "additive bf16", "flat", "flat_packed")
+    ]
+    made += [TreeCase("select_tree", 64, 1), TreeCase("tree_from_sequences", 64, 1)]
+    return [*made, AttentionCase("tree_attention", 16, 1, 512)]
 
 
-def build_input(case: AnyCase) -> Any:
+def build_input(case: OpCase) -> Any:
     """One batch, as the op's benchmark shapes it."""
-    if isinstance(case, CacheCase):
-        return cache_input(case)
-    if isinstance(case, TreeCase):
-        return tree_input(case)
+    if not isinstance(case, Case):
+        return suite.module(case.op).inputs(case)[0]
     draft = case.draft if case.op in ("verify_chain", "acceptance_ratios") else 1
     x = chain(case.batch, draft, case.vocab, dtype=DTYPES[case.dtype], filters=FILTERS[case.filters], shape=case.rows)
     if case.op in ("sample", "residual_probs", "residual_sample"):
@@ -95,12 +103,8 @@ def build_input(case: AnyCase) -> Any:
     return x._replace(noise=x.noise._replace(step=torch.zeros_like(x.noise.seed)))
 
 
-def calls(case: AnyCase, backend: str) -> list[tuple[str, bool, Callable[[Any], Any]]]:
+def calls(case: Case, backend: str) -> list[tuple[str, bool, Callable[[Any], Any]]]:
     """(name, with draft_stats, call) of ours."""
-    if isinstance(case, CacheCase):
-        return [(backend, False, lambda x: compact_cache.ours(x, backend))]
-    if isinstance(case, TreeCase):
-        return [(backend, False, lambda x: verify_tree.ours(x, case.rule, backend))]
     if case.op != "verify_chain":
         ours = {m.__name__.split(".")[-1]: m.ours for m in (sample, acceptance_ratios, residual_probs, residual_sample)}
         return [(backend, False, lambda x: ours[case.op](x, backend))]
@@ -112,70 +116,80 @@ def calls(case: AnyCase, backend: str) -> list[tuple[str, bool, Callable[[Any], 
     return found
 
 
-def fault(case: AnyCase, x: Any, before: Any, result: Any) -> str:
-    """What is wrong with a result, where that is cheap to tell."""
-    if isinstance(case, CacheCase):
-        compact_cache.ours(before, "reference")
-        is_right = all(map(torch.equal, x.tensors, before.tensors))
-    elif isinstance(case, TreeCase):
-        is_right = torch.equal(result.path, verify_tree.ours(x, case.rule, "cpu").path)
-    else:
-        is_checked = case.op == "verify_chain" and case.rule == "ratio"
-        is_right = not is_checked or torch.equal(result.num_accepted.long(), x.num_accepted)
-    return "" if is_right else "WRONG RESULT"
-
-
-def meter_ours(case: AnyCase, backend: str) -> list[Metered]:
-    """Ours in one case."""
+def meter_rows(case: Case, backend: str) -> list[Metered]:
+    """Ours on rows of logits."""
     x = build_input(case)
-    before = x.clone() if isinstance(x, CacheInput) else x
     lines = []
     for name, stats, call in calls(case, backend):
         with METERS[backend]() as moved:
             result = call(x)
-        wrong = fault(case, x, before, result)
-        if isinstance(case, Case) and case.rule == "block":  # accepts more than the rule that the input was made for
+        is_checked = case.op == "verify_chain" and case.rule == "ratio"
+        is_right = not is_checked or torch.equal(result.num_accepted.long(), x.num_accepted)
+        if case.rule == "block":  # accepts more than the rule that the input was made for
             x = x._replace(num_accepted=result.num_accepted)
-        least = verify_tree.minimum(x, result) if isinstance(x, TreeInput) else minimum(case, x, stats)
-        lines.append(Metered(case, name, least, moved, budget(case), wrong))
+        fault = "" if is_right else WRONG
+        lines.append(Metered(case, name, minimum(case, x, stats), moved, budget(case), fault))
     return lines
 
 
-def meter_rivals(case: AnyCase) -> list[Metered]:
+def meter_ours(case: OpCase, backend: str) -> list[Metered]:
+    """Ours in one case."""
+    if isinstance(case, Case):
+        return meter_rows(case, backend)
+    bench, x = suite.module(case.op), build_input(case)
+    ours = bench.contenders(case, [x], [backend])[0]
+    try:
+        ours.check(x)
+        fault = ""
+    except AssertionError as error:
+        fault = f"{WRONG}: {error}"
+    with METERS[backend]() as moved:
+        result = ours.run(x)
+    least = bench.minimum(case, x, result)
+    near = bench.near(case, backend) if hasattr(bench, "near") else 0
+    return [Metered(case, backend, least, moved, round(budget(case) + near / least, 2), fault)]
+
+
+def meter_rivals(case: OpCase) -> list[Metered]:
     """Rivals that are plain PyTorch at the case's size; interpreted Triton where it says so."""
-    x = build_input(case)
+    x, bench = build_input(case), suite.module(case.op)
+    if isinstance(case, Case):
+        least = minimum(case, x)
+    else:
+        other = build_input(case)  # ours may move its rows
+        least = bench.minimum(case, other, bench.contenders(case, [other], ["cpu"])[0].run(other))
     lines = []
-    for contender in suite.module(case.op).contenders(case, [x], []):
-        if contender.name.startswith("compiled"):
-            continue  # one fused kernel: the dispatcher does not see inside
+    for contender in bench.contenders(case, [x], []):
+        if contender.name.startswith(UNSEEN):
+            continue
         interpreted = contender.name.startswith(INTERPRETED)
         with (triton_meter if interpreted else torch_only_meter)() as moved:
             contender.run(x)
-        least = (
-            verify_tree.minimum(x, verify_tree.ours(x, "match", "cpu"))
-            if isinstance(x, TreeInput)
-            else minimum(case, x)
-        )
         lines.append(Metered(case, contender.name, least, moved, None, ""))
     return lines
 
 
-def rival_cases() -> list[AnyCase]:
-    """Cases of ours that rivals are metered in."""
+def rival_cases() -> list[OpCase]:
+    """Cases of ours that rivals are metered in; SGLang takes minutes over large trees."""
 
-    def is_shared(case: Case) -> bool:
+    def is_shared(case: OpCase) -> bool:
+        if not isinstance(case, Case):
+            return getattr(case, "nodes", 0) <= 64
         usual = case.op == "verify_chain" and case.rule == "ratio" and case.dtype == "bf16"
         return (case.op == "sample" or usual) and case.rows == "llm" and case.filters in ("none", BOTH)
 
-    return [case for case in cases() if not isinstance(case, Case) or is_shared(case)]
+    return [case for case in cases() if is_shared(case)]
 
 
 def available(names: list[str]) -> list[str]:
     """Meterable backends; the host-run CUDA library is built on demand."""
+    sys.path.insert(0, str(suite.ROOT / "tests"))
+    import interpreter
+
+    interpreter.patch_once()
     found = []
     for name in names:
         if name == "cuda_host":
-            sys.path.insert(0, str(suite.ROOT / "tests"))
             try:
                 from native.build import build
             except ImportError as error:
@@ -188,6 +202,12 @@ def available(names: list[str]) -> list[str]:
             continue
         found.append(name)
     return found
+
+
+def backends_of(case: OpCase, backends: list[str]) -> list[str]:
+    """Those that the op has."""
+    declared = specdec_kernels._op.OPS[case.op].backends
+    return [backend for backend in backends if backend.removesuffix("_host") in declared]
 
 
 def is_within(line: Metered) -> bool:
@@ -246,7 +266,7 @@ def main() -> None:
     for case in cases():
         if chosen.only in f"{case.op} {case.name}":
             print(f"{case.op}: {case.name}")
-            lines += [show(line) for backend in backends for line in meter_ours(case, backend)]
+            lines += [show(line) for backend in backends_of(case, backends) for line in meter_ours(case, backend)]
     for case in rival_cases():
         if chosen.only in f"{case.op} {case.name}":
             print(f"rivals, {case.op}: {case.name}")

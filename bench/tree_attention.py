@@ -6,7 +6,6 @@ case gather the pages first, as they have no other way to read them.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -18,35 +17,29 @@ from torch.nn.functional import scaled_dot_product_attention
 from specdec_kernels import tree_attention, tree_layout, tree_mask
 
 from . import trees
+from .cases import OpCase
+from .minimum import moved
 from .rows import DTYPES
-from .suite import Contender, pytest_speed
+from .suite import Contender, pytest_speed, same_check
 
 HEADS, KV_HEADS, DIM, PAGE = 32, 8, 128, 16
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
 
 @dataclass(frozen=True)
-class AttentionCase:
+class AttentionCase(OpCase):
     """One shape."""
 
-    op: str
     nodes: int = 64
     batch: int = 8
     past: int = 4096
     dtype: str = "bf16"
     format: str = "bhld"
-    threads: int = 0  # 0: all cores
 
     @property
-    def name(self) -> str:
-        """As printed."""
-        words = f"{self.nodes} nodes, batch {self.batch}, past {self.past}, {self.dtype}, {self.format}"
-        return words + (f", {self.threads} thread" if self.threads else "")
-
-    @property
-    def id(self) -> str:
-        """For pytest."""
-        return re.sub(r"[ ,]+", "-", self.name)
+    def words(self) -> str:
+        """Sizes, dtype, layout."""
+        return f"{self.nodes} nodes, batch {self.batch}, past {self.past}, {self.dtype}, {self.format}"
 
 
 class AttentionInput(NamedTuple):
@@ -125,6 +118,11 @@ def ours(x: AttentionInput, backend: str) -> Tensor:
     ).output  # fmt: skip
 
 
+def minimum(case: AttentionCase, x: AttentionInput, result: Tensor) -> int:
+    """Bytes of queries, keys, values and ancestors, and of the result."""
+    return moved(x.query, x.key, x.value, x.ancestors, x.lengths, result)
+
+
 def dense(x: AttentionInput) -> tuple[Tensor, Tensor]:
     """Keys and values [batch, kv_head, position, dim]; pages are gathered."""
     if x.table is None:
@@ -160,11 +158,7 @@ def contenders(case: AttentionCase, made: Sequence[AttentionInput], backends: Se
 
         return compare
 
-    field: list[tuple[str, bool, Callable[[AttentionInput], Tensor]]] = [
-        (b, True, lambda x, b=b: ours(x, b)) for b in backends
-    ]
-    field += [("SDPA, dense mask", False, sdpa), ("plain PyTorch", False, eager)]
-    return [Contender(name, is_ours, run, check(run)) for name, is_ours, run in field]
+    return same_check(ours, backends, {"SDPA, dense mask": sdpa, "plain PyTorch": eager}, check)
 
 
 test_speed = pytest_speed("tree_attention")

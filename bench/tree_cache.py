@@ -7,7 +7,6 @@ which is where the copy lies. A step appends one token and takes it back, so tha
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .cases import OpCase
 from .suite import Contender
 
 LENGTHS = (512, 1024, 2048, 4096, 8192)
@@ -23,25 +23,18 @@ LAYERS, HEADS, DIM = 8, 8, 128
 
 
 @dataclass(frozen=True)
-class TreeCacheCase:
+class TreeCacheCase(OpCase):
     """One context length."""
 
-    op: str
     length: int
     part: str = "step"
     batch: int = 1
-    threads: int = 0  # 0: all cores
 
     @property
-    def name(self) -> str:
-        """As printed."""
+    def words(self) -> str:
+        """Part, sizes, context length."""
         shape = f"{LAYERS} layers, {HEADS} heads x {DIM}, fp32"
         return f"{PARTS[self.part]}, {shape}, batch {self.batch}, context {self.length}"
-
-    @property
-    def id(self) -> str:
-        """For pytest."""
-        return re.sub(r"[ ,']+", "-", self.name)
 
 
 def cases(extent: str) -> list[TreeCacheCase]:

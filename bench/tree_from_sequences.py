@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -10,7 +11,8 @@ from torch import Tensor
 from specdec_kernels import CandidateTree, tree_from_sequences
 
 from . import trees
-from .suite import Contender, pytest_speed
+from .minimum import moved
+from .suite import Contender, pytest_speed, same_check
 from .trees import TreeCase
 
 LENGTH = 8
@@ -32,6 +34,11 @@ def inputs(case: TreeCase) -> list[Tensor]:
 def ours(case: TreeCase, x: Tensor, backend: str) -> CandidateTree:
     """One call of the package."""
     return tree_from_sequences(x, num_nodes=case.nodes, backend=backend)
+
+
+def minimum(case: TreeCase, x: Tensor, result: CandidateTree) -> int:
+    """Bytes of the sequences and of the tree."""
+    return moved(x, *result)
 
 
 def trie(case: TreeCase, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -64,12 +71,8 @@ def check(case: TreeCase, run: Callable[[Tensor], tuple[Tensor, ...]]) -> Callab
 
 def contenders(case: TreeCase, made: Sequence[Tensor], backends: Sequence[str]) -> list[Contender]:
     """Ours, then the rival."""
-    field = []
-    for backend in backends:
-        run = lambda x, backend=backend: ours(case, x, backend)  # noqa: E731
-        field.append(Contender(backend, True, run, check(case, run)))
-    run = lambda x: trie(case, x)  # noqa: E731
-    return [*field, Contender("Python dictionaries", False, run, check(case, run))]
+    rivals = {"Python dictionaries": partial(trie, case)}
+    return same_check(partial(ours, case), backends, rivals, partial(check, case))
 
 
 test_speed = pytest_speed("tree_from_sequences")

@@ -11,10 +11,19 @@ from torch import Tensor
 from specdec_kernels import TreeMask, tree_layout, tree_mask
 
 from . import trees
-from .suite import Contender, pytest_speed
+from .minimum import moved
+from .rivals._sglang_tree import with_drafted
+from .suite import Contender, pytest_speed, rivals_for
 from .trees import MAX_DEPTH, Shape, TreeCase, medusa_buffers
 
 PAST = 2048
+# An element of a mask is made of words that its block finds in the nearest cache, a few KiB a request; no meter sees
+# caches. So many bytes may an element of [query, key] read there: its word of ancestors and, where each element is
+# looked at by itself, the depth and the past; in a flat mask also the search for its request.
+NEAR = {
+    "triton": {"layout": 4, "bool": 0.15, "additive": 0.15, "flat": 29, "flat_packed": 8, "int32": 4.2},
+    "cuda_host": {"layout": 4, "bool": 12, "additive": 12, "flat": 28, "flat_packed": 21, "int32": 0},
+}
 
 
 @dataclass(frozen=True)
@@ -24,9 +33,14 @@ class MaskCase(TreeCase):
     format: str = "layout and bool"
 
     @property
-    def name(self) -> str:
-        """As printed."""
-        return f"{self.format}, {super().name}"
+    def words(self) -> str:
+        """Format and sizes."""
+        return f"{self.format}, {super().words}"
+
+    @property
+    def past(self) -> int:
+        """Cached tokens of each request."""
+        return PAST if "past" in self.format else 0
 
 
 def cases(extent: str) -> list[MaskCase]:
@@ -47,16 +61,33 @@ def inputs(case: MaskCase) -> list[Shape]:
     return [x._replace(parents=x.parents.cuda()) for x in made] if torch.cuda.is_available() else made
 
 
+def kind(case: MaskCase) -> str:
+    """The format's first word: its name, or "layout"."""
+    return case.format.replace(",", "").split()[0]
+
+
 def ours(case: MaskCase, x: Shape, backend: str) -> TreeMask:
     """One call of the package, or the two that give what Medusa's Python gives."""
-    format, _, past = case.format.partition(", past ")
     if case.format == "layout and bool":
         tree_layout(x.parents, max_depth=MAX_DEPTH, backend=backend)
         return tree_mask(x.parents, backend=backend)
-    kind = format.split()[0]
     return tree_mask(
-        x.parents, format=kind, past=int(past) if past else None, dtype=torch.bfloat16, backend=backend
+        x.parents, format=kind(case), past=case.past or None, dtype=torch.bfloat16, backend=backend
     )  # fmt: skip
+
+
+def minimum(case: MaskCase, x: Shape, result: TreeMask) -> int:
+    """Bytes of the parents and of the results; where a layout is made too, its own."""
+    layout = tree_layout(x.parents, max_depth=MAX_DEPTH) if case.format == "layout and bool" else ()
+    return moved(x.parents, *layout, *result)
+
+
+def near(case: MaskCase, backend: str) -> int:
+    """Bytes that elements may read again, that blocks load of the tree, and of its bits and depths, written between."""
+    elements = case.batch * case.nodes * (case.past + case.nodes)
+    loads = trees.loads(case) * (2 if kind(case) == "layout" else 1)
+    bits = 4 * case.batch * case.nodes * (1 + -(-case.nodes // 32))
+    return int(NEAR[backend][kind(case)] * elements) + loads + bits
 
 
 def medusa(x: Shape) -> list[Tensor]:
@@ -92,11 +123,17 @@ def contenders(case: MaskCase, made: Sequence[Shape], backends: Sequence[str]) -
     def check_dense(x: Shape) -> None:
         assert torch.equal(dense(case, x), ours(case, x, "reference").mask)
 
+    def check_built(run: Callable[[Shape], tuple[Tensor, Tensor, Tensor]]) -> Callable[[Shape], None]:
+        return lambda x: torch.testing.assert_close(run(x)[0], ours(case, x, "reference").mask.flatten())
+
     field = [Contender(b, True, lambda x, b=b: ours(case, x, b), check_ours(case, b)) for b in backends]
     if case.format == "layout and bool":
         field.append(Contender("Medusa's Python", False, medusa, check_square))
     if case.format.startswith(("bool", "additive")):
         field.append(Contender("Medusa's Python", False, lambda x: dense(case, x), check_dense))
+    for rival in rivals_for(case, "build_tree"):
+        build = with_drafted(rival, made, case.past)
+        field.append(Contender(rival.NAME, False, build, check_built(build)))
     return field
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import heapq
 import random
-import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from specdec_kernels import Noise, Sampling
 
-from .cases import MODELS
+from .cases import MODELS, OpCase
 from .rows import DTYPES, rows
 
 HIT = 0.6
@@ -29,29 +28,22 @@ DRAWN = ("recursive", "traversal")  # rules whose candidates are drawn from the 
 
 
 @dataclass(frozen=True)
-class TreeCase:
+class TreeCase(OpCase):
     """One shape of one op on trees."""
 
-    op: str
     nodes: int = 64
     batch: int = 8
     dtype: str = "fp32"
     rule: str = "match"
     vocab: int = 128256
-    threads: int = 0  # 0: all cores
 
     @property
-    def name(self) -> str:
-        """As printed."""
-        words = f"{self.nodes} nodes, batch {self.batch}"
-        if self.op == "verify_tree":
-            words = f"{MODELS[self.vocab]} {self.vocab}, {words}, {self.dtype}, {self.rule}"
-        return words + (f", {self.threads} thread" if self.threads else "")
-
-    @property
-    def id(self) -> str:
-        """For pytest."""
-        return re.sub(r"[ ,]+", "-", self.name)
+    def words(self) -> str:
+        """Sizes; of a verification the model, dtype and rule too."""
+        size = f"{self.nodes} nodes, batch {self.batch}"
+        if self.op != "verify_tree":
+            return size
+        return f"{MODELS[self.vocab]} {self.vocab}, {size}, {self.dtype}, {self.rule}"
 
 
 class Shape(NamedTuple):
@@ -96,6 +88,11 @@ def shape(nodes: int, batch: int, *, varied: bool, seed: int = 0) -> Shape:
         number = {(): 0, **{path: n for n, path in enumerate(paths, 1)}}
         parents[b, 1:] = torch.tensor([number[path[:-1]] for path in paths])
     return Shape(parents, choices)
+
+
+def loads(case: TreeCase) -> int:
+    """Bytes of the parents, of which every block of 32 nodes loads all."""
+    return -(-case.nodes // 32) * 4 * case.batch * case.nodes
 
 
 def leaf_paths(parents: Tensor) -> Tensor:

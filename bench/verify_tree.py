@@ -9,7 +9,8 @@ from torch import Tensor
 
 from specdec_kernels import TreeResult, verify_tree
 
-from .suite import CHECKED_REQUESTS, Contender, pytest_speed
+from .rivals._sglang_tree import with_links
+from .suite import CHECKED_REQUESTS, Contender, pytest_speed, rivals_for
 from .trees import TreeCase, TreeInput, tree_input
 
 LARGE = 64 * 16 * 128256 * 4  # bytes of target rows: larger batches come once, for memory's sake
@@ -65,7 +66,7 @@ def first_requests(x: TreeInput, count: int) -> TreeInput:
     return TreeInput(ids, parents, target, draft, x.leaf_paths[:count], sampling, noise)
 
 
-def minimum(x: TreeInput, result: TreeResult) -> int:
+def minimum(case: TreeCase, x: TreeInput, result: TreeResult) -> int:
     """Bytes of the rows on the walk: that of every accepted node, the root's, once each."""
     rows = len(x.token_ids) + int(result.num_accepted.sum())
     return rows * x.target.shape[-1] * x.target.element_size()
@@ -169,6 +170,22 @@ def check_rival(run: Callable[[TreeInput], list[list[int]]]) -> Callable[[TreeIn
     return check
 
 
+def check_walk(case: TreeCase, run: Callable[[TreeInput], tuple[Tensor, Tensor]]) -> Callable[[TreeInput], None]:
+    """As `check_rival`, from SGLang's results; under rule greedy the reference's tokens for the first request."""
+
+    def tokens(x: TreeInput) -> list[list[int]]:
+        predicts, path = run(x)
+        return [predicts[nodes[nodes >= 0].long()].tolist() for nodes in path]
+
+    def check(x: TreeInput) -> None:
+        check_rival(tokens)(x)
+        if case.rule == "greedy":
+            want = ours(first_requests(x, 1), case.rule, "reference").token_ids[0]
+            assert tokens(x)[0] == want[want >= 0].tolist()
+
+    return check
+
+
 def contenders(case: TreeCase, made: Sequence[TreeInput], backends: Sequence[str]) -> list[Contender]:
     """Ours, then the rivals that have the rule."""
     rivals = {
@@ -179,6 +196,9 @@ def contenders(case: TreeCase, made: Sequence[TreeInput], backends: Sequence[str
     field = [Contender(b, True, lambda x, b=b: ours(x, case.rule, b), check_ours(case.rule, b)) for b in backends]
     for name, run in rivals.get(case.rule, {}).items():
         field.append(Contender(name, False, run, check_rival(run)))
+    for rival in rivals_for(case, "verify_tree"):
+        verify = with_links(rival, case.rule, made)
+        field.append(Contender(rival.NAME, False, verify, check_walk(case, verify)))
     return field
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from cases import ChainCase
-from check import assert_same
+from check import assert_same, of_the_reference
 
-from specdec_kernels import ChainResult, Noise, Sampling, use_backend, verify_chain
+from specdec_kernels import ChainResult, Noise, Sampling, verify_chain
 
 NAMES = ChainResult._fields
 
@@ -20,8 +20,7 @@ def run(case: ChainCase, **more: Any) -> ChainResult:
 def compare(case: ChainCase, device: str, **more: Any) -> ChainResult:
     """Decisions of the current backend against the reference's."""
     ours = run(case.to(device), **more)
-    with use_backend("reference"):
-        theirs = run(case, **more)
+    theirs = of_the_reference(ours, lambda: run(case, **more))
     cpu = [None if t is None else t.cpu() for t in ours]
     assert_same(tuple(cpu[:3]), tuple(theirs[:3]), NAMES[:3])
     if theirs.logprobs is not None:

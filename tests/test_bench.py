@@ -12,10 +12,14 @@ from bench.cases import FILTERS, Case
 from bench.machine import ROOT
 from bench.meters import torch_only_meter, triton_meter
 from bench.minimum import minimum
-from bench.rivals import eager, hf, lazy, rivals, topk
+from bench.rivals import _sglang_tree, eager, hf, lazy, rivals, sglang_tree, topk
 from bench.rows import Filters, chain, chains, coins, law, pool, rows
+from bench.suite import module
 from bench.timing import summary
+from bench.tree_mask import MaskCase
+from bench.trees import TreeCase
 from specdec_kernels import gather_nodes, verify_chain
+from specdec_kernels.dialects import sglang as dialect
 
 TOP_K, TOP_P = 50, 0.95
 
@@ -128,6 +132,31 @@ def test_transformers_is_called_as_it_calls_itself() -> None:
     n = int(count)
     assert tokens.shape == (1, n + 1)
     assert torch.equal(tokens[0, :n], x.draft_ids[0, :n])
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        TreeCase("tree_layout", 16, 3),
+        MaskCase("tree_mask", 16, 3),
+        MaskCase("tree_mask", 16, 2, format="flat, past 2048"),
+        TreeCase("verify_tree", 16, 2, rule="greedy", vocab=32000),
+        TreeCase("verify_tree", 16, 2, rule="target_only", vocab=32000),
+    ],
+    ids=lambda case: f"{case.op}-{case.id}",
+)
+def test_sglang_is_called_as_it_calls_itself(case: TreeCase, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With our dialect in place of its kernels: the arguments are right where its files are not."""
+    kernels = _sglang_tree.Kernels(
+        dialect.build_tree_kernel_efficient, dialect.verify_tree_greedy, dialect.tree_speculative_sampling_target_only
+    )
+    monkeypatch.setattr(sglang_tree, "kernels", lambda: kernels)
+    monkeypatch.setattr(sglang_tree, "available", lambda: None)
+    monkeypatch.setattr(sglang_tree, "RULES", ("greedy", "target_only"))
+    made = module(case.op).inputs(case)
+    (rival,) = (c for c in module(case.op).contenders(case, made, []) if c.name == sglang_tree.NAME)
+    for x in made:
+        rival.check(x)
 
 
 def test_every_rival_says_who_it_is_or_why_not() -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from types import ModuleType
-
 import pytest
 import torch
 from check import assert_law
 from torch import Tensor
 
-from bench.rivals import _sglang
+from bench.rivals import _sglang, sglang_tree
+from bench.rivals import sglang as sglang_chain
 from specdec_kernels import Noise, Sampling, tree_layout, tree_links, verify_tree
 from specdec_kernels.dialects import flashinfer, sglang
 
@@ -194,35 +191,10 @@ def test_a_coin_of_zero_accepts_no_impossible_token() -> None:
 # --- SGLang's own kernels, where its files are
 
 
-@pytest.fixture
-def theirs() -> Iterator[ModuleType]:
-    """Its Triton tree kernels, loaded by file; what they import of the engine is stood in for."""
-    file = "kernels/ops/speculative/spec_tree.py"
-    if reason := _sglang.available(file):
+def test_sglangs_tree_kernels_agree() -> None:
+    if reason := sglang_tree.available():
         pytest.skip(reason)
-    stubs = {
-        "sglang": {},
-        "sglang.srt": {},
-        "sglang.srt.platforms": {"current_platform": None},
-        "sglang.srt.platforms.interface": {"reject_out_of_tree_path": None},
-        "sglang.srt.utils": {f"is_{name}": lambda: False for name in ("cpu", "cuda", "hip", "musa", "npu", "xpu")},
-    }
-    found = _sglang.find(file)
-    before = {name: sys.modules.get(name) for name in stubs}
-    for name, content in stubs.items():
-        sys.modules[name] = ModuleType(name)
-        vars(sys.modules[name]).update(content)
-    try:
-        assert found is not None
-        yield _sglang.load(file)
-    finally:
-        for name, module in before.items():
-            sys.modules.pop(name)
-            if module is not None:
-                sys.modules[name] = module
-
-
-def test_sglangs_tree_kernels_agree(theirs: ModuleType) -> None:
+    theirs = _sglang.load(sglang_tree.FILE)
     parent_list = torch.tensor([[-1, 0, 1, 2, 5]] * 2)
     selected = torch.tensor([[0, 1, 2, 5, 6], [0, 1, 2, 3, 4]])
     lengths, nodes = torch.tensor([3, 5]), 6
@@ -247,8 +219,7 @@ def test_sglangs_tree_kernels_agree(theirs: ModuleType) -> None:
 
 @pytest.mark.parametrize("is_block", [False, True])
 def test_sglangs_chain_kernel_agrees(is_block: bool) -> None:
-    file = "kernels/ops/speculative/reject_sampling.py"
-    if reason := _sglang.available(file):
+    if reason := sglang_chain.available():
         pytest.skip(reason)
     g = torch.Generator().manual_seed(5)
     batch, slots = 30, 4
@@ -257,7 +228,7 @@ def test_sglangs_chain_kernel_agrees(is_block: bool) -> None:
     coins, last = torch.rand(batch, slots, generator=g), torch.rand(batch, generator=g)
     both = [results(batch, slots, slots) for _ in range(2)]
     links = chain_links(batch, slots)
-    theirs = _sglang.load(file).chain_speculative_sampling_triton
+    theirs = _sglang.load(sglang_chain.FILE).chain_speculative_sampling_triton
     for out, verify in zip(both, (theirs, sglang.chain_speculative_sampling_triton), strict=True):
         verify(*out, ids, *links, coins, last, p, q, 1.0, 1.0, True, block_verification=is_block)
     assert all(torch.equal(a, b) for a, b in zip(*both, strict=True))

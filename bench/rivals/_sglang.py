@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import sys
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
+from unittest import mock
 
 import torch
 
@@ -41,14 +43,34 @@ def available(file: str) -> str | None:
     return None
 
 
+# All that the kernel files want of the rest of the package.
+STUBS = {
+    "sglang": {},
+    "sglang.srt": {},
+    "sglang.srt.platforms": {"current_platform": None},
+    "sglang.srt.platforms.interface": {"reject_out_of_tree_path": None},
+    "sglang.srt.utils": {f"is_{name}": lambda: False for name in ("cpu", "cuda", "hip", "musa", "npu", "xpu")},
+}
+
+
+def stub(name: str) -> ModuleType:
+    """A module that holds what STUBS says."""
+    made = ModuleType(name)
+    vars(made).update(STUBS[name])
+    return made
+
+
 @functools.cache
 def load(file: str) -> ModuleType:
-    """The file as a module of its own."""
+    """The file as a module of its own, on its Triton path; the package itself is not imported."""
+    import triton.language  # noqa: F401 - before sys.modules is put back as it was
+
     path = find(file)
     assert path is not None
     spec = importlib.util.spec_from_file_location(f"sglang_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with mock.patch.dict(sys.modules, {name: stub(name) for name in STUBS}):
+        spec.loader.exec_module(module)
     return module

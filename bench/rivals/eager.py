@@ -67,9 +67,16 @@ def verify_chain(
     uniforms: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(token ids [batch, draft + 1], number accepted [batch])."""
-    batch, draft = draft_ids.shape
     target = probabilities(target_logits, temperature, top_k, top_p, min_p)
     drafted = probabilities(draft_logits, temperature, top_k, top_p, min_p)
+    return ratio_test(draft_ids, target, drafted, uniforms)
+
+
+def ratio_test(
+    draft_ids: Tensor, target: Tensor, drafted: Tensor, uniforms: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """(token ids [batch, draft + 1], number accepted [batch]) from probabilities."""
+    batch, draft = draft_ids.shape
     p = target[:, :draft].gather(-1, draft_ids[..., None]).squeeze(-1)
     q = drafted.gather(-1, draft_ids[..., None]).squeeze(-1)
     if uniforms is None:

@@ -8,21 +8,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .eager import assemble, filtered
+from .eager import assemble, available, filtered, version
+
+__all__ = ["available", "version"]
 
 NAME = "lazy eager"
 WHY = "the least work plain PyTorch can do: no probabilities but of one row a request"
 ORDER = 1
-
-
-def version() -> str:
-    """Of the rival."""
-    return f"torch {torch.__version__}"
-
-
-def available() -> str | None:
-    """None, or why it cannot run here."""
-    return None
 
 
 def supports(case: object) -> str | None:

@@ -6,12 +6,8 @@ rows that are already in place, and takes slot numbers that were computed before
 
 from __future__ import annotations
 
-import functools
-import sys
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
@@ -37,18 +33,6 @@ def supports(case: Any) -> str | None:
     return None if case.format == "nhd" else "it moves slots of an NHD pool"
 
 
-@functools.cache
-def _kernel() -> Any:
-    # All that the file wants of the rest of the package.
-    platform = ModuleType("sglang.srt.utils")
-    platform.is_cpu = lambda: False  # type: ignore[attr-defined]
-    packages = {name: ModuleType(name) for name in ("sglang", "sglang.srt")}
-    path = _sglang.find(FILE)
-    assert path is not None
-    with mock.patch.dict(sys.modules, {**packages, "sglang.srt.utils": platform}):
-        return _sglang.load(FILE).copy_all_layer_kv_cache_tiled
-
-
 def prepare(tensors: Sequence[Tensor], source: Tensor, target: Tensor) -> tuple[Any, ...]:
     """(addresses, bytes of each slot, target slots, source slots, bytes of one), as its pool keeps them; not timed."""
     row = tensors[0][0, 0].numel() * tensors[0].element_size()
@@ -59,11 +43,12 @@ def prepare(tensors: Sequence[Tensor], source: Tensor, target: Tensor) -> tuple[
 def compact_cache(prepared: tuple[Any, ...]) -> None:
     """Move the rows; all of a chunk are read before one is written."""
     addresses, strides, target, source, row = prepared
+    kernel = _sglang.load(FILE).copy_all_layer_kv_cache_tiled
     tile = 512 if row >= 8192 else 256 if row >= 4096 else 128
     chunk = 128 if tile == 512 else CHUNK
     for start in range(0, len(target), chunk):
         rows = min(chunk, len(target) - start)
-        _kernel()[(len(addresses), -(-row // tile))](
+        kernel[(len(addresses), -(-row // tile))](
             addresses, strides, target[start:], source[start:], rows, 1 << (rows - 1).bit_length(),
             BYTES_PER_TILE=tile, num_warps=8 if tile == 512 else 4, num_stages=2,
         )  # fmt: skip

@@ -8,22 +8,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .eager import assemble
+from .eager import assemble, available, version
 from .lazy import race
+
+__all__ = ["available", "version"]
 
 NAME = "topk-first eager"
 WHY = "filters without a full sort, where top-k is set"
 ORDER = 2
-
-
-def version() -> str:
-    """Of the rival."""
-    return f"torch {torch.__version__}"
-
-
-def available() -> str | None:
-    """None, or why it cannot run here."""
-    return None
 
 
 def supports(case: object) -> str | None:

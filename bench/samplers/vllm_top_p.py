@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from ..rivals import _vllm
-from ..rivals.eager import assemble
-from ..rivals.lazy import race
+from ..rivals.eager import ratio_test
+from ..rivals.lazy import scaled
 
 NAME = "vLLM top-k/top-p kernel"
 available, version = _vllm.available, _vllm.version
@@ -66,12 +66,12 @@ def _filtered(row: tuple[float, ...], top_k: int | None, top_p: float | None) ->
 
 def filtered_logits(logits: Tensor, temperature: Tensor, top_k: Tensor | None, top_p: Tensor | None) -> Tensor:
     """Scaled logits [batch, row, vocab] with what the kernel drops at -inf."""
-    scaled = logits.float() / temperature[:, None, None]
-    rows, place = scaled.flatten(0, 1).unique(dim=0, return_inverse=True)
+    whole = logits.float() / temperature[:, None, None]
+    rows, place = whole.flatten(0, 1).unique(dim=0, return_inverse=True)
     k = None if top_k is None else int(top_k[0])
     p = None if top_p is None else float(top_p[0])
     kept = torch.stack([_filtered(tuple(row.tolist()), k, p) for row in rows])
-    return kept[place].view_as(scaled)
+    return kept[place].view_as(whole)
 
 
 def verify_chain(
@@ -84,15 +84,7 @@ def verify_chain(
     min_p: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(token ids [batch, draft + 1], number accepted [batch]); the drafts' law is filtered exactly."""
-    from ..rivals.lazy import scaled
-
     assert min_p is None
-    batch, draft = draft_ids.shape
     p = filtered_logits(target_logits, temperature, top_k, top_p).softmax(-1)
     q = scaled(draft_logits, temperature, top_k, top_p, None).softmax(-1)
-    ids = draft_ids[..., None]
-    ratio = p[:, :draft].gather(-1, ids).squeeze(-1) / q.gather(-1, ids).squeeze(-1)
-    count = (torch.rand_like(ratio) < ratio).long().cumprod(-1).sum(-1)
-    request = torch.arange(batch)
-    weights = p[request, count] - q[request, count.clamp(max=draft - 1)] * (count < draft)[:, None]
-    return assemble(draft_ids, count, race(weights.clamp(min=0))), count
+    return ratio_test(draft_ids, p, q)

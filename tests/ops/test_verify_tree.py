@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from cases import FILTERS, make_chain, make_noise
-from check import assert_same
+from check import assert_same, of_the_reference
 from tree_cases import TREE_RULES, TreeCase, make_tree
 from tree_laws import medusa_typical
 
@@ -19,7 +19,6 @@ from specdec_kernels import (
     TreeResult,
     sample,
     tree_layout,
-    use_backend,
     verify_chain,
     verify_tree,
 )
@@ -36,8 +35,7 @@ def run(case: TreeCase, **more: Any) -> TreeResult:
 def compare(case: TreeCase, device: str, **more: Any) -> TreeResult:
     """Decisions of the current backend against the reference's."""
     ours = run(case.to(device), **more)
-    with use_backend("reference"):
-        theirs = run(case, **more)
+    theirs = of_the_reference(ours, lambda: run(case, **more))
     cpu = [None if t is None else t.cpu() for t in ours]
     assert_same(tuple(cpu[:4]), tuple(theirs[:4]), NAMES[:4])
     if theirs.logprobs is not None:
