@@ -20,7 +20,7 @@ from .columns import Columns
 from .laws import likely, split
 
 KNOWN = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "cache_position"}
-REFUSED = ("output_attentions", "output_hidden_states")
+REFUSED = {"output_attentions", "output_hidden_states"}
 
 
 @torch.no_grad()
@@ -183,12 +183,12 @@ def _check(model: Any, draft_model: Any, drafter: Any, config: Any, model_kwargs
         _refuse("model", "a decoder", "an encoder and a decoder")
     if config.num_beams is not None and config.num_beams > 1:
         _refuse("num_beams", "1", config.num_beams)
-    unknown = sorted(name for name, value in model_kwargs.items() if name not in KNOWN and value is not None)
-    if unknown:
-        _refuse("inputs", "tokens, attention_mask and past_key_values", ", ".join(unknown))
-    for name in REFUSED:
+    for name in sorted(REFUSED):
         if config.return_dict_in_generate and getattr(config, name, None):
             _refuse(name, "False: drafts that are rejected leave none", True)
+    unknown = sorted(name for name, value in model_kwargs.items() if name not in KNOWN | REFUSED and value is not None)
+    if unknown:
+        _refuse("inputs", "tokens, attention_mask and past_key_values", ", ".join(unknown))
     if draft_model is None:
         return
     if drafter is not None:
