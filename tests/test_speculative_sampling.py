@@ -1,4 +1,4 @@
-"""`specdec_loop.hf.speculative_sampling` in the place of transformers' `_speculative_sampling`: its results, the exact law."""
+"""`speculative_sampling` in the place of transformers' `_speculative_sampling`: the same results, the exact law."""
 
 from __future__ import annotations
 
