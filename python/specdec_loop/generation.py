@@ -23,6 +23,20 @@ from .tree_cache import TreeCache
 Streamer = Callable[[int, list[int], int], None]
 
 
+class Hooks:
+    """What a caller may do inside `generate`: here, nothing."""
+
+    def law(self, text: Text, draft: Draft, logits: Tensor) -> Tensor:
+        """Change the target's logits, ``[batch, draft + 1 or nodes, vocab]``, before they are verified.
+
+        Row i of a chain follows the text and i drafts; a tree's rows follow the paths to its nodes.
+        """
+        return logits
+
+    def grown(self, text: Text, path: Tensor | None) -> None:
+        """Look at the texts after each step, a tree's accepted path beside them, and `Text.finish` what is complete."""
+
+
 @dataclass(frozen=True)
 class Generation:
     """What `generate` returns.
@@ -60,6 +74,7 @@ def generate(
     logprobs: str | None = None,
     past: Past | None = None,
     streamer: Streamer | None = None,
+    hooks: Hooks | None = None,
 ) -> Generation:
     """Continue a batch of prompts by speculative decoding.
 
@@ -85,6 +100,7 @@ def generate(
             drafter reads the target's features.
         streamer: called after each step with the number of a request, its new tokens, and how many of these, the first
             ones, were accepted drafts.
+        hooks: see `Hooks`.
 
     Returns:
         Generation.
@@ -106,6 +122,7 @@ def generate(
         True
     """
     drafter = NoDrafter() if drafter is None else drafter
+    hooks = Hooks() if hooks is None else hooks
     lengths = FixedLength(draft_length) if isinstance(draft_length, int) else draft_length
     _check(target, drafter, lengths, rule, max_new_tokens)
     overhang = drafter.nodes(lengths.longest)
@@ -115,9 +132,11 @@ def generate(
     logits, hidden = _prefill(target, cache, text, lacking, drafter.features)
     # The first token is drawn as plain decoding draws it; only argmax decoding is argmax decoding from the start.
     plainly = "greedy" if rule in ("greedy", "topm", "distance") else "match"
-    verdict = _verify(NoDrafter().draft(text, 0), logits, text, sampling, plainly, logprobs, {})
+    nothing = NoDrafter().draft(text, 0)
+    verdict = _verify(nothing, hooks.law(text, nothing, logits), text, sampling, plainly, logprobs, {})
     first, _ = text.read(verdict.token_ids, verdict.status, text.append(verdict.token_ids, verdict.logprobs))
-    statistics = [RequestStatistics(tokens=len(tokens)) for tokens in first]
+    hooks.grown(text, None)
+    statistics = [RequestStatistics() for _ in first]
     for b, tokens in enumerate(first if streamer is not None else []):
         streamer(b, tokens, 0)  # type: ignore[misc] # it is not None
     with _naming(drafter, "begin"):
@@ -131,7 +150,7 @@ def generate(
         clock.mark("draft")
         logits, hidden = _forward(target, cache, text, draft, drafter.features)
         clock.mark("target")
-        verdict = _verify(draft, logits, text, sampling, rule, logprobs, rule_options or {})
+        verdict = _verify(draft, hooks.law(text, draft, logits), text, sampling, rule, logprobs, rule_options or {})
         clock.mark("verify")
         kept = text.append(verdict.token_ids, verdict.logprobs)
         path = verdict.path if isinstance(verdict, TreeResult) else None
@@ -142,6 +161,7 @@ def generate(
         new, (_, drafted, accepted, *children) = text.read(  # the one wait for the device
             verdict.token_ids, verdict.status, kept, _offered(draft), verdict.num_accepted, *_children(draft, path)
         )
+        hooks.grown(text, path)
         cache.know_lengths([end - 1 for end in text.ends])
         clock.mark("commit")
         elapsed = clock.settle()
@@ -149,7 +169,6 @@ def generate(
             statistics[b].drafted.append(drafted[b])
             statistics[b].accepted.append(accepted[b])
             statistics[b].children += [rank[b] for rank in children[: accepted[b]]] if children else [0] * accepted[b]
-            statistics[b].tokens += len(new[b])
             statistics[b].seconds = elapsed
             if streamer is not None:
                 streamer(b, new[b], min(accepted[b], len(new[b])))
@@ -261,6 +280,8 @@ def _children(draft: Draft, path: Tensor | None) -> Sequence[Tensor]:
 
 def _collect(text: Text, statistics: list[RequestStatistics], clock: Clock, *, has_logprobs: bool) -> Generation:
     starts = text.prompts
+    for request, row, start in zip(statistics, text.rows, starts, strict=True):
+        request.tokens = len(row) - start
     rows = text.logprobs.tolist() if has_logprobs else []
     return Generation(
         tokens=[row[start:] for row, start in zip(text.rows, starts, strict=True)],

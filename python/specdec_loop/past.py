@@ -7,6 +7,7 @@ from itertools import takewhile
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from .text import Text
 from .tree_cache import TreeCache
@@ -33,7 +34,7 @@ class Past:
         """Make room for texts of up to `capacity` tokens, the drafts of a step behind them included."""
         self.capacity = capacity
         self._model: Any = None
-        self._cache: TreeCache | None = None
+        self.cache: TreeCache | None = None
         self._rows: list[list[int]] = []
 
     def open(self, model: Any, text: Text, *, reuse: bool = True) -> tuple[TreeCache, int]:
@@ -53,11 +54,8 @@ class Past:
         if text.tokens.shape[1] > self.capacity:
             need = text.tokens.shape[1]
             raise ValueError(f"generate: past must be of a capacity of at least {need}, got {self.capacity}")
-        if self._cache is None:
-            self._model, self._rows = model, [[] for _ in text.rows]
-            self._cache = TreeCache(
-                model.config, batch=text.batch, capacity=self.capacity, dtype=model.dtype, device=model.device
-            )
+        if self.cache is None:
+            self.cache = self._begin(model, text.batch)
         if self._model is not model:
             raise ValueError("generate: past must be used with the model that it was first used with, got another")
         if len(self._rows) != text.batch:
@@ -65,15 +63,33 @@ class Past:
         rows = zip(self._rows, text.rows, strict=True)
         kept = [min(_common(old, new), len(new) - 1) if reuse else 0 for old, new in rows]
         self._rows = [[] for _ in text.rows]  # what is in the cache is not known again until `close`
-        kept = self._truncate(self._cache, kept)
+        kept = self._truncate(self.cache, kept)
         lacking = max(end - n for end, n in zip(text.ends, kept, strict=True))
         # Every request writes `lacking` rows behind those that it keeps.
-        self._truncate(self._cache, [min(n, self.capacity - lacking) for n in kept])
-        return self._cache, lacking
+        self._truncate(self.cache, [min(n, self.capacity - lacking) for n in kept])
+        return self.cache, lacking
+
+    def load(self, model: Any, rows: list[list[int]], layers: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Take rows of texts from elsewhere.
+
+        Args:
+            model: whose keys and values they are.
+            rows: tokens of each text.
+            layers: keys and values ``[batch, head, token, dim]`` of each layer; those behind a text's end are not kept.
+        """
+        self.cache, self._rows = self._begin(model, len(rows)), rows
+        for i, (keys, values) in enumerate(layers):
+            self.cache.update(keys, values, i)
+        self.cache.commit(torch.tensor([len(row) - 1 for row in rows], dtype=torch.int32, device=model.device))
 
     def close(self, text: Text) -> None:
         """Remember which texts the cache holds."""
         self._rows = [list(row) for row in text.rows]
+
+    def _begin(self, model: Any, batch: int) -> TreeCache:
+        """An empty cache."""
+        self._model, self._rows = model, [[] for _ in range(batch)]
+        return TreeCache(model.config, batch=batch, capacity=self.capacity, dtype=model.dtype, device=model.device)
 
     def _truncate(self, cache: TreeCache, kept: list[int]) -> list[int]:
         """Keep at most so many rows of each request; returns how many there are."""

@@ -115,6 +115,12 @@ class Text:
         new = [self._grow(b, row[0], row[first : first + row[1]]) for b, row in enumerate(packed)]
         return new, [[row[i] for row in packed] for i in range(1, first)]
 
+    def finish(self, b: int, length: int) -> None:
+        """End a text, behind its first `length` tokens."""
+        del self.rows[b][length:]
+        self.is_finished[b] = True
+        self._last_place[b] = -1
+
     def _grow(self, b: int, status: int, tokens: list[int]) -> list[int]:
         """Take what the device appended to a text, up to a stop; returns that."""
         if self.is_finished[b]:
@@ -125,8 +131,7 @@ class Text:
         self.status[b] |= status
         end = self._stops.end(row[self.prompts[b] :], before - self.prompts[b]) if tokens else None
         if end is not None:
-            del row[self.prompts[b] + end :]
-        self.is_finished[b] = end is not None or status & BAD_ROW > 0 or len(row) >= self.prompts[b] + self._limit
-        if self.is_finished[b]:
-            self._last_place[b] = -1
+            self.finish(b, self.prompts[b] + end)
+        elif status & BAD_ROW or len(row) >= self.prompts[b] + self._limit:
+            self.finish(b, len(row))
         return row[before:]

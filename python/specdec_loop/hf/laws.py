@@ -1,0 +1,126 @@
+"""What a list of logits processors makes of the logits: calls that must be made, then a law that the kernels know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.generation import (
+    LogitNormalization,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from specdec_kernels import Sampling
+
+# In this order the filters are those of `Sampling`: what keeps the k best and what keeps enough beside the best cut the
+# same tail, so they may change places; the nucleus is measured in what is left, so it comes last.
+ORDER = {"temperature": 0, "min_p": 1, "top_k": 1, "top_p": 2}
+WHOLE = (nn.Module, type, FunctionType, MethodType)  # looked at from outside
+PLAIN = (int, float, str, bytes)
+DEPTH = 6  # of a processor's parts that are looked into
+
+
+def split(processors: Sequence[Any], *, batch: int, device: torch.device) -> tuple[list[Any], Sampling]:
+    """The processors that must be called, in their order, and the law of those behind them.
+
+    Args:
+        processors: of a sampled text.
+        batch: requests.
+        device: of the law.
+    """
+    calls, latest = list(processors), ORDER["top_p"]
+    values: dict[str, Any] = {}
+    while calls:
+        found = _parameter(calls[-1])
+        if found is None or (found[0] and (found[0] in values or ORDER[found[0]] > latest)):
+            break
+        calls.pop()
+        if found[0]:
+            values[found[0]], latest = found[1], ORDER[found[0]]
+    return calls, Sampling.full(batch, **values, device=device)
+
+
+def likely(processors: Sequence[Any], *, batch: int, device: torch.device) -> Sampling:
+    """A law for drafts: all warpers that the kernels know, whatever their order."""
+    found = [pair for processor in processors if (pair := _parameter(processor)) is not None and pair[0]]
+    return Sampling.full(batch, **dict(found), device=device)
+
+
+def _parameter(processor: Any) -> tuple[str, Any] | None:
+    """The field of `Sampling` that does what a processor does; ("", None): it leaves the law alone; None: no field."""
+    kind = type(processor)
+    if kind is LogitNormalization:
+        return "", None
+    if kind is TemperatureLogitsWarper:
+        return "temperature", processor.temperature
+    if kind not in (TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper) or processor.filter_value != -float("inf"):
+        return None
+    if kind is TopKLogitsWarper:
+        return "top_k", processor.top_k
+    if processor.min_tokens_to_keep != 1:
+        return None
+    if kind is MinPLogitsWarper:
+        return "min_p", processor.min_p
+    return ("top_p", processor.top_p) if processor.top_p > 0 else None
+
+
+class Calls:
+    """Processors that are called with prefixes in any order, some of which hold tokens that are rejected later.
+
+    That is right for a processor that is a function of the prefix and the logits. One that changes from call to call is
+    refused; what it sets up in its first call is no change.
+    """
+
+    def __init__(self, processors: Sequence[Any]) -> None:
+        """Take the processors."""
+        self._processors = list(processors)
+        self._states: list[list[tuple[Any, int]] | None] = [None] * len(self._processors)
+
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self._processors)
+
+    def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
+        """Scores ``[batch, vocab]`` behind the prefixes ``[batch, columns]``.
+
+        Raises:
+            ValueError: a processor keeps a state.
+        """
+        for i, processor in enumerate(self._processors):
+            scores = processor(ids, scores)
+            state, known = list(_leaves(processor, DEPTH)), self._states[i]
+            if known is not None and not _same(state, known):
+                raise ValueError(
+                    f"specdec_loop.hf: logits processor {type(processor).__name__} must be a function of prefix and "
+                    "logits, got one that its calls change: drafts that are rejected would leave a trace in it"
+                )
+            self._states[i] = state
+        return scores
+
+
+def _leaves(value: Any, depth: int) -> Iterator[tuple[Any, int]]:
+    """What an object holds, down to what has no parts; tensors with the number of their changes in place."""
+    if isinstance(value, Tensor):
+        yield value, 0 if value.is_inference() else value._version
+    elif depth and isinstance(value, dict | list | tuple | set | frozenset):
+        parts = [part for pair in value.items() for part in pair] if isinstance(value, dict) else value
+        yield None, len(value)
+        for part in parts:
+            yield from _leaves(part, depth - 1)
+    elif depth and hasattr(value, "__dict__") and not isinstance(value, WHOLE):
+        yield from _leaves(vars(value), depth - 1)
+    else:
+        yield value, 0
+
+
+def _same(state: list[tuple[Any, int]], known: list[tuple[Any, int]]) -> bool:
+    pairs = zip(state, known, strict=False)
+    return len(state) == len(known) and all(
+        m == n and (x is y or (isinstance(x, PLAIN) and type(x) is type(y) and x == y)) for (x, m), (y, n) in pairs
+    )
