@@ -12,6 +12,7 @@ from .laws import Filters, Table, flat_table, processed
 from .samplers import load, method_of, refusal
 
 Row = dict[str, Any]
+ROUNDING = 1e-3  # total variation that float32 may make of a filtered row
 
 
 def peaked_row(peak: float, seed: int, vocab: int = 32_768, spread: float = 0.3) -> torch.Tensor:
@@ -50,29 +51,31 @@ def other_jobs(name: str, texts: int, seconds: float) -> tuple[list[Row], list[J
     for case, table, length, filters in cases():
         if refusal(module, filters, table.vocab) is None:
             exact = length == 1 and hasattr(module, "filtered_logits")
-            rows.append({**blank, "case": case, "note": exact_bias(module, table, filters) if exact else ""})
+            bias, note = exact_bias(module, table, filters) if exact else (0.0, "")
+            rows.append({**blank, "case": case, "note": note, "bias": bias})
             jobs.append(Job("other", case, method_of(name), table, filters, texts, length, seconds))
     return rows, jobs
 
 
 def judged(rows: list[Row], findings: list[Finding]) -> list[Row]:
-    """Rows with their verdicts; all findings are one family."""
+    """Rows with their verdicts; all findings are one family, and a filter that is known to be wrong is biased."""
     judge(findings)
     left = iter(findings)
     for row in rows:
         if row.get("verdict") != "not run":
             finding = next(left)
-            row["verdict"] = "pass" if finding.passed else "biased"
+            is_right = finding.passed and row["bias"] < ROUNDING  # what is known exactly needs no draws
+            row["verdict"] = "pass" if is_right else "biased"
             row["draws"], row["p"] = finding.fit.draws, f"{finding.adjusted:.2g}"
             row["variation"] = f"{finding.fit.variation:.3f} / {finding.fit.expected_variation:.3f}"
     return rows
 
 
-def exact_bias(module: Any, table: Table, filters: Filters) -> str:
-    """What a sampler's filter keeps of a row, beside what is right."""
+def exact_bias(module: Any, table: Table, filters: Filters) -> tuple[float, str]:
+    """(total variation to what is right, in words) of what a sampler's filter keeps of a row."""
     law = [torch.tensor([filters[name]]) if name in filters else None for name in ("temperature", "top_k", "top_p")]
     kept = module.filtered_logits(table.target[:1, None], torch.ones(1) if law[0] is None else law[0], *law[1:])[0, 0]
     exact = processed(table.target[0], **filters)  # type: ignore[arg-type]
     bias = float((kept.double().softmax(-1) - exact).abs().sum() / 2)
     counts = int((kept > -torch.inf).sum()), int((exact > 0).sum())
-    return f"keeps {counts[0]:,} ids where {counts[1]:,} are right: TV {bias:.4f} exactly"
+    return bias, f"keeps {counts[0]:,} ids where {counts[1]:,} are right: TV {bias:.4f} exactly"
