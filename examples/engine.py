@@ -42,6 +42,7 @@ class Request:
     accepted: list[int] = field(default_factory=list)  # drafts that were kept in each step
     slot: int = -1  # of the block table, while it runs
     is_finished: bool = False
+    is_failed: bool = False  # its logits held no token that could be drawn, NaN perhaps
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)
@@ -114,18 +115,10 @@ AttentionInterface.register("specdec_paged", paged_attention)
 class Engine:
     """Serves requests with a transformers model whose layers all attend."""
 
-    def __init__(
-        self,
-        model: Any,
-        *,
-        slots: int = 8,
-        pages: int = 256,
-        page_size: int = 16,
-        drafts: int = 4,
-        eos: int | None = None,
-    ) -> None:
+    def __init__(self, model: Any, slots: int = 8, pages: int = 256, page_size: int = 16, drafts: int = 4) -> None:
         model.set_attn_implementation("specdec_paged")
-        self.model, self.drafts, self.eos = model, drafts, eos
+        self.model, self.drafts, eos = model, drafts, model.generation_config.eos_token_id
+        self.ends = set(eos if isinstance(eos, list) else [] if eos is None else [eos])
         self.longest = min(pages * page_size, model.config.max_position_embeddings)
         self.pages = Pages(model, pages, page_size, slots, self.longest)
         self.slots, self.promised = list(range(slots)), 0  # pages that running requests may come to need
@@ -164,7 +157,7 @@ class Engine:
         hidden, slots, lengths = self._forward([p + d for p, d in zip(pieces, drafts, strict=True)])
         accepted = torch.tensor([len(piece) - 1 for piece in pieces], dtype=torch.int32, device=hidden.device)
         said = [b for b, s in enumerate(speaks) if s]
-        new: list[list[int]] = [[] for _ in self.running]
+        new: list[list[int] | None] = [None] * len(self.running)
         if said:
             rows = [hidden[b, len(pieces[b]) - 1 :][: len(drafts[b]) + 1] for b in said]
             logits = self.model.get_output_embeddings()(torch.cat(rows))
@@ -227,15 +220,16 @@ class Engine:
             rule="match",
         )  # fmt: skip
 
-    def _commit(self, request: Request, piece: int, new: list[int]) -> None:
-        """Append what was said, up to the end token."""
-        request.cached += piece + max(len(new) - 1, 0)
-        if not new:
+    def _commit(self, request: Request, piece: int, new: list[int] | None) -> None:
+        """Append what was said, up to the first end token; None: the prompt is not read yet."""
+        request.cached += piece + max(len(new or ()) - 1, 0)
+        if new is None:
             return
-        request.accepted.append(len(new) - 1)
-        end = new.index(self.eos) + 1 if self.eos in new else len(new)
+        request.accepted.append(max(len(new) - 1, 0))
+        end = next((i + 1 for i, token in enumerate(new) if token in self.ends), None)
         request.tokens += new[:end]
-        if end < len(new) or request.tokens[-1] == self.eos or len(request.text) >= request.limit:
+        request.is_failed = not new
+        if end is not None or request.is_failed or len(request.text) >= request.limit:
             request.is_finished = True
             self.pages.release(request.slot)
             self.slots.append(request.slot)
@@ -265,7 +259,7 @@ def main() -> None:
     args = parser.parse_args()
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).to(args.device).eval()
-    engine = Engine(model, slots=args.concurrent, drafts=args.drafts, eos=model.generation_config.eos_token_id)
+    engine = Engine(model, slots=args.concurrent, drafts=args.drafts)
     requests = [
         engine.submit(Request(tokenizer(prompt)["input_ids"], args.tokens, args.temperature, seed=i))
         for i, prompt in enumerate(args.prompts)

@@ -27,7 +27,7 @@ def network(attention: str = "sdpa") -> LlamaForCausalLM:
 def requests(temperature: float, count: int = 7) -> list[Request]:
     """Prompts of one token to several pieces of the engine's; limits that end early and late."""
     rng = random.Random(1)
-    lengths, limits = [1, 5, 90, 2, 140, 9, 3], [30, 1, 12, 40, 20, 25, 2]
+    lengths, limits = [1, 5, 90, 2, 70, 9, 3], [20, 1, 12, 24, 15, 18, 2]
     prompts = [[rng.choice([rng.randrange(VOCAB), 7, 8]) for _ in range(n)] for n in lengths]
     return [Request(prompts[i], limits[i], temperature, top_k=9, top_p=0.95, seed=5 + i) for i in range(count)]
 
@@ -43,15 +43,17 @@ def alone(request: Request) -> list[int]:
 @pytest.mark.parametrize("drafts", [0, 3])
 def test_a_text_does_not_depend_on_companions_that_come_and_go(temperature: float, drafts: int) -> None:
     engine = Engine(network(), slots=3, pages=40, page_size=8, drafts=drafts)
+    engine.ends = set()
     arriving = requests(temperature)
     for request in arriving[:2]:
         engine.submit(request)
     finished = []
-    for late in [*arriving[2:], *[None] * 400]:
+    for late in arriving[2:]:
         finished += engine.step() + engine.step()
         assert len(engine.running) <= 3
-        if late is not None:
-            engine.submit(late)
+        engine.submit(late)
+    while engine.waiting or engine.running:
+        finished += engine.step()
     assert sorted(map(id, finished)) == sorted(map(id, arriving))
     for request in arriving:
         assert request.text == alone(request)
@@ -64,6 +66,7 @@ def test_a_text_does_not_depend_on_companions_that_come_and_go(temperature: floa
 
 def test_a_request_waits_until_there_are_pages_for_it() -> None:
     engine = Engine(network(), slots=3, pages=6, page_size=8)
+    engine.ends = set()
     first, second = (engine.submit(Request([3] * 20, 20)) for _ in range(2))
     engine.step()
     assert engine.running == [first] and list(engine.waiting) == [second]
@@ -74,15 +77,25 @@ def test_a_request_waits_until_there_are_pages_for_it() -> None:
 
 
 def test_the_end_token_ends_a_text_inside_accepted_drafts() -> None:
-    free = Engine(network()).submit(Request([7, 8], 40))
     engine = Engine(network())
-    engine.submit(free)
+    engine.ends = set()
+    free = engine.submit(Request([7, 8], 24))
     engine.run()
     for eos in set(free.text):
-        ending = Engine(network(), eos=eos)
-        request = ending.submit(Request([7, 8], 40))
+        ending = Engine(network())
+        ending.ends = {eos}
+        request = ending.submit(Request([7, 8], 24))
         ending.run()
         assert request.text == free.text[: free.text.index(eos) + 1]
+
+
+def test_a_request_without_a_token_to_draw_fails_and_leaves() -> None:
+    engine = Engine(network(), pages=20)
+    engine.model.lm_head.weight.fill_(float("nan"))
+    request = engine.submit(Request([7, 8], 24))
+    engine.run()
+    assert request.is_failed and request.is_finished and not request.text
+    assert len(engine.pages.free) == 20
 
 
 def test_lookup_copies_what_followed_the_longest_match() -> None:
