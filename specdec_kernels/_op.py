@@ -84,11 +84,6 @@ class Op:
         """The torch operator of a backend."""
         return self._calls[backend][int(out)]
 
-    def sharded(self, function: Callable[..., Any], shards: Any, *args: Any, out: Tensors | None = None) -> Any:
-        """Run the spelling for sharded vocabularies, which takes the shards and then the reference's arguments."""
-        results = function(shards, *args)
-        return results if out is None else self._copied(args, out, results)
-
     def __call__(self, *args: Any, device: torch.device, backend: str | None, out: Tensors | None = None) -> Any:
         """Run on the chosen backend; `out` receives the results if given."""
         chosen = _backends.choose(self.name, self.backends, device, backend)
@@ -101,12 +96,15 @@ class Op:
             self._calls[chosen][1](*args, *_listed(results))
             return results
         if chosen == "reference":
-            return self._copied(args, out, self.reference(*args))
+            return self.deliver(args, self.reference(*args), out)
         self._check_out(args, out)
         self._calls[chosen][1](*args, *out)
         return out
 
-    def _copied(self, args: tuple[Any, ...], out: Tensors, results: Tensor | Tensors) -> Tensors:
+    def deliver(self, args: tuple[Any, ...], results: Any, out: Tensors | None) -> Any:
+        """Results that another spelling of the op gave for `args`; `out` receives them if given."""
+        if out is None:
+            return results
         self._check_out(args, out)
         for have, value in zip(out, _listed(results), strict=True):
             have.copy_(value)

@@ -6,11 +6,12 @@
 * `nodes.py`, `walks.py`, `multi_round.py`: rules of chains and trees over the exchanged numbers. A chain is a tree.
 * `verify.py`, `sample.py`: the calls.
 
-Every rank computes the same numbers from the same messages in the same order, so all return the same bits. Plain PyTorch
-on any device; nothing waits for the device.
+Every rank computes the same numbers from the same messages in the same order, so all return the same bits. Plain
+PyTorch on any device; nothing waits for the device.
 """
 
 from .group import shards_of
 from .sample import sample
+from .verify import verify_chain, verify_tree
 
-__all__ = ["sample", "shards_of"]
+__all__ = ["sample", "shards_of", "verify_chain", "verify_tree"]

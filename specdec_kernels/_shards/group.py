@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ class Shards:
         expected = f"{self.ranks + 1} rising ints from 0: the first id of each rank, then the size of the vocabulary"
         if not isinstance(offsets, Sequence) or len(offsets) != self.ranks + 1:
             fail(op, "vocab_offsets", expected, offsets)
-        self.widths = [last - first for first, last in zip(offsets, offsets[1:], strict=False)]
+        self.widths = [last - first for first, last in pairwise(offsets)]
         if offsets[0] != 0 or min(self.widths) < 1:
             fail(op, "vocab_offsets", expected, offsets)
         self.first, self.end, self.size = offsets[rank], offsets[rank + 1], offsets[-1]

@@ -1,7 +1,7 @@
 """Laws of sharded rows: the numbers of `_rows.Law`, agreed on by all ranks, around each rank's own logits.
 
-Without filters one exchange: maximum, sum and argmax of each shard. Filters are thresholds on the raw logit and take two
-more, whatever top_k and top_p are:
+Without filters one exchange: maximum, sum and argmax of each shard. Filters are thresholds on the raw logit and take
+two more, whatever top_k and top_p are:
 
 1. each rank sends every g-th of its sorted logits; together they are a grid that all ranks know,
 2. each rank counts and sums its logits above every point of the grid: between two neighbours of the grid lie fewer
@@ -64,7 +64,7 @@ class Grid(NamedTuple):
 def expand(parameter: Parameters, request: Tensor) -> Parameters:
     """Parameters of each row, given the request of each."""
     *fields, ranks = parameter
-    return Parameters(*(field[request] for field in fields), ranks)
+    return Parameters(*[field[request] for field in fields], ranks)
 
 
 def spacing(shards: Shards, rows: Rows) -> int:

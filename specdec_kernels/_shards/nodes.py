@@ -1,6 +1,6 @@
 """What the rules of a tree look at, agreed on by all ranks: laws, each candidate under p and q, coins, races, masses.
 
-A node's row is the law of its children. `rows` below are [batch, nodes] or a choice of them, flattened for the vocabulary.
+A node's row is the law of its children. `rows` are numbers of nodes, [batch, chosen]; what has a vocabulary is flat.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .. import _random, _rows, _trees
+from .. import _random, _trees
 from .._rows import Law, Parameters
 from .._trees import Tree
 from . import laws, races
-from .group import Shards, added
+from .group import Shards
 from .laws import Rows
 from .sample import mask_allowed, pad
 
@@ -49,9 +49,11 @@ class Nodes:
     def __init__(
         self, shards: Shards, tree: Tree, ids: Tensor, target_logits: Tensor, target: Parameters,
         filters: tuple[bool, bool, bool], drafted: Drafted | None, noise: tuple[Tensor, Tensor, Tensor | None],
-        token_map: Tensor | None, allowed: Tensor | None, scored: Parameters | None, raw: bool,
+        token_map: Tensor | None, allowed: Tensor | None, scored: Parameters | None, logprobs_mode: int,
     ) -> None:  # fmt: skip
         """`scored`: parameters of the law whose log-probabilities are wanted, if it is another than the target's."""
+        if drafted is not None and drafted.logits.shape[1] == 0:
+            drafted = None
         self.shards, self.tree, self.ids = shards, tree, ids
         self.target, self.drafted = target, drafted
         self.seed, self.position, self.step = noise
@@ -70,14 +72,14 @@ class Nodes:
         tables = [Rows(masked, laws.expand(target, request), *filters)]
         items = [self._item(masked)]
         if drafted is not None:
-            rows, misplaced = self._draft_rows(drafted.logits, token_map)
+            rows = self._draft_rows(drafted.logits, token_map)
             of = self.request[:, None].expand(-1, drafted.logits.shape[1]).flatten()
             if drafted.stats is None:
                 tables.append(Rows(rows, laws.expand(drafted.parameter, of), *drafted.filters))
-            items.append(self._item(torch.where(misplaced, float("nan"), rows)))
+            items.append(self._item(rows))
             self.draft_rows = rows
         if scored is not None:
-            rows = given if raw else masked
+            rows = given if logprobs_mode == 2 else masked
             tables.append(Rows(rows, laws.expand(scored, request), False, False, False))
             items.append(self._item(rows))
         finish = laws.begin(shards, tables, *items)
@@ -92,11 +94,12 @@ class Nodes:
         self.law = found.pop(0)
         self.bad = self.law.bad.view(self.batch, -1)
         self.argmax = self.law.argmax.view(self.batch, -1)
-        self.p = self._probability(self.law, logits[0].amax(0), self.above)
+        self.p_logit = logits[0].amax(0)
+        self.p = self._probability(self.law, self.p_logit, self.above)
         self._read_draft(found, logits)
         self.scored = found.pop(0) if scored is not None else self.law
         self.x_logit = (logits[-1] if scored is not None else logits[0]).amax(0)
-        self.scored_rows = tables[-1].logits if scored is not None else masked
+        self.scored_rows = tables[0 if scored is None else -1].logits if logprobs_mode else None
 
     def _coins(self, offset: Tensor, index: Tensor) -> Tensor:
         """Coins [batch, nodes]."""
@@ -104,30 +107,28 @@ class Nodes:
         seed, position, step = (n[:, None].expand_as(index).flatten() for n in noise)
         return _random.coin(seed, position + offset.flatten(), step, index.flatten()).view(index.shape)
 
-    def _draft_rows(self, logits: Tensor, token_map: Tensor | None) -> tuple[Tensor, Tensor]:
-        """(draft rows [rows, columns] by target id, whether the map names an id of another rank).
+    def _draft_rows(self, logits: Tensor, token_map: Tensor | None) -> Tensor:
+        """Draft rows [rows, columns] by target id; NaN, which makes them bad, where the map names another rank's id.
 
         Columns without a target id count in q but lie behind the ids.
         """
         widest, width = self.shards.widest, logits.shape[2]
         rows = pad(logits.flatten(0, 1), widest)
         if token_map is None:
-            return rows, torch.zeros((), dtype=torch.bool, device=rows.device)
+            return rows
         ids = token_map.long()
         mine = (ids >= self.shards.first) & (ids < self.shards.end)
         misplaced = ((ids >= 0) & (ids < self.shards.size) & ~mine).any()
         place = torch.where(mine, ids - self.shards.first, widest + torch.arange(width, device=ids.device))
         out = rows.new_full((len(rows), 2 * widest), -torch.inf)
         out[:, place] = rows[:, :width]
-        return torch.where(misplaced, float("nan"), out), misplaced
+        return torch.where(misplaced, float("nan"), out)
 
     def _item(self, rows: Tensor) -> Tensor:
         """Logit of each candidate in its parent's row, [batch, nodes]; -inf where another rank has it."""
         column = self.x - self.shards.first
         mine = (self.x >= self.shards.first) & (self.x < self.shards.end)
         rows = rows.view(self.batch, -1, rows.shape[-1])
-        if rows.shape[1] == 0:
-            return torch.full(self.x.shape, -torch.inf, device=rows.device)
         row = self.above.clamp(max=rows.shape[1] - 1)
         value = rows[self.request[:, None], row, column.clamp(0, self.shards.widest - 1)]
         return torch.where(mine, value, -torch.inf)
@@ -144,36 +145,37 @@ class Nodes:
         return torch.where(kept, weight, 0.0)
 
     def _read_draft(self, found: list[Law], logits: list[Tensor]) -> None:
-        """Candidates under q, and which rows of q cannot be read."""
+        """Candidates under q, and those whose row of q cannot be read."""
         self.q = torch.ones_like(self.p)
         self.bad_draft = torch.zeros_like(self.bad)
         self.draft_law: Law | None = None
-        if self.drafted is None or self.drafted.logits.shape[1] == 0:
-            found[:1] = [] if self.drafted is not None and self.drafted.stats is None else found[:1]
+        if self.drafted is None:
             return
-        parameter, logit = self.drafted.parameter, logits[1].amax(0)
-        width = self.drafted.logits.shape[1]
-        row = self.above.clamp(max=width - 1)
+        logit = logits[1].amax(0)
+        row = self.above.clamp(max=self.drafted.logits.shape[1] - 1)
         if self.drafted.stats is None:
             self.draft_law = found.pop(0)
             q = self._probability(self.draft_law, logit, row)
-            bad = self.draft_law.bad.view(self.batch, -1)
+            bad = self.draft_law.bad.view(self.batch, -1).gather(1, row)
         else:
             logsumexp, threshold = (part.gather(1, row) for part in self.drafted.stats)
-            scaled = logit.double() * parameter.inv_t.double()[:, None] - logsumexp.double()
+            scaled = logit.double() * self.drafted.parameter.inv_t.double()[:, None] - logsumexp.double()
             q = torch.where(logit >= threshold, scaled, -torch.inf).exp()
-            unreadable = ~logsumexp.isfinite() | logit.isnan()
-            bad = torch.zeros_like(self.bad).scatter(1, row, unreadable & (self.tree.parents >= 0))
+            bad = ~logsumexp.isfinite() | logit.isnan()
         self.q = torch.where(self.has_draft_row[:, None], q, 1.0)
-        bad = torch.nn.functional.pad(bad, (0, max(self.nodes - bad.shape[1], 0)))
         self.bad_draft = bad & self.has_draft_row[:, None]
 
+    def laws(self, rows: Tensor) -> Law:
+        """Target laws of chosen rows [batch, chosen], flattened."""
+        return take(self.law, (self.request[:, None] * self.nodes + rows).flatten())
+
     def probs(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """(p, q) of chosen rows [batch, chosen] at this rank's ids, float64 [batch * chosen, widest]; q is 0 where
-        the draft is a point mass."""
-        flat = (self.request[:, None] * self.nodes + rows).flatten()
-        p = take(self.law, flat).probs()
-        if self.drafted is None or self.drafted.logits.shape[1] == 0:
+        """(p, q) of chosen rows [batch, chosen] at this rank's ids, float64 [batch * chosen, widest].
+
+        Where the draft is a point mass q is 0.
+        """
+        p = self.laws(rows).probs()
+        if self.drafted is None:
             return p, torch.zeros_like(p)
         width = self.drafted.logits.shape[1]
         row = rows.clamp(max=width - 1)
@@ -189,6 +191,12 @@ class Nodes:
             q = torch.where(logits >= threshold, scaled, -torch.inf).exp()
         has = self.has_draft_row[:, None].expand_as(rows).flatten()
         return p, torch.where(has[:, None], q[:, : self.shards.widest], 0.0)
+
+    def draft_maximum(self, rows: Tensor) -> Tensor:
+        """This rank's largest logit of chosen draft rows, [batch, chosen]; NaN where one is."""
+        assert self.drafted is not None
+        width = self.drafted.logits.shape[1]
+        return self.draft_rows[self.request[:, None] * width + rows.clamp(max=width - 1)].amax(2)
 
     def marked(self, rows: Tensor, nodes: Tensor) -> Tensor:
         """Ids of the nodes marked [batch, nodes] as columns of their parents' rows, bool [batch * chosen, widest]."""
@@ -207,14 +215,47 @@ class Nodes:
         step = None if purpose == TARGET_PURPOSE or self.step is None else self.step[:, None].expand_as(rows).flatten()
         return races.words(self.shards, seed, position, step, purpose)
 
-    def all_rows(self) -> Tensor:
-        """Every row, [batch, nodes]."""
+    @property
+    def every(self) -> Tensor:
+        """All rows, [batch, nodes]."""
         return self.tree.node.expand(self.batch, -1)
+
+    def race(
+        self, rows: Tensor, purpose: int, weight: Tensor | None = None, tried: Tensor | None = None,
+        point: Tensor | None = None, more: tuple[Tensor, ...] = (),
+    ) -> tuple[Draw, Draw, list[Tensor]]:  # fmt: skip
+        """(draws from p, draws from what rejections left, `more` of every rank) of chosen rows, in one exchange.
+
+        What is left: `weight` float32 [batch * chosen, widest], or where `point` [batch] p without the nodes `tried`.
+        """
+        law, word = self.laws(rows), self.words(rows, purpose)
+        ids = self.shards.columns(word.device)
+        flat = (self.request[:, None] * self.nodes + rows).flatten()
+        shown = self.scored_rows[flat] if self.scored_rows is not None else law.logits
+
+        def best(score: Tensor, ran: Tensor) -> tuple[Tensor, ...]:
+            message = races.best(score, ran, ids, shown)
+            return message if self.scored_rows is not None else message[:2]
+
+        fields = best(*races.plain(law.logits, law.inv_t, law.kept, word))
+        if weight is not None:
+            assert tried is not None and point is not None
+            without, ran = races.plain(law.logits, law.inv_t, law.kept & ~self.marked(rows, tried), word)
+            score = races.corrected(weight, word)
+            points = point[:, None].expand_as(rows).flatten()
+            score = torch.where(points[:, None], without, score)
+            fields += best(score, torch.where(points, ran, (score > -torch.inf).any(1)))
+        got = self.shards.send(*fields, *more)()
+        draws = []
+        for _ in range(1 if weight is None else 2):
+            logit = got[2] if self.scored_rows is not None else torch.zeros_like(got[0])
+            won = races.winner(got[0], got[1], logit)
+            token, logit = won.ids.view(rows.shape), won.logit.view(rows.shape)
+            draws.append(Draw(token.clamp(min=0), logit, token < 0))
+            del got[: 3 if self.scored_rows is not None else 2]
+        return draws[0], draws[-1], got
 
 
 def take(law: Law, rows: Tensor) -> Law:
     """Some rows of a table."""
     return Law(*(part[rows] for part in law))
-
-
-__all__ = ["Draw", "Drafted", "Nodes", "added", "at", "take"]

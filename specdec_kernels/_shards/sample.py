@@ -57,7 +57,9 @@ def sample(
     batch, device = logits.shape[0], logits.device
     parameter = _rows.parameters(batch, device, temperature, top_k, top_p, min_p)
     given = pad(logits, shards.widest)
-    tables = [Rows(mask_allowed(shards, given, allowed), parameter, top_k is not None, top_p is not None, min_p is not None)]
+    tables = [
+        Rows(mask_allowed(shards, given, allowed), parameter, top_k is not None, top_p is not None, min_p is not None)
+    ]
     if logprobs_mode == 2:
         tables.append(Rows(given, _rows.parameters(batch, device, None, None, None, None), False, False, False))
     finish = laws.begin(shards, tables)

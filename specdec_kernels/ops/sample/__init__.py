@@ -122,5 +122,5 @@ def sample(
     allowed = check.allowed(allowed, batch, vocab if shards is None else shards.size)
     arguments = (logits, *sampling, *noise, code, num_samples, lanes, exclude_ids, token_map, allowed, mode)
     if shards is not None:
-        return SampleResult(*op.sharded(_shards.sample, shards, *arguments, out=out))
+        return SampleResult(*op.deliver(arguments, _shards.sample(shards, *arguments), out))
     return SampleResult(*op(*arguments, device=logits.device, backend=backend, out=out))
