@@ -55,16 +55,15 @@ class Grid(NamedTuple):
     """Points in falling order, +inf first and -inf last, and what lies above each in the whole vocabulary."""
 
     point: Tensor  # float32 [rows, points]
-    count: Tensor  # int64, logits >= point
-    count_above: Tensor  # int64, logits > point
+    reached: Tensor  # int64, logits >= point
+    above: Tensor  # int64, logits > point
     mass: Tensor  # float64, of logits >= point
     mass_above: Tensor  # float64
 
 
 def expand(parameter: Parameters, request: Tensor) -> Parameters:
     """Parameters of each row, given the request of each."""
-    *fields, ranks = parameter
-    return Parameters(*[field[request] for field in fields], ranks)
+    return Parameters(*(field[request] for field in parameter[:-1]), parameter.ranks)  # type: ignore[call-arg,arg-type]
 
 
 def spacing(shards: Shards, rows: Rows) -> int:
@@ -196,24 +195,24 @@ class _Search:
 
     def bracket(self, reached: Tensor, above: Tensor, mass_above: Tensor) -> None:
         """Bracket both thresholds between points of the grid."""
-        count, count_above, mass = reached.long().sum(0), above.long().sum(0), added(mass_above)
-        ties = (count - count_above).double() * _weights(self.points, self.known, self.rows.parameter)
-        grid = self.grid = Grid(self.points, count, count_above, mass + ties, mass)
+        reached, above, mass = reached.long().sum(0), above.long().sum(0), added(mass_above)
+        ties = (reached - above).double() * _weights(self.points, self.known, self.rows.parameter)
+        grid = self.grid = Grid(self.points, reached, above, mass + ties, mass)
         parameter = self.rows.parameter
 
         def at(values: Tensor, index: Tensor) -> Tensor:
             return values.gather(1, index[:, None]).squeeze(1)
 
         k = parameter.top_k[:, None]
-        self.k_low = _first(grid.count >= k)
+        self.k_low = _first(grid.reached >= k)
         k_high = (self.k_low - 1).clamp(min=0)
         # The k-th largest is the lower point itself, or lies inside the cell above it.
-        self.is_inside = self.has_k & (at(grid.count_above, self.k_low) >= parameter.top_k)
+        self.is_inside = self.has_k & (at(grid.above, self.k_low) >= parameter.top_k)
         exact = torch.where(self.has_k & ~self.is_inside, at(grid.point, self.k_low), -_INF)
         start = torch.maximum(self.min_p, exact)
         self.is_inside &= at(grid.point, k_high) > self.min_p  # else min-p decides
         self.k_from, self.k_to = at(grid.point, k_high), at(grid.point, self.k_low)
-        self.k_count, self.k_mass = at(grid.count, k_high), at(grid.mass, k_high)
+        self.k_count, self.k_mass = at(grid.reached, k_high), at(grid.mass, k_high)
         self.start, self.start_mass = start, at(grid.mass, _first(grid.point <= start[:, None]))
         fewest = torch.where(self.is_inside, self.k_mass, self.start_mass)
         most = torch.where(self.is_inside, at(grid.mass_above, self.k_low), self.start_mass)

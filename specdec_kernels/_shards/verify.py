@@ -121,8 +121,8 @@ def verify_chain(
     ids = torch.nn.functional.pad(chains.ids, (1, 0), value=-1)
     tree = _trees.tree((row - 1).expand(batch, -1), max_draft)
     nodes = Nodes(
-        shards, tree, ids, chains.target_rows(max_draft + 1), target, _filters(rule, sampled), drafted, (seed, position, step),
-        token_map, bits, _scored(rule, processed, logprobs_mode), logprobs_mode,
+        shards, tree, ids, chains.target_rows(max_draft + 1), target, _filters(rule, sampled), drafted,
+        (seed, position, step), token_map, bits, _scored(rule, processed, logprobs_mode), logprobs_mode,
     )  # fmt: skip
     silent = chains.lost
     if rule == "block":
@@ -213,10 +213,14 @@ def verify_tree(
         end = multi_round.recursive(nodes, replacement, rounds, max_depth, status)
     elif rule == "typical":
         end = walks.typical(nodes, typical_epsilon, typical_delta, status)
+    elif rule == "target_only":
+        end = walks.target_only(nodes, max_depth, status)
+    elif rule == "greedy_multi_draft":
+        end = walks.greedy_multi_draft(nodes, max_depth, status)
+    elif rule == "match":
+        end = walks.match(nodes, max_depth, status)
     else:
-        walk = {"match": walks.match, "greedy": walks.argmax, "target_only": walks.target_only,
-                "greedy_multi_draft": walks.greedy_multi_draft}[rule]  # fmt: skip
-        end = walk(nodes, max_depth, status)
+        end = walks.argmax(nodes, max_depth, status)
     lost = at(nodes.bad, end.stand)
     status = flag(end.status, lost, _chains.BAD_TARGET)
     tokens, path, accepted, logprobs = _result(nodes, end, lost, max_depth, logprobs_mode)

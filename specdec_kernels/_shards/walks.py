@@ -1,7 +1,7 @@
 """Rules of chains and trees over the exchanged numbers: where the walk stands, the token after it, status.
 
-The rules are those of the references; here whether a candidate passes is decided for all of them at once, as if the walk
-came by, and the walk then follows those that pass. `tried` marks the candidates of a node that its rejections took away.
+The rules are those of the references; here whether a candidate passes is decided for all of them at once, as if the
+walk came by, and the walk then follows those that pass. `tried` marks candidates whose rejection counts in the draw.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def ratio(nodes: Nodes, max_depth: int, over_acceptance: float, from_target: boo
 
 
 def typical(nodes: Nodes, epsilon: float, delta: float, status: Tensor) -> End:
-    """x passes iff p(x) > min(epsilon, delta exp(-H(p))); the deepest node, then the likeliest path, then the lower."""
+    """Passes iff p(x) > min(epsilon, delta exp(-H(p))); the deepest node, then the likeliest path, then the lower."""
     p, _ = nodes.probs(nodes.every)
     entropy = -torch.special.xlogy(p, p).sum(1).view(nodes.batch, -1)
     drawn, _, got = nodes.race(nodes.every, RESIDUAL_PURPOSE, more=(entropy,))
