@@ -15,7 +15,7 @@ from cases import FILTERS, RULES, make_chain, make_noise, mixed_sampling
 from torch import Tensor
 from tree_cases import TREE_RULES, make_tree
 
-from specdec_kernels import Noise, Sampling, batch_sd, sample, use_backend, verify_chain, verify_tree
+from specdec_kernels import Sampling, batch_sd, sample, use_backend, verify_chain, verify_tree
 
 
 class Call(NamedTuple):
@@ -26,18 +26,29 @@ class Call(NamedTuple):
     sharded: dict[str, Tensor]
     keywords: dict[str, Any]
     vocab: int
-    whole: dict[str, Any] = {}  # noqa: RUF012 - keywords of the one-rank call alone
-    parts: dict[str, Any] = {}  # noqa: RUF012 - of the sharded call alone
-    exchanges: int | None = None  # allowed; None: not counted
+    exchanges: int  # allowed
+    parts: dict[str, Any] = {}  # noqa: RUF012 - keywords of the sharded call alone
+    token_map: Tensor | None = None  # rising
+
+    @property
+    def rows(self) -> int:
+        """Rows of logits in the call."""
+        return sum(rows[..., 0].numel() for rows in self.sharded.values())
 
     def one_rank(self) -> Any:
         with use_backend("reference"):
-            return self.function(**self.sharded, **self.keywords, **self.whole)
+            mapped = {} if self.token_map is None else {"token_map": self.token_map}
+            return self.function(**self.sharded, **self.keywords, **mapped)
 
     def of_rank(self, group: Any) -> Any:
         cuts = offsets(self.vocab, group.size())
         first, end = cuts[group.rank()], cuts[group.rank() + 1]
         mine = {name: rows[..., first:end].contiguous() for name, rows in self.sharded.items()}
+        if self.token_map is not None:  # the last rank has the columns without a target id
+            last = end if end < self.vocab else 2 * self.vocab
+            columns = ((self.token_map >= first) & (self.token_map < last)).nonzero()[:, 0]
+            mine["draft_logits"] = self.sharded["draft_logits"][..., columns].contiguous()
+            mine["token_map"] = self.token_map[columns]
         return self.function(**mine, **self.keywords, **self.parts, group=group, vocab_offsets=cuts)
 
 
@@ -46,6 +57,10 @@ def offsets(vocab: int, ranks: int) -> list[int]:
     g = torch.Generator().manual_seed(vocab + ranks)
     inner = torch.randperm(vocab // 2 - 1, generator=g)[: ranks - 1] + vocab // 2
     return [0, *sorted(inner.tolist()), vocab]
+
+
+def allowed_exchanges(filters: str) -> int:
+    return 2 if filters in ("none", "temperature") else 4
 
 
 def spoil(rows: Tensor) -> None:
@@ -75,8 +90,8 @@ def chain_calls(vocab: int, batch: int, filters: str, seed: int, logprobs: str |
             keywords = {**case.keywords, "draft_ids": ids, "logprobs": logprobs}
             if rule in ("topm", "distance"):
                 keywords |= {"top_m": 3, "max_distance": 2, "min_block": 2}
-            budget = 4 if filters in ("top_k", "top_p", "min_p", "all") else 2
-            calls.append(Call(f"{rule} {drafts} {filters}", verify_chain, sharded, keywords, vocab, exchanges=budget))
+            budget = allowed_exchanges(filters)
+            calls.append(Call(f"{rule} {drafts} {filters}", verify_chain, sharded, keywords, vocab, budget))
     return calls
 
 
@@ -95,14 +110,13 @@ def tree_calls(vocab: int, batch: int, filters: str, seed: int, logprobs: str | 
             ids = case.token_ids.clone()
             ids[4, 1], ids[6, 2] = vocab, -2
             keywords = {**case.keywords, "token_ids": ids, "parents": case.parents, "logprobs": logprobs}
-            budget = 4 if filters in ("top_k", "top_p", "min_p", "all") else 2
+            budget = allowed_exchanges(filters)
             parts: dict[str, Any] = {}
             if rule == "recursive":
                 parts, budget = {"max_children": nodes - 1}, budget + nodes - 2
             if rule == "traversal":
                 budget += nodes - 1
-            calls.append(Call(f"{rule} {drafts} {filters}", verify_tree, sharded, keywords, vocab, parts=parts,
-                              exchanges=budget))  # fmt: skip
+            calls.append(Call(f"{rule} {drafts} {filters}", verify_tree, sharded, keywords, vocab, budget, parts))
     return calls
 
 
@@ -120,8 +134,54 @@ def sample_calls(vocab: int, batch: int, filters: str, seed: int, logprobs: str 
         "lane": 2,
         "logprobs": logprobs,
     }
-    budget = 4 if filters in ("top_k", "top_p", "min_p", "all") else 2
-    return [Call(f"sample {filters}", sample, {"logits": rows}, keywords, vocab, exchanges=budget)]
+    budget = allowed_exchanges(filters)
+    return [Call(f"sample {filters}", sample, {"logits": rows}, keywords, vocab, budget)]
+
+
+def hard_rows_call(vocab: int, batch: int, seed: int) -> Call:
+    """Every row its own filters, off, mild and absurd; ties, plateaus and wide ranges."""
+    g = torch.Generator().manual_seed(seed)
+
+    def pick(values: list[float], dtype: torch.dtype) -> Tensor:
+        return torch.tensor(values, dtype=dtype)[torch.randint(len(values), (batch,), generator=g)]
+
+    spread = pick([0.0, 0.01, 1.0, 5.0, 300.0], torch.float32)[:, None]
+    rows = spread * torch.randn(batch, vocab, generator=g)
+    rows[::3] = rows[::3].round()
+    rows[::7, vocab // 3 :] = rows[::7, :1]
+    rows[::11] = rows[::11].where(torch.rand(rows[::11].shape, generator=g) < 0.1, -torch.inf)
+    sampling = Sampling(
+        pick([0.3, 1.0, 1.7], torch.float32),
+        pick([0, 1, 2, 5, vocab // 3, vocab - 1, vocab, 10**6], torch.int32),
+        pick([-1.0, 0.0, 0.1, 0.5, 0.9, 0.999, 1 - 2.0**-24, 1.0], torch.float32),
+        pick([0.0, 0.0, 1e-6, 0.05, 0.9, 1.0, 2.0], torch.float32),
+    )
+    keywords = {"sampling": sampling, "noise": make_noise(batch, seed), "purpose": "residual", "num_samples": 2}
+    return Call("hard rows", sample, {"logits": rows}, keywords, vocab, 4)
+
+
+def mapped_call(vocab: int, batch: int, filters: str) -> Call:
+    """A drafter of half the vocabulary, with columns that have no target id."""
+    case = make_chain(batch, 3, vocab, filters=filters)
+    token_map = torch.cat([torch.arange(0, vocab, 2), torch.tensor([vocab, vocab + 3])]).int()
+    sharded = {"target_logits": case.target_logits, "draft_logits": case.draft_logits[..., : len(token_map)]}
+    ids = token_map[case.draft_ids % (len(token_map) - 2)].long()
+    keywords = {**case.keywords, "draft_ids": ids}
+    return Call(f"token_map {filters}", verify_chain, sharded, keywords, vocab, 4, token_map=token_map)
+
+
+def layout_calls(vocab: int, batch: int, rule: str) -> list[Call]:
+    """Flat drafts, grammar bits, half precision."""
+    calls = []
+    for flat in (False, True):
+        case = make_chain(batch, 3, vocab, rule=rule, filters="all", ragged=True, flat=flat, dtype=torch.bfloat16)
+        rows = case.target_logits.flatten(0, -2).shape[0]
+        bits = torch.randint(-(2**31), 2**31, (rows, (vocab + 31) // 32), generator=torch.Generator().manual_seed(3))
+        keywords = {**case.keywords, "draft_ids": case.draft_ids, "allowed": bits.int(), "logprobs": "raw"}
+        sharded = {"target_logits": case.target_logits, "draft_logits": case.draft_logits}
+        calls.append(Call(f"{rule} flat {flat}", verify_chain, sharded, keywords, vocab, 4))
+    keywords = {**keywords, "cu_draft": torch.tensor([0, 9, 3, *[3] * (batch - 2)], dtype=torch.int32)}
+    return [*calls, calls[-1]._replace(name=f"{rule} bad cu_draft", keywords=keywords)]
 
 
 def branch_call(vocab: int, batch: int, seed: int) -> Call:
@@ -135,7 +195,7 @@ def branch_call(vocab: int, batch: int, seed: int) -> Call:
         "draft_sampling": Sampling(),
         "noise": make_noise(batch, seed),
     }
-    return Call("batch_sd", batch_sd, {"target_logits": target, "draft_logits": draft}, keywords, vocab, exchanges=4)
+    return Call("batch_sd", batch_sd, {"target_logits": target, "draft_logits": draft}, keywords, vocab, 4)
 
 
 class Reply(NamedTuple):
@@ -198,6 +258,3 @@ def run_on_ranks(ranks: int, calls: list[Call]) -> list[list[Reply]]:
         ]
         for rank in range(ranks)
     ]
-
-
-__all__ = ["Call", "Noise", "Reply", "run_on_ranks"]

@@ -74,7 +74,7 @@ def recursive(nodes: Nodes, replacement: bool, rounds: int, max_depth: int, stat
     earlier = (tree.parents[:, :, None] == tree.parents[:, None, :]) & (tree.node < tree.node[:, None])
     rank = earlier.sum(2)
     twin = (earlier & fine[:, None, :] & (nodes.x[:, :, None] == nodes.x[:, None, :])).any(2)
-    p, q = nodes.probs(nodes.every)
+    children = (tree.parents[:, None, :] == tree.node[:, None]).sum(2)
     scale, mass, gone = (torch.full_like(nodes.p, value) for value in (0.0, 1.0, 0.0))
     passes, tried = torch.zeros_like(fine), torch.zeros_like(fine)
     for r in range(rounds):
@@ -87,15 +87,19 @@ def recursive(nodes: Nodes, replacement: bool, rounds: int, max_depth: int, stat
         passes = passes | (tested & accepts)
         tried = tried | (tested & ~accepts)
         scale = _to_rows(nodes, tested, torch.where(room > 0, c + z / room.clamp(min=1e-300), c), scale)
-        if r == rounds - 1:
-            break
         if not replacement:
             gone = _to_rows(nodes, tested & ~point, of_parent(nodes, gone) + nodes.q, gone)
-        by_scale = (p - scale.flatten()[:, None] * q).clamp(min=0).sum(1)
-        by_mask = torch.where(nodes.marked(nodes.every, tried | passes), 0.0, p).sum(1)
-        left = torch.where(point.expand_as(mass).flatten(), by_mask, by_scale).view(mass.shape)
-        (left,) = nodes.shards.sum(left)
-        mass = torch.where(_to_rows(nodes, tested, torch.ones_like(c), torch.zeros_like(c)) > 0, left, mass)
+        # Nodes with r + 2 children or more need the mass; no tree has more of them than this.
+        count = (nodes.nodes - 1) // (r + 2)
+        if r == rounds - 1 or count == 0:
+            break
+        rows = (children >= r + 2).int().argsort(dim=1, descending=True, stable=True)[:, :count]
+        p, q = nodes.probs(rows)
+        by_scale = (p - scale.gather(1, rows).flatten()[:, None] * q).clamp(min=0).sum(1)
+        by_mask = torch.where(nodes.marked(rows, tried | passes), 0.0, p).sum(1)
+        (left,) = nodes.shards.sum(torch.where(point.expand_as(rows).flatten(), by_mask, by_scale).view(rows.shape))
+        was_tested = _to_rows(nodes, tested, torch.ones_like(mass), torch.zeros_like(mass)).gather(1, rows) > 0
+        mass = mass.scatter(1, rows, torch.where(was_tested, left, mass.gather(1, rows)))
     stand, status = descend(nodes, passes, max_depth, faults, status, in_order=True)
     return finish(nodes, stand, tried, at(scale, stand), status)
 
