@@ -4,6 +4,7 @@ MIN is the sum of what the rule must read, in the logits' own dtype (docs/design
 without filters, 1.3 MIN with filters on rows shaped like a language model's, 2.4 MIN on any row. MIN of
 `compact_cache` is the rows that change their place, read and written, its budget 1.01; of `verify_tree` the rows on the
 walk, its budget 1.1. `--check` exits 1 over budget.
+Where the vocabulary is sharded, bytes that ranks send: exchange.py.
 Statistics, workspace and results count. How each meter counts: meters.py. The rivals' multiples stand below ours.
 """
 
@@ -27,6 +28,7 @@ import specdec_kernels
 from . import (
     acceptance_ratios,
     compact_cache,
+    exchange,
     residual_probs,
     residual_sample,
     results,
@@ -252,6 +254,8 @@ def main() -> None:
             print(f"rivals, {case.op}: {case.name}")
             lines += [show(line) for line in meter_rivals(case)]
     over = sum(not is_within(line) for line in lines)
+    if chosen.only in "exchange":
+        over += exchange.report()
     if chosen.save:
         save(lines)
     for rival in rivals():

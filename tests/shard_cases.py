@@ -148,6 +148,7 @@ def hard_rows_call(vocab: int, batch: int, seed: int) -> Call:
     spread = pick([0.0, 0.01, 1.0, 5.0, 300.0], torch.float32)[:, None]
     rows = spread * torch.randn(batch, vocab, generator=g)
     rows[::3] = rows[::3].round()
+    rows[1::5] = rows[1::5].sort(dim=1, descending=True).values  # one rank has all that counts
     rows[::7, vocab // 3 :] = rows[::7, :1]
     rows[::11] = rows[::11].where(torch.rand(rows[::11].shape, generator=g) < 0.1, -torch.inf)
     sampling = Sampling(

@@ -3,13 +3,13 @@
 Without filters one exchange: maximum, sum and argmax of each shard. Filters are thresholds on the raw logit and take
 two more, whatever top_k and top_p are:
 
-1. each rank sends every g-th of its sorted logits; together they are a grid that all ranks know,
+1. each rank sends every g-th of its sorted logits; every f-th of all of them is a grid that all ranks know,
 2. each rank counts and sums its logits above every point of the grid: between two neighbours of the grid lie fewer
-   than g logits of a rank. That brackets the k-th largest logit, and with it the mass that top-p starts from,
+   than f g logits of a rank. That brackets the k-th largest logit, and with it the mass that top-p starts from,
 3. each rank lists what it has inside the brackets, which gives both thresholds exactly.
 
 The bracket of top-p is as wide as the mass inside the bracket of top-k, and its logits weigh no less than those: it
-holds no more of them than the other, (g - 1) a rank, and two cells of the grid at its edges.
+holds no more of them than the other, at most (f - 1 + ranks) g in all, and two cells of the grid at its edges.
 """
 
 from __future__ import annotations
@@ -66,11 +66,12 @@ def expand(parameter: Parameters, request: Tensor) -> Parameters:
     return Parameters(*(field[request] for field in parameter[:-1]), parameter.ranks)  # type: ignore[call-arg,arg-type]
 
 
-def spacing(shards: Shards, rows: Rows) -> int:
-    """g: balances the grid, 16 bytes a point, with the lists, 4 bytes a logit."""
-    lists = shards.ranks + 3 if rows.has_k and rows.has_p else 1
-    best = (4 * shards.ranks * rows.logits.shape[1] / lists) ** 0.5
-    return max(1, min(rows.logits.shape[1], int(best)))
+def spacing(shards: Shards, rows: Rows) -> tuple[int, int]:
+    """(g, f): g balances the grid, 16 bytes a point, with the lists, 4 bytes a logit."""
+    thin = 4 if rows.has_k and rows.has_p else 1
+    lists = 4 * thin + shards.ranks - 1 if rows.has_k and rows.has_p else 1
+    best = (4 * shards.ranks * rows.logits.shape[1] / (thin * lists)) ** 0.5
+    return max(1, min(rows.logits.shape[1], int(best))), thin
 
 
 def begin(shards: Shards, tables: list[Rows], *more: Tensor) -> Callable[[], tuple[list[Law], list[Tensor]]]:
@@ -84,7 +85,7 @@ def begin(shards: Shards, tables: list[Rows], *more: Tensor) -> Callable[[], tup
         falling = rows.logits.sort(dim=1, descending=True).values if rows.has_ranks or rows.has_min_p else None
         ordered.append(falling)
         if falling is not None and rows.has_ranks:
-            step = spacing(shards, rows)
+            step, _ = spacing(shards, rows)
             fields.append(falling[:, step - 1 :: step])
     receive = shards.send(*fields, *more)
 
@@ -176,12 +177,15 @@ class _Search:
         offset = _rows._min_p_offset(parameter)
         self.min_p = torch.where(parameter.min_p > 0, known.maximum + offset, -_INF)
         edge = torch.full_like(self.min_p, _INF)
+        step, thin = spacing(shards, rows)
         points = torch.stack([edge, self.min_p, -edge], 1)
         if samples is not None:
-            points = torch.cat([points, samples.permute(1, 0, 2).flatten(1)], 1)
+            chosen = samples.permute(1, 0, 2).flatten(1).sort(dim=1, descending=True).values[:, thin - 1 :: thin]
+            points = torch.cat([points, chosen], 1)
         self.points = points.sort(dim=1, descending=True).values
-        self.cell = spacing(shards, rows) - 1  # logits of a rank strictly between two neighbours, at most
-        self.far = (shards.ranks + 1) * self.cell + 1 if rows.has_k and rows.has_p else 0
+        self.cell = thin * step - 1  # logits of a rank strictly between two neighbours, at most
+        in_all = (thin - 1 + shards.ranks) * step - shards.ranks  # of all ranks
+        self.far = in_all + 1 + self.cell if rows.has_k and rows.has_p else 0
         self.has_k = (parameter.top_k > 0) & (parameter.top_k < shards.size)
 
     def counts(self) -> tuple[Tensor, Tensor, Tensor]:
