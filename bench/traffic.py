@@ -3,6 +3,7 @@
 MIN is the sum of what the rule must read, in the logits' own dtype (docs/design.md, Cost). The budget is 1.05 MIN
 without filters, 1.3 MIN with filters on rows shaped like a language model's, 2.4 MIN on any row. MIN of an op on trees
 or caches is what a call must read and write, its budget stands in minimum.py. `--check` exits 1 over budget.
+Where the vocabulary is sharded, bytes that ranks send: exchange.py.
 Statistics, workspace and results count. How each meter counts: meters.py. The rivals' multiples stand below ours.
 """
 
@@ -25,6 +26,7 @@ import specdec_kernels
 
 from . import (
     acceptance_ratios,
+    exchange,
     residual_probs,
     residual_sample,
     results,
@@ -272,6 +274,8 @@ def main() -> None:
             print(f"rivals, {case.op}: {case.name}")
             lines += [show(line) for line in meter_rivals(case)]
     over = sum(not is_within(line) for line in lines)
+    if chosen.only in "exchange":
+        over += exchange.report()
     if chosen.save:
         save(lines)
     for rival in rivals():

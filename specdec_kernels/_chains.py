@@ -44,6 +44,28 @@ class Chains(NamedTuple):
             return rows[slot, column]
         return rows[(self.first + extra * slot + i).clamp(0, max(rows.shape[0] - 1, 0))]
 
+    def target_rows(self, count: int) -> Tensor:
+        """The first target rows of each request, [batch, count, vocab]."""
+        return self._first(self.target, count, 1)
+
+    def draft_rows(self, count: int, table: Tensor | None = None) -> Tensor:
+        """The first draft rows of each request, or entries of a table laid out like them."""
+        rows = self.draft if table is None else table
+        assert rows is not None
+        return self._first(rows, count, 0)
+
+    def allowed_rows(self, allowed: Tensor, count: int) -> Tensor:
+        """Bit rows of those target rows, [batch * count, words]."""
+        return allowed if self.first is None else self._first(allowed, count, 1).flatten(0, 1)
+
+    def _first(self, rows: Tensor, count: int, extra: int) -> Tensor:
+        if self.first is None:
+            return rows[:, :count]
+        slot = torch.arange(self.ids.shape[0], device=rows.device)
+        column = torch.arange(count, device=rows.device)
+        begin = self.first + extra * slot
+        return rows[(begin[:, None] + column).clamp(0, max(rows.shape[0] - 1, 0))]
+
     def has_draft_rows(self) -> bool:
         """Whether there is any draft row to read."""
         return self.draft is not None and self.draft.numel() > 0

@@ -66,11 +66,11 @@ def words(
 
 
 def vocab_words(
-    seed: Tensor, position: Tensor, step: Tensor | None, purpose: int, lane: Tensor | None, vocab: int
+    seed: Tensor, position: Tensor, step: Tensor | None, purpose: int, lane: Tensor | None, vocab: int, first: int = 0
 ) -> Tensor:
-    """Words [batch, vocab] of the ids 0 .. vocab - 1, each Philox block evaluated once."""
-    block = torch.arange((vocab + 3) // 4, device=seed.device)
-    return _blocks(seed, position, step, purpose, lane, block).flatten(1)[:, :vocab]
+    """Words [batch, vocab] of `vocab` ids from `first`, each Philox block evaluated once."""
+    block = torch.arange(first // 4, (first + vocab + 3) // 4, device=seed.device)
+    return _blocks(seed, position, step, purpose, lane, block).flatten(1)[:, first % 4 : first % 4 + vocab]
 
 
 def random_words(noise: Noise, *, purpose: str, index: Tensor, lane: int = 0) -> Tensor:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ... import _shards
 from ..._check import Checker, fail
 from ..._op import Op
 from ..._types import LOGPROBS, PURPOSES, Noise, Sampling
@@ -60,6 +62,8 @@ def sample(
     token_map: Tensor | None = None,
     logprobs: str = "processed",
     allowed: Tensor | None = None,
+    group: Any = None,
+    vocab_offsets: Sequence[int] | None = None,
     out: SampleResult | None = None,
     backend: str | None = None,
 ) -> SampleResult:
@@ -80,6 +84,8 @@ def sample(
         token_map: int32 ``[vocab]``: target id of each column; noise is indexed by it and it is what is returned.
         logprobs: ``"processed"`` or ``"raw"``.
         allowed: int32 ``[batch, ceil(vocab / 32)]`` packed bits of the columns that may be drawn; before filters.
+        group: see `verify_chain`; token_map then belongs to this rank's columns.
+        vocab_offsets: see `verify_chain`.
         out: preallocated results.
         backend: see `verify_chain`.
 
@@ -112,9 +118,9 @@ def sample(
         exclude_ids = check.dense("exclude_ids", exclude_ids, (torch.int64,), (batch, "n"))
     if token_map is not None:
         token_map = check.dense("token_map", token_map, (torch.int32,), (vocab,))
-    allowed = check.allowed(allowed, batch, vocab)
-    results = op(
-        logits, *sampling, *noise, code, num_samples, lanes, exclude_ids, token_map, allowed, mode,
-        device=logits.device, backend=backend, out=out,
-    )  # fmt: skip
-    return SampleResult(*results)
+    shards = _shards.shards_of("sample", group, vocab_offsets, vocab, backend)
+    allowed = check.allowed(allowed, batch, vocab if shards is None else shards.size)
+    arguments = (logits, *sampling, *noise, code, num_samples, lanes, exclude_ids, token_map, allowed, mode)
+    if shards is not None:
+        return SampleResult(*op.deliver(arguments, _shards.sample(shards, *arguments), out))
+    return SampleResult(*op(*arguments, device=logits.device, backend=backend, out=out))

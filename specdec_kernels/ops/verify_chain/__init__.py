@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ... import _shards
 from ..._check import Checker, fail
 from ..._op import Op
 from ..._types import LOGPROBS, Noise, Sampling
@@ -67,6 +69,8 @@ def verify_chain(
     max_distance: int = 0,
     min_block: int = 1,
     logprobs: str | None = None,
+    group: Any = None,
+    vocab_offsets: Sequence[int] | None = None,
     out: ChainResult | None = None,
     backend: str | None = None,
 ) -> ChainResult:
@@ -102,6 +106,11 @@ def verify_chain(
         max_distance: rule ``distance`` accepts ``|x - argmax| <= max_distance``.
         min_block: rules ``topm`` and ``distance`` accept the first ``min_block - 1`` drafts anyway (Stern et al.).
         logprobs: ``"processed"`` (law after temperature and filters) or ``"raw"`` (softmax of the logits as given).
+        group: a torch.distributed process group whose ranks hold the vocabulary in parts (tensor parallelism); every
+            rank calls with the logits of its own ids and else the same arguments, and returns the same bits. Ranks
+            exchange numbers about rows, never rows (docs/engines.md). Draft columns, or the ids that token_map gives
+            them, are those of the same rank; `allowed` has the bits of the whole vocabulary.
+        vocab_offsets: with `group`, world size + 1 ints: the first id of each rank, then the size of the vocabulary.
         out: preallocated results.
         backend: ``"reference"``, ``"cpu"``, ``"triton"`` or ``"cuda"``; by default the best for the device.
 
@@ -145,8 +154,9 @@ def verify_chain(
             check.dense("draft_stats[0]", draft_stats[0], (torch.float32,), tuple(draft_ids.shape)),
             check.dense("draft_stats[1]", draft_stats[1], (torch.float32,), tuple(draft_ids.shape)),
         )
+    shards = _shards.shards_of(name, group, vocab_offsets, vocab, backend)
     rows = draft_ids.shape[0] + batch if cu_draft is not None else batch * (width + 1)
-    allowed = check.allowed(allowed, rows, vocab)
+    allowed = check.allowed(allowed, rows, vocab if shards is None else shards.size)
     if rule == "block" and noise.step is None:
         fail(name, "noise.step", "given for rule 'block': position alone biases it", None)
     if over_acceptance is not None and (rule != "ratio" or not 0 <= over_acceptance <= 1):
@@ -159,12 +169,16 @@ def verify_chain(
             fail(name, knob, ">= 1", value)
     if max_distance < 0:
         fail(name, "max_distance", ">= 0", max_distance)
-    results = op(
-        draft_ids, target_logits, draft_logits, *stats, cu_draft, width, *sampling, *drafted, *noise,
-        code, float(over_acceptance or 0.0), from_target, token_map, allowed,
-        float(typical_epsilon), float(typical_delta), top_m, max_distance, min_block, mode,
-        device=draft_ids.device, backend=backend, out=_outputs(out, mode),
+    head = (draft_ids, target_logits, draft_logits, *stats, cu_draft, width, *sampling, *drafted, *noise)
+    tail = (
+        float(over_acceptance or 0.0), from_target, token_map, allowed, float(typical_epsilon), float(typical_delta),
+        top_m, max_distance, min_block, mode,
     )  # fmt: skip
+    outputs = _outputs(out, mode)
+    if shards is not None:
+        results = op.deliver((*head, code, *tail), _shards.verify_chain(shards, *head, rule, *tail), outputs)
+    else:
+        results = op(*head, code, *tail, device=draft_ids.device, backend=backend, out=outputs)
     token_ids, num_accepted, status, logprob = results
     return ChainResult(token_ids, num_accepted, status, logprob if mode else None)
 

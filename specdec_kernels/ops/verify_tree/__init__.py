@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ... import _shards
 from ..._check import ID_DTYPES, Checker, fail
 from ..._op import Op
 from ..._types import LOGPROBS, Noise, Sampling
@@ -66,6 +68,9 @@ def verify_tree(
     typical_epsilon: float = 0.09,
     typical_delta: float = 0.3,
     logprobs: str | None = None,
+    group: Any = None,
+    vocab_offsets: Sequence[int] | None = None,
+    max_children: int | None = None,
     out: TreeResult | None = None,
     backend: str | None = None,
 ) -> TreeResult:
@@ -106,6 +111,10 @@ def verify_tree(
         typical_epsilon: of rule ``typical``.
         typical_delta: of rule ``typical``.
         logprobs: ``"processed"`` or ``"raw"``.
+        group: see `verify_chain`.
+        vocab_offsets: see `verify_chain`.
+        max_children: with `group` and rule ``recursive``: most children of a node, a host int; each but the first costs
+            an exchange. A wider tree is malformed. By default all nodes but the root.
         out: preallocated results.
         backend: see `verify_chain`.
 
@@ -151,12 +160,20 @@ def verify_tree(
     if replacement and rule != "recursive":
         fail(name, "replacement", "False unless the rule is 'recursive'", replacement)
     token_map = check.token_map(token_map, draft_vocab, vocab)
-    allowed = check.allowed(allowed, batch * nodes, vocab)
-    results = op(
-        token_ids, parents, target_logits, draft_logits, max_depth, *sampling, *drafted, *noise, code, replacement,
-        token_map, allowed, float(typical_epsilon), float(typical_delta), mode,
-        device=parents.device, backend=backend, out=_outputs(out, mode),
-    )  # fmt: skip
+    shards = _shards.shards_of(name, group, vocab_offsets, vocab, backend)
+    allowed = check.allowed(allowed, batch * nodes, vocab if shards is None else shards.size)
+    if max_children is not None:
+        check.size("max_children", max_children, 1)
+        if shards is None or rule != "recursive":
+            fail(name, "max_children", "None but for rule 'recursive' with a group", max_children)
+    head = (token_ids, parents, target_logits, draft_logits, max_depth, *sampling, *drafted, *noise)
+    tail = (replacement, token_map, allowed, float(typical_epsilon), float(typical_delta), mode)
+    outputs = _outputs(out, mode)
+    if shards is not None:
+        sharded = _shards.verify_tree(shards, max_children, *head, rule, *tail)
+        results = op.deliver((*head, code, *tail), sharded, outputs)
+    else:
+        results = op(*head, code, *tail, device=parents.device, backend=backend, out=outputs)
     emitted, path, num_accepted, status, logprob = results
     return TreeResult(emitted, path, num_accepted, status, logprob if mode else None)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -21,6 +24,8 @@ def batch_sd(
     token_map: Tensor | None = None,
     allowed: Tensor | None = None,
     logprobs: str | None = None,
+    group: Any = None,
+    vocab_offsets: Sequence[int] | None = None,
     out: TreeResult | None = None,
     backend: str | None = None,
 ) -> TreeResult:
@@ -40,6 +45,8 @@ def batch_sd(
         token_map: see `verify_tree`.
         allowed: see `verify_tree`.
         logprobs: see `verify_tree`.
+        group: see `verify_tree`; one exchange for each branch but the first.
+        vocab_offsets: see `verify_chain`.
         out: preallocated results.
         backend: see `verify_chain`.
 
@@ -72,5 +79,6 @@ def batch_sd(
     return verify_tree(
         token_ids, parents, target_logits, draft_logits, max_depth=draft, sampling=sampling,
         draft_sampling=draft_sampling, noise=noise, rule="recursive", replacement=True, token_map=token_map,
-        allowed=allowed, logprobs=logprobs, out=out, backend=backend,
+        allowed=allowed, logprobs=logprobs, group=group, vocab_offsets=vocab_offsets,
+        max_children=None if group is None else max(branches, 1), out=out, backend=backend,
     )  # fmt: skip

@@ -1,0 +1,83 @@
+"""Which rank holds which ids, and the collective through which ranks speak."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._check import fail
+
+
+def shards_of(op: str, group: Any, offsets: Sequence[int] | None, width: int, backend: str | None) -> Shards | None:
+    """The shards of a call, None without a group."""
+    if group is None:
+        if offsets is not None:
+            fail(op, "vocab_offsets", "None without a group", offsets)
+        return None
+    if backend not in (None, "reference"):
+        fail(op, "backend", "None with a group: its ranks run PyTorch operators", repr(backend))
+    return Shards(op, group, offsets, width)
+
+
+class Shards:
+    """The vocabulary cut into one run of ids a rank, and the group that exchanges numbers about it."""
+
+    def __init__(self, op: str, group: Any, offsets: Sequence[int] | None, width: int) -> None:
+        """Check what the caller says about its group; `width` is that of its target logits."""
+        self.group = group
+        self.ranks, rank = group.size(), group.rank()
+        expected = f"{self.ranks + 1} rising ints from 0: the first id of each rank, then the size of the vocabulary"
+        if not isinstance(offsets, Sequence) or len(offsets) != self.ranks + 1:
+            fail(op, "vocab_offsets", expected, offsets)
+        self.widths = [last - first for first, last in pairwise(offsets)]
+        if offsets[0] != 0 or min(self.widths) < 1:
+            fail(op, "vocab_offsets", expected, offsets)
+        self.first, self.end, self.size = offsets[rank], offsets[rank + 1], offsets[-1]
+        self.widest = max(self.widths)  # rows are padded to it, so that messages have one shape
+        if width != self.end - self.first:
+            fail(op, "logits", f"[..., {self.end - self.first}] on rank {rank} by vocab_offsets", f"[..., {width}]")
+
+    def columns(self, device: torch.device) -> Tensor:
+        """int64 [widest]: the id of each column; a padded column holds -inf and never counts."""
+        return torch.arange(self.first, self.first + self.widest, device=device)
+
+    def send(self, *fields: Tensor) -> Callable[[], list[Tensor]]:
+        """Start one all_gather of all fields; the function returned waits and gives each as [ranks, ...].
+
+        The message is their bits as int32 words. With NCCL waiting holds up the stream, not the host.
+        """
+        import torch.distributed as dist
+
+        parts = [field.contiguous().flatten().view(torch.int32) for field in fields]
+        message = torch.cat(parts)
+        everything = message.new_empty(self.ranks * len(message))
+        # The newer name of the same collective, torch 2.13.
+        all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        work = all_gather(everything, message, group=self.group, async_op=True)
+
+        def receive() -> list[Tensor]:
+            if work is not None:
+                work.wait()
+            pieces = everything.view(self.ranks, -1).split([len(part) for part in parts], dim=1)
+            return [
+                piece.contiguous().view(field.dtype).view(self.ranks, *field.shape)
+                for piece, field in zip(pieces, fields, strict=True)
+            ]
+
+        return receive
+
+    def sum(self, *fields: Tensor) -> list[Tensor]:
+        """Sums over the ranks, in their order, in one collective."""
+        return [added(field) for field in self.send(*fields)()]
+
+
+def added(parts: Tensor) -> Tensor:
+    """Sum over the ranks [ranks, ...], in their order: the same bits everywhere."""
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total

@@ -1,0 +1,261 @@
+"""What the rules of a tree look at, agreed on by all ranks: laws, each candidate under p and q, coins, races, masses.
+
+A node's row is the law of its children. `rows` are numbers of nodes, [batch, chosen]; what has a vocabulary is flat.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import _random, _trees
+from .._rows import Law, Parameters
+from .._trees import Tree
+from . import laws, races
+from .group import Shards
+from .laws import Rows
+from .sample import mask_allowed, pad
+
+TARGET_PURPOSE, RESIDUAL_PURPOSE = 0, 2
+
+
+class Drafted(NamedTuple):
+    """The draft's rows and how they were sampled."""
+
+    logits: Tensor  # this rank's part, [batch, nodes, columns]; the last nodes may have none
+    parameter: Parameters
+    filters: tuple[bool, bool, bool]
+    stats: tuple[Tensor, Tensor] | None  # (logsumexp, threshold), [batch, nodes]
+
+
+class Draw(NamedTuple):
+    """One token after each of some rows."""
+
+    token: Tensor  # int64
+    logit: Tensor  # float32, its own, of the target
+    empty: Tensor  # bool: nothing was left, the token is from p
+
+
+def at(values: Tensor, index: Tensor) -> Tensor:
+    """One entry a request."""
+    return values.gather(1, index[:, None]).squeeze(1)
+
+
+class Nodes:
+    """Arguments of one call and the numbers of its first exchange."""
+
+    def __init__(
+        self, shards: Shards, tree: Tree, ids: Tensor, target_logits: Tensor, target: Parameters,
+        filters: tuple[bool, bool, bool], drafted: Drafted | None, noise: tuple[Tensor, Tensor, Tensor | None],
+        token_map: Tensor | None, allowed: Tensor | None, scored: Parameters | None, logprobs_mode: int,
+    ) -> None:  # fmt: skip
+        """`scored`: parameters of the law whose log-probabilities are wanted, if it is another than the target's."""
+        if drafted is not None and drafted.logits.shape[1] == 0:
+            drafted = None
+        self.shards, self.tree, self.ids = shards, tree, ids
+        self.target, self.drafted = target, drafted
+        self.seed, self.position, self.step = noise
+        self.batch, self.nodes = ids.shape
+        self.request = torch.arange(self.batch, device=ids.device)
+        self.outside = tree.present & ((ids < -1) | (ids >= shards.size))
+        self.usable = tree.present & (ids >= 0) & (ids < shards.size) & (tree.node > 0)
+        self.x = ids.clamp(0, shards.size - 1)
+        self.above = tree.parents.clamp(min=0)
+        no_row = torch.zeros(self.batch, dtype=torch.bool, device=ids.device)
+        self.has_draft_row = no_row if drafted is None else ~(target.greedy | drafted.parameter.greedy)
+
+        request = self.request[:, None].expand_as(ids).flatten()
+        given = pad(target_logits.flatten(0, 1), shards.widest)
+        masked = mask_allowed(shards, given, allowed)
+        tables = [Rows(masked, laws.expand(target, request), *filters)]
+        items = [self._item(masked)]
+        if drafted is not None:
+            rows = self._draft_rows(drafted.logits, token_map)
+            of = self.request[:, None].expand(-1, drafted.logits.shape[1]).flatten()
+            if drafted.stats is None:
+                tables.append(Rows(rows, laws.expand(drafted.parameter, of), *drafted.filters))
+            items.append(self._item(rows))
+            self.draft_rows = rows
+        if scored is not None:
+            rows = given if logprobs_mode == 2 else masked
+            tables.append(Rows(rows, laws.expand(scored, request), False, False, False))
+            items.append(self._item(rows))
+        finish = laws.begin(shards, tables, *items)
+
+        # While the message travels: what needs no logits.
+        self.rank = _trees.ranks(tree)
+        depth = tree.depth.clamp(min=0)
+        self.coin = self._coins(depth - 1, self.rank)
+        self.children_coin = self._coins(depth, self.rank)
+
+        found, logits = finish()
+        self.law = found.pop(0)
+        self.bad = self.law.bad.view(self.batch, -1)
+        self.argmax = self.law.argmax.view(self.batch, -1)
+        self.p_logit = logits[0].amax(0)
+        self.p = self._probability(self.law, self.p_logit, self.above)
+        self._read_draft(found, logits)
+        self.scored = found.pop(0) if scored is not None else self.law
+        self.x_logit = (logits[-1] if scored is not None else logits[0]).amax(0)
+        self.scored_rows = tables[0 if scored is None else -1].logits if logprobs_mode else None
+
+    def _coins(self, offset: Tensor, index: Tensor) -> Tensor:
+        """Coins [batch, nodes]."""
+        noise = [self.seed, self.position, torch.zeros_like(self.seed) if self.step is None else self.step]
+        seed, position, step = (n[:, None].expand_as(index).flatten() for n in noise)
+        return _random.coin(seed, position + offset.flatten(), step, index.flatten()).view(index.shape)
+
+    def _draft_rows(self, logits: Tensor, token_map: Tensor | None) -> Tensor:
+        """Draft rows [rows, columns] by target id; NaN, which makes them bad, where the map names another rank's id.
+
+        Columns without a target id count in q but lie behind the ids.
+        """
+        widest, width = self.shards.widest, logits.shape[2]
+        rows = pad(logits.flatten(0, 1), widest)
+        if token_map is None:
+            return rows
+        ids = token_map.long()
+        mine = (ids >= self.shards.first) & (ids < self.shards.end)
+        misplaced = ((ids >= 0) & (ids < self.shards.size) & ~mine).any()
+        place = torch.where(mine, ids - self.shards.first, widest + torch.arange(width, device=ids.device))
+        out = rows.new_full((len(rows), 2 * widest), -torch.inf)
+        out[:, place] = rows[:, :width]
+        return torch.where(misplaced, float("nan"), out)
+
+    def _item(self, rows: Tensor) -> Tensor:
+        """Logit of each candidate in its parent's row, [batch, nodes]; -inf where another rank has it."""
+        column = self.x - self.shards.first
+        mine = (self.x >= self.shards.first) & (self.x < self.shards.end)
+        rows = rows.view(self.batch, -1, rows.shape[-1])
+        row = self.above.clamp(max=rows.shape[1] - 1)
+        value = rows[self.request[:, None], row, column.clamp(0, self.shards.widest - 1)]
+        return torch.where(mine, value, -torch.inf)
+
+    def _probability(self, law: Law, logit: Tensor, row: Tensor) -> Tensor:
+        """Probability of each candidate, float64 [batch, nodes]."""
+
+        def of(values: Tensor) -> Tensor:
+            return values.view(self.batch, -1).gather(1, row)
+
+        weight = ((logit.double() - of(law.maximum).double()) * of(law.inv_t).double()).exp() / of(law.mass)
+        kept = (logit > -torch.inf) & (logit >= of(law.threshold)) & ~of(law.bad)
+        kept = kept & (~of(law.greedy) | (of(law.argmax) == self.x))
+        return torch.where(kept, weight, 0.0)
+
+    def _read_draft(self, found: list[Law], logits: list[Tensor]) -> None:
+        """Candidates under q, and those whose row of q cannot be read."""
+        self.q = torch.ones_like(self.p)
+        self.bad_draft = torch.zeros_like(self.bad)
+        self.draft_law: Law | None = None
+        if self.drafted is None:
+            return
+        logit = logits[1].amax(0)
+        row = self.above.clamp(max=self.drafted.logits.shape[1] - 1)
+        if self.drafted.stats is None:
+            self.draft_law = found.pop(0)
+            q = self._probability(self.draft_law, logit, row)
+            bad = self.draft_law.bad.view(self.batch, -1).gather(1, row)
+        else:
+            logsumexp, threshold = (part.gather(1, row) for part in self.drafted.stats)
+            scaled = logit.double() * self.drafted.parameter.inv_t.double()[:, None] - logsumexp.double()
+            q = torch.where(logit >= threshold, scaled, -torch.inf).exp()
+            bad = ~logsumexp.isfinite() | logit.isnan()
+        self.q = torch.where(self.has_draft_row[:, None], q, 1.0)
+        self.bad_draft = bad & self.has_draft_row[:, None]
+
+    def laws(self, rows: Tensor) -> Law:
+        """Target laws of chosen rows [batch, chosen], flattened."""
+        return take(self.law, (self.request[:, None] * self.nodes + rows).flatten())
+
+    def probs(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """(p, q) of chosen rows [batch, chosen] at this rank's ids, float64 [batch * chosen, widest].
+
+        Where the draft is a point mass q is 0.
+        """
+        p = self.laws(rows).probs()
+        if self.drafted is None:
+            return p, torch.zeros_like(p)
+        width = self.drafted.logits.shape[1]
+        row = rows.clamp(max=width - 1)
+        flat = (self.request[:, None] * width + row).flatten()
+        if self.draft_law is not None:
+            q = take(self.draft_law, flat).probs()
+        else:
+            assert self.drafted.stats is not None
+            logsumexp, threshold = (part.gather(1, row).flatten()[:, None] for part in self.drafted.stats)
+            logits = self.draft_rows[flat]
+            inv_t = self.drafted.parameter.inv_t[:, None].expand_as(rows).flatten()
+            scaled = logits.double() * inv_t.double()[:, None] - logsumexp.double()
+            q = torch.where(logits >= threshold, scaled, -torch.inf).exp()
+        has = self.has_draft_row[:, None].expand_as(rows).flatten()
+        return p, torch.where(has[:, None], q[:, : self.shards.widest], 0.0)
+
+    def draft_maximum(self, rows: Tensor) -> Tensor:
+        """This rank's largest logit of chosen draft rows, [batch, chosen]; NaN where one is."""
+        assert self.drafted is not None
+        width = self.drafted.logits.shape[1]
+        return self.draft_rows[self.request[:, None] * width + rows.clamp(max=width - 1)].amax(2)
+
+    def marked(self, rows: Tensor, nodes: Tensor) -> Tensor:
+        """Ids of the nodes marked [batch, nodes] as columns of their parents' rows, bool [batch * chosen, widest]."""
+        mine = (self.x >= self.shards.first) & (self.x < self.shards.end) & self.usable & nodes
+        width = self.shards.widest + 1
+        column = torch.where(mine, self.x - self.shards.first, self.shards.widest)
+        where = self.above[:, None, :] == rows[:, :, None]  # [batch, chosen, nodes]
+        column = torch.where(where, column[:, None, :], self.shards.widest)
+        out = torch.zeros(*rows.shape, width, dtype=torch.bool, device=rows.device)
+        return out.scatter(2, column, True).flatten(0, 1)[:, :-1]
+
+    def words(self, rows: Tensor, purpose: int) -> Tensor:
+        """Words [batch * chosen, widest] of the tokens after chosen rows."""
+        position = (self.position[:, None] + self.tree.depth.clamp(min=0).gather(1, rows)).flatten()
+        seed = self.seed[:, None].expand_as(rows).flatten()
+        step = None if purpose == TARGET_PURPOSE or self.step is None else self.step[:, None].expand_as(rows).flatten()
+        return races.words(self.shards, seed, position, step, purpose)
+
+    @property
+    def every(self) -> Tensor:
+        """All rows, [batch, nodes]."""
+        return self.tree.node.expand(self.batch, -1)
+
+    def race(
+        self, rows: Tensor, purpose: int, weight: Tensor | None = None, tried: Tensor | None = None,
+        point: Tensor | None = None, more: tuple[Tensor, ...] = (),
+    ) -> tuple[Draw, Draw, list[Tensor]]:  # fmt: skip
+        """(draws from p, draws from what rejections left, `more` of every rank) of chosen rows, in one exchange.
+
+        What is left: `weight` float32 [batch * chosen, widest], or where `point` [batch] p without the nodes `tried`.
+        """
+        law, word = self.laws(rows), self.words(rows, purpose)
+        ids = self.shards.columns(word.device)
+        flat = (self.request[:, None] * self.nodes + rows).flatten()
+        shown = self.scored_rows[flat] if self.scored_rows is not None else law.logits
+
+        def best(score: Tensor, ran: Tensor) -> tuple[Tensor, ...]:
+            message = races.best(score, ran, ids, shown)
+            return message if self.scored_rows is not None else message[:2]
+
+        fields = best(*races.plain(law.logits, law.inv_t, law.kept, word))
+        if weight is not None:
+            assert tried is not None and point is not None
+            without, ran = races.plain(law.logits, law.inv_t, law.kept & ~self.marked(rows, tried), word)
+            score = races.corrected(weight, word)
+            points = point[:, None].expand_as(rows).flatten()
+            score = torch.where(points[:, None], without, score)
+            fields += best(score, torch.where(points, ran, (score > -torch.inf).any(1)))
+        got = self.shards.send(*fields, *more)()
+        draws = []
+        for _ in range(1 if weight is None else 2):
+            logit = got[2] if self.scored_rows is not None else torch.zeros_like(got[0])
+            won = races.winner(got[0], got[1], logit)
+            token, logit = won.ids.view(rows.shape), won.logit.view(rows.shape)
+            draws.append(Draw(token.clamp(min=0), logit, token < 0))
+            del got[: 3 if self.scored_rows is not None else 2]
+        return draws[0], draws[-1], got
+
+
+def take(law: Law, rows: Tensor) -> Law:
+    """Some rows of a table."""
+    return Law(*(part[rows] for part in law))

@@ -1,0 +1,94 @@
+"""`sample` over a sharded vocabulary: the law of each row, then one race; 2 exchanges, 4 with filters."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .. import _chains, _random, _rows
+from .._rows import Law
+from . import laws, races
+from .group import Shards
+from .laws import Rows
+
+
+def pad(logits: Tensor, width: int) -> Tensor:
+    """Rows as float32, as wide as those of the widest rank."""
+    return torch.nn.functional.pad(logits.float(), (0, width - logits.shape[-1]), value=-torch.inf)
+
+
+def mask_allowed(shards: Shards, logits: Tensor, allowed: Tensor | None) -> Tensor:
+    """Padded rows with -inf where the packed bits of the whole vocabulary are 0."""
+    if allowed is None:
+        return logits
+    column = shards.columns(logits.device).clamp(max=shards.size - 1)
+    bit = (allowed[:, column >> 5] >> (column & 31).to(torch.int32)) & 1
+    return torch.where(bit == 1, logits, -torch.inf)
+
+
+def log_probability(law: Law, logit: Tensor) -> Tensor:
+    """float32 [rows, ...]: log-probability of ids, given their logits; NaN where the row is bad."""
+    shape = (-1, *[1] * (logit.dim() - 1))
+    value = (logit.double() - law.maximum.double().view(shape)) * law.inv_t.double().view(shape)
+    value = (value - law.mass.log().view(shape)).float()
+    value = torch.where((logit >= law.threshold.view(shape)) & (logit > -torch.inf), value, -torch.inf)
+    return torch.where(law.bad.view(shape), float("nan"), value)
+
+
+def sample(
+    shards: Shards,
+    logits: Tensor,
+    temperature: Tensor | None,
+    top_k: Tensor | None,
+    top_p: Tensor | None,
+    min_p: Tensor | None,
+    seed: Tensor,
+    position: Tensor,
+    step: Tensor | None,
+    purpose: int,
+    num_samples: int,
+    lane: Tensor | None,
+    exclude_ids: Tensor | None,
+    token_map: Tensor | None,
+    allowed: Tensor | None,
+    logprobs_mode: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """See `specdec_kernels.sample`; the arguments of its reference behind the shards."""
+    batch, device = logits.shape[0], logits.device
+    parameter = _rows.parameters(batch, device, temperature, top_k, top_p, min_p)
+    given = pad(logits, shards.widest)
+    tables = [
+        Rows(mask_allowed(shards, given, allowed), parameter, top_k is not None, top_p is not None, min_p is not None)
+    ]
+    if logprobs_mode == 2:
+        tables.append(Rows(given, _rows.parameters(batch, device, None, None, None, None), False, False, False))
+    finish = laws.begin(shards, tables)
+
+    step = None if purpose == 0 else step
+    ids = shards.columns(device)
+    if token_map is None:
+        word = races.words(shards, seed, position, step, purpose, lane)
+    else:
+        ids = torch.nn.functional.pad(token_map.long(), (0, shards.widest - logits.shape[1]))
+        word = _random.words(seed, position, step, purpose, lane, ids)
+    excluded = torch.zeros(batch, shards.widest, dtype=torch.bool, device=device)
+    if exclude_ids is not None:
+        for j in range(exclude_ids.shape[1]):
+            excluded = excluded | (ids == exclude_ids[:, j : j + 1])
+    (law, *raw), _ = finish()
+
+    score, ran = races.plain(law.logits, law.inv_t, law.kept & ~excluded, word)
+    source = raw[0] if raw else law
+    message = races.best(score, ran, ids, source.logits, num_samples)
+    won = races.winner(*shards.send(*message)())
+    drawn = (won.ids >= 0) & ~law.bad[:, None]
+    status = torch.where(parameter.bad, _chains.BAD_SAMPLING, 0)
+    status = status | torch.where(law.bad, _chains.BAD_TARGET, 0)
+    nan = torch.full_like(law.maximum, float("nan"))
+    return (
+        torch.where(drawn, won.ids, -1),
+        torch.where(drawn, log_probability(source, won.logit), 0.0),
+        torch.where(law.bad, nan, law.logsumexp()),
+        torch.where(law.bad, nan, law.threshold),
+        status.int(),
+    )

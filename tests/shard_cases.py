@@ -1,0 +1,261 @@
+"""Calls with a sharded vocabulary: one rank's answer, and those of forked processes that hold a part each."""
+
+from __future__ import annotations
+
+import multiprocessing
+import tempfile
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from cases import FILTERS, RULES, make_chain, make_noise, mixed_sampling
+from torch import Tensor
+from tree_cases import TREE_RULES, make_tree
+
+from specdec_kernels import Sampling, batch_sd, sample, use_backend, verify_chain, verify_tree
+
+
+class Call(NamedTuple):
+    """One call of a public function; tensors named in `sharded` are cut along their last dimension."""
+
+    name: str
+    function: Callable[..., Any]
+    sharded: dict[str, Tensor]
+    keywords: dict[str, Any]
+    vocab: int
+    exchanges: int  # allowed
+    parts: dict[str, Any] = {}  # noqa: RUF012 - keywords of the sharded call alone
+    token_map: Tensor | None = None  # rising
+
+    @property
+    def rows(self) -> int:
+        """Rows of logits in the call."""
+        return sum(rows[..., 0].numel() for rows in self.sharded.values())
+
+    def one_rank(self) -> Any:
+        with use_backend("reference"):
+            mapped = {} if self.token_map is None else {"token_map": self.token_map}
+            return self.function(**self.sharded, **self.keywords, **mapped)
+
+    def of_rank(self, group: Any) -> Any:
+        cuts = offsets(self.vocab, group.size())
+        first, end = cuts[group.rank()], cuts[group.rank() + 1]
+        mine = {name: rows[..., first:end].contiguous() for name, rows in self.sharded.items()}
+        if self.token_map is not None:  # the last rank has the columns without a target id
+            last = end if end < self.vocab else 2 * self.vocab
+            columns = ((self.token_map >= first) & (self.token_map < last)).nonzero()[:, 0]
+            mine["draft_logits"] = self.sharded["draft_logits"][..., columns].contiguous()
+            mine["token_map"] = self.token_map[columns]
+        return self.function(**mine, **self.keywords, **self.parts, group=group, vocab_offsets=cuts)
+
+
+def offsets(vocab: int, ranks: int) -> list[int]:
+    """Uneven shards: the first rank holds most, none is empty."""
+    g = torch.Generator().manual_seed(vocab + ranks)
+    inner = torch.randperm(vocab // 2 - 1, generator=g)[: ranks - 1] + vocab // 2
+    return [0, *sorted(inner.tolist()), vocab]
+
+
+def allowed_exchanges(filters: str) -> int:
+    return 2 if filters in ("none", "temperature") else 4
+
+
+def spoil(rows: Tensor) -> None:
+    """A few bad and odd rows."""
+    flat = rows.flatten(0, -2)
+    flat[1, 3] = float("nan")
+    flat[5] = -torch.inf
+    flat[8, : rows.shape[-1] // 2 + 1] = -torch.inf
+    flat[11] = flat[11].round()
+
+
+def chain_calls(vocab: int, batch: int, filters: str, seed: int, logprobs: str | None = None) -> list[Call]:
+    calls = []
+    for rule in RULES:
+        for drafts in ("model", "stats", "point") if rule in ("ratio", "block") else ("point",):
+            if drafts == "stats" and rule != "ratio":
+                continue
+            case = make_chain(batch, 3, vocab, rule=rule, filters=filters, drafts=drafts, ragged=True, greedy_every=5,
+                              seed=seed)  # fmt: skip
+            spoil(case.target_logits)
+            sharded = {"target_logits": case.target_logits}
+            if case.draft_logits is not None:
+                case.draft_logits[3, 1, 2] = float("nan")
+                sharded["draft_logits"] = case.draft_logits
+            ids = case.draft_ids.clone()
+            ids[4, 0], ids[6, 0] = vocab, -2
+            keywords = {**case.keywords, "draft_ids": ids, "logprobs": logprobs}
+            if rule in ("topm", "distance"):
+                keywords |= {"top_m": 3, "max_distance": 2, "min_block": 2}
+            budget = allowed_exchanges(filters)
+            calls.append(Call(f"{rule} {drafts} {filters}", verify_chain, sharded, keywords, vocab, budget))
+    return calls
+
+
+def tree_calls(vocab: int, batch: int, filters: str, seed: int, logprobs: str | None = None) -> list[Call]:
+    calls = []
+    nodes = 9
+    for rule in TREE_RULES:
+        for drafts in ("model", "point") if rule in ("recursive", "traversal", "greedy_multi_draft") else ("point",):
+            case = make_tree(batch, nodes, vocab, max_depth=3, rule=rule, filters=filters, drafts=drafts, ragged=True,
+                             greedy_every=5, seed=seed)  # fmt: skip
+            spoil(case.target_logits)
+            sharded = {"target_logits": case.target_logits}
+            if case.draft_logits is not None:
+                case.draft_logits[3, 0, 2] = float("nan")
+                sharded["draft_logits"] = case.draft_logits
+            ids = case.token_ids.clone()
+            ids[4, 1], ids[6, 2] = vocab, -2
+            keywords = {**case.keywords, "token_ids": ids, "parents": case.parents, "logprobs": logprobs}
+            budget = allowed_exchanges(filters)
+            parts: dict[str, Any] = {}
+            if rule == "recursive":
+                parts, budget = {"max_children": nodes - 1}, budget + nodes - 2
+            if rule == "traversal":
+                budget += nodes - 1
+            calls.append(Call(f"{rule} {drafts} {filters}", verify_tree, sharded, keywords, vocab, budget, parts))
+    return calls
+
+
+def sample_calls(vocab: int, batch: int, filters: str, seed: int, logprobs: str = "processed") -> list[Call]:
+    g = torch.Generator().manual_seed(seed)
+    rows = 2.5 * torch.randn(batch, vocab, generator=g)
+    spoil(rows)
+    rows[2] *= 1e38  # every score overflows
+    keywords = {
+        "sampling": mixed_sampling(batch, FILTERS[filters], 5),
+        "noise": make_noise(batch, seed),
+        "purpose": "draft",
+        "num_samples": 3,
+        "exclude_ids": torch.randint(-1, vocab, (batch, 2), generator=g),
+        "lane": 2,
+        "logprobs": logprobs,
+    }
+    budget = allowed_exchanges(filters)
+    return [Call(f"sample {filters}", sample, {"logits": rows}, keywords, vocab, budget)]
+
+
+def hard_rows_call(vocab: int, batch: int, seed: int) -> Call:
+    """Every row its own filters, off, mild and absurd; ties, plateaus and wide ranges."""
+    g = torch.Generator().manual_seed(seed)
+
+    def pick(values: list[float], dtype: torch.dtype) -> Tensor:
+        return torch.tensor(values, dtype=dtype)[torch.randint(len(values), (batch,), generator=g)]
+
+    spread = pick([0.0, 0.01, 1.0, 5.0, 300.0], torch.float32)[:, None]
+    rows = spread * torch.randn(batch, vocab, generator=g)
+    rows[::3] = rows[::3].round()
+    rows[1::5] = rows[1::5].sort(dim=1, descending=True).values  # one rank has all that counts
+    rows[::7, vocab // 3 :] = rows[::7, :1]
+    rows[::11] = rows[::11].where(torch.rand(rows[::11].shape, generator=g) < 0.1, -torch.inf)
+    sampling = Sampling(
+        pick([0.3, 1.0, 1.7], torch.float32),
+        pick([0, 1, 2, 5, vocab // 3, vocab - 1, vocab, 10**6], torch.int32),
+        pick([-1.0, 0.0, 0.1, 0.5, 0.9, 0.999, 1 - 2.0**-24, 1.0], torch.float32),
+        pick([0.0, 0.0, 1e-6, 0.05, 0.9, 1.0, 2.0], torch.float32),
+    )
+    keywords = {"sampling": sampling, "noise": make_noise(batch, seed), "purpose": "residual", "num_samples": 2}
+    return Call("hard rows", sample, {"logits": rows}, keywords, vocab, 4)
+
+
+def mapped_call(vocab: int, batch: int, filters: str) -> Call:
+    """A drafter of half the vocabulary, with columns that have no target id."""
+    case = make_chain(batch, 3, vocab, filters=filters)
+    token_map = torch.cat([torch.arange(0, vocab, 2), torch.tensor([vocab, vocab + 3])]).int()
+    sharded = {"target_logits": case.target_logits, "draft_logits": case.draft_logits[..., : len(token_map)]}
+    ids = token_map[case.draft_ids % (len(token_map) - 2)].long()
+    keywords = {**case.keywords, "draft_ids": ids}
+    return Call(f"token_map {filters}", verify_chain, sharded, keywords, vocab, 4, token_map=token_map)
+
+
+def layout_calls(vocab: int, batch: int, rule: str) -> list[Call]:
+    """Flat drafts, grammar bits, half precision."""
+    calls = []
+    for flat in (False, True):
+        case = make_chain(batch, 3, vocab, rule=rule, filters="all", ragged=True, flat=flat, dtype=torch.bfloat16)
+        rows = case.target_logits.flatten(0, -2).shape[0]
+        bits = torch.randint(-(2**31), 2**31, (rows, (vocab + 31) // 32), generator=torch.Generator().manual_seed(3))
+        keywords = {**case.keywords, "draft_ids": case.draft_ids, "allowed": bits.int(), "logprobs": "raw"}
+        sharded = {"target_logits": case.target_logits, "draft_logits": case.draft_logits}
+        calls.append(Call(f"{rule} flat {flat}", verify_chain, sharded, keywords, vocab, 4))
+    keywords = {**keywords, "cu_draft": torch.tensor([0, 9, 3, *[3] * (batch - 2)], dtype=torch.int32)}
+    return [*calls, calls[-1]._replace(name=f"{rule} bad cu_draft", keywords=keywords)]
+
+
+def branch_call(vocab: int, batch: int, seed: int) -> Call:
+    """batch_sd: three independent drafts of two tokens."""
+    g = torch.Generator().manual_seed(seed)
+    target = 2.5 * torch.randn(batch, 7, vocab, generator=g)
+    draft = target + 0.7 * torch.randn(batch, 7, vocab, generator=g)
+    keywords = {
+        "draft_ids": draft[:, :6].softmax(-1).flatten(0, 1).multinomial(1, generator=g).view(batch, 3, 2),
+        "sampling": Sampling(),
+        "draft_sampling": Sampling(),
+        "noise": make_noise(batch, seed),
+    }
+    return Call("batch_sd", batch_sd, {"target_logits": target, "draft_logits": draft}, keywords, vocab, 4)
+
+
+class Reply(NamedTuple):
+    """What a rank hands back of one call."""
+
+    results: tuple[Tensor | None, ...]
+    exchanges: int
+    sent: int  # bytes
+
+
+def _work(rank: int, ranks: int, store: str, calls: list[Call], replies: Any) -> None:
+    torch.set_num_threads(1)
+    counted = [0, 0]
+    try:
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
+        name = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+        collective = getattr(dist, name)
+
+        def count(out: Tensor, message: Tensor, **more: Any) -> Any:
+            counted[0] += 1
+            counted[1] += message.nbytes
+            return collective(out, message, **more)
+
+        setattr(dist, name, count)
+        done = []
+        for call in calls:
+            counted[:] = [0, 0]
+            result = call.of_rank(dist.group.WORLD)
+            arrays = tuple(None if part is None else part.numpy() for part in result)
+            done.append((arrays, *counted))
+        replies.put((rank, done, None))
+        dist.destroy_process_group()
+    except Exception:
+        replies.put((rank, None, traceback.format_exc()))
+
+
+def run_on_ranks(ranks: int, calls: list[Call]) -> list[list[Reply]]:
+    """Replies to every call, [rank][call]; the calls travel by fork, so they are made once."""
+    context = multiprocessing.get_context("fork")
+    replies = context.SimpleQueue()
+    with tempfile.TemporaryDirectory() as folder:
+        store = str(Path(folder) / "store")
+        workers = [context.Process(target=_work, args=(r, ranks, store, calls, replies)) for r in range(ranks)]
+        for worker in workers:
+            worker.start()
+        got = {}
+        for _ in workers:
+            rank, done, error = replies.get()
+            if error is not None:
+                for worker in workers:
+                    worker.terminate()
+                raise AssertionError(f"rank {rank}: {error}")
+            got[rank] = done
+        for worker in workers:
+            worker.join()
+    return [
+        [
+            Reply(tuple(None if a is None else torch.from_numpy(a) for a in arrays), exchanges, sent)
+            for arrays, exchanges, sent in got[rank]
+        ]
+        for rank in range(ranks)
+    ]
