@@ -268,14 +268,14 @@ def eagle3_tensors() -> dict[str, Tensor]:
     }
 
 
-EAGLE3 = {"draft_vocab_size": 40, "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}}
+EAGLE3 = {"draft_vocab_size": 40, "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, -1]}}
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
 def test_published_eagle3_heads_load(tmp_path: Path, name: str) -> None:
     tensors = eagle3_tensors()
     head = heads.load_eagle3(write(tmp_path, name, tensors, **EAGLE3), model())
-    assert head.levels == (0, 1, 2)
+    assert head.levels == (0, 1, -1)
     assert head.token_map is not None and head.token_map.tolist() == [i for i in range(VOCAB) if i % 3]
     hidden = torch.randn(2, 5, 96)
     assert torch.allclose(head.fuse(hidden), hidden @ tensors["fc.weight"].T, atol=1e-5)
@@ -302,6 +302,17 @@ def test_eagle3_reads_the_levels_of_the_paper() -> None:
     shared = heads.Shared(model())
     shared.layers = 32
     assert heads.Eagle3Head(config(model()), shared).levels == (2, 16, 29)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"norm_before_residual": True}, {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}}],
+)
+def test_an_eagle3_head_of_another_layout_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    """The target has two layers: state 2 is to be had behind its norm alone."""
+    write(tmp_path, "model.safetensors", eagle3_tensors(), **{**EAGLE3, **change})
+    with pytest.raises(ValueError, match=r"must be (below 2|false), got"):
+        heads.load_eagle3(tmp_path, model())
 
 
 def saved(tmp_path: Path, network: Any, load: Callable[..., Any]) -> tuple[Any, Any]:
