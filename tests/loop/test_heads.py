@@ -220,20 +220,26 @@ def test_published_medusa_heads_load(tmp_path: Path, name: str, layers: int) -> 
 
 
 def hf_layer(tensors: dict[str, Tensor], prefix: str) -> LlamaDecoderLayer:
-    """Transformers' own layer with these weights, and no norm before attention."""
-    layer = LlamaDecoderLayer(config(model()), 0)
+    """Transformers' own layer with these weights, and no norm before attention; a bias that is not there is 0."""
+    own = {n.removeprefix(prefix + "."): t for n, t in tensors.items() if n.startswith(prefix)}
+    layer = LlamaDecoderLayer(config(model(), attention_bias="self_attn.q_proj.bias" in own), 0)
     layer.input_layernorm = torch.nn.Identity()
-    layer.load_state_dict({n.removeprefix(prefix + "."): t for n, t in tensors.items() if n.startswith(prefix)})
+    zeros = {n: torch.zeros_like(t) for n, t in layer.state_dict().items() if n.endswith(".bias")}
+    layer.load_state_dict(zeros | own)
     return layer
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("has_embedding", [False, True])
 def test_published_eagle_heads_load(tmp_path: Path, has_embedding: bool, has_bias: bool) -> None:
+    """With biases as the head of Qwen2 has them: of `fc`, and of queries, keys and values alone."""
     tensors = {**llama_tensors("layers.0"), "fc.weight": torch.randn(32, 64) * 0.1}
-    tensors |= {"fc.bias": torch.randn(32)} if has_bias else {}
+    if has_bias:
+        sizes = {"fc": 32, **{f"layers.0.self_attn.{n}_proj": size for n, size in (("q", 32), ("k", 16), ("v", 16))}}
+        tensors |= {f"{name}.bias": torch.randn(size) for name, size in sizes.items()}
     tensors |= {"embed_tokens.weight": torch.randn(VOCAB, 32)} if has_embedding else {}
-    head = heads.load_eagle(write(tmp_path, "pytorch_model.bin", tensors, bias=has_bias), model())
+    folder = write(tmp_path, "pytorch_model.bin", tensors, bias=has_bias, qkv_bias=has_bias)
+    head = heads.load_eagle(folder, model())
     ids, features = torch.randint(VOCAB, (2, 5)), torch.randn(2, 5, 32)
     table = tensors.get("embed_tokens.weight", model().get_input_embeddings().weight)
     joined = torch.cat([table[ids], features], -1)
@@ -262,14 +268,14 @@ def eagle3_tensors() -> dict[str, Tensor]:
     }
 
 
-EAGLE3 = {"draft_vocab_size": 40, "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}}
+EAGLE3 = {"draft_vocab_size": 40, "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, -1]}}
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
 def test_published_eagle3_heads_load(tmp_path: Path, name: str) -> None:
     tensors = eagle3_tensors()
     head = heads.load_eagle3(write(tmp_path, name, tensors, **EAGLE3), model())
-    assert head.levels == (0, 1, 2)
+    assert head.levels == (0, 1, -1)
     assert head.token_map is not None and head.token_map.tolist() == [i for i in range(VOCAB) if i % 3]
     hidden = torch.randn(2, 5, 96)
     assert torch.allclose(head.fuse(hidden), hidden @ tensors["fc.weight"].T, atol=1e-5)
@@ -296,6 +302,17 @@ def test_eagle3_reads_the_levels_of_the_paper() -> None:
     shared = heads.Shared(model())
     shared.layers = 32
     assert heads.Eagle3Head(config(model()), shared).levels == (2, 16, 29)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"norm_before_residual": True}, {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}}],
+)
+def test_an_eagle3_head_of_another_layout_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    """The target has two layers: state 2 is to be had behind its norm alone."""
+    write(tmp_path, "model.safetensors", eagle3_tensors(), **{**EAGLE3, **change})
+    with pytest.raises(ValueError, match=r"must be (below 2|false), got"):
+        heads.load_eagle3(tmp_path, model())
 
 
 def saved(tmp_path: Path, network: Any, load: Callable[..., Any]) -> tuple[Any, Any]:

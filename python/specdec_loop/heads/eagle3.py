@@ -32,11 +32,19 @@ class Eagle3Head(FeatureHead):
             config: a Llama configuration of one layer with ``draft_vocab_size``; ``target_hidden_size`` where the
                 target is wider; ``eagle_config`` may name the levels.
             shared: what the target lends.
+
+        Raises:
+            ValueError: a layout of other norms; the last layer among the levels.
         """
         super().__init__(config, shared)
         last = shared.layers
         named = (getattr(config, "eagle_config", None) or {}).get("eagle_aux_hidden_state_layer_ids")
         self.levels = tuple(named or (2, last // 2, last - 3))
+        if named and max(named) >= last:  # transformers hands it out behind its norm alone, such a head reads it before
+            raise ValueError(f"Eagle3Head: eagle_aux_hidden_state_layer_ids must be below {last}, got {named}")
+        for other in ("norm_before_residual", "norm_output"):
+            if getattr(config, other, False):
+                raise ValueError(f"Eagle3Head: {other} must be false, got true: this layout is not known here")
         draft_vocab = getattr(config, "draft_vocab_size", None) or config.vocab_size
         width = getattr(config, "target_hidden_size", None) or config.hidden_size
         self.fc = nn.Linear(len(self.levels) * width, config.hidden_size, bias=False)

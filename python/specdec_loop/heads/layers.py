@@ -21,11 +21,12 @@ class Attention(nn.Module):
         self.dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.heads = config.num_attention_heads
         queries, keys = self.heads * self.dim, config.num_key_value_heads * self.dim
-        bias = bool(getattr(config, "attention_bias", False))
+        everywhere = bool(getattr(config, "attention_bias", False))
+        bias = bool(getattr(config, "qkv_bias", everywhere))  # published heads of Qwen2 have none on the output
         self.q_proj = nn.Linear(inputs, queries, bias=bias)
         self.k_proj = nn.Linear(inputs, keys, bias=bias)
         self.v_proj = nn.Linear(inputs, keys, bias=bias)
-        self.o_proj = nn.Linear(queries, config.hidden_size, bias=bias)
+        self.o_proj = nn.Linear(queries, config.hidden_size, bias=everywhere)
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor | None, cache: Any) -> Tensor:
         """Attend; without a mask causally."""
