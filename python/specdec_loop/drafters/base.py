@@ -155,7 +155,11 @@ class Confidence:
         return token_ids.masked_fill(torch.nn.functional.pad(is_behind, (1, 0)), -1)
 
 
-def padded(drafts: Sequence[Sequence[int]], length: int, device: torch.device) -> Tensor:
-    """Chains that the host made, int64 ``[batch, length]``, -1 behind their ends; nothing waits for the copy."""
+def padded(drafts: Sequence[Sequence[int]], device: torch.device, length: int | None = None) -> Tensor:
+    """Chains that the host made, int64 ``[batch, length]``, -1 behind their ends; nothing waits for the copy.
+
+    Without a length they are as wide as the longest: what is not drafted need not be run.
+    """
+    length = max(map(len, drafts)) if length is None else length
     rows = [[*draft, *[-1] * (length - len(draft))] for draft in drafts]
     return torch.tensor(rows, dtype=torch.int64).to(device, non_blocking=True)

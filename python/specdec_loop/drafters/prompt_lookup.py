@@ -44,7 +44,7 @@ class PromptLookup(Drafter):
             while copied and len(copied) < length:
                 copied.append(copied[place - len(row)])
             drafts.append(copied)
-        return Draft(padded(drafts, length, text.tokens.device))
+        return Draft(padded(drafts, text.tokens.device))
 
     def _found(self, row: list[int], after: dict[tuple[int, ...], int]) -> int:
         """Where to copy from; the end where nothing matches."""

@@ -46,7 +46,7 @@ class Retrieval(Drafter):
         kept = [self._most_frequent(row, length) for row in text.rows]
         most = max(map(len, kept))
         paths = [path for found in kept for path in [*found, *[()] * (most - len(found))]]
-        sequences = padded(paths, length, text.tokens.device).view(text.batch, most, length)
+        sequences = padded(paths, text.tokens.device, length).view(text.batch, most, length)
         tree = tree_from_sequences(sequences, num_nodes=1 + most)
         return Draft(tree.token_ids, parents=tree.parents, max_depth=length)
 

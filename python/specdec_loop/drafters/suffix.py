@@ -79,7 +79,7 @@ class SuffixDecoding(Drafter):
             self._read[b] = len(row)
             own, other = self._best(self._own[b], length), self._best(self._others[b], length)
             drafts.append(max(own, other, key=lambda found: found[0])[1])  # the first of equals
-        return Draft(padded(drafts, length, text.tokens.device))
+        return Draft(padded(drafts, text.tokens.device))
 
     def end(self, text: Text) -> None:
         """Remember the continuations for later texts."""
