@@ -23,7 +23,7 @@ from .drafters import (
     Retrieval,
     SuffixDecoding,
 )
-from .heads import load_eagle, load_eagle3, load_medusa, load_mtp
+from .heads import FeatureHead, load_eagle, load_eagle3, load_medusa, load_mtp
 
 
 class Kit:
@@ -96,22 +96,32 @@ class Method:
         return self.rule == "match"
 
 
+SMALL_TREE = ((0,), (1,), (0, 0), (1, 0), (0, 0, 0))  # of five drafts: each more costs a small model's forward time
+
 METHODS = {
     "plain": Method("one token a step", lambda kit: None),
-    "prompt-lookup": Method("copies what followed the same words", lambda kit: PromptLookup(), draft_length=6),
-    "suffix": Method("frequent continuations, of this text and earlier ones", lambda kit: SuffixDecoding()),
-    "lookahead": Method("the target's own guesses, by Jacobi iteration", lambda kit: Lookahead(3, 4, 4)),
-    "rest": Method("retrieval from a datastore, as a tree", lambda kit: Retrieval(kit.store)),
-    "draft-model": Method("a small model, seeded as the target", lambda kit: DraftModel(kit.draft)),
-    "draft-model-ratio": Method("... speculative sampling", lambda kit: DraftModel(kit.draft), "ratio"),
-    "draft-model-block": Method("... block verification", lambda kit: DraftModel(kit.draft), "block"),
-    "independent": Method("... three independent drafts", lambda kit: IndependentDrafts(kit.draft, 3), "recursive"),
-    "blockwise": Method("parallel heads, a chain (Stern et al.)", lambda kit: Blockwise(kit.medusa)),
-    "medusa": Method("parallel heads, a tree", lambda kit: Medusa(kit.medusa)),
-    "eagle": Method("features, a fixed tree", lambda kit: EagleTree(kit.eagle)),
-    "eagle-sampled": Method("... drawn without replacement", lambda kit: EagleTree(kit.eagle), "recursive"),
-    "eagle2": Method("... a tree that grows where it promises", lambda kit: EagleDynamicTree(kit.eagle)),
-    "eagle3": Method("features of three depths", lambda kit: EagleDynamicTree(kit.eagle3)),
-    "mtp": Method("features, a chain", lambda kit: HeadChain(kit.mtp)),
-    "mtp-block": Method("... block verification", lambda kit: HeadChain(kit.mtp), "block"),
+    "prompt-lookup": Method("copies what followed the same words", lambda kit: PromptLookup(), draft_length=8),
+    "suffix": Method("frequent continuations, of this text and earlier ones", lambda kit: SuffixDecoding(factor=2.0),
+                     draft_length=8),
+    "lookahead": Method("the target's own guesses, by Jacobi iteration", lambda kit: Lookahead(3, 3, 2)),
+    "rest": Method("retrieval from a datastore, as a tree", lambda kit: Retrieval(kit.store, candidates=8)),
+    "draft-model": Method("a small model, seeded as the target; ends where it is unsure",
+                          lambda kit: DraftModel(kit.draft, confidence=0.4)),
+    "draft-model-ratio": Method("... speculative sampling", lambda kit: DraftModel(kit.draft), "ratio", 2),
+    "draft-model-block": Method("... block verification", lambda kit: DraftModel(kit.draft), "block", 2),
+    "independent": Method("... two independent drafts", lambda kit: IndependentDrafts(kit.draft, 2), "recursive", 3),
+    "blockwise": Method("parallel heads, a chain (Stern et al.)", lambda kit: Blockwise(kit.medusa), draft_length=2),
+    "medusa": Method("parallel heads, a tree", lambda kit: Medusa(kit.medusa, SMALL_TREE)),
+    "eagle": Method("features, a fixed tree", lambda kit: EagleTree(kit.eagle, SMALL_TREE)),
+    "eagle-sampled": Method("... drawn without replacement", lambda kit: EagleTree(kit.eagle, SMALL_TREE), "traversal"),
+    "eagle2": Method("... a tree that grows where it promises", lambda kit: dynamic_tree(kit.eagle), draft_length=3),
+    "eagle3": Method("features of three depths", lambda kit: dynamic_tree(kit.eagle3), draft_length=3),
+    "mtp": Method("features, a chain", lambda kit: HeadChain(kit.mtp), draft_length=3),
+    "mtp-block": Method("... block verification", lambda kit: HeadChain(kit.mtp), "block", 3),
+    "mtp-tree": Method("... a tree that grows where it promises", lambda kit: dynamic_tree(kit.mtp), draft_length=3),
 }  # fmt: skip
+
+
+def dynamic_tree(head: FeatureHead) -> EagleDynamicTree:
+    """Of eight drafts: each more costs a small model's forward time."""
+    return EagleDynamicTree(head, width=3, total=8)
