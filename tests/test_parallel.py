@@ -57,9 +57,9 @@ def check(ranks: int, calls: list[Call]) -> None:
                 assert torch.equal(got[0], want), f"{what}: {got[0]} against {want}"
 
 
-@pytest.mark.parametrize(("ranks", "filters"), [(2, "all"), (4, "none"), (8, "none")])
-def test_ranks_decide_as_one_under_every_rule(ranks: int, filters: str) -> None:
-    check(ranks, calls_with(filters)[:: 1 if ranks < 8 else 3])
+@pytest.mark.parametrize(("ranks", "filters", "every"), [(2, "all", 3), (4, "none", 2), (8, "top_p", 4)])
+def test_ranks_decide_as_one_under_many_rules(ranks: int, filters: str, every: int) -> None:
+    check(ranks, calls_with(filters)[1::every])
 
 
 @pytest.mark.slow

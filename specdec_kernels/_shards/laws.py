@@ -201,25 +201,25 @@ class _Search:
         """Bracket both thresholds between points of the grid."""
         reached, above, mass = reached.long().sum(0), above.long().sum(0), added(mass_above)
         ties = (reached - above).double() * _weights(self.points, self.known, self.rows.parameter)
-        grid = self.grid = Grid(self.points, reached, above, mass + ties, mass)
+        grid = Grid(self.points, reached, above, mass + ties, mass)
         parameter = self.rows.parameter
 
         def at(values: Tensor, index: Tensor) -> Tensor:
             return values.gather(1, index[:, None]).squeeze(1)
 
         k = parameter.top_k[:, None]
-        self.k_low = _first(grid.reached >= k)
-        k_high = (self.k_low - 1).clamp(min=0)
+        k_low = _first(grid.reached >= k)
+        k_high = (k_low - 1).clamp(min=0)
         # The k-th largest is the lower point itself, or lies inside the cell above it.
-        self.is_inside = self.has_k & (at(grid.above, self.k_low) >= parameter.top_k)
-        exact = torch.where(self.has_k & ~self.is_inside, at(grid.point, self.k_low), -_INF)
+        self.is_inside = self.has_k & (at(grid.above, k_low) >= parameter.top_k)
+        exact = torch.where(self.has_k & ~self.is_inside, at(grid.point, k_low), -_INF)
         start = torch.maximum(self.min_p, exact)
         self.is_inside &= at(grid.point, k_high) > self.min_p  # else min-p decides
-        self.k_from, self.k_to = at(grid.point, k_high), at(grid.point, self.k_low)
+        self.k_from, self.k_to = at(grid.point, k_high), at(grid.point, k_low)
         self.k_count, self.k_mass = at(grid.reached, k_high), at(grid.mass, k_high)
         self.start, self.start_mass = start, at(grid.mass, _first(grid.point <= start[:, None]))
         fewest = torch.where(self.is_inside, self.k_mass, self.start_mass)
-        most = torch.where(self.is_inside, at(grid.mass_above, self.k_low), self.start_mass)
+        most = torch.where(self.is_inside, at(grid.mass_above, k_low), self.start_mass)
         self.result = (self.start, self.start_mass)  # where min-p is all there is
         top_p = parameter.top_p.double()
         p_near = _first(grid.mass >= (top_p * fewest)[:, None]).clamp(min=1)
