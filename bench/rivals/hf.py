@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 from importlib import metadata
+from inspect import signature
 from typing import Any
 
 from torch import Tensor
@@ -46,5 +47,6 @@ def verify_prepared(draft_ids: Tensor, processed: tuple[Tensor, Tensor]) -> tupl
     from transformers.generation.utils import _speculative_sampling
 
     target, drafted = processed
-    tokens, count = _speculative_sampling(draft_ids, drafted, draft_ids.shape[1], target)
+    older = {"is_done_candidate": False} if "is_done_candidate" in signature(_speculative_sampling).parameters else {}
+    tokens, count = _speculative_sampling(draft_ids, drafted, draft_ids.shape[1], target, **older)
     return tokens, count[None]

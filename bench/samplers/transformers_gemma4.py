@@ -6,16 +6,29 @@ Only the assistant network is ours: a stand-in that answers with a given row.
 
 from __future__ import annotations
 
+from inspect import signature
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..rivals.hf import available, prepare, supports, verify_prepared, version
+from ..rivals import hf
+from ..rivals.hf import prepare, supports, verify_prepared, version
 
 __all__ = ["available", "prepare", "supports", "verify_prepared", "version"]
 NAME = "transformers, Gemma-4 assistant"
+
+
+def available() -> str | None:
+    """None, or why it cannot run here."""
+    if hf.available() is not None:
+        return hf.available()
+    from transformers.generation.candidate_generator import SinglePositionMultiTokenCandidateGenerator
+
+    if "input_ids" in signature(SinglePositionMultiTokenCandidateGenerator).parameters:
+        return f"{version()} makes the generator for a prompt and a model, 5.23 without them"
+    return None
 
 
 class Gemma4AssistantForCausalLM:

@@ -262,16 +262,22 @@ def test_a_foreign_sampler_runs_through_the_protocol() -> None:
     assert judge([one]), one
 
 
+GEMMA4 = "bench.samplers.transformers_gemma4"
+needs_gemma4 = pytest.mark.skipif(load(GEMMA4).available() is not None, reason=str(load(GEMMA4).available()))
+
+
+@needs_gemma4
 def test_transformers_gemma4_path_is_found_biased() -> None:
     torch.manual_seed(0)
-    method = method_of("bench.samplers.transformers_gemma4")
+    method = method_of(GEMMA4)
     found = follow(method, constant_table(P, Q), {}, experiment="", case="", texts=500, length=1)
     assert not judge([found])
     assert found.fit.variation > 0.2
 
 
+@needs_gemma4
 def test_rows_of_other_samplers_hold_their_verdict() -> None:
-    rows, jobs_ = other_jobs("bench.samplers.transformers_gemma4", 200, 5.0)
+    rows, jobs_ = other_jobs(GEMMA4, 200, 5.0)
     found = [jobs_[0].run(), *(replace(jobs_[0], method=BY_NAME["ratio"]).run() for _ in rows[1:])]
     missing = {"name": "absent", "case": "", "verdict": "not run", "note": "it is not installed"}
     rows[-1]["bias"] = 0.05  # its filter keeps the wrong ids: no draws are needed to know
