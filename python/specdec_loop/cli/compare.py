@@ -67,8 +67,9 @@ def compare(
     cases = all_cases(methods, args.temperature, args.batch, rivals)
     columns = TextColumn("{task.description:>40}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("warming up", total=len(cases) * args.rounds)
+        task = progress.add_task("warming up", total=None)
         comparison = Comparison(models, prompts, cases, args.max_new_tokens)
+        progress.update(task, total=comparison.steps(args.rounds))
         for case in comparison.rounds(args.rounds):
             name = f"{case.method}, temperature {case.temperature:g}, batch {case.batch}"
             progress.update(task, advance=1, description=name)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 
+from ..drafters import Drafter
 from ..generation import Generation
 from ..generation import generate as decode
 from ..methods import METHODS
@@ -65,22 +66,45 @@ class Row:
         return asdict(self)
 
 
+@dataclass
+class Round:
+    """All prompts once: their texts and, where it is ours, details."""
+
+    seconds: float = 0.0
+    texts: list[list[int]] = field(default_factory=list)
+    results: list[Generation] = field(default_factory=list)
+
+
 class Comparison:
     """Runs cases on prompts; `rows` when all rounds are done."""
 
     def __init__(self, models: Models, prompts: Sequence[list[int]], cases: Sequence[Case], new_tokens: int) -> None:
         """Check that each method has what it needs, and warm up."""
         self.models, self.prompts, self.cases, self.new_tokens = models, prompts, cases, new_tokens
-        self.runs: dict[Case, list[tuple[float, list[list[int]], list[Generation]]]] = {case: [] for case in cases}
+        self.runs: dict[Case, list[Round]] = {case: [] for case in cases}
         for case in cases:
-            self._run(case, prompts[: case.batch], 8)
+            self._run(case, self._drafter(case), 0, 8, Round())
+
+    def steps(self, count: int) -> int:
+        """How often `rounds` yields."""
+        return count * sum(-(-len(self.prompts) // case.batch) for case in self.cases)
 
     def rounds(self, count: int) -> Iterator[Case]:
-        """Run every case `count` times; yields each when it is done."""
+        """Run every case `count` times; yields each after each group of prompts.
+
+        The cases take turns on every prompt, so that a machine that slows down does so for all of them. A round has
+        drafters of its own: they must not know these texts from the last one.
+        """
         for _ in range(count):
+            drafters = {case: self._drafter(case) for case in self.cases}
+            rounds = {case: Round() for case in self.cases}
+            for start in range(len(self.prompts)):
+                for case in self.cases:
+                    if start % case.batch == 0:
+                        self._run(case, drafters[case], start, self.new_tokens, rounds[case])
+                        yield case
             for case in self.cases:
-                self.runs[case].append(self._run(case, self.prompts, self.new_tokens))
-                yield case
+                self.runs[case].append(rounds[case])
 
     def rows(self) -> list[Row]:
         """A row for each case, in their order."""
@@ -93,41 +117,37 @@ class Comparison:
             row.speedup = row.tokens_per_second / base.tokens_per_second
             own = METHODS.get(row.method)
             if row.temperature == 0 or (own is not None and own.keeps_the_text):
-                want = self.runs[Case("plain", case.temperature, case.batch)][-1][1]
-                same = sum(a == b for a, b in zip(self.runs[case][-1][1], want, strict=True))
+                want = self.runs[Case("plain", case.temperature, case.batch)][-1].texts
+                same = sum(a == b for a, b in zip(self.runs[case][-1].texts, want, strict=True))
                 row.same_text = f"{same}/{len(want)}"
         return made
 
-    def _run(
-        self, case: Case, prompts: Sequence[list[int]], new_tokens: int
-    ) -> tuple[float, list[list[int]], list[Generation]]:
-        """Seconds, texts and, where it is ours, details of one round."""
-        if case.method in RIVALS:
-            return self._run_rival(case, prompts, new_tokens)
-        method = METHODS[case.method]
-        drafter = self.models.drafter(case.method)  # a new one: it must not know these texts from the last round
-        results = []
+    def _drafter(self, case: Case) -> Drafter | None:
+        return None if case.method in RIVALS else self.models.drafter(case.method)
+
+    def _run(self, case: Case, drafter: Drafter | None, start: int, new_tokens: int, done: Round) -> None:
+        """A batch of prompts."""
+        group, seed = self.prompts[start : start + case.batch], self.models.args.seed + start
         started = time.perf_counter()
-        for start in range(0, len(prompts), case.batch):
-            group = prompts[start : start + case.batch]
+        if case.method in RIVALS:
+            done.texts += self._run_rival(case, group, seed, new_tokens)
+        else:
             with one_line():
                 result = decode(
                     self.models.target,
                     drafter,
                     group,
                     sampling=self.models.sampling(len(group), case.temperature),
-                    seed=self.models.args.seed + start,
-                    rule=method.rule,
+                    seed=seed,
+                    rule=METHODS[case.method].rule,
                     max_new_tokens=new_tokens,
                     draft_length=self.models.draft_length(case.method),
                 )
-            results.append(result)
-        seconds = time.perf_counter() - started
-        return seconds, [tokens for result in results for tokens in result.tokens], results
+            done.texts += result.tokens
+            done.results.append(result)
+        done.seconds += time.perf_counter() - started
 
-    def _run_rival(
-        self, case: Case, prompts: Sequence[list[int]], new_tokens: int
-    ) -> tuple[float, list[list[int]], list[Generation]]:
+    def _run_rival(self, case: Case, group: Sequence[list[int]], seed: int, new_tokens: int) -> list[list[int]]:
         """Transformers' own generate, which assists one request at a time."""
         if case.batch != 1:
             raise UserError(f"{case.method} is compared at batch 1 only")
@@ -139,23 +159,20 @@ class Comparison:
             more["assistant_model"] = self.models.kit.draft
         elif case.method == "transformers prompt lookup":
             more["prompt_lookup_num_tokens"] = METHODS["prompt-lookup"].draft_length
-        texts = []
-        torch.manual_seed(self.models.args.seed)
-        started = time.perf_counter()
-        for prompt in prompts:
-            ids = torch.tensor([prompt], device=target.device)
-            mask = torch.ones_like(ids)
-            out = target.generate(ids, attention_mask=mask, max_new_tokens=new_tokens, pad_token_id=0, **more)
-            texts.append(out[0, len(prompt) :].tolist())
-        return time.perf_counter() - started, texts, []
+        torch.manual_seed(seed)
+        ids = torch.tensor(group, device=target.device)
+        mask = torch.ones_like(ids)
+        out = target.generate(ids, attention_mask=mask, max_new_tokens=new_tokens, pad_token_id=0, **more)
+        texts: list[list[int]] = out[:, ids.shape[1] :].tolist()
+        return texts
 
     def _row(self, case: Case) -> Row:
-        seconds = statistics.median(run[0] for run in self.runs[case])
-        _, texts, results = min(self.runs[case], key=lambda run: abs(run[0] - seconds))
-        count = sum(map(len, texts))
-        row = Row(case.method, case.temperature, case.batch, count / seconds, distinct=distinct(texts))
-        if results:
-            self._describe(row, results, seconds, count)
+        seconds = statistics.median(run.seconds for run in self.runs[case])
+        run = min(self.runs[case], key=lambda run: abs(run.seconds - seconds))
+        count = sum(map(len, run.texts))
+        row = Row(case.method, case.temperature, case.batch, count / seconds, distinct=distinct(run.texts))
+        if run.results:
+            self._describe(row, run.results, seconds, count)
         return row
 
     def _describe(self, row: Row, results: list[Generation], seconds: float, count: int) -> None:
