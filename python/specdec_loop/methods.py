@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .datastore import Datastore
+from .draft_length import AdaptiveLength, FixedLength
 from .drafters import (
     Blockwise,
     Drafter,
@@ -82,13 +83,19 @@ class Method:
         about: in a few words.
         make: the drafter; None is plain decoding.
         rule: under which its drafts are verified.
-        draft_length: of its chains, depth of its trees.
+        draft_length: of its chains, depth of its trees; the longest where it adapts.
+        adapts: whether the length follows acceptance and cost, see `AdaptiveLength`.
     """
 
     about: str
     make: Callable[[Kit], Drafter | None]
     rule: str = "match"
     draft_length: int = 4
+    adapts: bool = False
+
+    def length(self) -> FixedLength:
+        """A new policy."""
+        return AdaptiveLength(self.draft_length) if self.adapts else FixedLength(self.draft_length)
 
     @property
     def keeps_the_text(self) -> bool:
@@ -107,21 +114,21 @@ METHODS = {
     "rest": Method("retrieval from a datastore, as a tree", lambda kit: Retrieval(kit.store, candidates=8)),
     "draft-model": Method("a small model, seeded as the target; ends where it is unsure",
                           lambda kit: DraftModel(kit.draft, confidence=0.4)),
-    "draft-model-ratio": Method("... speculative sampling", lambda kit: DraftModel(kit.draft), "ratio", 2),
-    "draft-model-block": Method("... block verification", lambda kit: DraftModel(kit.draft), "block", 2),
+    "draft-model-ratio": Method("... speculative sampling", lambda kit: DraftModel(kit.draft), "ratio", 4, True),
+    "draft-model-block": Method("... block verification", lambda kit: DraftModel(kit.draft), "block", 4, True),
     "independent": Method("... two independent drafts", lambda kit: IndependentDrafts(kit.draft, 2), "recursive", 3),
     "blockwise": Method("parallel heads, a chain (Stern et al.)", lambda kit: Blockwise(kit.medusa), draft_length=2),
     "medusa": Method("parallel heads, a tree", lambda kit: Medusa(kit.medusa, SMALL_TREE)),
     "eagle": Method("features, a fixed tree", lambda kit: EagleTree(kit.eagle, SMALL_TREE)),
     "eagle-sampled": Method("... drawn without replacement", lambda kit: EagleTree(kit.eagle, SMALL_TREE), "traversal"),
-    "eagle2": Method("... a tree that grows where it promises", lambda kit: dynamic_tree(kit.eagle), draft_length=3),
-    "eagle3": Method("features of three depths", lambda kit: dynamic_tree(kit.eagle3), draft_length=3),
-    "mtp": Method("features, a chain", lambda kit: HeadChain(kit.mtp), draft_length=3),
-    "mtp-block": Method("... block verification", lambda kit: HeadChain(kit.mtp), "block", 3),
-    "mtp-tree": Method("... a tree that grows where it promises", lambda kit: dynamic_tree(kit.mtp), draft_length=3),
+    "eagle2": Method("... a tree that grows where it promises", lambda kit: dynamic_tree(kit.eagle)),
+    "eagle3": Method("features of three depths", lambda kit: dynamic_tree(kit.eagle3)),
+    "mtp": Method("features, a chain; ends where it is unsure", lambda kit: HeadChain(kit.mtp, confidence=0.4)),
+    "mtp-block": Method("... block verification", lambda kit: HeadChain(kit.mtp), "block", 5, True),
+    "mtp-tree": Method("... a tree that grows where it promises", lambda kit: dynamic_tree(kit.mtp)),
 }  # fmt: skip
 
 
 def dynamic_tree(head: FeatureHead) -> EagleDynamicTree:
     """Of eight drafts: each more costs a small model's forward time."""
-    return EagleDynamicTree(head, width=3, total=8)
+    return EagleDynamicTree(head, width=3, total=8, confidence=0.3)

@@ -42,7 +42,7 @@ def test_every_method_runs_and_is_plain_when_greedy(name: str) -> None:
         prompts(3),
         sampling=sampling,
         rule=method.rule,
-        draft_length=method.draft_length,
+        draft_length=method.length(),
         max_new_tokens=12,
     )
     assert result.tokens == plain

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ..draft_length import FixedLength
 from ..drafters import Drafter
 from ..generation import Generation
 from ..generation import generate as decode
@@ -83,7 +84,7 @@ class Comparison:
         self.models, self.prompts, self.cases, self.new_tokens = models, prompts, cases, new_tokens
         self.runs: dict[Case, list[Round]] = {case: [] for case in cases}
         for case in cases:
-            self._run(case, self._drafter(case), 0, 8, Round())
+            self._run(case, self._policy(case), 0, 8, Round())
 
     def steps(self, count: int) -> int:
         """How often `rounds` yields."""
@@ -93,15 +94,15 @@ class Comparison:
         """Run every case `count` times; yields each after each group of prompts.
 
         The cases take turns on every prompt, so that a machine that slows down does so for all of them. A round has
-        drafters of its own: they must not know these texts from the last one.
+        drafters of its own: they must not know these texts from the last one. Lengths that adapt go on between prompts.
         """
         for _ in range(count):
-            drafters = {case: self._drafter(case) for case in self.cases}
+            policies = {case: self._policy(case) for case in self.cases}
             rounds = {case: Round() for case in self.cases}
             for start in range(len(self.prompts)):
                 for case in self.cases:
                     if start % case.batch == 0:
-                        self._run(case, drafters[case], start, self.new_tokens, rounds[case])
+                        self._run(case, policies[case], start, self.new_tokens, rounds[case])
                         yield case
             for case in self.cases:
                 self.runs[case].append(rounds[case])
@@ -122,26 +123,31 @@ class Comparison:
                 row.same_text = f"{same}/{len(want)}"
         return made
 
-    def _drafter(self, case: Case) -> Drafter | None:
-        return None if case.method in RIVALS else self.models.drafter(case.method)
+    def _policy(self, case: Case) -> tuple[Drafter | None, FixedLength] | None:
+        """What drafts, and how many tokens; None for a rival."""
+        if case.method in RIVALS:
+            return None
+        return self.models.drafter(case.method), self.models.draft_length(case.method)
 
-    def _run(self, case: Case, drafter: Drafter | None, start: int, new_tokens: int, done: Round) -> None:
+    def _run(
+        self, case: Case, policy: tuple[Drafter | None, FixedLength] | None, start: int, new_tokens: int, done: Round
+    ) -> None:
         """A batch of prompts."""
         group, seed = self.prompts[start : start + case.batch], self.models.args.seed + start
         started = time.perf_counter()
-        if case.method in RIVALS:
+        if policy is None:
             done.texts += self._run_rival(case, group, seed, new_tokens)
         else:
             with one_line():
                 result = decode(
                     self.models.target,
-                    drafter,
+                    policy[0],
                     group,
                     sampling=self.models.sampling(len(group), case.temperature),
                     seed=seed,
                     rule=METHODS[case.method].rule,
                     max_new_tokens=new_tokens,
-                    draft_length=self.models.draft_length(case.method),
+                    draft_length=policy[1],
                 )
             done.texts += result.tokens
             done.results.append(result)

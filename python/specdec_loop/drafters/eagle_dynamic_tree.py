@@ -28,7 +28,15 @@ class EagleDynamicTree(FeatureDrafter):
 
     rules = ("match", "greedy", "typical", "target_only")
 
-    def __init__(self, head: FeatureHead, *, width: int = 4, total: int = 12, sampling: Sampling | None = None) -> None:
+    def __init__(
+        self,
+        head: FeatureHead,
+        *,
+        width: int = 4,
+        total: int = 12,
+        sampling: Sampling | None = None,
+        confidence: float = 0.0,
+    ) -> None:
         """Choose the sizes.
 
         Args:
@@ -36,11 +44,13 @@ class EagleDynamicTree(FeatureDrafter):
             width: paths expanded at each depth, and children of each.
             total: most drafted nodes of a step.
             sampling: see `FeatureDrafter`.
+            confidence: grow no deeper where no request has a path of at least this chance; above 0 each depth waits
+                for the device.
 
         Raises:
-            ValueError: sizes below 1.
+            ValueError: sizes below 1, or a confidence not in [0, 1).
         """
-        super().__init__(head, sampling=sampling)
+        super().__init__(head, sampling=sampling, confidence=confidence)
         for name, value in (("width", width), ("total", total)):
             if value < 1:
                 raise ValueError(f"EagleDynamicTree: {name} must be at least 1, got {value}")
@@ -75,15 +85,18 @@ class EagleDynamicTree(FeatureDrafter):
             scores.append(score)
             if depth + 1 < length:
                 beam_score, best = score.topk(width, 1)
+                least = self._confidence.least
+                if least > 0 and bool((beam_score[:, 0] < math.log(least)).all()):
+                    break
                 beam, row = born[best], best // width
                 going = token_ids[-1].gather(1, best)
                 source = features.gather(1, row[:, :, None].expand(-1, -1, features.shape[2]))
                 features, places = self._run_nodes(going, source, places.gather(1, row))
-        ids = torch.cat(token_ids, 1)
+        ids, depths = torch.cat(token_ids, 1), len(token_ids) - 1
         tree = select_tree(
-            ids, torch.cat(parents, 1).int(), torch.cat(scores, 1).contiguous(), num_nodes=self.nodes(length)
+            ids, torch.cat(parents, 1).int(), torch.cat(scores, 1).contiguous(), num_nodes=self.nodes(depths)
         )
-        return Draft(tree.token_ids, parents=tree.parents, max_depth=length)
+        return Draft(tree.token_ids, parents=tree.parents, max_depth=depths)
 
     def _children(self, features: Tensor, text: Text, ahead: int) -> tuple[Tensor, Tensor]:
         """The best tokens after each feature and the logarithms of their chances, ``[batch, paths, width]``."""
