@@ -6,6 +6,7 @@ lines of JSON, and engines are kept by their options. A job that fails ends its 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import inspect
 import json
@@ -45,6 +46,7 @@ class Vllm:
             [sys.executable, __file__], env=environment | ENVIRONMENT, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log,
         )  # fmt: skip
+        atexit.register(self.process.communicate)  # ends its input, and waits
 
     def ask(self, job: dict[str, Any]) -> Any:
         assert self.process.stdin and self.process.stdout
