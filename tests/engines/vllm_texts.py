@@ -1,41 +1,71 @@
-"""One run of real vLLM in a process of its own: reads a job as JSON from its arguments, prints the texts as JSON.
+"""Jobs for real vLLM in processes of their own: one with the plug-in, one without, each started by its first job.
 
-python vllm_texts.py '{"models": "...", "speculation": "draft", "batches": [[{...}, ...], ...]}'
+The import of vLLM costs more than all engines together, so a process stays for the jobs of every test: they come as
+lines of JSON, and engines are kept by their options. A job that fails ends its process; the next job starts another.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import inspect
 import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 TOKENS = 48
+SEATS = 8
 ENVIRONMENT = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",
     "HF_HUB_OFFLINE": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
 }
+CACHE = 128 << 20  # bytes of an engine's KV cache: all of them live at once
 
 
 def request(prompt: list[int], seed: int | None = None, **params: Any) -> dict[str, Any]:
     return {"prompt": prompt, "seed": seed, "max_tokens": TOKENS, **params}
 
 
+class Vllm:
+    """A process of `main`."""
+
+    def __init__(self, has_plugin: bool) -> None:
+        environment = {k: v for k, v in os.environ.items() if k not in ("VLLM_PLUGINS", "VLLM_CPU_KVCACHE_SPACE")}
+        if not has_plugin:
+            environment["VLLM_PLUGINS"] = ""
+        self.log = tempfile.NamedTemporaryFile(prefix="vllm")  # noqa: SIM115
+        self.process = subprocess.Popen(
+            [sys.executable, __file__], env=environment | ENVIRONMENT, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log,
+        )  # fmt: skip
+        atexit.register(self.process.communicate)  # ends its input, and waits
+
+    def ask(self, job: dict[str, Any]) -> Any:
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.write(json.dumps(job) + "\n")
+        self.process.stdin.flush()
+        for line in self.process.stdout:
+            if line.startswith("RESULT "):
+                return json.loads(line.removeprefix("RESULT "))
+        start.cache_clear()
+        raise AssertionError(f"vLLM ended with {self.process.wait()}\n" + Path(self.log.name).read_text()[-4000:])
+
+
+start = cache(Vllm)
+
+
 def run(models: str, speculation: str, batches: list[list[dict[str, Any]]], rule: str = "match", **job: Any) -> Any:
-    """What `main` prints of this job, with the plug-in's rule or, at "off", without the plug-in."""
-    job = {"models": models, "speculation": speculation, "batches": batches, **job}
-    plugins = {"VLLM_PLUGINS": ""} if rule == "off" else {"SPECDEC_VLLM_RULE": rule}
-    done = subprocess.run(
-        [sys.executable, __file__, json.dumps(job)], env=os.environ | plugins, capture_output=True, text=True
-    )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    assert done.returncode == 0 and lines, done.stdout[-2000:] + done.stderr[-4000:]
-    return json.loads(lines[-1].removeprefix("RESULT "))
+    """What `serve` returns of this job, with the plug-in's rule or, at "off", without the plug-in."""
+    job = {"models": models, "speculation": speculation, "batches": batches, "rule": rule, **job}
+    return start(rule != "off").ask(job)
 
 
 def speculative(job: dict) -> dict | None:
@@ -50,11 +80,43 @@ def speculative(job: dict) -> dict | None:
     return found if found is None else found | job.get("options", {})
 
 
-def note_drafts(found: list[dict]) -> None:
-    """Have the drafter of vLLM's V1 runner note each draft of a batch of one, and the logits it was chosen from."""
+@cache
+def engine(models: str, speculative: str, seats: int) -> Any:
+    from vllm import LLM
+
+    return LLM(
+        model=models + "/target",
+        skip_tokenizer_init=True,
+        max_model_len=512,
+        enforce_eager=True,
+        dtype="float32",
+        speculative_config=json.loads(speculative),
+        max_num_seqs=seats,
+        kv_cache_memory_bytes=CACHE,
+    )
+
+
+def load_plugins(rule: str) -> dict[str, int]:
+    """Have vLLM load its plug-ins as a process with this rule does; returns the plug-in's counts, set to zero."""
+    from vllm import plugins
+
+    os.environ["SPECDEC_VLLM_RULE"] = rule
+    plugins.plugins_loaded = False
+    plugins.load_general_plugins()
+    ours = sys.modules.get("specdec_vllm")
+    assert (ours is None) == (rule == "off")
+    if ours is None:
+        return {}
+    ours.fallbacks.clear()
+    return ours.fallbacks
+
+
+@contextlib.contextmanager
+def noted_drafts() -> Iterator[list[dict]]:
+    """The drafter of vLLM's V1 runner notes each draft of a batch of one, and the logits it was chosen from."""
     from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
-    propose = SpecDecodeBaseProposer.propose
+    propose, found = SpecDecodeBaseProposer.propose, []
     signature = inspect.signature(propose)
 
     def noting(self: Any, *args: Any, **keywords: Any) -> Any:
@@ -69,42 +131,45 @@ def note_drafts(found: list[dict]) -> None:
         return drafts
 
     SpecDecodeBaseProposer.propose = noting
+    try:
+        yield found
+    finally:
+        SpecDecodeBaseProposer.propose = propose
+
+
+def serve(job: dict[str, Any]) -> dict[str, Any]:
+    from vllm import SamplingParams
+
+    fallbacks = load_plugins(job["rule"])
+    llm = engine(job["models"], json.dumps(speculative(job)), job.get("seats", SEATS))
+    texts, drafts = [], []
+    with noted_drafts() if job.get("drafts") else contextlib.nullcontext([]) as found:
+        for batch in job["batches"]:
+            prompts = [{"prompt_token_ids": request.pop("prompt")} for request in batch]
+            for request in batch:
+                if bias := request.get("logit_bias"):  # JSON has no integer keys
+                    request["logit_bias"] = {int(token): value for token, value in bias.items()}
+            params = [SamplingParams(detokenize=False, ignore_eos=True, **request) for request in batch]
+            outputs = llm.generate(prompts, params, use_tqdm=False)
+            texts.append([list(o.outputs[0].token_ids) for o in outputs])
+            drafts.append(found[:])
+            found.clear()
+    return {"texts": texts, "drafts": drafts, "fallbacks": dict(fallbacks)}
 
 
 def main() -> None:
-    for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
-    job = json.loads(sys.argv[1])
-    from vllm import LLM, SamplingParams
+    from vllm.platforms import current_platform
 
-    llm = LLM(
-        model=job["models"] + "/target",
-        skip_tokenizer_init=True,
-        max_model_len=512,
-        enforce_eager=True,
-        dtype=job.get("dtype", "float32"),
-        speculative_config=speculative(job),
-        max_num_seqs=8,
-    )
-    texts, seconds, drafts, found = [], [], [], []
-    if job.get("drafts"):
-        note_drafts(found)
-    for batch in job["batches"]:
-        start = time.perf_counter()
-        prompts = [{"prompt_token_ids": request.pop("prompt")} for request in batch]
-        for request in batch:
-            if bias := request.get("logit_bias"):  # JSON has no integer keys
-                request["logit_bias"] = {int(token): value for token, value in bias.items()}
-        params = [SamplingParams(detokenize=False, ignore_eos=True, **request) for request in batch]
-        outputs = llm.generate(prompts, params, use_tqdm=False)
-        texts.append([list(o.outputs[0].token_ids) for o in outputs])
-        seconds.append(time.perf_counter() - start)
-        drafts.append(found[:])
-        found.clear()
-    result = {"texts": texts, "seconds": seconds, "drafts": drafts, "fallbacks": {}}
-    if "specdec_vllm" in sys.modules:
-        result["fallbacks"] = dict(sys.modules["specdec_vllm"].fallbacks)
-    print("RESULT " + json.dumps(result))
+    # vLLM does this for every engine, and fails after numba is imported, as the n-gram drafter does; once is enough.
+    once = cache(current_platform.register_triton_kernel_overrides)
+    type(current_platform).register_triton_kernel_overrides = staticmethod(once)
+    for line in sys.stdin:
+        begun, spent = time.perf_counter(), time.process_time()
+        job = json.loads(line)
+        what = f"{job['rule']} {job['speculation']}"
+        result = json.dumps(serve(job))
+        print(f"{what}: {time.perf_counter() - begun:.1f} s, {time.process_time() - spent:.1f} of CPU", file=sys.stderr)
+        print("RESULT " + result, flush=True)
 
 
 if __name__ == "__main__":
