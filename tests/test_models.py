@@ -17,7 +17,7 @@ from specdec_loop.methods import METHODS, Kit
 FOLDER = Path(__file__).parents[1] / "python/models"
 LIMIT = 44 * 2**20  # bytes of all weights
 PROMPT = "class Counter:\n    def __init__(self, name, value=None):\n        self.name = name\n        self.value ="
-MODELS = ["draft-model", "blockwise", "medusa", "eagle", "eagle2", "eagle3", "mtp"]
+MODELS = ["draft-model", "blockwise", "medusa", "eagle", "eagle2", "eagle3", "mtp", "mtp-tree"]
 
 
 @pytest.fixture(scope="module")
@@ -37,11 +37,11 @@ def test_the_models_are_small_and_deep(target: Any) -> None:
 
 
 def test_the_target_knows_python(target: Any, prompt: torch.Tensor) -> None:
-    assert target(prompt, labels=prompt).loss.item() < 4.0  # ids at random: 8.3
+    assert target(prompt, labels=prompt).loss.item() < 2.0  # ids at random: 8.3
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_drafter_keeps_the_text_and_is_right_at_times(name: str, target: Any, prompt: torch.Tensor) -> None:
+def test_a_drafter_keeps_the_text_and_is_often_right(name: str, target: Any, prompt: torch.Tensor) -> None:
     kit = Kit(
         target,
         heads=FOLDER,
@@ -52,4 +52,4 @@ def test_a_drafter_keeps_the_text_and_is_right_at_times(name: str, target: Any, 
     plain = generate(target, None, prompt, **arguments)
     result = generate(target, METHODS[name].make(kit), prompt, **arguments)
     assert result.tokens == plain.tokens
-    assert sum(result.statistics[0].accepted) > 0
+    assert sum(result.statistics[0].accepted) >= 10
