@@ -1,6 +1,6 @@
 # A new machine needs Python 3.10 or later (PYTHON=...), a C++20 compiler (CXX=...) and this file.
 #   make demo        verify a batch beside PyTorch; then every method of decoding on the repository's models (two minutes)
-#   make test        the fast tier, about 12 minutes on 2 cores; make test-all: everything
+#   make test        the fast tier, about 6 minutes on 2 cores; make test-all: everything
 #   make check       formatters, linters, types; make format mends what can be mended
 #   make wheel       one cp310-abi3 wheel in dist/, its symbols audited; make smoke: run it in an empty environment
 #   make test-engines  the plug-in inside real vLLM, in an environment of its own (3 GB; its first run installs for minutes)
