@@ -1,6 +1,7 @@
 # A new machine needs Python 3.10 or later (PYTHON=...), a C++20 compiler (CXX=...) and this file.
 #   make demo        verify a batch beside PyTorch; then every method of decoding on the repository's models (two minutes)
 #   make test        the fast tier, about 6 minutes on 2 cores; make test-all: everything
+#   make coverage    lines of both packages that the fast tier runs
 #   make check       formatters, linters, types; make format mends what can be mended
 #   make wheel       one cp310-abi3 wheel in dist/, its symbols audited; make smoke: run it in an empty environment
 #   make test-engines  the plug-in inside real vLLM, in an environment of its own (3 GB; its first run installs for minutes)
@@ -27,7 +28,7 @@ ifeq ($(filter pinned existing,$(TORCH)),)
 $(error TORCH must be pinned or existing, got $(TORCH))
 endif
 
-.PHONY: demo test test-all test-engines check format build wheel smoke compile compile-cuda compile-triton sanitize traffic bench lossless \
+.PHONY: demo test test-all test-engines coverage check format build wheel smoke compile compile-cuda compile-triton sanitize traffic bench lossless \
   losslessness-page clean
 .DELETE_ON_ERROR:
 
@@ -40,6 +41,11 @@ test: $(BUILT)
 
 test-all: $(BUILT)
 	$(BIN)/python -m pytest -n auto $(TESTS)
+
+# Reference and Python alone: interpreted and native kernels have no lines here.
+coverage: $(BUILT)
+	$(BIN)/python -m pytest -n auto -m "not slow" --cov=specdec_kernels --cov=specdec_loop \
+	  --cov-report=term:skip-covered $(TESTS)
 
 # The wheel as a user of vLLM installs it, but for the GPU library.
 test-engines: $(ENGINES)/installed
