@@ -107,7 +107,7 @@ lossless: $(BUILT)
 # Without a GPU the Triton kernels of others are interpreted.
 losslessness-page: $(BUILT)
 	TRITON_INTERPRET=$$($(BIN)/python -c "import torch; print(int(not torch.cuda.is_available()))") \
-	  $(BIN)/python -m specdec_loop lossless --page docs/losslessness.md --figures docs/lossless \
+	  $(BIN)/python -m specdec_loop lossless --seconds 6 --page docs/losslessness.md --figures docs/lossless \
 	  --experiments first next streams texts faults tradeoff batch $(SAMPLERS)
 
 clean:

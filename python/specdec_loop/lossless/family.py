@@ -113,7 +113,7 @@ def fault_jobs(fault: Fault, texts: int) -> Iterator[Job]:
     """A broken method on the tables that tell most."""
     for name, (table, length) in small_tables().items():
         if name in TELLING:
-            yield Job("streams", name, fault.method, table, fault.filters, texts, length)
+            yield Job(f"fault {fault.name}", name, fault.method, table, fault.filters, texts, length)
 
 
 def impossible(method: Method) -> Finding:

@@ -35,8 +35,12 @@ def line(row: Row) -> str:
     """One finding on the terminal."""
     fit, theory = row["fit"], row["theory"]
     beside = "" if theory is None else f" / {theory:.3f}"
+    if row["experiment"].startswith("fault"):
+        verdict = "not seen" if row["passed"] else "seen"
+    else:
+        verdict = "pass" if row["passed"] else "FAIL"
     return (
-        f"{'pass' if row['passed'] else 'FAIL'}  {row['experiment']:<12} {row['method']:<32} {row['case']:<34} "
+        f"{verdict}  {row['experiment']:<12} {row['method']:<32} {row['case']:<34} "
         f"p {fit['chi_square']:.2g} {fit['g']:.2g}  TV {fit['variation']:.2g} / {fit['expected_variation']:.2g}  "
         f"tokens {row['tokens']:.3f}{beside}  finds a bias of {row['least_bias']:.2g}  {row['seconds']:.1f} s"
     )
