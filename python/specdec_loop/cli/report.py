@@ -119,17 +119,18 @@ def write_chart(rows: Sequence[Row], path: Path) -> None:
                     line[1].barh(y, row.tokens_per_step, height, color=color)
                 if row.acceptance_by_position and i == 0:
                     shares = row.acceptance_by_position
-                    line[2].plot(range(1, len(shares) + 1), shares, marker="o", markersize=3, label=name)
+                    style = "-" if place < 10 else "--"  # there are ten colours
+                    line[2].plot(range(1, len(shares) + 1), shares, style, marker="o", markersize=3, label=name)
         for axis in line[:2]:
             axis.set_yticks(range(len(names)), names)
             axis.invert_yaxis()
         line[0].set_xlabel(f"tokens/s, batch {batch}; tick: predicted")
-        line[0].legend()
+        line[0].legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False)
         line[1].set_xlabel("tokens a step")
         line[2].set_xlabel("position in the draft")
         line[2].set_ylabel(f"acceptance, {'greedy' if temperatures[0] == 0 else f'temperature {temperatures[0]:g}'}")
         line[2].set_ylim(0, 1.02)
-        line[2].legend(fontsize="x-small")
+        line[2].legend(fontsize="x-small", loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
