@@ -221,8 +221,9 @@ def test_results_carry_machine_versions_and_commit() -> None:
         content = json.loads(file.read_text())
         assert content["machine"]["cpu"]
         for row in content["rows"]:
-            assert row["commit"]
-            assert row["versions"]["torch"]
+            told = content | row  # of a row, or of the whole file
+            assert told["commit"]
+            assert told["versions"]["torch"]
         assert str(ROOT) not in file.read_text()
 
 
