@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from vllm_texts import request, run
@@ -28,14 +29,27 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-@pytest.mark.parametrize("speculation", ["ngram", "draft"])
-def test_texts_are_those_without_speculation(models: str, speculation: str) -> None:
+@pytest.fixture(scope="session")
+def requests() -> list[dict[str, Any]]:
+    """Eight of them, greedy and seeded."""
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = PreTrainedTokenizerFast.from_pretrained(FOLDER / "target")
     ids = [tokenizer(prompt)["input_ids"] for prompt in PROMPTS]
-    eight = [request(ids[i % 4], seed=i, temperature=(0.0, 0.7, 1.0)[i % 3]) for i in range(8)]
-    plain = [batch[0] for batch in run(models, "none", [[r] for r in eight])["texts"]]
-    result = run(models, speculation, [eight, eight[:3], eight[4:5]])
+    return [request(ids[i % 4], seed=i, temperature=(0.0, 0.7, 1.0)[i % 3]) for i in range(8)]
+
+
+@pytest.fixture(scope="session")
+def plain(models: str, requests: list[dict[str, Any]]) -> list[list[int]]:
+    """Their texts, without speculation."""
+    texts: list[list[int]] = run(models, "none", [requests])["texts"][0]
+    return texts
+
+
+@pytest.mark.parametrize("speculation", ["ngram", "draft"])
+def test_texts_are_those_without_speculation(
+    models: str, requests: list[dict[str, Any]], plain: list[list[int]], speculation: str
+) -> None:
+    result = run(models, speculation, [requests, requests[:3], requests[4:5]])
     assert result["texts"] == [plain, plain[:3], plain[4:5]]
     assert not result["fallbacks"]
