@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def draw(curves: dict[str, dict[str, list[float]]], path: Path) -> None:
-    """One panel a model: training and held-out loss over processor minutes."""
+    """One panel a model: training and held-out measure over processor minutes."""
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(1, len(curves), figsize=(3.2 * len(curves), 2.8), squeeze=False)
@@ -16,8 +16,7 @@ def draw(curves: dict[str, dict[str, list[float]]], path: Path) -> None:
         minutes = [s / 60 for s in curve["seconds"]]
         axis.plot(minutes, curve["train"], label="training", linewidth=1)
         axis.plot(minutes, curve["held_out"], label="held out", linewidth=1)
-        axis.set(title=name, xlabel="processor minutes")
-    axes[0][0].set_ylabel("loss")
+        axis.set(title=name, xlabel="processor minutes", ylabel=curve.get("measure", "loss"))
     axes[0][0].legend()
     figure.tight_layout()
     figure.savefig(path, dpi=120)

@@ -13,13 +13,14 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from ..heads import Eagle3Head, EagleHead, MedusaHeads, MtpHead, Shared, save_head
 from . import corpus
-from .losses import draft_model_loss, feature_loss, medusa_loss
+from .losses import Laws, acceptance, cross_entropy, draft_model_laws, feature_laws, loss, medusa_laws, refusal
 from .run import Run, optimizers
 from .target import prepare
 
 KINDS = ("draft", "medusa", "eagle", "eagle3", "mtp")
 DRAFT_VOCAB = 2048  # of EAGLE-3: the most frequent half
 MEDUSA_HEADS, MEDUSA_LAYERS = 4, 2
+BEGINNING = 0.25  # share of a run that minimises cross-entropy; the rest maximises acceptance
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -35,6 +36,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--bfloat16", action="store_true", help="autocast: faster where the processor has AMX")
+    parser.add_argument("--compile", action="store_true", help="torch.compile: a third faster, two minutes to begin")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoints")
     args = parser.parse_args(arguments)
     unknown = sorted(set(args.kinds) - set(KINDS))
@@ -47,8 +49,8 @@ def main(arguments: list[str] | None = None) -> None:
         train(kind, target, tokens, held_out, args)
 
 
-def build(kind: str, target: Any, tokens: Tensor) -> tuple[nn.Module, dict[str, Any], Callable[..., Tensor]]:
-    """An untrained drafter, the fields of its config.json, and its loss."""
+def build(kind: str, target: Any, tokens: Tensor) -> tuple[nn.Module, dict[str, Any], Callable[..., Laws]]:
+    """An untrained drafter, the fields of its config.json, and what it says beside the target."""
     config = LlamaConfig.from_dict(target.config.to_dict())
     config.num_hidden_layers = 1
     config._attn_implementation = "sdpa"
@@ -57,7 +59,7 @@ def build(kind: str, target: Any, tokens: Tensor) -> tuple[nn.Module, dict[str, 
         model = LlamaForCausalLM(config)
         model.set_input_embeddings(target.get_input_embeddings())
         model.set_output_embeddings(target.get_output_embeddings())
-        return model, config.to_dict(), draft_model_loss
+        return model, config.to_dict(), draft_model_laws
     if kind == "medusa":
         heads = MedusaHeads(
             shared,
@@ -67,7 +69,7 @@ def build(kind: str, target: Any, tokens: Tensor) -> tuple[nn.Module, dict[str, 
             layers=MEDUSA_LAYERS,
             own_output=False,
         )
-        return heads, {"medusa_num_heads": MEDUSA_HEADS, "medusa_num_layers": MEDUSA_LAYERS}, medusa_loss
+        return heads, {"medusa_num_heads": MEDUSA_HEADS, "medusa_num_layers": MEDUSA_LAYERS}, medusa_laws
     if kind == "eagle3":
         config.draft_vocab_size = min(DRAFT_VOCAB, config.vocab_size)
         head = Eagle3Head(config, shared)
@@ -76,15 +78,15 @@ def build(kind: str, target: Any, tokens: Tensor) -> tuple[nn.Module, dict[str, 
         head.choose(chosen)
         with torch.no_grad():
             head.lm_head.weight.copy_(target.get_output_embeddings().weight[chosen])
-        return head, config.to_dict(), feature_loss
+        return head, config.to_dict(), feature_laws
     made = EagleHead(config, shared) if kind == "eagle" else MtpHead(config, shared)
-    return made, config.to_dict(), feature_loss
+    return made, config.to_dict(), feature_laws
 
 
 def train(kind: str, target: Any, tokens: Tensor, held_out_tokens: Tensor, args: argparse.Namespace) -> None:
     """Distil one drafter, and write its folder."""
     torch.manual_seed(args.seed)
-    network, fields, loss_of = build(kind, target, tokens)
+    network, fields, laws_of = build(kind, target, tokens)
     own = [p for p in network.parameters() if p.requires_grad]
     tables = {id(p) for name, p in network.named_parameters() if name == "lm_head.weight"}
     run = Run(
@@ -95,21 +97,35 @@ def train(kind: str, target: Any, tokens: Tensor, held_out_tokens: Tensor, args:
         seed=args.seed,
         folder=args.work / kind,
         resume=args.resume,
+        measure="acceptance",
     )
 
-    def loss(ids: Tensor) -> Tensor:
+    def measures(target: Any, ids: Tensor, *, is_beginning: bool) -> tuple[Tensor, Tensor]:
+        """The loss, and the chance that a draft is accepted."""
         with torch.autocast("cpu", torch.bfloat16, enabled=args.bfloat16):
             with torch.no_grad():
                 teacher = target(ids, use_cache=False, output_hidden_states=True)
-            return loss_of(network, ids, teacher)
+            laws = laws_of(network, ids, teacher)
+            return loss(laws, cross_entropy if is_beginning else refusal), acceptance(laws).detach()
+
+    if args.compile:
+        measures = torch.compile(measures)
+
+    def batch(generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        ids = corpus.windows(tokens, args.batch, args.length, generator)
+        return measures(target, ids, is_beginning=run.progress < BEGINNING)
 
     checked = corpus.even_windows(held_out_tokens, 4 * args.batch, args.length).split(args.batch)
 
     def held_out() -> float:
         with torch.no_grad():
-            return sum(loss(ids).item() for ids in checked) / len(checked)
+            return sum(measures(target, ids, is_beginning=False)[1].item() for ids in checked) / len(checked)
 
-    run.train(lambda g: loss(corpus.windows(tokens, args.batch, args.length, g)), held_out, title=kind)
+    for is_beginning in (True, False) if args.compile else ():  # compiling is not training
+        measures(target, checked[0], is_beginning=is_beginning)[0].backward()
+        held_out()
+    network.zero_grad(set_to_none=True)
+    run.train(batch, held_out, title=kind)
     save_head(network, args.models / kind, fields)
 
 

@@ -1,8 +1,9 @@
-"""What each drafter learns from the target: its law of the next tokens, and for EAGLE its states too."""
+"""What each drafter learns from the target: its law of the next tokens, and for EAGLE-1 its states too."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,26 +16,61 @@ DECAY = 0.8  # weight of each further step or head
 REGRESSION = 0.1  # weight of the distance between states
 
 
-def divergence(student: Tensor, teacher: Tensor) -> Tensor:
-    """Mean cross-entropy of the student's law under the teacher's; both logits ``[.., vocab]``."""
-    cross: Tensor = -(teacher.float().softmax(-1) * student.float().log_softmax(-1)).sum(-1)
-    return cross.mean()
+class Laws(NamedTuple):
+    """What a drafter says of a batch, beside what the target says.
+
+    Attributes:
+        pairs: of each step or head, the drafter's logits and the target's probabilities of its ids, ``[.., vocab]``.
+        drift: distance between the drafter's states and the target's, where it learns them.
+    """
+
+    pairs: list[tuple[Tensor, Tensor]]
+    drift: Tensor | None = None
 
 
-def draft_model_loss(model: Any, ids: Tensor, teacher: Any) -> Tensor:
+Criterion = Callable[[Tensor, Tensor], Tensor]
+
+
+def cross_entropy(logits: Tensor, law: Tensor) -> Tensor:
+    """Mean cross-entropy of the drafter's law under the target's: how a drafter begins."""
+    return -(law * logits.float().log_softmax(-1)).sum(-1).mean()
+
+
+def refusal(logits: Tensor, law: Tensor) -> Tensor:
+    """Mean of minus the logarithm of the overlap, the chance that a draft is accepted.
+
+    A small drafter cannot have the target's law; of the laws it can have, cross-entropy chooses one that covers all that
+    the target may say, this one that meets it most often. From an untrained drafter it learns slower.
+    """
+    return -overlap(logits, law).clamp(min=1e-6).log().mean()
+
+
+def overlap(logits: Tensor, law: Tensor) -> Tensor:
+    """One minus the total variation distance of both laws, ``[..]``."""
+    return torch.minimum(law, logits.float().softmax(-1)).sum(-1)
+
+
+def loss(laws: Laws, criterion: Criterion) -> Tensor:
+    """Sum over steps or heads, later ones counting less."""
+    total = sum(DECAY**i * criterion(*pair) for i, pair in enumerate(laws.pairs))
+    assert isinstance(total, Tensor)
+    return total if laws.drift is None else total + REGRESSION * laws.drift
+
+
+def acceptance(laws: Laws) -> Tensor:
+    """Mean overlap of all steps or heads."""
+    return torch.stack([overlap(*pair).mean() for pair in laws.pairs]).mean()
+
+
+def draft_model_laws(model: Any, ids: Tensor, teacher: Any) -> Laws:
     """The same law at every token."""
-    return divergence(model(ids, use_cache=False).logits, teacher.logits)
+    return Laws([(model(ids, use_cache=False).logits, teacher.logits.float().softmax(-1))])
 
 
-def medusa_loss(heads: MedusaHeads, ids: Tensor, teacher: Any) -> Tensor:
+def medusa_laws(heads: MedusaHeads, ids: Tensor, teacher: Any) -> Laws:
     """Head i at token t learns the target's law at token t + 1 + i."""
-    logits: Tensor = heads(teacher.hidden_states[-1])
-    tokens = ids.shape[1]
-    total = logits.new_zeros((), dtype=torch.float32)
-    for i in range(len(heads)):
-        known = tokens - 1 - i
-        total = total + DECAY**i * divergence(logits[:, :known, i], teacher.logits[:, 1 + i :])
-    return total
+    logits, law = heads(teacher.hidden_states[-1]), teacher.logits.float().softmax(-1)
+    return Laws([(logits[:, : -1 - i, i], law[:, 1 + i :]) for i in range(len(heads))])
 
 
 class Steps:
@@ -52,7 +88,7 @@ class Steps:
         return torch.cat(self.keys, 2), torch.cat(self.values, 2)
 
 
-def feature_loss(head: FeatureHead, ids: Tensor, teacher: Any) -> Tensor:
+def feature_laws(head: FeatureHead, ids: Tensor, teacher: Any) -> Laws:
     """Several steps of the head from every token, each from its own last feature, as when it drafts.
 
     At step s row i continues the text from pair i: it reads token i + 1 + s, attends to the target's features up to i
@@ -64,17 +100,16 @@ def feature_loss(head: FeatureHead, ids: Tensor, teacher: Any) -> Tensor:
     place = torch.arange(pairs, device=ids.device)
     own = torch.eye(pairs, dtype=torch.bool, device=ids.device)
     seen, cache = place <= place[:, None], Steps()
-    columns = None if head.token_map is None else head.token_map.long()
-    total = torch.zeros((), device=ids.device)
+    law = teacher.logits.float().softmax(-1)
+    law = law if head.token_map is None else law[..., head.token_map.long()]
+    laws, drift = [], torch.zeros((), device=ids.device)
     for step in range(STEPS):
         known = pairs - step
         shown = torch.nn.functional.pad(tokens[:, step:], (0, step))
         features = head(shown, features, (place + step)[None], seen[None, None], cache)
-        law = teacher.logits[:, 1 + step :]
-        law = law if columns is None else law[..., columns]
-        total = total + DECAY**step * divergence(head.logits(features[:, :known]), law)
+        laws.append((head.logits(features[:, :known]), law[:, 1 + step :]))
         if isinstance(head, EagleHead):
             state = teacher.hidden_states[-1][:, 1 + step :].float()
-            total = total + DECAY**step * REGRESSION * smooth_l1_loss(features[:, :known].float(), state)
+            drift = drift + DECAY**step * smooth_l1_loss(features[:, :known].float(), state)
         seen = torch.cat([seen, own], 1)
-    return total
+    return Laws(laws, drift if isinstance(head, EagleHead) else None)

@@ -25,8 +25,9 @@ SAVE_EVERY = 120.0  # seconds
 
 @dataclass
 class Curve:
-    """Losses over a run."""
+    """A run's course: its measure in the mean of the batches since the last point, and on held-out text."""
 
+    measure: str = "loss"
     step: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     train: list[float] = field(default_factory=list)
@@ -74,6 +75,7 @@ class Run:
         seed: int,
         folder: Path,
         resume: bool,
+        measure: str = "loss",
     ) -> None:
         """Prepare the run.
 
@@ -85,9 +87,10 @@ class Run:
             seed: of the batches.
             folder: for checkpoint.pt, curve.json and curve.png.
             resume: go on from the checkpoint, which must exist.
+            measure: name of what the curve shows.
         """
         self.model, self.optimizers, self.peak, self.budget = model, optimizers, peak, minutes * 60
-        self.folder, self.curve = folder, Curve()
+        self.folder, self.curve = folder, Curve(measure)
         self.generator = torch.Generator().manual_seed(seed)
         self.step, self.spent = 0, 0.0
         folder.mkdir(parents=True, exist_ok=True)
@@ -95,9 +98,14 @@ class Run:
         if resume:
             self._load()
 
+    @property
+    def progress(self) -> float:
+        """Share of the budget that is spent."""
+        return self.spent / self.budget
+
     def train(
         self,
-        loss_of: Callable[[torch.Generator], Tensor],
+        measures: Callable[[torch.Generator], tuple[Tensor, Tensor]],
         held_out: Callable[[], float],
         *,
         title: str,
@@ -106,13 +114,13 @@ class Run:
         """Train until the budget is spent.
 
         Args:
-            loss_of: one batch's loss, drawn with the generator.
-            held_out: loss on what is never trained on.
+            measures: of one batch, drawn with the generator: its loss, and what the curve shows.
+            held_out: what the curve shows, of text that is never trained on.
             title: of the progress bar.
             every: steps from one point of the curve to the next.
 
         Returns:
-            The last held-out loss.
+            The last held-out measure.
         """
         columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
         recent, saved = [], time.monotonic()
@@ -120,7 +128,7 @@ class Run:
             task = bar.add_task(title, total=self.budget)
             while self.spent < self.budget:
                 began = time.process_time()
-                recent.append(self._step(loss_of))
+                recent.append(self._step(measures))
                 self.spent += time.process_time() - began
                 if self.step % every == 0:
                     self._record(sum(recent) / len(recent), held_out())
@@ -128,7 +136,7 @@ class Run:
                 if time.monotonic() - saved > SAVE_EVERY:
                     self.save()
                     saved = time.monotonic()
-                shown = f"{title} step {self.step} loss {recent[-1]:.3f}" if recent else title
+                shown = f"{title} step {self.step} {self.curve.measure} {recent[-1]:.3f}" if recent else title
                 bar.update(task, completed=self.spent, description=shown)
         self._record(sum(recent) / len(recent) if recent else self.curve.train[-1], held_out())
         self.save()
@@ -156,9 +164,9 @@ class Run:
         self.generator.set_state(state["generator"])
         self.step, self.spent, self.curve = state["step"], state["spent"], Curve(**state["curve"])
 
-    def _step(self, loss_of: Callable[[torch.Generator], Tensor]) -> float:
-        rate = self.peak * learning_rate(self.spent / self.budget)
-        loss = loss_of(self.generator)
+    def _step(self, measures: Callable[[torch.Generator], tuple[Tensor, Tensor]]) -> float:
+        rate = self.peak * learning_rate(self.progress)
+        loss, shown = measures(self.generator)
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for optimizer in self.optimizers:
@@ -167,7 +175,7 @@ class Run:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         self.step += 1
-        return loss.item()
+        return shown.item()
 
     def _record(self, train: float, held_out: float) -> None:
         curve = self.curve

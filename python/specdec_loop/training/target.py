@@ -86,7 +86,12 @@ def train(args: argparse.Namespace) -> None:
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokens):,} tokens", flush=True)
     loss(checked[0]).backward()  # compiling is not training
     model.zero_grad(set_to_none=True)
-    run.train(lambda g: loss(corpus.windows(tokens, args.batch, args.length, g)), held_out, title="target")
+
+    def batch(generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        found = loss(corpus.windows(tokens, args.batch, args.length, generator))
+        return found, found.detach()
+
+    run.train(batch, held_out, title="target")
     model.to(torch.bfloat16).save_pretrained(args.out)
 
 
