@@ -88,12 +88,17 @@ def small_run(folder: Path, *, minutes: float, resume: bool) -> Run:
     return Run(network, made, minutes=minutes, peak=0.01, seed=5, folder=folder, resume=resume)
 
 
+def of_random_rows(run: Run, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    loss = run.model(torch.randn(2, 4, generator=generator)).square().sum()
+    return loss, loss.detach()
+
+
 def test_a_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(10_000))
     monkeypatch.setattr("time.process_time", lambda: next(clock))  # a step takes a second
 
     def finish(run: Run) -> Run:
-        run.train(lambda g: run.model(torch.randn(2, 4, generator=g)).square().sum(), lambda: 1.0, title="x", every=3)
+        run.train(lambda g: of_random_rows(run, g), lambda: 1.0, title="x", every=3)
         return run
 
     whole = finish(small_run(tmp_path / "whole", minutes=12 / 60, resume=False))
@@ -101,7 +106,7 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.Monk
     first = small_run(tmp_path / "cut", minutes=12 / 60, resume=False)
     first.budget = 12
     for _ in range(5):
-        first._step(lambda g: first.model(torch.randn(2, 4, generator=g)).square().sum())
+        first._step(lambda g: of_random_rows(first, g))
         first.spent += 1
     first.save()
     second = finish(small_run(tmp_path / "cut", minutes=12 / 60, resume=True))
@@ -118,9 +123,15 @@ def test_a_drafter_that_says_what_the_target_says_has_the_least_loss() -> None:
     ids = torch.randint(1, 60, (2, 9))
     law = teacher(ids).logits
     entropy = -(law.softmax(-1) * law.log_softmax(-1)).sum(-1).mean()
-    assert losses.draft_model_loss(model(), ids, teacher(ids)).item() == pytest.approx(entropy.item(), abs=1e-4)
-    other = LlamaForCausalLM(config(model()))
-    assert losses.draft_model_loss(other, ids, teacher(ids)).item() > entropy.item() + 0.1
+    same = losses.draft_model_laws(model(), ids, teacher(ids))
+    other = losses.draft_model_laws(LlamaForCausalLM(config(model())), ids, teacher(ids))
+    assert losses.loss(same, losses.cross_entropy).item() == pytest.approx(entropy.item(), abs=1e-4)
+    assert losses.loss(other, losses.cross_entropy).item() > entropy.item() + 0.1
+    assert losses.acceptance(same).item() == pytest.approx(1, abs=1e-5)
+    assert losses.loss(same, losses.refusal).item() == pytest.approx(0, abs=1e-5)
+    shared = torch.minimum(other.pairs[0][0].softmax(-1), law.softmax(-1)).sum(-1)
+    assert losses.acceptance(other).item() == pytest.approx(shared.mean().item(), rel=1e-5)
+    assert losses.loss(other, losses.refusal).item() == pytest.approx(-shared.log().mean().item(), rel=1e-5)
 
 
 def test_medusa_heads_learn_the_laws_behind_the_next_one() -> None:
@@ -131,18 +142,19 @@ def test_medusa_heads_learn_the_laws_behind_the_next_one() -> None:
         pairs = [(t, t + 1 + i) for t in range(9) if t + 1 + i < 9]  # row t and the row whose law it should know
         each = [-(out.logits[:, r].softmax(-1) * logits[:, t, i].log_softmax(-1)).sum(-1).mean() for t, r in pairs]
         want += losses.DECAY**i * float(torch.stack(each).mean())
-    assert losses.medusa_loss(made, ids, out).item() == pytest.approx(want, rel=1e-5)
+    laws = losses.medusa_laws(made, ids, out)
+    assert losses.loss(laws, losses.cross_entropy).item() == pytest.approx(want, rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3", "mtp"])
 def test_heads_are_trained_on_what_they_meet_when_they_draft(kind: str) -> None:
-    """Each step of the loss is that of the head run on from its own features, text by text and row by row."""
+    """Each step is that of the head run on from its own features, text by text and row by row."""
     head, ids = feature_head(kind, model()), torch.randint(1, 60, (1, 7))
     out = teacher(ids)
     hidden = torch.cat([out.hidden_states[level] for level in head.levels], -1)
-    want = 0.0
+    made, drift = losses.feature_laws(head, ids, out), 0.0
     for step in range(losses.STEPS):
-        each = []
+        logits, laws, states = [], [], []
         for last in range(6 - step):  # the pair that the head continues from
             features = head.fuse(hidden[:, : last + 1])
             for more in range(step + 1):
@@ -150,14 +162,16 @@ def test_heads_are_trained_on_what_they_meet_when_they_draft(kind: str) -> None:
                 new = head(ids[:, 1 : 1 + seen], features, torch.arange(seen)[None])[:, -1:]
                 features = torch.cat([features, new], 1)
                 assert seen == last + 1 + more
-            law = out.logits[:, last + 1 + step]
-            law = law if head.token_map is None else law[:, head.token_map.long()]
-            each.append(-(law.softmax(-1) * head.logits(new[:, 0]).log_softmax(-1)).sum())
-            if kind == "eagle":
-                state = out.hidden_states[-1][:, last + 1 + step]
-                each[-1] += losses.REGRESSION * torch.nn.functional.smooth_l1_loss(new[:, 0], state)
-        want += losses.DECAY**step * float(torch.stack(each).mean())
-    assert losses.feature_loss(head, ids, out).item() == pytest.approx(want, rel=1e-4)
+            law = out.logits[:, last + 1 + step].softmax(-1)
+            laws.append(law if head.token_map is None else law[:, head.token_map.long()])
+            logits.append(head.logits(new[:, 0]))
+            state = out.hidden_states[-1][:, last + 1 + step]
+            states.append(torch.nn.functional.smooth_l1_loss(new[:, 0], state))
+        torch.testing.assert_close(made.pairs[step][0], torch.stack(logits, 1), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(made.pairs[step][1], torch.stack(laws, 1), rtol=1e-4, atol=1e-6)
+        drift += losses.DECAY**step * float(torch.stack(states).mean())
+    assert (made.drift is None) == (kind != "eagle")
+    assert made.drift is None or made.drift.item() == pytest.approx(drift, rel=1e-4)
 
 
 def test_everything_is_trained_and_loads(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

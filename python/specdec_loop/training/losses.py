@@ -39,8 +39,8 @@ def cross_entropy(logits: Tensor, law: Tensor) -> Tensor:
 def refusal(logits: Tensor, law: Tensor) -> Tensor:
     """Mean of minus the logarithm of the overlap, the chance that a draft is accepted.
 
-    A small drafter cannot have the target's law; of the laws it can have, cross-entropy chooses one that covers all that
-    the target may say, this one that meets it most often. From an untrained drafter it learns slower.
+    A small drafter cannot have the target's law; of the laws it can have, cross-entropy chooses one that covers all
+    that the target may say, this one that meets it most often. From an untrained drafter it learns slower.
     """
     return -overlap(logits, law).clamp(min=1e-6).log().mean()
 
