@@ -10,7 +10,7 @@ import torch
 from text_laws import REQUESTS, law, many, surprise, tiny
 from torch import Tensor
 
-from specdec_kernels import Sampling, verify_tree
+from specdec_kernels import Noise, Sampling, sample, verify_tree
 from specdec_loop import (
     AdaptiveLength,
     Datastore,
@@ -205,15 +205,24 @@ def test_chains_that_end_where_they_are_unsure_leave_the_law_alone(rule: str) ->
     assert {r.drafted[0] for r in result.statistics} == {2, 3}
 
 
-def test_a_chain_ends_behind_the_token_at_which_its_chance_falls() -> None:
+@pytest.mark.parametrize("warm", [None, torch.tensor([1.0, 1.0, 0.0])])
+def test_a_chain_ends_behind_the_token_at_which_its_chance_falls(warm: torch.Tensor | None) -> None:
     confidence, sure, unsure = Confidence(0.5), torch.tensor([9.0, 0.0]), torch.tensor([0.2, 0.0])
+
+    def is_lost(*rows: torch.Tensor) -> bool:
+        noise = Noise(torch.arange(3), torch.zeros(3).long())
+        logits = torch.stack(rows)
+        drawn = sample(logits, sampling=Sampling(temperature=warm), noise=noise, purpose="target", logprobs="raw")
+        return confidence.is_lost(logits, drawn)
+
     ids = torch.arange(12).view(3, 4)
-    assert not confidence.is_lost(torch.stack([sure, unsure, sure]), None)
-    assert not confidence.is_lost(torch.stack([sure, unsure, unsure]), torch.tensor([1.0, 1.0, 0.0]))
-    assert not confidence.is_lost(torch.stack([sure, sure, unsure]), None)
+    confidence.begin(warm)
+    assert not is_lost(sure, unsure, sure)
+    assert not is_lost(sure, unsure, unsure)
+    assert not is_lost(sure, sure, unsure)
     assert confidence.cut(ids).tolist() == [[0, 1, 2, 3], [4, 5, -1, -1], [8, 9, 10, -1]]
-    assert confidence.is_lost(torch.zeros(3, 2), None)
-    confidence.begin()
+    assert is_lost(*[torch.zeros(2)] * 3)
+    confidence.begin(warm)
     assert confidence.cut(ids) is ids
 
 

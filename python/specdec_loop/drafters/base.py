@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from specdec_kernels import Sampling
+from specdec_kernels import SampleResult, Sampling
 
 from ..text import Text
 
 CHAIN_RULES = ("ratio", "match", "block", "greedy", "typical", "topm", "distance")
 ARGMAX_RULES = ("greedy", "typical", "topm", "distance")  # what they accept is likely: an argmax serves them best
+
+
+COLD = 1e-4  # a temperature so low that a race is won by the largest logits, in their order
 
 
 class Draft(NamedTuple):
@@ -130,28 +134,38 @@ class Confidence:
         if not 0 <= least < 1:
             raise ValueError(f"confidence must be in [0, 1), got {least}")
         self.least = least
-        self._chances: list[Tensor] = []
+        self._chances: list[Tensor] = []  # logarithms
+        self._temperature: Tensor | None = None
 
-    def begin(self) -> None:
-        """A new draft."""
+    def begin(self, temperature: Tensor | None) -> None:
+        """A new draft, of requests of these temperatures."""
         self._chances.clear()
+        if temperature is not self._temperature:
+            self._temperature = temperature
+            if temperature is not None:
+                self._is_warm, self._warmth = temperature > COLD, 1 / temperature.clamp(min=COLD)
 
-    def is_lost(self, logits: Tensor, temperature: Tensor | None) -> bool:
-        """Whether all chains end behind the tokens that are drawn from these logits ``[batch, vocab]``."""
+    def is_lost(self, logits: Tensor, drawn: SampleResult) -> bool:
+        """Whether all chains end behind the tokens that were drawn from these logits ``[batch, vocab]``.
+
+        `drawn` says the row's normalisation, and of a request without temperature the log-probability of its best
+        token, at temperature 1: so the draws are with ``logprobs="raw"``.
+        """
         if self.least == 0:
             return False
-        scaled = logits.float()
-        if temperature is not None:
-            scaled = scaled / torch.where(temperature > 1e-3, temperature, 1.0)[:, None]
-        chance = scaled.log_softmax(-1).amax(-1).exp()
-        self._chances.append(chance * self._chances[-1] if self._chances else chance)
-        return bool((self._chances[-1] < self.least).all())
+        best = logits.amax(-1).float()
+        if self._temperature is None:
+            chance = best - drawn.logsumexp
+        else:
+            chance = torch.where(self._is_warm, best * self._warmth - drawn.logsumexp, drawn.logprobs[:, 0])
+        self._chances.append(chance + self._chances[-1] if self._chances else chance)
+        return bool((self._chances[-1] < math.log(self.least)).all())
 
     def cut(self, token_ids: Tensor) -> Tensor:
         """Chains ``[batch, draft]`` with -1 behind their ends."""
-        if len(self._chances) < 2 or token_ids.shape[1] < 2:
+        if len(self._chances) < 2 or token_ids.shape[0] == 1:  # a lone chain ended where drafting did
             return token_ids
-        is_behind = torch.stack(self._chances, 1)[:, : token_ids.shape[1] - 1] < self.least
+        is_behind = torch.stack(self._chances, 1)[:, : token_ids.shape[1] - 1] < math.log(self.least)
         return token_ids.masked_fill(torch.nn.functional.pad(is_behind, (1, 0)), -1)
 
 

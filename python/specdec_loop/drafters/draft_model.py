@@ -65,16 +65,23 @@ class DraftModel(Drafter):
         """One forward a token."""
         self._cache.know_lengths([max(end - 2, 0) for end in text.ends])
         rows, drawn, new = [], [], text.last(2)
-        self._confidence.begin()
+        self._confidence.begin(self._law.temperature)
         for ahead in range(length):
             inputs = self._cache.chain_inputs(new.shape[1])
             rows.append(self.model(self._known(new), **inputs, logits_to_keep=1).logits[:, -1])
             noise = text.noise(ahead)
             drawn.append(
-                sample(rows[-1], sampling=self._law, noise=noise, purpose=self._purpose, token_map=self.token_map)
+                sample(
+                    rows[-1],
+                    sampling=self._law,
+                    noise=noise,
+                    purpose=self._purpose,
+                    token_map=self.token_map,
+                    logprobs="raw",
+                )
             )
             new = drawn[-1].token_ids
-            if self._confidence.is_lost(rows[-1], self._law.temperature):
+            if self._confidence.is_lost(rows[-1], drawn[-1]):
                 break
         ids = self._confidence.cut(torch.cat([d.token_ids for d in drawn], 1)).masked_fill(
             text.lengths[:, None] < 2, -1

@@ -11,8 +11,8 @@ from specdec_kernels import Sampling, select_tree
 
 from ..heads import FeatureHead
 from ..text import Text
-from .base import Draft
-from .feature_drafter import COLD, FeatureDrafter
+from .base import COLD, Draft
+from .feature_drafter import FeatureDrafter
 
 # Chance that the best of a race is the target's token, and of each further rank beside the one before it.
 FIRST, NEXT = 0.6, 0.35
@@ -72,7 +72,7 @@ class EagleDynamicTree(FeatureDrafter):
     def draft(self, text: Text, length: int) -> Draft:
         """Expand `length` times, then select."""
         device, width = text.tokens.device, self.width
-        features, places = self._run_pairs()
+        features = self._run_pairs(text)
         token_ids, parents = [text.last(1)], [torch.full((text.batch, 1), -1, device=device)]
         scores = [torch.zeros(text.batch, 1, device=device)]
         beam, beam_score = torch.zeros(text.batch, 1, dtype=torch.int64, device=device), scores[0]
@@ -91,7 +91,7 @@ class EagleDynamicTree(FeatureDrafter):
                 beam, row = born[best], best // width
                 going = token_ids[-1].gather(1, best)
                 source = features.gather(1, row[:, :, None].expand(-1, -1, features.shape[2]))
-                features, places = self._run_nodes(going, source, places.gather(1, row))
+                features = self._run_nodes(going, source, row if depth else None)
         ids, depths = torch.cat(token_ids, 1), len(token_ids) - 1
         tree = select_tree(
             ids, torch.cat(parents, 1).int(), torch.cat(scores, 1).contiguous(), num_nodes=self.nodes(depths)
@@ -100,10 +100,11 @@ class EagleDynamicTree(FeatureDrafter):
 
     def _children(self, features: Tensor, text: Text, ahead: int) -> tuple[Tensor, Tensor]:
         """The best tokens after each feature and the logarithms of their chances, ``[batch, paths, width]``."""
-        logits = self.head.logits(features)
-        ranks = torch.arange(features.shape[1], device=features.device)
-        ids, logprob = self._draw(logits, text, ahead, self.width, ranks)
-        return ids, torch.where(self._races, self._chances, logprob)
+        batch, rows = features.shape[:2]
+        logits = self.head.logits(features).flatten(0, 1)
+        drawn = self._draw(logits, text, ahead, self.width, torch.arange(rows, device=logits.device))
+        ids, logprobs = (x.view(batch, rows, self.width) for x in (drawn.token_ids, drawn.logprobs))
+        return self._of_running(ids, text), torch.where(self._races, self._chances, logprobs)
 
     def _rows(self, longest: int) -> int:
         return longest + 1 + longest * self.width

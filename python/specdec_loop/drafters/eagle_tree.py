@@ -61,7 +61,7 @@ class EagleTree(FeatureDrafter):
         token_ids = torch.full((text.batch, nodes), -1, dtype=torch.int64, device=device)
         token_ids[:, :1] = text.last(1)
         inner = sorted(set(parents[1:]))
-        features, places = self._run_pairs()
+        features = self._run_pairs(text)
         logits = None
         for depth in range(max(depths)):
             level = [n for n in range(nodes) if depths[n] == depth]
@@ -72,14 +72,16 @@ class EagleTree(FeatureDrafter):
                 logits = row_logits.new_zeros(text.batch, nodes, row_logits.shape[2]) if logits is None else logits
                 logits[:, rows] = row_logits
             ranks = torch.tensor([level.index(row) for row in rows], device=device)
-            ids, _ = self._draw(row_logits, text, depth, max(map(len, children)), ranks)
+            drawn = self._draw(row_logits.flatten(0, 1), text, depth, max(map(len, children)), ranks)
+            ids = self._of_running(drawn.token_ids.view(text.batch, len(rows), -1), text)
             for r, born in enumerate(children):
                 token_ids[:, born] = ids[:, r, : len(born)]
             going = [(r, n) for r, born in enumerate(children) for n in born if n in inner]
             if going:
                 source = torch.tensor([r for r, _ in going], device=device)
                 chosen = token_ids[:, [n for _, n in going]]
-                features, places = self._run_nodes(chosen, features[:, source], places[:, source])
+                parents_of = source.expand(text.batch, -1) if depth else None
+                features = self._run_nodes(chosen, features[:, source], parents_of)
         return Draft(
             token_ids,
             logits,

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from specdec_kernels import Noise, Sampling, gather_nodes, sample
+from specdec_kernels import Noise, SampleResult, Sampling, gather_nodes, sample
 
 from ..heads import FeatureHead
 from ..text import Text
 from ..tree_cache import TreeCache
-from .base import Confidence, Drafter, Outcome
+from .base import COLD, Confidence, Drafter, Outcome
 
 DRAWN_RULES = ("ratio", "block", "recursive", "traversal")  # their drafts are drawn from the head's law
-COLD = 1e-4  # a temperature so low that a race is won by the largest logits, in their order
 
 
 class FeatureDrafter(Drafter):
     """Keeps the head's cache in step with the text; what is drafted is its subclasses' affair.
 
     Row i of the head's cache is the pair (feature i, token i + 1). A text of n tokens, the last of which the target has
-    not seen, has n - 1 pairs; those that the last step added are run when a draft begins, as a chain whose last row
-    tells the first drafts. Drafted nodes hang from that row and are dropped at the next commit.
+    not seen, has n - 1 pairs; those that the last step added are run and committed when a draft begins, and the last of
+    them tells the first drafts. Drafted nodes hang from it and are dropped when the next draft begins.
     """
 
     def __init__(self, head: FeatureHead, *, sampling: Sampling | None = None, confidence: float = 0.0) -> None:
@@ -49,84 +50,99 @@ class FeatureDrafter(Drafter):
             dtype=some.dtype,
             device=some.device,
         )
-        self._tokens = text.last(1)
-        self._features = some.new_zeros(text.batch, 1, self.head.config.hidden_size)
-        self._new = torch.zeros_like(text.lengths)
+        self._drafted = 0  # rows of the cache behind the pairs
+        self._inputs: dict[str, Any] = {}  # of the last nodes
 
     def prefill(self, text: Text, hidden: Tensor) -> None:
         """Run the prompts' pairs but for their last."""
-        features = self.head.fuse(hidden)
         count = text.longest - 2
         if count > 0:
-            positions = torch.arange(count, device=features.device)[None]
-            self.head(text.tokens[:, 1 : 1 + count], features[:, :count], positions, cache=self._cache)
+            positions = torch.arange(count, device=hidden.device)[None]
+            features = self.head.fuse(hidden[:, :count])
+            self.head(text.tokens[:, 1 : 1 + count], features, positions, cache=self._cache)
             self._cache.commit((text.lengths - 3).clamp(min=-1).int())
-        last = (text.lengths - 2).clamp(min=0)[:, None, None]
-        self._features = features.gather(1, last.expand(-1, -1, features.shape[2]))
-        self._new = (text.lengths > 1).long()
+        last = (text.lengths - 2)[:, None, None]
+        self._hidden, self._new = hidden.gather(1, last.expand(-1, -1, hidden.shape[2])), torch.ones_like(text.lengths)
+        self._pairs = [end - 2 for end in text.ends]  # of each request, as the host knows
 
     def commit(self, text: Text, outcome: Outcome) -> None:
-        """Keep the pairs run in this step, and note those that it adds."""
+        """Note the pairs that the step adds."""
         assert outcome.hidden is not None
+        self._hidden = outcome.hidden if outcome.path is None else gather_nodes(outcome.hidden, outcome.path).values
+        self._new = outcome.kept
+
+    def _run_pairs(self, text: Text) -> Tensor:
+        """Run the new pairs; the feature of each text's last, ``[batch, 1, hidden]``."""
+        self._cache.crop(-self._drafted)
+        self._drafted = 0
+        ends = [end - 1 for end in text.ends]
+        count = max(1, *(end - n for end, n in zip(ends, self._pairs, strict=True)))  # a finished request has none
+        place = (text.lengths - self._new)[:, None] + torch.arange(count, device=text.lengths.device)
+        token_ids = text.tokens.gather(1, place.clamp(max=text.tokens.shape[1] - 1))
+        out = self._run(self._cache.chain_inputs(count), token_ids, self.head.fuse(self._hidden[:, :count]))
         self._cache.commit((self._new - 1).int())
-        hidden = outcome.hidden if outcome.path is None else gather_nodes(outcome.hidden, outcome.path).values
-        self._features, self._new = self.head.fuse(hidden), outcome.kept.long()
-        place = (text.lengths - self._new)[:, None] + torch.arange(hidden.shape[1], device=hidden.device)
-        self._tokens = text.tokens.gather(1, place.clamp(max=text.tokens.shape[1] - 1))
+        self._cache.know_lengths(ends)
+        self._pairs = ends
+        last = (self._new.long() - 1).clamp(min=0)[:, None, None]
+        return out.gather(1, last.expand(-1, -1, out.shape[2]))
 
-    def _run_pairs(self) -> tuple[Tensor, Tensor]:
-        """Run the new pairs; their last features ``[batch, 1, hidden]`` and its row ``[batch, 1]``."""
-        chain = torch.arange(self._tokens.shape[1], device=self._tokens.device)
-        parents = torch.where((chain < self._new[:, None]) | (chain == 0), chain - 1, -1)
-        self._inputs = self._cache.tree_inputs(parents)
-        out = self._run(self._tokens, self._features)
-        last = (self._new - 1).clamp(min=0)[:, None]
-        return out.gather(1, last[:, :, None].expand(-1, -1, out.shape[2])), last
-
-    def _run_nodes(self, token_ids: Tensor, features: Tensor, parents: Tensor) -> tuple[Tensor, Tensor]:
-        """Run drafted tokens whose parents are rows of the last run; the next features and their rows."""
-        self._inputs = self._cache.child_inputs(self._inputs, parents)
-        rows = torch.arange(token_ids.shape[1], device=parents.device).expand_as(parents)
-        return self._run(token_ids, features), rows
-
-    def _run(self, token_ids: Tensor, features: Tensor) -> Tensor:
-        inputs = self._inputs
-        out: Tensor = self.head(
-            token_ids, features, inputs["position_ids"], inputs["attention_mask"], inputs["past_key_values"]
-        )
+    def _run_next(self, token_ids: Tensor, features: Tensor) -> Tensor:
+        """Run one more token ``[batch, 1]`` of a chain; the next features."""
+        out = self._run(self._cache.chain_inputs(1), token_ids, features)
+        self._drafted += 1
         return out
 
-    def _draw(self, logits: Tensor, text: Text, ahead: int, count: int, ranks: Tensor) -> tuple[Tensor, Tensor]:
-        """The `count` best ids of a race on each row.
+    def _run_nodes(self, token_ids: Tensor, features: Tensor, parents: Tensor | None) -> Tensor:
+        """Run nodes of a tree whose parents are rows of the last run, or the texts themselves; the next features."""
+        count = token_ids.shape[1]
+        root = self._cache.sibling_inputs
+        self._inputs = root(count) if parents is None else self._cache.child_inputs(self._inputs, parents)
+        out = self._run(self._inputs, token_ids, features)
+        self._drafted += count
+        return out
+
+    def _run(self, inputs: dict[str, Any], token_ids: Tensor, features: Tensor) -> Tensor:
+        positions, mask = inputs.get("position_ids"), inputs.get("attention_mask")
+        if positions is None:  # all lengths are the same, and one token is run
+            positions = self._cache.lengths[:1, None] + self._drafted
+        out: Tensor = self.head(token_ids, features, positions, mask, self._cache)
+        return out
+
+    def _draw(
+        self, logits: Tensor, text: Text, ahead: int, count: int = 1, ranks: Tensor | None = None
+    ) -> SampleResult:
+        """The `count` best ids of a race on each row; their log-probabilities are those at temperature 1.
 
         Args:
-            logits: ``[batch, rows, draft_vocab]``.
+            logits: ``[batch * rows, draft_vocab]``.
             text: names the noise.
             ahead: how far the drawn tokens are from the next one.
             count: ids a row.
-            ranks: ``[rows]``: rank of each row's node in its depth.
-
-        Returns:
-            Target ids ``[batch, rows, count]``, -1 where the law has fewer or where there is no pair to draft from; and
-            their log-probabilities at temperature 1.
+            ranks: ``[rows]``: rank of each row's node in its depth; None: one row a request.
         """
-        batch, rows = logits.shape[:2]
         noise, law = text.noise(ahead), self._race
-        if rows > 1:
+        lane: int | Tensor = 0
+        if ranks is not None and len(ranks) > 1:
+            rows = len(ranks)
             noise = Noise(*(None if x is None else x.repeat_interleave(rows) for x in noise))  # type: ignore[arg-type]
             law = Sampling(*(None if x is None else x.repeat_interleave(rows) for x in law))
-        drawn = sample(
-            logits.flatten(0, 1),
+            lane = ranks.repeat(text.batch) if self._is_drawn else 0
+        return sample(
+            logits,
             sampling=law,
             noise=noise,
             purpose="draft" if self._is_drawn else "target",
             num_samples=count,
-            lane=ranks.repeat(batch) if self._is_drawn else 0,
+            lane=lane,
             token_map=self.head.token_map,
             logprobs="raw",
         )
-        ids = drawn.token_ids.view(batch, rows, count).masked_fill(self._new[:, None, None] == 0, -1)
-        return ids, drawn.logprobs.view(batch, rows, count)
+
+    def _of_running(self, ids: Tensor, text: Text) -> Tensor:
+        """Drafts ``[batch, ...]``, none where a text is finished."""
+        if not any(text.is_finished):
+            return ids
+        return ids.masked_fill((self._new == 0).view(-1, *[1] * (ids.dim() - 1)), -1)
 
     def _rows(self, longest: int) -> int:
         """Most rows written between two commits: the new pairs and the drafted nodes."""

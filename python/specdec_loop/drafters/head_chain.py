@@ -16,20 +16,19 @@ class HeadChain(FeatureDrafter):
 
     def draft(self, text: Text, length: int) -> Draft:
         """One draw and one forward a token."""
-        features, places = self._run_pairs()
-        self._confidence.begin()
-        first, rows, drawn = torch.zeros(1, dtype=torch.int64, device=text.tokens.device), [], []
+        features, rows, drawn = self._run_pairs(text), [], []
+        self._confidence.begin(self._race.temperature)
         for ahead in range(length):
-            rows.append(self.head.logits(features))
-            drawn.append(self._draw(rows[-1], text, ahead, 1, first)[0][:, :, 0])
-            if self._confidence.is_lost(rows[-1][:, 0], self._race.temperature):
+            rows.append(self.head.logits(features[:, 0]))
+            drawn.append(self._draw(rows[-1], text, ahead))
+            if self._confidence.is_lost(rows[-1], drawn[-1]):
                 break
             if ahead + 1 < length:
-                features, places = self._run_nodes(drawn[-1], features, places)
-        ids = self._confidence.cut(torch.cat(drawn, 1))
+                features = self._run_next(drawn[-1].token_ids, features)
+        ids = self._of_running(self._confidence.cut(torch.cat([d.token_ids for d in drawn], 1)), text)
         if not self._is_drawn:
             return Draft(ids)
-        return Draft(ids, torch.cat(rows, 1), sampling=self._law, token_map=self.head.token_map)
+        return Draft(ids, torch.stack(rows, 1), sampling=self._law, token_map=self.head.token_map)
 
     def _rows(self, longest: int) -> int:
         return 2 * longest + 1

@@ -26,7 +26,7 @@ class EagleHead(FeatureHead):
         self.layers = nn.ModuleList([Residual(config, config.hidden_size)])
 
     def step(
-        self, embedded: Tensor, features: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor | None, cache: Any
+        self, embedded: Tensor, features: Tensor, rotary: tuple[Tensor, ...], mask: Tensor | None, cache: Any
     ) -> Tensor:
         """Map, then the layer."""
         x = self.fc(torch.cat([embedded, features], -1))

@@ -75,7 +75,7 @@ class Eagle3Head(FeatureHead):
         return out
 
     def step(
-        self, embedded: Tensor, features: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor | None, cache: Any
+        self, embedded: Tensor, features: Tensor, rotary: tuple[Tensor, ...], mask: Tensor | None, cache: Any
     ) -> Tensor:
         """The layer."""
         layer = self.midlayer

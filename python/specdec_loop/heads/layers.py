@@ -28,24 +28,30 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(inputs, keys, bias=bias)
         self.o_proj = nn.Linear(queries, config.hidden_size, bias=everywhere)
 
-    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor | None, cache: Any) -> Tensor:
-        """Attend; without a mask causally."""
+    def forward(self, x: Tensor, rotary: tuple[Tensor, ...], mask: Tensor | None, cache: Any) -> Tensor:
+        """Attend; without a mask a lone node attends all keys, and others, on an empty cache, those before them."""
         shape = (*x.shape[:2], -1, self.dim)
         turned = rotate(torch.cat([self.q_proj(x), self.k_proj(x)], -1).view(shape), rotary).transpose(1, 2)
         query, key = turned.split([self.heads, turned.shape[1] - self.heads], 1)
         value = self.v_proj(x).view(shape).transpose(1, 2)
         if cache is not None:
             key, value = cache.update(key, value, 0)
-        out = scaled_dot_product_attention(query, key, value, mask, is_causal=mask is None, enable_gqa=True)
+        is_causal = mask is None and x.shape[1] > 1
+        out = scaled_dot_product_attention(query, key, value, mask, is_causal=is_causal, enable_gqa=True)
         attended: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
         return attended
 
 
-def rotate(x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn heads ``[batch, nodes, heads, dim]`` by their nodes' angles: Llama's halves, not pairs."""
+def rotate(x: Tensor, rotary: tuple[Tensor, ...]) -> Tensor:
+    """Turn heads ``[batch, nodes, heads, dim]`` by their nodes' angles: Llama's halves, not pairs.
+
+    Args:
+        x: heads.
+        rotary: cosines, and sines of which the first half is negated.
+    """
     cosine, sine = rotary
     low, high = x.chunk(2, -1)
-    return x * cosine + torch.cat([-high, low], -1) * sine
+    return torch.addcmul(x * cosine, torch.cat([high, low], -1), sine)
 
 
 class FeedForward(nn.Module):
@@ -94,7 +100,8 @@ class FeatureHead(nn.Module):
         rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
         if rope in GROWING:
             raise ValueError(f"{type(self).__name__}: rope_type must be one whose angles are fixed, got {rope!r}")
-        self._turns: tuple[Tensor, Tensor] | None = None
+        self._turns: Tensor | None = None
+        self._cast: Tensor | None = None  # the same, where and as it is needed
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Embeddings of target ids; an id below 0 is shown as 0."""
@@ -120,29 +127,30 @@ class FeatureHead(nn.Module):
             token_ids: ``[batch, nodes]``, each the token after its feature.
             features: ``[batch, nodes, hidden]``.
             position_ids: ``[batch or 1, nodes]``.
-            mask: as SDPA takes it, ``[batch, 1, nodes, keys]``; None: causal.
+            mask: as SDPA takes it, ``[batch, 1, nodes, keys]``; None: see `Attention`.
             cache: of transformers' kind; its layer 0 is used.
         """
-        cosine, sine = (table[position_ids][:, :, None].to(features.dtype) for table in self._angles(features.device))
-        return self.step(self.embed(token_ids), features, (cosine, sine), mask, cache)
+        turns = self._turned(features)[position_ids][:, :, None]
+        return self.step(self.embed(token_ids), features, turns.chunk(2, -1), mask, cache)
 
     def reach(self, positions: int) -> None:
         """Get ready for texts of so many positions; without it for as many as the configuration names."""
-        if self._turns is None or len(self._turns[0]) < positions:
+        if self._turns is None or len(self._turns) < positions:
             cosine, sine = LlamaRotaryEmbedding(self.config)(torch.empty(0), torch.arange(positions)[None])
-            self._turns = cosine[0], sine[0]
+            low, high = sine[0].chunk(2, -1)
+            self._turns, self._cast = torch.cat([cosine[0], -low, high], -1), None
 
-    def _angles(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of each position, float32."""
+    def _turned(self, like: Tensor) -> Tensor:
+        """What `rotate` takes, cosines and sines side by side, of each position."""
         if self._turns is None:
             self.reach(self.config.max_position_embeddings)
         assert self._turns is not None
-        if self._turns[0].device != device:
-            self._turns = self._turns[0].to(device), self._turns[1].to(device)
-        return self._turns
+        if self._cast is None or self._cast.dtype != like.dtype or self._cast.device != like.device:
+            self._cast = self._turns.to(like)
+        return self._cast
 
     def step(
-        self, embedded: Tensor, features: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor | None, cache: Any
+        self, embedded: Tensor, features: Tensor, rotary: tuple[Tensor, ...], mask: Tensor | None, cache: Any
     ) -> Tensor:
         """The network itself."""
         raise NotImplementedError
@@ -164,7 +172,7 @@ class Residual(nn.Module):
         self.post_attention_layernorm = norm(config)
 
     def finish(
-        self, residual: Tensor, attended: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor | None, cache: Any
+        self, residual: Tensor, attended: Tensor, rotary: tuple[Tensor, ...], mask: Tensor | None, cache: Any
     ) -> Tensor:
         """Add attention over `attended` to the residual, then the feed-forward."""
         residual = residual + self.self_attn(attended, rotary, mask, cache)

@@ -27,7 +27,7 @@ class MtpHead(FeatureHead):
         return super().logits(self.norm(features))
 
     def step(
-        self, embedded: Tensor, features: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor | None, cache: Any
+        self, embedded: Tensor, features: Tensor, rotary: tuple[Tensor, ...], mask: Tensor | None, cache: Any
     ) -> Tensor:
         """Norm, join, block."""
         x = self.eh_proj(torch.cat([self.enorm(embedded), self.hnorm(features)], -1))

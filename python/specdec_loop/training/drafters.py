@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ..heads import Eagle3Head, EagleHead, MedusaHeads, MtpHead, Shared, save_head
-from . import corpus
+from . import corpus, texts
 from .losses import Laws, acceptance, cross_entropy, draft_model_laws, feature_laws, loss, medusa_laws, refusal
 from .run import Run, optimizers
 from .target import prepare
@@ -29,6 +29,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("kinds", nargs="*", default=KINDS, metavar="kind", help="of " + ", ".join(KINDS))
     parser.add_argument("--models", type=Path, default=Path("python/models"), help="folder of target and drafters")
     parser.add_argument("--work", type=Path, default=Path("build/training"), help="folder of checkpoints and curves")
+    parser.add_argument("--texts", type=Path, help="the target's own, from `train texts`: half of each batch")
     parser.add_argument("--minutes", type=float, default=8, help="of processor time for each in all")
     parser.add_argument("--peak", type=float, default=4e-3, help="learning rate")
     parser.add_argument("--length", type=int, default=256, help="tokens of a window")
@@ -111,8 +112,13 @@ def train(kind: str, target: Any, tokens: Tensor, held_out_tokens: Tensor, args:
     if args.compile:
         measures = torch.compile(measures)
 
+    own_texts = texts.load(args.texts) if args.texts else tokens.new_empty(0, args.length)
+    own_count = args.batch // 2 if len(own_texts) else 0
+
     def batch(generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        ids = corpus.windows(tokens, args.batch, args.length, generator)
+        ids = corpus.windows(tokens, args.batch - own_count, args.length, generator)
+        chosen = torch.randint(max(len(own_texts), 1), (own_count,), generator=generator)
+        ids = torch.cat([ids, own_texts[chosen, : args.length].long()])
         return measures(target, ids, is_beginning=run.progress < BEGINNING)
 
     checked = corpus.even_windows(held_out_tokens, 4 * args.batch, args.length).split(args.batch)

@@ -127,13 +127,35 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         }
         return self._inputs(lengths.exact[:, None] + depth[:, done:], masks)
 
+    def sibling_inputs(self, tokens: int) -> dict[str, Any]:
+        """What a forward of nodes needs that all follow the last committed token and do not see each other.
+
+        Args:
+            tokens: nodes a request, a host int.
+
+        Returns:
+            As `tree_inputs`.
+
+        Raises:
+            ValueError: a sliding window, which depth moves, rows that are not committed, or too small a capacity.
+        """
+        self._refuse_windows("sibling_inputs")
+        if self._written():
+            fail("sibling_inputs", "called right after a commit", f"{self._written()} rows since")
+        size, lengths = self._reach(tokens), self._lengths
+        key = torch.arange(size, device=lengths.exact.device)
+        shown = torch.zeros((), dtype=self._mask_dtype(), device=key.device)
+        mask = torch.where(key < lengths.exact[:, None, None, None], shown, torch.finfo(shown.dtype).min)
+        mask = mask.expand(-1, -1, tokens, -1).scatter(3, lengths.slots(0, tokens)[:, None, :, None], 0.0)
+        return self._inputs(lengths.exact[:, None].expand(-1, tokens), {"full_attention": mask})
+
     def child_inputs(self, inputs: dict[str, Any], rows: Tensor) -> dict[str, Any]:
         """What a forward of nodes needs whose parents are all rows of the last forward: cheaper than `tree_inputs`.
 
         A node attends what its parent attends, and itself.
 
         Args:
-            inputs: of the last forward, from `tree_inputs` or from here.
+            inputs: of the last forward, from `tree_inputs`, `sibling_inputs` or from here.
             rows: int64 ``[batch, nodes]``: which of its rows is each node's parent.
 
         Returns:
@@ -142,8 +164,7 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         Raises:
             ValueError: a sliding window, which parent and child do not share, or too small a capacity.
         """
-        if any(self._windows.values()):
-            fail("child_inputs", "called for layers without a sliding window", self._windows)
+        self._refuse_windows("child_inputs")
         done, size = self._written(), self._reach(rows.shape[1])
         slots = self._lengths.slots(done, rows.shape[1])[:, None, :, None]
         before = inputs["attention_mask"]
@@ -270,6 +291,10 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
     def batch_select_indices(self, indices: Tensor) -> None:
         """Refused: buffers are static."""
         fail("batch", "what the cache was made for, requests cannot be left out", indices)
+
+    def _refuse_windows(self, call: str) -> None:
+        if any(self._windows.values()):
+            fail(call, "called for layers without a sliding window", self._windows)
 
     def _written(self) -> int:
         """Rows since the last commit, the same in every layer that the model uses."""
