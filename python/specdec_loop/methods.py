@@ -23,6 +23,7 @@ from .drafters import (
     PromptLookup,
     Retrieval,
     SuffixDecoding,
+    SuffixOrHead,
 )
 from .heads import FeatureHead, load_eagle, load_eagle3, load_medusa, load_mtp
 
@@ -123,7 +124,10 @@ METHODS = {
     "eagle-sampled": Method("... drawn without replacement", lambda kit: EagleTree(kit.eagle, SMALL_TREE), "traversal"),
     "eagle2": Method("... a tree that grows where it promises", lambda kit: dynamic_tree(kit.eagle)),
     "eagle3": Method("features of three depths", lambda kit: dynamic_tree(kit.eagle3)),
-    "mtp": Method("features, a chain; ends where it is unsure", lambda kit: HeadChain(kit.mtp, confidence=0.4)),
+    "mtp": Method("features, a chain; ends where it is unsure", lambda kit: HeadChain(kit.mtp, confidence=0.4),
+                  draft_length=5),
+    "mtp-suffix": Method("... or a copy, where the text repeats itself",
+                         lambda kit: SuffixOrHead(kit.mtp, confidence=0.4), draft_length=8),
     "mtp-block": Method("... block verification", lambda kit: HeadChain(kit.mtp), "block", 5, True),
     "mtp-tree": Method("... a tree that grows where it promises", lambda kit: dynamic_tree(kit.mtp)),
 }  # fmt: skip

@@ -10,7 +10,7 @@ import torch
 from models import VOCAB, model
 from transformers import LlamaConfig
 
-from specdec_loop.drafters import Blockwise, Drafter, EagleDynamicTree, EagleTree, HeadChain, Medusa
+from specdec_loop.drafters import Blockwise, Drafter, EagleDynamicTree, EagleTree, HeadChain, Medusa, SuffixOrHead
 from specdec_loop.heads import Eagle3Head, EagleHead, FeatureHead, MedusaHeads, MtpHead, Shared
 
 HEADS = 4
@@ -61,4 +61,5 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "EAGLE-3": lambda: EagleDynamicTree(feature_head("eagle3", model()), width=3, total=9),
     "EAGLE-3, fixed tree": lambda: EagleTree(feature_head("eagle3", model())),
     "MTP": lambda: HeadChain(feature_head("mtp", model())),
+    "MTP or suffix": lambda: SuffixOrHead(feature_head("mtp", model())),
 }

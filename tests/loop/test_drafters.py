@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from text_laws import REQUESTS, law, many, surprise, tiny
+from texts import text_of
 from torch import Tensor
 
 from specdec_kernels import Noise, Sampling, sample, verify_tree
@@ -24,19 +25,11 @@ from specdec_loop import (
 )
 from specdec_loop.drafters import Draft, Drafter, Outcome
 from specdec_loop.drafters.base import Confidence
-from specdec_loop.stops import Stops
 from specdec_loop.text import Text
 
 FALSE_ALARM = 1e-6  # of each law test below; seeds are fixed, so an alarm would stay
 
 # --- what is proposed
-
-
-def text_of(*rows: list[int]) -> Text:
-    width = max(map(len, rows))
-    padded = torch.tensor([row + [0] * (width - len(row)) for row in rows])
-    lengths = torch.tensor([len(row) for row in rows])
-    return Text(padded, lengths, seed=torch.zeros_like(lengths), limit=20, stops=Stops([]), overhang=8)
 
 
 def proposed(drafter: Drafter, text: Text, length: int, rule: str = "match") -> list[list[int]]:
@@ -202,12 +195,13 @@ def test_a_smaller_vocabulary_leaves_the_law_alone(rule: str) -> None:
 def test_chains_that_end_where_they_are_unsure_leave_the_law_alone(rule: str) -> None:
     result = generate(tiny(0), DraftModel(tiny(1), confidence=0.2), rule=rule, draft_length=3, **many())
     assert surprise(result.tokens, law(tiny(0), 1.0)) > FALSE_ALARM
-    assert {r.drafted[0] for r in result.statistics} == {2, 3}
+    assert {r.drafted[0] for r in result.statistics} == {2}
 
 
 @pytest.mark.parametrize("warm", [None, torch.tensor([1.0, 1.0, 0.0])])
-def test_a_chain_ends_behind_the_token_at_which_its_chance_falls(warm: torch.Tensor | None) -> None:
-    confidence, sure, unsure = Confidence(0.5), torch.tensor([9.0, 0.0]), torch.tensor([0.2, 0.0])
+def test_chains_end_where_their_chance_falls_in_the_mean(warm: torch.Tensor | None) -> None:
+    confidence, text = Confidence(0.5), text_of([1, 2], [3, 4], [5, 6])
+    sure, likely, unsure = torch.tensor([9.0, 0.0]), torch.tensor([1.0, 0.0]), torch.tensor([0.0, 0.0])
 
     def is_lost(*rows: torch.Tensor) -> bool:
         noise = Noise(torch.arange(3), torch.zeros(3).long())
@@ -215,15 +209,14 @@ def test_a_chain_ends_behind_the_token_at_which_its_chance_falls(warm: torch.Ten
         drawn = sample(logits, sampling=Sampling(temperature=warm), noise=noise, purpose="target", logprobs="raw")
         return confidence.is_lost(logits, drawn)
 
-    ids = torch.arange(12).view(3, 4)
-    confidence.begin(warm)
-    assert not is_lost(sure, unsure, sure)
-    assert not is_lost(sure, unsure, unsure)
-    assert not is_lost(sure, sure, unsure)
-    assert confidence.cut(ids).tolist() == [[0, 1, 2, 3], [4, 5, -1, -1], [8, 9, 10, -1]]
-    assert is_lost(*[torch.zeros(2)] * 3)
-    confidence.begin(warm)
-    assert confidence.cut(ids) is ids
+    confidence.begin(text, warm)
+    assert not is_lost(sure, likely, unsure)  # 1, .73, .5
+    assert not is_lost(sure, likely, likely)  # 1, .53, .37
+    assert is_lost(sure, unsure, unsure)  # 1, .27, .18: .48
+    text.finish(0, 2)
+    confidence.begin(text, warm)
+    assert not is_lost(unsure, sure, likely)  # a finished request gains nothing: 0, 1, .73
+    assert is_lost(sure, likely, likely)  # 0, .73, .53
 
 
 @pytest.mark.parametrize("length", [1, 3])

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from specdec_kernels import Noise, Sampling, random_words
 from specdec_loop.drafters import Draft, Drafter
+from specdec_loop.stops import Stops
 from specdec_loop.text import Text
 
 TIE = 1e-4  # two best scores this close may change places where the logits differ by rounding
@@ -69,3 +70,11 @@ class Scripted(Drafter):
             ahead = [(x + self.shift) % VOCAB for x in whole[len(row) : len(row) + length]]
             rows.append(ahead + [-1] * (length - len(ahead)))
         return Draft(torch.tensor(rows))
+
+
+def text_of(*rows: list[int]) -> Text:
+    """Texts to draft for."""
+    width = max(map(len, rows))
+    padded = torch.tensor([row + [0] * (width - len(row)) for row in rows])
+    lengths = torch.tensor([len(row) for row in rows])
+    return Text(padded, lengths, seed=torch.zeros_like(lengths), limit=20, stops=Stops([]), overhang=8)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from typing import ClassVar, NamedTuple
 
@@ -119,14 +118,14 @@ class NoDrafter(Drafter):
 
 
 class Confidence:
-    """Ends a chain early: behind the token at which its likeliest path has a chance below `least`.
+    """Ends drafting early: where the likeliest paths of a batch have, in the mean, a chance below `least`.
 
-    It looks at the draft's rows, never at the tokens drawn from them, and at each request alone: no rule is biased and
-    no text depends on the others of its batch. Whether all chains have ended is read from the device.
+    A column more costs a step the same whoever profits by it, so a batch ends together. It looks at the draft's rows,
+    never at the tokens drawn from them, so no rule is biased. The mean is read from the device.
     """
 
     def __init__(self, least: float) -> None:
-        """Set the bound; 0: chains have their full length, and nothing waits.
+        """Set the bound; 0: drafts have their full length, and nothing waits.
 
         Raises:
             ValueError: not in [0, 1).
@@ -134,19 +133,19 @@ class Confidence:
         if not 0 <= least < 1:
             raise ValueError(f"confidence must be in [0, 1), got {least}")
         self.least = least
-        self._chances: list[Tensor] = []  # logarithms
-        self._temperature: Tensor | None = None
 
-    def begin(self, temperature: Tensor | None) -> None:
-        """A new draft, of requests of these temperatures."""
-        self._chances.clear()
-        if temperature is not self._temperature:
-            self._temperature = temperature
-            if temperature is not None:
-                self._is_warm, self._warmth = temperature > COLD, 1 / temperature.clamp(min=COLD)
+    def begin(self, text: Text, temperature: Tensor | None) -> None:
+        """A new draft by chains of these temperatures."""
+        if self.least == 0:
+            return
+        running = [0.0 if finished else 1.0 for finished in text.is_finished]
+        self._share = torch.tensor(running, device=text.tokens.device) / len(running)
+        self._chance = torch.zeros_like(self._share)  # a logarithm
+        self._is_warm = None if temperature is None else temperature > COLD
+        self._warmth = None if temperature is None else 1 / temperature.clamp(min=COLD)
 
     def is_lost(self, logits: Tensor, drawn: SampleResult) -> bool:
-        """Whether all chains end behind the tokens that were drawn from these logits ``[batch, vocab]``.
+        """Whether the chains end behind the tokens that were drawn from these logits ``[batch, vocab]``.
 
         `drawn` says the row's normalisation, and of a request without temperature the log-probability of its best
         token, at temperature 1: so the draws are with ``logprobs="raw"``.
@@ -154,19 +153,16 @@ class Confidence:
         if self.least == 0:
             return False
         best = logits.amax(-1).float()
-        if self._temperature is None:
-            chance = best - drawn.logsumexp
+        if self._is_warm is None or self._warmth is None:
+            self._chance = self._chance + (best - drawn.logsumexp)
         else:
-            chance = torch.where(self._is_warm, best * self._warmth - drawn.logsumexp, drawn.logprobs[:, 0])
-        self._chances.append(chance + self._chances[-1] if self._chances else chance)
-        return bool((self._chances[-1] < math.log(self.least)).all())
+            warm = best * self._warmth - drawn.logsumexp
+            self._chance = self._chance + torch.where(self._is_warm, warm, drawn.logprobs[:, 0])
+        return self.is_below(self._chance)
 
-    def cut(self, token_ids: Tensor) -> Tensor:
-        """Chains ``[batch, draft]`` with -1 behind their ends."""
-        if len(self._chances) < 2 or token_ids.shape[0] == 1:  # a lone chain ended where drafting did
-            return token_ids
-        is_behind = torch.stack(self._chances, 1)[:, : token_ids.shape[1] - 1] < math.log(self.least)
-        return token_ids.masked_fill(torch.nn.functional.pad(is_behind, (1, 0)), -1)
+    def is_below(self, chance: Tensor) -> bool:
+        """Whether paths of these chances ``[batch]``, given as logarithms, promise too little."""
+        return self.least > 0 and bool(chance.exp() @ self._share < self.least)
 
 
 def padded(drafts: Sequence[Sequence[int]], device: torch.device, length: int | None = None) -> Tensor:

@@ -65,7 +65,7 @@ class DraftModel(Drafter):
         """One forward a token."""
         self._cache.know_lengths([max(end - 2, 0) for end in text.ends])
         rows, drawn, new = [], [], text.last(2)
-        self._confidence.begin(self._law.temperature)
+        self._confidence.begin(text, self._law.temperature)
         for ahead in range(length):
             inputs = self._cache.chain_inputs(new.shape[1])
             rows.append(self.model(self._known(new), **inputs, logits_to_keep=1).logits[:, -1])
@@ -81,11 +81,9 @@ class DraftModel(Drafter):
                 )
             )
             new = drawn[-1].token_ids
-            if self._confidence.is_lost(rows[-1], drawn[-1]):
+            if ahead + 1 == length or self._confidence.is_lost(rows[-1], drawn[-1]):
                 break
-        ids = self._confidence.cut(torch.cat([d.token_ids for d in drawn], 1)).masked_fill(
-            text.lengths[:, None] < 2, -1
-        )
+        ids = torch.cat([d.token_ids for d in drawn], 1).masked_fill(text.lengths[:, None] < 2, -1)
         if not self._needs_law:
             return Draft(ids)
         stats = torch.stack([d.logsumexp for d in drawn], 1), torch.stack([d.threshold for d in drawn], 1)

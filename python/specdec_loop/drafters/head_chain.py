@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from typing import ClassVar
+
 import torch
 
 from ..text import Text
@@ -12,20 +15,19 @@ from .feature_drafter import FeatureDrafter
 class HeadChain(FeatureDrafter):
     """Drafts a chain by one forward of the head a token: DeepSeek's MTP, or EAGLE without a tree."""
 
-    rules = CHAIN_RULES
+    rules: ClassVar[Collection[str]] = CHAIN_RULES
 
     def draft(self, text: Text, length: int) -> Draft:
         """One draw and one forward a token."""
         features, rows, drawn = self._run_pairs(text), [], []
-        self._confidence.begin(self._race.temperature)
+        self._confidence.begin(text, self._race.temperature)
         for ahead in range(length):
             rows.append(self.head.logits(features[:, 0]))
             drawn.append(self._draw(rows[-1], text, ahead))
-            if self._confidence.is_lost(rows[-1], drawn[-1]):
+            if ahead + 1 == length or self._confidence.is_lost(rows[-1], drawn[-1]):
                 break
-            if ahead + 1 < length:
-                features = self._run_next(drawn[-1].token_ids, features)
-        ids = self._of_running(self._confidence.cut(torch.cat([d.token_ids for d in drawn], 1)), text)
+            features = self._run_next(drawn[-1].token_ids, features)
+        ids = self._of_running(torch.cat([d.token_ids for d in drawn], 1), text)
         if not self._is_drawn:
             return Draft(ids)
         return Draft(ids, torch.stack(rows, 1), sampling=self._law, token_map=self.head.token_map)

@@ -71,15 +71,19 @@ class SuffixDecoding(Drafter):
 
     def draft(self, text: Text, length: int) -> Draft:
         """Read what is new in each text, then follow its suffixes."""
-        drafts = []
+        return Draft(padded([tokens for _, tokens in self.propose(text, length)], text.tokens.device))
+
+    def propose(self, text: Text, length: int) -> list[tuple[float, list[int]]]:
+        """Expected accepted tokens, and the draft, of each request."""
+        found = []
         for b, row in enumerate(text.rows):
             for token in row[self._read[b] :]:
                 self._own[b].learn(token)
                 self._others[b].follow(token)
             self._read[b] = len(row)
             own, other = self._best(self._own[b], length), self._best(self._others[b], length)
-            drafts.append(max(own, other, key=lambda found: found[0])[1])  # the first of equals
-        return Draft(padded(drafts, text.tokens.device))
+            found.append(max(own, other, key=lambda draft: draft[0]))  # the first of equals
+        return found
 
     def end(self, text: Text) -> None:
         """Remember the continuations for later texts."""

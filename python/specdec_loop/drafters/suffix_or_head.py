@@ -1,0 +1,82 @@
+"""Suffix decoding where the text repeats itself, and a head elsewhere."""
+
+from __future__ import annotations
+
+import torch
+
+from specdec_kernels import Sampling
+
+from ..heads import FeatureHead
+from ..text import Text
+from .base import ARGMAX_RULES, Draft, padded
+from .head_chain import HeadChain
+from .suffix import SuffixDecoding
+
+FADE = 0.9  # of what was accepted, by each further step
+MARGIN = 2.0  # a text that repeats itself is easy for the head too
+
+
+class SuffixOrHead(HeadChain):
+    """Copies what followed the same suffix where that promises more accepted tokens than the head's chain.
+
+    A frequency promises too much: copies are credited with the share of their promise that they have kept of late, the
+    head with the tokens of its chains that were accepted. Both are known before a draft. A copy costs no forward, so it
+    may be longer.
+    """
+
+    rules = ("match", *ARGMAX_RULES)  # a copy is deterministic
+
+    def __init__(
+        self,
+        head: FeatureHead,
+        suffixes: SuffixDecoding | None = None,
+        *,
+        sampling: Sampling | None = None,
+        confidence: float = 0.0,
+    ) -> None:
+        """Draft with `head`, on the target's device, and with `suffixes`; else see `FeatureDrafter`."""
+        super().__init__(head, sampling=sampling, confidence=confidence)
+        self.suffixes = SuffixDecoding(factor=2.0) if suffixes is None else suffixes
+
+    def begin(self, text: Text, *, rule: str, sampling: Sampling, longest: int) -> None:
+        """Both begin."""
+        super().begin(text, rule=rule, sampling=sampling, longest=longest)
+        self.suffixes.begin(text, rule=rule, sampling=sampling, longest=longest)
+        self._kept, self._promised = 1.0, 2.0  # tokens of copies
+        self._headed, self._chains = 2.0, 2.0  # tokens of the head's chains, and chains
+        self._asked: list[tuple[float, int]] = []  # of each request: a copy's promise or 0, and where the text ended
+
+    def draft(self, text: Text, length: int) -> Draft:
+        """Copy for the requests for which that promises more; no forward but the pairs' where it does for all."""
+        self._learn(text)
+        found = self.suffixes.propose(text, length)
+        worth, bar = self._kept / self._promised, self._headed / self._chains
+        promises = [promise if promise * worth >= MARGIN * bar else 0.0 for promise, _ in found]
+        self._asked = list(zip(promises, map(len, text.rows), strict=True))
+        copies = [tokens if promise else [] for promise, (_, tokens) in zip(promises, found, strict=True)]
+        running = [b for b in range(text.batch) if not text.is_finished[b]]
+        if all(promises[b] for b in running):
+            self._run_pairs(text)
+            return Draft(padded(copies, text.tokens.device))
+        ids = super().draft(text, length).token_ids
+        if any(promises[b] for b in running):
+            width = max(ids.shape[1], *map(len, copies))
+            ids = torch.nn.functional.pad(ids, (0, width - ids.shape[1]), value=-1)
+            is_copied = torch.tensor([p > 0 for p in promises], device=ids.device)[:, None]
+            ids = torch.where(is_copied, padded(copies, ids.device, width), ids)
+        return Draft(ids)
+
+    def end(self, text: Text) -> None:
+        """Remember the continuations for later texts."""
+        self.suffixes.end(text)
+
+    def _learn(self, text: Text) -> None:
+        """Credit both with what was accepted of the last drafts."""
+        for b, (promise, before) in enumerate(self._asked):
+            accepted = len(text.rows[b]) - before - 1
+            if accepted < 0:
+                continue  # the request was finished
+            if promise:
+                self._kept, self._promised = FADE * self._kept + accepted, FADE * self._promised + promise
+            else:
+                self._headed, self._chains = FADE * self._headed + accepted, FADE * self._chains + 1
