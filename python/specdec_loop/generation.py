@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from specdec_kernels import ChainResult, Sampling, TreeResult, tree_layout, verify_chain, verify_tree
+from specdec_kernels import ChainResult, Sampling, TreeResult, verify_chain, verify_tree
 
 from .draft_length import FixedLength
 from .drafters import Draft, Drafter, NoDrafter, Outcome
@@ -158,21 +158,20 @@ def generate(
         with _naming(drafter, "commit"):
             drafter.commit(text, Outcome(logits, kept, path, hidden))
         running = [b for b in range(text.batch) if not text.is_finished[b]]
-        new, (_, drafted, accepted, *children) = text.read(  # the one wait for the device
-            verdict.token_ids, verdict.status, kept, _offered(draft), verdict.num_accepted, *_children(draft, path)
+        new, (_, accepted, *shape) = text.read(  # the one wait for the device
+            verdict.token_ids, verdict.status, kept, verdict.num_accepted, *_shape(draft, path)
         )
         hooks.grown(text, path)
         cache.know_lengths([end - 1 for end in text.ends])
         clock.mark("commit")
         elapsed = clock.settle()
         for b in running:
-            statistics[b].drafted.append(drafted[b])
-            statistics[b].accepted.append(accepted[b])
-            statistics[b].children += [rank[b] for rank in children[: accepted[b]]] if children else [0] * accepted[b]
+            statistics[b].add(accepted[b], *(column[b] for column in shape))
             statistics[b].seconds = elapsed
             if streamer is not None:
                 streamer(b, new[b], min(accepted[b], len(new[b])))
-        lengths.update([drafted[b] for b in running], [accepted[b] for b in running], clock.latest)
+        last = [statistics[b] for b in running]
+        lengths.update([r.drafted[-1] for r in last], [r.accepted[-1] for r in last], clock.latest)
     past.close(text)
     with _naming(drafter, "end"):
         drafter.end(text)
@@ -261,21 +260,9 @@ def _candidates(draft: Draft) -> tuple[Tensor, Tensor]:
     return draft.token_ids[:, : draft.candidates].contiguous(), draft.parents[:, : draft.candidates].contiguous()
 
 
-def _offered(draft: Draft) -> Tensor:
-    """Most tokens of each request that could have been accepted, ``[batch]``."""
-    if draft.parents is None:
-        return (draft.token_ids >= 0).sum(1)
-    ids, parents = _candidates(draft)
-    return torch.where(ids >= 0, tree_layout(parents).depth, 0).amax(1)
-
-
-def _children(draft: Draft, path: Tensor | None) -> Sequence[Tensor]:
-    """Of a tree: which child of its parent each node of a path is, ``[batch]`` a depth."""
-    if path is None:
-        return ()
-    _, parents = _candidates(draft)
-    elder = (parents[:, :, None] == parents[:, None, :]).tril(-1).sum(2)
-    return elder.gather(1, path.clamp(min=0).long()).unbind(1)
+def _shape(draft: Draft, path: Tensor | None) -> Sequence[Tensor]:
+    """What the statistics want to know: a chain's ids; or a tree's ids, parents and accepted path."""
+    return (draft.token_ids,) if path is None else (*_candidates(draft), path)
 
 
 def _collect(text: Text, statistics: list[RequestStatistics], clock: Clock, *, has_logprobs: bool) -> Generation:

@@ -30,6 +30,37 @@ class RequestStatistics:
     tokens: int = 0
     seconds: float = 0.0
 
+    def add(
+        self, accepted: int, token_ids: Sequence[int], parents: Sequence[int] = (), path: Sequence[int] = ()
+    ) -> None:
+        """Note a step.
+
+        Args:
+            accepted: candidates in a row.
+            token_ids: of a chain, or of a tree's nodes; -1: no candidate.
+            parents: of a tree; a parent comes before its children, padding has none.
+            path: of a tree: the accepted nodes.
+
+        Example:
+            >>> from specdec_loop.statistics import RequestStatistics
+            >>> request = RequestStatistics()
+            >>> request.add(1, [7, 8, -1])
+            >>> request.add(2, [5, 7, 8, 9, 6], [-1, 0, 0, 2, 3], [2, 3, -1])
+            >>> request.drafted, request.accepted, request.children
+            ([2, 3], [1, 2], [0, 1, 0])
+        """
+        self.accepted.append(accepted)
+        if not parents:
+            self.drafted.append(sum(token >= 0 for token in token_ids))
+            self.children += [0] * accepted
+            return
+        depth = [0] * len(parents)
+        for node, parent in enumerate(parents):
+            if parent >= 0:
+                depth[node] = depth[parent] + 1
+        self.drafted.append(max((d for d, token in zip(depth, token_ids, strict=True) if token >= 0), default=0))
+        self.children += [parents[:node].count(parents[node]) for node in path[:accepted]]
+
     @property
     def steps(self) -> int:
         """Target forwards behind the prompt's."""

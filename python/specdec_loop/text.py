@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -99,21 +101,25 @@ class Text:
         self._steps = self._steps + 1
         return count
 
-    def read(self, token_ids: Tensor, status: Tensor, *counts: Tensor) -> tuple[list[list[int]], list[list[int]]]:
+    def read(self, token_ids: Tensor, status: Tensor, *columns: Tensor) -> tuple[list[list[int]], list[Any]]:
         """Bring what a step gave to the host, in one copy: the one wait of a step.
 
         Args:
             token_ids: what was offered to `append`.
             status: int32 ``[batch]``, of this step.
-            counts: ``[batch]`` each; the first is what `append` returned.
+            columns: ``[batch]`` or ``[batch, n]`` each; the first is what `append` returned.
 
         Returns:
-            The new tokens of each request; and of each of the counts, its value for every request.
+            The new tokens of each request; and of each of the columns, an int or a list of ints for every request.
         """
-        packed = torch.cat([status[:, None], *(c[:, None] for c in counts), token_ids], 1).tolist()
-        first = 1 + len(counts)
-        new = [self._grow(b, row[0], row[first : first + row[1]]) for b, row in enumerate(packed)]
-        return new, [[row[i] for row in packed] for i in range(1, first)]
+        blocks = [token_ids, status[:, None], *(c if c.dim() > 1 else c[:, None] for c in columns)]
+        rows, found, end = torch.cat(blocks, 1).tolist(), [], 0
+        for block, column in zip(blocks, (token_ids, status, *columns), strict=True):
+            begin, end = end, end + block.shape[1]
+            found.append([row[begin] if column.dim() == 1 else row[begin:end] for row in rows])
+        ids, states, counts = found[:3]
+        new = [self._grow(b, states[b], ids[b][: counts[b]]) for b in range(len(rows))]
+        return new, found[2:]
 
     def finish(self, b: int, length: int) -> None:
         """End a text, behind its first `length` tokens."""
