@@ -76,13 +76,19 @@ class FeatureDrafter(Drafter):
         self._cache.crop(-self._drafted)
         self._drafted = 0
         ends = [end - 1 for end in text.ends]
-        count = max(1, *(end - n for end, n in zip(ends, self._pairs, strict=True)))  # a finished request has none
-        place = (text.lengths - self._new)[:, None] + torch.arange(count, device=text.lengths.device)
-        token_ids = text.tokens.gather(1, place.clamp(max=text.tokens.shape[1] - 1))
+        counts = [end - n for end, n in zip(ends, self._pairs, strict=True)]  # a finished request has none
+        self._pairs, count = ends, max(1, *counts)
+        is_even = min(ends) == max(ends) and min(counts) == count  # no request needs a place of its own
+        if is_even:
+            token_ids = text.tokens.narrow(1, text.ends[0] - count, count)
+        else:
+            place = (text.lengths - self._new)[:, None] + torch.arange(count, device=text.lengths.device)
+            token_ids = text.tokens.gather(1, place.clamp(max=text.tokens.shape[1] - 1))
         out = self._run(self._cache.chain_inputs(count), token_ids, self.head.fuse(self._hidden[:, :count]))
-        self._cache.commit((self._new - 1).int())
+        self._cache.commit(count - 1 if is_even else (self._new - 1).int())
         self._cache.know_lengths(ends)
-        self._pairs = ends
+        if is_even:
+            return out[:, -1:]
         last = (self._new.long() - 1).clamp(min=0)[:, None, None]
         return out.gather(1, last.expand(-1, -1, out.shape[2]))
 

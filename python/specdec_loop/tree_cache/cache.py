@@ -15,6 +15,7 @@ from .layer import Lengths, TreeLayer, fail
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
 MASKED = ("sdpa", "eager")  # attention implementations that take a 4-D mask
+STEPS = 64  # longest chain whose mask is a view of one that is kept
 FLAGGED = -2  # a num_accepted that the ops flag and leave alone
 
 
@@ -84,6 +85,7 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         self._windows = {kind: windows[kind] for kind in LAYER_TYPES if kind in types}
         self._lengths = Lengths(batch, device)
         self._layout: CacheLayout | None = None
+        self._stairs: tuple[Tensor, Tensor] | None = None
         super().__init__(layers=[TreeLayer(self._lengths, capacity, dtype) for _ in types])
 
     @property
@@ -190,6 +192,12 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         done = self._written()
         if lengths.is_even and (tokens == 1 or lengths.longest + done == 0):
             return {"past_key_values": self}
+        if lengths.is_even and tokens <= STEPS and not any(self._windows.values()):
+            first = lengths.longest + done
+            positions, mask = self._steps(tokens)
+            begin = mask.shape[3] // 2 - first
+            places = positions[:, first : first + tokens].expand(len(lengths.exact), -1)
+            return self._inputs(places, {"full_attention": mask[:, :, :tokens, begin : begin + size]})
         slots = lengths.slots(done, tokens)
         key, query = torch.arange(size, device=slots.device), slots[:, None, :, None]
         shown = torch.zeros((), dtype=self._mask_dtype(), device=slots.device)
@@ -199,12 +207,26 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
             masks[kind] = torch.where(seen, shown, torch.finfo(shown.dtype).min)
         return self._inputs(slots, masks)
 
-    def commit(self, num_accepted: Tensor, path: Tensor | None = None, *, zero_tail: bool = False) -> Tensor:
+    def _steps(self, tokens: int) -> tuple[Tensor, Tensor]:
+        """All positions ``[1, capacity]``, and an additive mask ``[1, 1, >= tokens, 2 * capacity]`` like stairs.
+
+        Its row i shows columns up to capacity + i. So the mask of a chain behind n rows is a view of it that begins at
+        column capacity - n.
+        """
+        if self._stairs is None or self._stairs[1].shape[2] < tokens:
+            device, capacity = self._lengths.exact.device, self.layers[0].capacity
+            key, row = torch.arange(2 * capacity, device=device), torch.arange(tokens, device=device)[:, None]
+            mask = torch.zeros(tokens, 2 * capacity, dtype=self._mask_dtype(), device=device)
+            mask.masked_fill_(key > capacity + row, torch.finfo(mask.dtype).min)
+            self._stairs = key[None, :capacity], mask[None, None]
+        return self._stairs
+
+    def commit(self, num_accepted: Tensor | int, path: Tensor | None = None, *, zero_tail: bool = False) -> Tensor:
         """Keep the root and the accepted nodes of what was written since the last commit, and take back the rest.
 
         Args:
             num_accepted: int32 ``[batch]``, as `verify_tree` and `verify_chain` return it; -1: the request took no
-                part, nothing of it is kept.
+                part, nothing of it is kept. Of chains, an int that the host knows to be that of every request.
             path: of a tree, see `specdec_kernels.compact_cache`; None: the nodes are a chain and in place.
             zero_tail: overwrite what is taken back. Masked rows must be finite; where a model may overflow on a
                 rejected token (float16), this keeps them so.
@@ -218,8 +240,14 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         done, lengths = self._written(), self._lengths
         if done == 0:
             fail("commit", "called after a forward", "nothing written")
+        if isinstance(num_accepted, int):
+            if path is not None or not -1 <= num_accepted < done:
+                fail("num_accepted", f"an int in [-1, {done}) of chains, or a tensor of int32", num_accepted)
+            if not zero_tail:
+                return self._keep(num_accepted + 1)
+            num_accepted = lengths.exact.new_full((len(lengths.exact),), num_accepted, dtype=torch.int32)
         if not isinstance(num_accepted, Tensor):
-            fail("num_accepted", "a tensor of int32", type(num_accepted).__name__)
+            fail("num_accepted", "a tensor of int32 or an int", type(num_accepted).__name__)
         kept = torch.where(num_accepted < done, num_accepted, FLAGGED)
         if path is not None:
             moved = compact_cache(self.layout, path, kept, lengths.exact)
@@ -231,6 +259,15 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         for layer in self.layers:
             layer.written = 0
         return result.status
+
+    def _keep(self, rows: int) -> Tensor:
+        """Keep the first rows of every request, the same number of each."""
+        lengths = self._lengths
+        lengths.exact += rows
+        lengths.changed(lengths.longest + rows, is_even=lengths.is_even, is_exact=lengths.is_even)
+        for layer in self.layers:
+            layer.written = 0
+        return torch.zeros_like(lengths.exact, dtype=torch.int32)
 
     def know_lengths(self, lengths: Sequence[int]) -> None:
         """Be told what `lengths` holds by a host that knows it anyway: masks are then as narrow as they can be."""
