@@ -209,12 +209,13 @@ def test_chains_end_where_their_chance_falls_in_the_mean(warm: torch.Tensor | No
         drawn = sample(logits, sampling=Sampling(temperature=warm), noise=noise, purpose="target", logprobs="raw")
         return confidence.is_lost(logits, drawn)
 
-    confidence.begin(text, warm)
+    confidence.begin(warm)
+    confidence.start(text)
     assert not is_lost(sure, likely, unsure)  # 1, .73, .5
     assert not is_lost(sure, likely, likely)  # 1, .53, .37
     assert is_lost(sure, unsure, unsure)  # 1, .27, .18: .48
     text.finish(0, 2)
-    confidence.begin(text, warm)
+    confidence.start(text)
     assert not is_lost(unsure, sure, likely)  # a finished request gains nothing: 0, 1, .73
     assert is_lost(sure, likely, likely)  # 0, .73, .53
 

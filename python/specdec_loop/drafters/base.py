@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from typing import ClassVar, NamedTuple
 
@@ -134,15 +135,15 @@ class Confidence:
             raise ValueError(f"confidence must be in [0, 1), got {least}")
         self.least = least
 
-    def begin(self, text: Text, temperature: Tensor | None) -> None:
-        """A new draft by chains of these temperatures."""
-        if self.least == 0:
-            return
-        running = [0.0 if finished else 1.0 for finished in text.is_finished]
-        self._share = torch.tensor(running, device=text.tokens.device) / len(running)
-        self._chance = torch.zeros_like(self._share)  # a logarithm
-        self._is_warm = None if temperature is None else temperature > COLD
-        self._warmth = None if temperature is None else 1 / temperature.clamp(min=COLD)
+    def begin(self, temperature: Tensor | None) -> None:
+        """Requests of these temperatures, None: 1."""
+        if self.least > 0:
+            self._warmth = None if temperature is None else 1 / temperature.clamp(min=COLD)
+            self._temperatures = None if temperature is None else temperature.tolist()
+
+    def start(self, text: Text) -> None:
+        """A new draft."""
+        self._text, self._chances = text, [0.0] * text.batch
 
     def is_lost(self, logits: Tensor, drawn: SampleResult) -> bool:
         """Whether the chains end behind the tokens that were drawn from these logits ``[batch, vocab]``.
@@ -153,16 +154,17 @@ class Confidence:
         if self.least == 0:
             return False
         best = logits.amax(-1).float()
-        if self._is_warm is None or self._warmth is None:
-            self._chance = self._chance + (best - drawn.logsumexp)
-        else:
-            warm = best * self._warmth - drawn.logsumexp
-            self._chance = self._chance + torch.where(self._is_warm, warm, drawn.logprobs[:, 0])
-        return self.is_below(self._chance)
+        warm = best if self._warmth is None else best * self._warmth
+        pairs = torch.stack([warm - drawn.logsumexp, drawn.logprobs[:, 0]]).tolist()
+        is_warm = [True] * len(pairs[0]) if self._temperatures is None else [t > COLD for t in self._temperatures]
+        rows = [warm if use else cold for warm, cold, use in zip(*pairs, is_warm, strict=True)]
+        self._chances = [old + new for old, new in zip(self._chances, rows, strict=True)]
+        return self.is_below(self._chances)
 
-    def is_below(self, chance: Tensor) -> bool:
-        """Whether paths of these chances ``[batch]``, given as logarithms, promise too little."""
-        return self.least > 0 and bool(chance.exp() @ self._share < self.least)
+    def is_below(self, chances: Sequence[float]) -> bool:
+        """Whether the requests' likeliest paths, of these chances in logarithms, promise too little."""
+        promised = [math.exp(c) for c, ended in zip(chances, self._text.is_finished, strict=True) if not ended]
+        return sum(promised) < self.least * len(chances)
 
 
 def padded(drafts: Sequence[Sequence[int]], device: torch.device, length: int | None = None) -> Tensor:

@@ -47,6 +47,7 @@ class DraftModel(Drafter):
         is_argmax = rule in ARGMAX_RULES
         greedy = Sampling.full(text.batch, temperature=0.0, device=text.tokens.device)
         self._law = greedy if is_argmax else self.sampling or sampling
+        self._confidence.begin(self._law.temperature)
         self._purpose = "target" if rule == "match" else "draft"
         self._needs_law = rule in ("ratio", "block")
         self._cache = TreeCache(
@@ -65,7 +66,7 @@ class DraftModel(Drafter):
         """One forward a token."""
         self._cache.know_lengths([max(end - 2, 0) for end in text.ends])
         rows, drawn, new = [], [], text.last(2)
-        self._confidence.begin(text, self._law.temperature)
+        self._confidence.start(text)
         for ahead in range(length):
             inputs = self._cache.chain_inputs(new.shape[1])
             rows.append(self.model(self._known(new), **inputs, logits_to_keep=1).logits[:, -1])

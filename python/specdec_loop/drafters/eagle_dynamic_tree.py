@@ -72,7 +72,7 @@ class EagleDynamicTree(FeatureDrafter):
     def draft(self, text: Text, length: int) -> Draft:
         """Expand `length` times, then select."""
         device, width = text.tokens.device, self.width
-        self._confidence.begin(text, None)
+        self._confidence.start(text)
         features = self._run_pairs(text)
         token_ids, parents = [text.last(1)], [torch.full((text.batch, 1), -1, device=device)]
         scores = [torch.zeros(text.batch, 1, device=device)]
@@ -86,7 +86,7 @@ class EagleDynamicTree(FeatureDrafter):
             scores.append(score)
             if depth + 1 < length:
                 beam_score, best = score.topk(width, 1)
-                if self._confidence.is_below(beam_score[:, 0]):
+                if self._confidence.least > 0 and self._confidence.is_below(beam_score[:, 0].tolist()):
                     break
                 beam, row = born[best], best // width
                 going = token_ids[-1].gather(1, best)

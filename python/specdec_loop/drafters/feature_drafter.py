@@ -41,6 +41,7 @@ class FeatureDrafter(Drafter):
         self._is_drawn, self._law = rule in DRAWN_RULES, self.sampling or sampling
         follows_law = self._is_drawn or rule == "match"
         self._race = with_runners_up(self._law if follows_law else Sampling(temperature=torch.zeros(text.batch)), text)
+        self._confidence.begin(self._race.temperature)
         some, capacity = next(self.head.parameters()), text.tokens.shape[1] + self._rows(longest)
         self.head.reach(capacity)
         self._cache = TreeCache(

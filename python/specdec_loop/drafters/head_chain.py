@@ -20,7 +20,7 @@ class HeadChain(FeatureDrafter):
     def draft(self, text: Text, length: int) -> Draft:
         """One draw and one forward a token."""
         features, rows, drawn = self._run_pairs(text), [], []
-        self._confidence.begin(text, self._race.temperature)
+        self._confidence.start(text)
         for ahead in range(length):
             rows.append(self.head.logits(features[:, 0]))
             drawn.append(self._draw(rows[-1], text, ahead))
