@@ -18,7 +18,7 @@ from .results import LOOP, write
 
 CHART = ROOT / "docs" / "loop.png"
 # Batch 8 is one forward of all prompts, so that its rounds are short.
-BATCHED = ("plain", "suffix", "draft-model-block", "eagle2", "mtp", "mtp-block", "mtp-tree")
+BATCHED = ("plain", "suffix", "draft-model-block", "eagle2", "mtp", "mtp-suffix", "mtp-block", "mtp-tree")
 RUNS = (
     ["--batch", "1", "--rounds", "2", "--rivals"],
     ["--batch", "8", "--rounds", "4", "--methods", *BATCHED],

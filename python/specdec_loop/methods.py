@@ -125,7 +125,7 @@ METHODS = {
     "eagle2": Method("... a tree that grows where it promises", lambda kit: dynamic_tree(kit.eagle)),
     "eagle3": Method("features of three depths", lambda kit: dynamic_tree(kit.eagle3)),
     "mtp": Method("features, a chain; ends where it is unsure", lambda kit: HeadChain(kit.mtp, confidence=0.4),
-                  draft_length=5),
+                  draft_length=6),
     "mtp-suffix": Method("... or a copy, where the text repeats itself",
                          lambda kit: SuffixOrHead(kit.mtp, confidence=0.4), draft_length=8),
     "mtp-block": Method("... block verification", lambda kit: HeadChain(kit.mtp), "block", 5, True),
