@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 from pathlib import Path
@@ -11,10 +12,11 @@ import pytest
 import torch
 from head_models import config, feature_head, medusa
 from models import model
+from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdec_loop import heads
-from specdec_loop.training import corpus, curves, drafters, losses, target
+from specdec_loop.training import corpus, curves, drafters, losses, target, texts
 from specdec_loop.training.run import Run, learning_rate, optimizers
 
 TEXT = """
@@ -182,7 +184,11 @@ def test_everything_is_trained_and_loads(library: Path, tmp_path: Path, monkeypa
     monkeypatch.setattr(target, "config", lambda vocab: LlamaConfig(**{**whole(vocab).to_dict(), **small}))
     shared = ["--work", str(tmp_path / "work"), "--length", "24", "--batch", "2", "--threads", "1"]
     target.main(["--out", str(tmp_path / "target"), "--minutes", "0.03", *shared])
-    drafters.main(["--models", str(tmp_path), "--minutes", "0.001", *shared])
+    texts.main(["--models", str(tmp_path), "--work", str(tmp_path), "--count", "7", "--length", "70", "--batch", "4"])
+    said = texts.load(tmp_path / texts.FILE)
+    assert said.shape == (7, 70) and said.min() >= 0 and said.max() < 300 and len(said.unique(dim=0)) == 7
+    own = ["--texts", str(tmp_path / texts.FILE)]
+    drafters.main(["--models", str(tmp_path), "--minutes", "0.001", *own, *shared])
     network = LlamaForCausalLM.from_pretrained(tmp_path / "target", dtype=torch.float32)
     tokenizer = corpus.load_tokenizer(tmp_path / "target")
     assert len(tokenizer) == network.config.vocab_size == 300
@@ -193,6 +199,36 @@ def test_everything_is_trained_and_loads(library: Path, tmp_path: Path, monkeypa
     drafters.main(
         ["draft", "--models", str(tmp_path), "--minutes", "0.001", "--resume", *shared]
     )  # there is no time left, and no harm
+
+
+def test_half_of_a_batch_is_the_targets_own_texts(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Texts of an id that the corpus never has tell where each row comes from."""
+    seen: list[torch.Tensor] = []
+    tokens = torch.arange(1, 40).repeat(9).short()
+    save_file({"texts": torch.full((3, 16), 55).short()}, tmp_path / texts.FILE)
+
+    def laws(network: Any, ids: torch.Tensor, out: Any) -> losses.Laws:
+        seen.append(ids)
+        return losses.draft_model_laws(network, ids, out)
+
+    build = drafters.build
+    monkeypatch.setattr(drafters, "build", lambda *a: (*build(*a)[:2], laws))
+    options = {
+        "seed": 0,
+        "peak": 1e-3,
+        "minutes": 0.002,
+        "batch": 4,
+        "length": 12,
+        "work": tmp_path,
+        "models": tmp_path,
+    }
+    off = {"resume": False, "bfloat16": False, "compile": False}
+    args = argparse.Namespace(texts=tmp_path / texts.FILE, **options, **off)
+    drafters.train("draft", model(), tokens, tokens, args)
+    trained = [ids for ids in seen if bool((ids == 55).any())]
+    assert trained and all((ids == 55).all(1).tolist() == [False, False, True, True] for ids in trained)
 
 
 def test_a_wrong_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
