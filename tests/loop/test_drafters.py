@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from head_models import feature_head
+from models import model
 from text_laws import REQUESTS, law, many, surprise, tiny
 from texts import text_of
 from torch import Tensor
@@ -23,7 +25,7 @@ from specdec_loop import (
     SuffixDecoding,
     generate,
 )
-from specdec_loop.drafters import Draft, Drafter, Outcome
+from specdec_loop.drafters import Draft, Drafter, HeadChain, Outcome, SuffixOrHead
 from specdec_loop.drafters.base import Confidence
 from specdec_loop.text import Text
 
@@ -196,6 +198,32 @@ def test_chains_that_end_where_they_are_unsure_leave_the_law_alone(rule: str) ->
     result = generate(tiny(0), DraftModel(tiny(1), confidence=0.2), rule=rule, draft_length=3, **many())
     assert surprise(result.tokens, law(tiny(0), 1.0)) > FALSE_ALARM
     assert {r.drafted[0] for r in result.statistics} == {2}
+
+
+def test_a_text_that_repeats_itself_is_copied_and_another_is_left_to_the_head() -> None:
+    head, cold = feature_head("mtp", model()), Sampling.full(2, temperature=0.0)
+    text = text_of([5, 6, 7, 8] * 6, list(range(1, 25)))
+    hidden, drafts = torch.randn(2, 23, 32), []
+    for drafter in (SuffixOrHead(head), HeadChain(head)):
+        drafter.begin(text, rule="match", sampling=cold, longest=6)
+        drafter.prefill(text, hidden)
+        drafts.append(drafter.draft(text, 6).token_ids.tolist())
+    assert drafts[0] == [[5, 6, 7, 8, 5, 6], drafts[1][1]] and min(drafts[1][1]) >= 0
+
+
+def test_copies_are_trusted_as_far_as_they_were_right() -> None:
+    drafter, text = SuffixOrHead(feature_head("mtp", model())), text_of([5, 6, 7, 8] * 6)
+    drafter.begin(text, rule="match", sampling=Sampling.full(1, temperature=0.0), longest=6)
+    drafter.prefill(text, torch.randn(1, 23, 32))
+
+    def copies(accepted: int) -> bool:
+        """Whether it copies again when so many tokens of its last copies were accepted."""
+        for _ in range(12):
+            drafter._asked = [(6.0, len(text.rows[0]) - 1 - accepted)]
+            drafter._learn(text)
+        return drafter.draft(text, 6).token_ids[0].tolist() == [5, 6, 7, 8, 5, 6]
+
+    assert copies(6) and not copies(0) and copies(6)
 
 
 @pytest.mark.parametrize("warm", [None, torch.tensor([1.0, 1.0, 0.0])])

@@ -13,7 +13,7 @@ from head_models import DRAFTERS, HEADS, config, feature_head, medusa
 from models import VOCAB, model
 from safetensors.torch import save_file
 from text_laws import law, many, surprise, tiny
-from texts import assert_same, prompts, text_of
+from texts import assert_same, prompts
 from torch import Tensor
 from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
@@ -91,32 +91,6 @@ def test_the_cache_of_a_head_holds_what_the_whole_text_says(kind: str, shape: ty
     drafter: Any = type("CheckedShape", (Checked, shape), {"compared": 0})(feature_head(kind, model()))
     run(drafter, 7, Sampling.full(7, temperature=0.8))
     assert drafter.compared > 30
-
-
-def test_a_text_that_repeats_itself_is_copied_and_another_is_left_to_the_head() -> None:
-    head, cold = feature_head("mtp", model()), Sampling.full(2, temperature=0.0)
-    text = text_of([5, 6, 7, 8] * 6, list(range(1, 25)))
-    hidden, drafts = torch.randn(2, 23, 32), []
-    for drafter in (SuffixOrHead(head), HeadChain(head)):
-        drafter.begin(text, rule="match", sampling=cold, longest=6)
-        drafter.prefill(text, hidden)
-        drafts.append(drafter.draft(text, 6).token_ids.tolist())
-    assert drafts[0] == [[5, 6, 7, 8, 5, 6], drafts[1][1]] and min(drafts[1][1]) >= 0
-
-
-def test_copies_are_trusted_as_far_as_they_were_right() -> None:
-    drafter, text = SuffixOrHead(feature_head("mtp", model())), text_of([5, 6, 7, 8] * 6)
-    drafter.begin(text, rule="match", sampling=Sampling.full(1, temperature=0.0), longest=6)
-    drafter.prefill(text, torch.randn(1, 23, 32))
-
-    def copies(accepted: int) -> bool:
-        """Whether it copies again when so many tokens of its last copies were accepted."""
-        for _ in range(12):
-            drafter._asked = [(6.0, len(text.rows[0]) - 1 - accepted)]
-            drafter._learn(text)
-        return drafter.draft(text, 6).token_ids[0].tolist() == [5, 6, 7, 8, 5, 6]
-
-    assert copies(6) and not copies(0) and copies(6)
 
 
 def test_a_level_of_a_tree_sees_its_own_branch_alone() -> None:
