@@ -80,7 +80,8 @@ def generate(
 
     Under rule ``match`` the text is that of plain decoding with the same seed, whatever the drafter; under ``greedy``
     it is greedy decoding; under ``ratio``, ``block``, ``recursive`` and ``traversal`` it follows the target's law.
-    Requests are independent: a text does not depend on the others of its batch, but through rounding in the model.
+    Requests are independent: a text does not depend on the others of its batch, but through rounding in the model, and
+    where drafts end by what is measured or promised of all of them: then its law does not.
 
     Args:
         target: a transformers causal LM that `TreeCache` serves.

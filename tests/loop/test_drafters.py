@@ -13,7 +13,7 @@ from text_laws import REQUESTS, law, many, surprise, tiny
 from texts import text_of
 from torch import Tensor
 
-from specdec_kernels import Noise, Sampling, sample, verify_tree
+from specdec_kernels import Noise, SampleResult, Sampling, sample, verify_tree
 from specdec_loop import (
     AdaptiveLength,
     Datastore,
@@ -193,11 +193,50 @@ def test_a_smaller_vocabulary_leaves_the_law_alone(rule: str) -> None:
     assert surprise(result.tokens, law(tiny(0), 1.0)) > FALSE_ALARM
 
 
+def small_calls(drafter: DraftModel, rule: str) -> tuple[list[list[int]], set[int]]:
+    """Texts of many calls of one request, whose drafts end by themselves, and their lengths."""
+    texts, lengths = [], set()
+    for call in range(2400):
+        arguments = many(requests=1)
+        arguments["seed"] += call * 100_003
+        result = generate(tiny(0), drafter, rule=rule, draft_length=3, **arguments)
+        texts += result.tokens
+        lengths |= {result.statistics[0].drafted[0]}
+    return texts, lengths
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["ratio", "block"])
 def test_chains_that_end_where_they_are_unsure_leave_the_law_alone(rule: str) -> None:
-    result = generate(tiny(0), DraftModel(tiny(1), confidence=0.2), rule=rule, draft_length=3, **many())
-    assert surprise(result.tokens, law(tiny(0), 1.0)) > FALSE_ALARM
-    assert {r.drafted[0] for r in result.statistics} == {2}
+    texts, lengths = small_calls(DraftModel(tiny(1), confidence=0.2), rule)
+    assert lengths == {2, 3} and surprise(texts, law(tiny(0), 1.0)) > FALSE_ALARM
+
+
+class Peeping(Confidence):
+    """Looks at the tokens that were drawn, and takes back the last one where it is unlikely."""
+
+    def is_lost(self, logits: torch.Tensor, drawn: SampleResult) -> bool:
+        return bool(drawn.logprobs[0, 0] < -1.3)
+
+
+class Shortened(DraftModel):
+    """Drops the token at which its chain ended."""
+
+    def draft(self, text: Text, length: int) -> Draft:
+        self._confidence.__class__ = Peeping
+        draft = super().draft(text, length)
+        width = draft.token_ids.shape[1]
+        if width == length:
+            return draft
+        assert draft.logits is not None
+        return draft._replace(token_ids=draft.token_ids[:, :-1], logits=draft.logits[:, :-1], stats=None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["ratio", "block"])
+def test_chains_that_end_by_what_was_drawn_are_seen(rule: str) -> None:
+    texts, lengths = small_calls(Shortened(tiny(1), confidence=0.2), rule)
+    assert len(lengths) > 1 and surprise(texts, law(tiny(0), 1.0)) < FALSE_ALARM
 
 
 def test_a_text_that_repeats_itself_is_copied_and_another_is_left_to_the_head() -> None:
@@ -244,8 +283,35 @@ def test_chains_end_where_their_chance_falls_in_the_mean(warm: torch.Tensor | No
     assert is_lost(sure, unsure, unsure)  # 1, .27, .18: .48
     text.finish(0, 2)
     confidence.start(text)
-    assert not is_lost(unsure, sure, likely)  # a finished request gains nothing: 0, 1, .73
-    assert is_lost(sure, likely, likely)  # 0, .73, .53
+    assert not is_lost(unsure, sure, likely)  # a finished request has no say: 1, .73
+    assert not is_lost(sure, sure, likely)  # 1, .53
+    assert is_lost(sure, unsure, likely)  # .5, .39
+
+
+@pytest.mark.parametrize("seed", range(20))  # whichever token is drawn
+def test_a_chance_is_that_of_the_best_token_at_its_own_temperature(seed: int) -> None:
+    warm, logits = torch.tensor([2.0, 0.5, 0.0]), torch.tensor([[1.0, 0.0]] * 3)  # .622, .881, .731: .745
+    noise = Noise(torch.arange(3) + seed, torch.zeros(3).long())
+    drawn = sample(logits, sampling=Sampling(temperature=warm), noise=noise, purpose="target", logprobs="raw")
+    for least, want in ((0.74, False), (0.75, True)):
+        confidence = Confidence(least)
+        confidence.begin(warm)
+        confidence.start(text_of([1, 2], [3, 4], [5, 6]))
+        assert confidence.is_lost(logits, drawn) is want
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_copies_of_some_of_a_batch_leave_seeded_texts_alone(seed: int) -> None:
+    drafter, starts = SuffixOrHead(feature_head("mtp", model()), confidence=0.1), [[5, 6, 7, 8] * 6, [*range(1, 25)]]
+    seen = []
+    propose = drafter.suffixes.propose
+    drafter.suffixes.propose = lambda text, length: seen.append(drafter._asked) or propose(text, length)  # type: ignore[method-assign,func-returns-value]
+    starts.append([9, 10] * 5)
+    arguments = {"sampling": Sampling(temperature=torch.tensor([0.0, 0.3, 0.0])), "seed": seed, "max_new_tokens": 60}
+    got = generate(model(), drafter, starts, draft_length=5, **arguments)
+    assert got.tokens == generate(model(), None, starts, **arguments).tokens
+    kinds = {sum(promise > 0 for promise, _ in asked) for asked in seen if asked}
+    assert {0} < kinds, "copies in some steps and none in others"
 
 
 @pytest.mark.parametrize("length", [1, 3])

@@ -15,8 +15,6 @@ from ..text import Text
 
 CHAIN_RULES = ("ratio", "match", "block", "greedy", "typical", "topm", "distance")
 ARGMAX_RULES = ("greedy", "typical", "topm", "distance")  # what they accept is likely: an argmax serves them best
-
-
 COLD = 1e-4  # a temperature so low that a race is won by the largest logits, in their order
 
 
@@ -68,9 +66,10 @@ class Outcome(NamedTuple):
 class Drafter:
     """Proposes tokens. A drafter serves one `generate` at a time and may be used again after it.
 
-    Nothing here may wait for the device; what the host needs of the texts stands in `Text.rows`, which the loop reads
-    once a step. How many tokens are drafted may depend on committed tokens and on logits, never on the token drawn from
-    them: cutting off a token after looking at it biases the rules ``ratio`` and ``block``.
+    Nothing here may wait for the device, but for a `Confidence`; what the host needs of the texts stands in
+    `Text.rows`, which the loop reads once a step. How many tokens are drafted may depend on committed tokens and on
+    logits, never on the token drawn from them: cutting off a token after looking at it biases the rules ``ratio`` and
+    ``block``.
     """
 
     rules: ClassVar[Collection[str]] = CHAIN_RULES  # under which the drafts may be verified
@@ -122,7 +121,8 @@ class Confidence:
     """Ends drafting early: where the likeliest paths of a batch have, in the mean, a chance below `least`.
 
     A column more costs a step the same whoever profits by it, so a batch ends together. It looks at the draft's rows,
-    never at the tokens drawn from them, so no rule is biased. The mean is read from the device.
+    never at the tokens drawn from them, so no rule is biased; but under ``ratio`` and ``block``, where the text depends
+    on the length of a draft, it then depends on the others of its batch. The chances are read from the device.
     """
 
     def __init__(self, least: float) -> None:
@@ -163,8 +163,9 @@ class Confidence:
 
     def is_below(self, chances: Sequence[float]) -> bool:
         """Whether the requests' likeliest paths, of these chances in logarithms, promise too little."""
-        promised = [math.exp(c) for c, ended in zip(chances, self._text.is_finished, strict=True) if not ended]
-        return sum(promised) < self.least * len(chances)
+        running = zip(chances, self._text.is_finished, strict=True)
+        promised = [math.exp(min(c, 0.0)) for c, is_finished in running if not is_finished]  # above 0: a bad row
+        return sum(promised) < self.least * len(promised)
 
 
 def padded(drafts: Sequence[Sequence[int]], device: torch.device, length: int | None = None) -> Tensor:

@@ -35,7 +35,7 @@ class DraftModel(Drafter):
             sampling: of the drafts; None: the target's.
             token_map: int32 ``[draft_vocab]``: target id of each of the model's ids, where the vocabularies differ. A
                 target id that has none is shown to the model as its id 0.
-            confidence: end a draft where its chance falls below, see `Confidence`.
+            confidence: end drafts where their chance falls below, see `Confidence`.
         """
         self.model, self.sampling, self.token_map = model, sampling, token_map
         self._confidence = Confidence(confidence)

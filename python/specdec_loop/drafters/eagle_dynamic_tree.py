@@ -44,8 +44,8 @@ class EagleDynamicTree(FeatureDrafter):
             width: paths expanded at each depth, and children of each.
             total: most drafted nodes of a step.
             sampling: see `FeatureDrafter`.
-            confidence: grow no deeper where no request has a path of at least this chance; above 0 each depth waits
-                for the device.
+            confidence: grow no deeper where the best paths have a smaller chance, see `Confidence`; above 0 each depth
+                waits for the device.
 
         Raises:
             ValueError: sizes below 1, or a confidence not in [0, 1).

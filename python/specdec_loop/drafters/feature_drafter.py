@@ -31,7 +31,7 @@ class FeatureDrafter(Drafter):
         Args:
             head: on the target's device.
             sampling: of drafts that are drawn, or that race with the target's noise; None: the target's.
-            confidence: end a chain where its chance falls below, see `Confidence`.
+            confidence: end drafts where their chance falls below, see `Confidence`.
         """
         self.head, self.sampling, self.features = head, sampling, head.levels
         self._confidence = Confidence(confidence)
@@ -62,9 +62,9 @@ class FeatureDrafter(Drafter):
             features = self.head.fuse(hidden[:, :count])
             self.head(text.tokens[:, 1 : 1 + count], features, positions, cache=self._cache)
             self._cache.commit((text.lengths - 3).clamp(min=-1).int())
-        last = (text.lengths - 2)[:, None, None]
-        self._hidden, self._new = hidden.gather(1, last.expand(-1, -1, hidden.shape[2])), torch.ones_like(text.lengths)
-        self._pairs = [end - 2 for end in text.ends]  # of each request, as the host knows
+        last = (text.lengths - 2).clamp(min=0)[:, None, None]  # a text of one token has no pair: its first row was bad
+        self._hidden, self._new = hidden.gather(1, last.expand(-1, -1, hidden.shape[2])), (text.lengths > 1).long()
+        self._pairs = [max(end - 2, 0) for end in text.ends]  # of each request, as the host knows
 
     def commit(self, text: Text, outcome: Outcome) -> None:
         """Note the pairs that the step adds."""
@@ -110,7 +110,8 @@ class FeatureDrafter(Drafter):
 
     def _run(self, inputs: dict[str, Any], token_ids: Tensor, features: Tensor) -> Tensor:
         positions, mask = inputs.get("position_ids"), inputs.get("attention_mask")
-        if positions is None:  # all lengths are the same, and one token is run
+        if positions is None:
+            assert token_ids.shape[1] == 1  # all lengths are the same
             positions = self._cache.lengths[:1, None] + self._drafted
         out: Tensor = self.head(token_ids, features, positions, mask, self._cache)
         return out
@@ -146,7 +147,7 @@ class FeatureDrafter(Drafter):
         )
 
     def _of_running(self, ids: Tensor, text: Text) -> Tensor:
-        """Drafts ``[batch, ...]``, none where a text is finished."""
+        """Drafts ``[batch, ...]``, none for a finished text that took nothing new."""
         if not any(text.is_finished):
             return ids
         return ids.masked_fill((self._new == 0).view(-1, *[1] * (ids.dim() - 1)), -1)

@@ -51,7 +51,10 @@ class SuffixOrHead(HeadChain):
         self._learn(text)
         found = self.suffixes.propose(text, length)
         worth, bar = self._kept / self._promised, self._headed / self._chains
-        promises = [promise if promise * worth >= MARGIN * bar else 0.0 for promise, _ in found]
+        promises = [
+            promise if promise * worth >= MARGIN * bar and not is_finished else 0.0
+            for (promise, _), is_finished in zip(found, text.is_finished, strict=True)
+        ]
         self._asked = list(zip(promises, map(len, text.rows), strict=True))
         copies = [tokens if promise else [] for promise, (_, tokens) in zip(promises, found, strict=True)]
         running = [b for b in range(text.batch) if not text.is_finished[b]]
@@ -62,8 +65,8 @@ class SuffixOrHead(HeadChain):
         if any(promises[b] for b in running):
             width = max(ids.shape[1], *map(len, copies))
             ids = torch.nn.functional.pad(ids, (0, width - ids.shape[1]), value=-1)
-            is_copied = torch.tensor([p > 0 for p in promises], device=ids.device)[:, None]
-            ids = torch.where(is_copied, padded(copies, ids.device, width), ids)
+            copied = padded(copies, ids.device, width)
+            ids = torch.where(copied[:, :1] >= 0, copied, ids)
         return Draft(ids)
 
     def end(self, text: Text) -> None:

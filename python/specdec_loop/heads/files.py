@@ -117,6 +117,7 @@ def save_head(network: nn.Module, folder: Path, config: dict[str, Any], *, dtype
 def _config(folder: Path | str) -> Any:
     config = LlamaConfig.from_pretrained(folder)
     config._attn_implementation = "sdpa"  # the masks that Attention takes
+    config.sliding_window = config.layer_types = None  # copied from the target; a head sees the whole text
     return config
 
 

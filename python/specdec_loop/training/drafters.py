@@ -113,6 +113,8 @@ def train(kind: str, target: Any, tokens: Tensor, held_out_tokens: Tensor, args:
         measures = torch.compile(measures)
 
     own_texts = texts.load(args.texts) if args.texts else tokens.new_empty(0, args.length)
+    if own_texts.shape[1] < args.length:
+        raise ValueError(f"{args.texts}: texts of at least {args.length} tokens expected, got {own_texts.shape[1]}")
     own_count = args.batch // 2 if len(own_texts) else 0
 
     def batch(generator: torch.Generator) -> tuple[Tensor, Tensor]:

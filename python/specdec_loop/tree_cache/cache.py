@@ -182,8 +182,8 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
             tokens: how many, a host int.
 
         Returns:
-            Keyword arguments as of `tree_inputs`; past_key_values alone where the model needs no mask, for all requests
-            have the same length and run one token, or are empty.
+            Keyword arguments as of `tree_inputs`, to be read only; past_key_values alone where the model needs no mask,
+            for all requests have the same length and run one token, or are empty.
 
         Raises:
             ValueError: as `tree_inputs`.
@@ -192,7 +192,7 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         done = self._written()
         if lengths.is_even and (tokens == 1 or lengths.longest + done == 0):
             return {"past_key_values": self}
-        if lengths.is_even and tokens <= STEPS and not any(self._windows.values()):
+        if lengths.is_on_host and lengths.is_even and tokens <= STEPS and not any(self._windows.values()):
             first = lengths.longest + done
             positions, mask = self._steps(tokens)
             begin = mask.shape[3] // 2 - first
@@ -211,7 +211,7 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         """All positions ``[1, capacity]``, and an additive mask ``[1, 1, >= tokens, 2 * capacity]`` like stairs.
 
         Its row i shows columns up to capacity + i. So the mask of a chain behind n rows is a view of it that begins at
-        column capacity - n.
+        column capacity - n. On a GPU SDPA wants masks that begin at 16 bytes; there a mask is made anew.
         """
         if self._stairs is None or self._stairs[1].shape[2] < tokens:
             device, capacity = self._lengths.exact.device, self.layers[0].capacity
@@ -241,7 +241,7 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         if done == 0:
             fail("commit", "called after a forward", "nothing written")
         if isinstance(num_accepted, int):
-            if path is not None or not -1 <= num_accepted < done:
+            if path is not None or isinstance(num_accepted, bool) or not -1 <= num_accepted < done:
                 fail("num_accepted", f"an int in [-1, {done}) of chains, or a tensor of int32", num_accepted)
             if not zero_tail:
                 return self._keep(num_accepted + 1)
