@@ -44,10 +44,10 @@ def test_a_tree_may_grow_over_several_forwards(family: str) -> None:
         requests.tree_step(9, calls=4)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2, softcap", "gemma3"])
-def test_even_requests_may_say_so(family: str) -> None:
+@pytest.mark.parametrize(("family", "attention"), [("llama", "sdpa"), ("llama", "eager"), ("gemma3", "sdpa")])
+def test_even_requests_may_say_so(family: str, attention: str) -> None:
     """An int commits the same as a tensor, and masks of even requests are those of ragged ones."""
-    network, ids = model(family), torch.tensor([random_tokens(100, random.Random(b)) for b in range(3)])
+    network, ids = model(family, attention), torch.tensor([random_tokens(100, random.Random(b)) for b in range(3)])
     whole, caches = network(ids).logits, [new_cache(network, 3) for _ in range(2)]
     caches[1]._lengths.is_on_host = False  # as on a GPU: lengths are not looked at
     end = 0
