@@ -13,6 +13,7 @@ from texts import assert_same, prompts
 from specdec_kernels import Sampling
 from specdec_loop import DraftModel, Lookahead, Past, PromptLookup, generate
 from specdec_loop.drafters import Drafter
+from specdec_loop.tree_cache.layer import Lengths
 
 
 class Counting:
@@ -118,3 +119,26 @@ def test_misuse_is_named() -> None:
         generate(model(seed=1), None, [[1]], sampling=sampling, max_new_tokens=8, past=past)
     with pytest.raises(ValueError, match="past must be used with 1 requests, got 2"):
         generate(model(), None, [[1]] * 2, sampling=Sampling.full(2), max_new_tokens=8, past=past)
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_no_drafter_asks_a_gpu_for_lengths(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a cache that believes itself on a GPU texts are the same, and lengths are read where a past is opened."""
+
+    def say(drafter: Drafter | None) -> list[list[int]]:
+        mixed = Sampling(torch.tensor([0.0, 0.8, 0.0, 1.0, 0.5, 0.0, 1.3]))
+        return generate(model(), drafter, prompts(7), sampling=mixed, max_new_tokens=24).tokens
+
+    want, reads = say(DRAFTERS[name]()), []
+    begin, read = Lengths.__init__, Lengths.read
+    monkeypatch.setattr(Lengths, "read", lambda lengths: reads.append(1) or read(lengths))
+
+    def on_gpu(lengths: Lengths, *args: Any) -> None:
+        begin(lengths, *args)
+        lengths.is_on_host = False
+
+    monkeypatch.setattr(Lengths, "__init__", on_gpu)
+    say(None)
+    opened = len(reads)
+    reads.clear()
+    assert say(DRAFTERS[name]()) == want and len(reads) == opened
