@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def build(kind: str, target: Any, tokens: Tensor) -> tuple[nn.Module, dict[str, Any], Callable[..., Laws]]:
     """An untrained drafter, the fields of its config.json, and what it says beside the target."""
-    config = LlamaConfig.from_dict(target.config.to_dict())
+    config = LlamaConfig.from_dict({**target.config.to_dict(), "_name_or_path": ""})
     config.num_hidden_layers = 1
     config._attn_implementation = "sdpa"
     shared = Shared(target)
