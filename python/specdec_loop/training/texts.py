@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> None:
             stop=(),
         )
         rows.append(torch.cat([prompts, torch.tensor(said.tokens)], 1).short())
-        save_file({"texts": torch.cat(rows)}, args.work / FILE)
+    save_file({"texts": torch.cat(rows)}, args.work / FILE)
 
 
 def load(path: Path) -> Tensor:

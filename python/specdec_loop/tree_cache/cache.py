@@ -256,8 +256,7 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         lengths.exact.copy_(result.lengths)
         most = done if path is None else min(done, path.shape[1] + 1)
         lengths.changed(lengths.longest + most, is_even=False)
-        for layer in self.layers:
-            layer.written = 0
+        self._begin_step()
         return result.status
 
     def _keep(self, rows: int) -> Tensor:
@@ -265,8 +264,7 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         lengths = self._lengths
         lengths.exact += rows
         lengths.changed(lengths.longest + rows, is_even=lengths.is_even, is_exact=lengths.is_even)
-        for layer in self.layers:
-            layer.written = 0
+        self._begin_step()
         return torch.zeros_like(lengths.exact, dtype=torch.int32)
 
     def know_lengths(self, lengths: Sequence[int]) -> None:
@@ -275,8 +273,7 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
 
     def truncate(self, lengths: Tensor) -> None:
         """Keep at most `lengths`, int64 ``[batch]``, rows of each request, and none since the last commit."""
-        for layer in self.layers:
-            layer.written = 0
+        self._begin_step()
         self._lengths.exact.copy_(torch.minimum(self._lengths.exact, lengths))
         self._lengths.read()
 
@@ -332,6 +329,11 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
     def _refuse_windows(self, call: str) -> None:
         if any(self._windows.values()):
             fail(call, "called for layers without a sliding window", self._windows)
+
+    def _begin_step(self) -> None:
+        """Count rows from here on."""
+        for layer in self.layers:
+            layer.written = 0
 
     def _written(self) -> int:
         """Rows since the last commit, the same in every layer that the model uses."""
