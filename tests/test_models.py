@@ -17,7 +17,18 @@ from specdec_loop.methods import METHODS, Kit
 FOLDER = Path(__file__).parents[1] / "python/models"
 LIMIT = 44 * 2**20  # bytes of all weights
 PROMPT = "class Counter:\n    def __init__(self, name, value=None):\n        self.name = name\n        self.value ="
-MODELS = ["draft-model", "blockwise", "medusa", "eagle", "eagle2", "eagle3", "mtp", "mtp-suffix", "mtp-tree"]
+MODELS = [
+    "draft-model",
+    "draft-model-suffix",
+    "blockwise",
+    "medusa",
+    "eagle",
+    "eagle2",
+    "eagle3",
+    "mtp",
+    "mtp-suffix",
+    "mtp-tree",
+]
 
 
 @pytest.fixture(scope="module")

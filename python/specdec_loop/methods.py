@@ -23,7 +23,7 @@ from .drafters import (
     PromptLookup,
     Retrieval,
     SuffixDecoding,
-    SuffixOrHead,
+    SuffixOr,
 )
 from .heads import FeatureHead, load_eagle, load_eagle3, load_medusa, load_mtp
 
@@ -115,6 +115,8 @@ METHODS = {
     "rest": Method("retrieval from a datastore, as a tree", lambda kit: Retrieval(kit.store, candidates=8)),
     "draft-model": Method("a small model, seeded as the target; ends where it is unsure",
                           lambda kit: DraftModel(kit.draft, confidence=0.4)),
+    "draft-model-suffix": Method("... or a copy, where the text repeats itself",
+                                 lambda kit: SuffixOr(DraftModel(kit.draft, confidence=0.4)), draft_length=8),
     "draft-model-ratio": Method("... speculative sampling", lambda kit: DraftModel(kit.draft), "ratio", 4, True),
     "draft-model-block": Method("... block verification", lambda kit: DraftModel(kit.draft), "block", 4, True),
     "independent": Method("... two independent drafts", lambda kit: IndependentDrafts(kit.draft, 2), "recursive", 3),
@@ -127,7 +129,7 @@ METHODS = {
     "mtp": Method("features, a chain; ends where it is unsure", lambda kit: HeadChain(kit.mtp, confidence=0.4),
                   draft_length=6),
     "mtp-suffix": Method("... or a copy, where the text repeats itself",
-                         lambda kit: SuffixOrHead(kit.mtp, confidence=0.4), draft_length=8),
+                         lambda kit: SuffixOr(HeadChain(kit.mtp, confidence=0.4)), draft_length=8),
     "mtp-block": Method("... block verification", lambda kit: HeadChain(kit.mtp), "block", 5, True),
     "mtp-tree": Method("... a tree that grows where it promises", lambda kit: dynamic_tree(kit.mtp)),
 }  # fmt: skip

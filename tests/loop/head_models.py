@@ -8,10 +8,13 @@ from typing import Any
 
 import torch
 from models import VOCAB, model
+from torch import Tensor
 from transformers import LlamaConfig
 
-from specdec_loop.drafters import Blockwise, Drafter, EagleDynamicTree, EagleTree, HeadChain, Medusa, SuffixOrHead
+from specdec_loop.drafters import Blockwise, Drafter, EagleDynamicTree, EagleTree, HeadChain, Medusa, SuffixOr
+from specdec_loop.drafters.cached_drafter import CachedDrafter
 from specdec_loop.heads import Eagle3Head, EagleHead, FeatureHead, MedusaHeads, MtpHead, Shared
+from specdec_loop.text import Text
 
 HEADS = 4
 
@@ -53,6 +56,23 @@ def feature_head(kind: str, target: Any, draft_ids: list[int] | None = None) -> 
     return head
 
 
+def watch(drafter: CachedDrafter, whole: Callable[[Tensor], Tensor]) -> list[int]:
+    """Compare what a drafter's drafts begin from with what `whole` says of each text ``[1, length]``; their lengths."""
+    run_unseen, compared = drafter._run_unseen, []
+
+    def checked(text: Text) -> Tensor:
+        last = run_unseen(text)
+        for b, n in enumerate(text.lengths.tolist()):
+            if n > 1 and not text.is_finished[b]:
+                want = whole(text.tokens[b : b + 1, :n])
+                assert torch.allclose(last[b, 0], want, atol=1e-4), f"request {b} of {n} tokens"
+                compared.append(n)
+        return last
+
+    drafter._run_unseen = checked  # type: ignore[method-assign]
+    return compared
+
+
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "Medusa": lambda: Medusa(medusa()),
     "Stern et al.": lambda: Blockwise(medusa(own_output=False)),
@@ -61,5 +81,5 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "EAGLE-3": lambda: EagleDynamicTree(feature_head("eagle3", model()), width=3, total=9),
     "EAGLE-3, fixed tree": lambda: EagleTree(feature_head("eagle3", model())),
     "MTP": lambda: HeadChain(feature_head("mtp", model())),
-    "MTP or suffix": lambda: SuffixOrHead(feature_head("mtp", model())),
+    "MTP or suffix": lambda: SuffixOr(HeadChain(feature_head("mtp", model()))),
 }

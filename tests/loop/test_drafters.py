@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from head_models import feature_head
+from head_models import feature_head, watch
 from models import model
 from text_laws import REQUESTS, law, many, surprise, tiny
-from texts import text_of
+from texts import prompts, text_of
 from torch import Tensor
 
 from specdec_kernels import Noise, SampleResult, Sampling, sample, verify_tree
@@ -25,7 +25,7 @@ from specdec_loop import (
     SuffixDecoding,
     generate,
 )
-from specdec_loop.drafters import Draft, Drafter, HeadChain, Outcome, SuffixOrHead
+from specdec_loop.drafters import Draft, Drafter, HeadChain, Outcome, SuffixOr
 from specdec_loop.drafters.base import Confidence
 from specdec_loop.text import Text
 
@@ -159,12 +159,80 @@ def test_retrieval_drafts_the_most_frequent_beginnings() -> None:
         lambda: Lookahead(pool=1),
         lambda: DraftModel(None, confidence=1.0),
         lambda: IndependentDrafts(None, chains=0),
+        lambda: SuffixOr(IndependentDrafts(None)),
         lambda: Retrieval(Datastore.build([[1]]), candidates=0),
     ],
 )
 def test_sizes_out_of_range_are_refused(make: Callable[[], Drafter]) -> None:
     with pytest.raises(ValueError, match=r"must|expected"):
         make()
+
+
+# --- the cache of a draft model
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("kind", ["chain", "two chains", "copies too"])
+def test_the_cache_of_a_draft_model_holds_what_the_whole_text_says(kind: str, family: str) -> None:
+    known, target = model(family, seed=1), model(family)
+    inner: DraftModel = IndependentDrafts(known, 2) if kind == "two chains" else DraftModel(known)
+    compared = watch(inner, lambda row: known(row).logits[0, -1])
+    drafter = SuffixOr(inner) if kind == "copies too" else inner
+    arguments = {"sampling": Sampling.full(7, temperature=0.4), "max_new_tokens": 40, "draft_length": 3, "seed": 2}
+    steps: list[int] = []
+    inner.skip = lambda text: steps.append(1) or DraftModel.skip(inner, text)  # type: ignore[method-assign,func-returns-value]
+    if kind == "two chains":
+        generate(target, drafter, prompts(7), rule="recursive", **arguments)
+    else:
+        starts = [[5, 6, 7, 8] * 6, *prompts(7)[1:]]
+        got, want = (generate(target, d, starts, **arguments).tokens for d in (drafter, None))
+        assert got == want
+    assert len(compared) > 30 and len(set(compared)) > 20
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_independent_chains_do_not_see_each_other(family: str) -> None:
+    known, warm = model(family, seed=1), Sampling.full(2, temperature=1.0)
+    drafter, text = IndependentDrafts(known, 3), text_of([*range(1, 12)], [3, 4, 5])
+    drafter.begin(text, rule="recursive", sampling=warm, longest=3)
+    draft = drafter.draft(text, 3)
+    assert draft.parents is not None and draft.logits is not None
+    for b, row in enumerate(text.rows):
+        parents, ids = draft.parents[b].tolist(), draft.token_ids[b].tolist()
+        for node in range(1 + 3 * 2):  # the leaves were not run
+            branch, above = [], node
+            while above > 0:
+                branch, above = [ids[above], *branch], parents[above]
+            want = known(torch.tensor([row + branch])).logits[0, -1]
+            assert torch.allclose(draft.logits[b, node], want, atol=1e-4), f"request {b}, node {node}"
+
+
+def test_a_draft_model_catches_up_after_copies() -> None:
+    """Also beside a finished text that fills its place, behind which the cache has little room."""
+    known, cold = model(seed=1), Sampling.full(2, temperature=0.0)
+    inner = DraftModel(known)
+    compared = watch(inner, lambda row: known(row).logits[0, -1])
+    inner.begin(text := text_of([5, 6], [*range(1, 40)], limit=60), rule="match", sampling=cold, longest=3)
+
+    def copied(*rows: list[int]) -> None:
+        inner.skip(text)
+        ids = torch.tensor(rows)
+        text.read(ids, torch.zeros(2).int(), text.append(ids))
+
+    for _ in range(15):
+        copied([9, -1, -1, -1], [9, 10, 11, 12])
+    assert text.is_finished == [False, True] and text.ends == [17, 99]
+    inner.draft(text, 3)
+    del compared[:]
+    for _ in range(40):
+        copied([7, -1, -1, -1], [-1] * 4)
+    ids = inner.draft(text, 3).token_ids
+    assert compared[-1] == 57 and len(compared) < 12  # several copies at once
+    assert ids[1].tolist() == [-1] * 3
+    row = text.tokens[:1, :57]
+    for _ in range(3):
+        row = torch.cat([row, known(row).logits[:, -1:].argmax(-1)], 1)
+    assert ids[0].tolist() == row[0, 57:].tolist()
 
 
 # --- the law of three tokens in a row
@@ -243,7 +311,7 @@ def test_a_text_that_repeats_itself_is_copied_and_another_is_left_to_the_head() 
     head, cold = feature_head("mtp", model()), Sampling.full(2, temperature=0.0)
     text = text_of([5, 6, 7, 8] * 6, list(range(1, 25)))
     hidden, drafts = torch.randn(2, 23, 32), []
-    for drafter in (SuffixOrHead(head), HeadChain(head)):
+    for drafter in (SuffixOr(HeadChain(head)), HeadChain(head)):
         drafter.begin(text, rule="match", sampling=cold, longest=6)
         drafter.prefill(text, hidden)
         drafts.append(drafter.draft(text, 6).token_ids.tolist())
@@ -251,7 +319,7 @@ def test_a_text_that_repeats_itself_is_copied_and_another_is_left_to_the_head() 
 
 
 def test_copies_are_trusted_as_far_as_they_were_right() -> None:
-    drafter, text = SuffixOrHead(feature_head("mtp", model())), text_of([5, 6, 7, 8] * 6)
+    drafter, text = SuffixOr(HeadChain(feature_head("mtp", model()))), text_of([5, 6, 7, 8] * 6)
     drafter.begin(text, rule="match", sampling=Sampling.full(1, temperature=0.0), longest=6)
     drafter.prefill(text, torch.randn(1, 23, 32))
 
@@ -302,7 +370,8 @@ def test_a_chance_is_that_of_the_best_token_at_its_own_temperature(seed: int) ->
 
 @pytest.mark.parametrize("seed", range(3))
 def test_copies_of_some_of_a_batch_leave_seeded_texts_alone(seed: int) -> None:
-    drafter, starts = SuffixOrHead(feature_head("mtp", model()), confidence=0.1), [[5, 6, 7, 8] * 6, [*range(1, 25)]]
+    drafter = SuffixOr(HeadChain(feature_head("mtp", model()), confidence=0.1))
+    starts = [[5, 6, 7, 8] * 6, [*range(1, 25)]]
     seen = []
     propose = drafter.suffixes.propose
     drafter.suffixes.propose = lambda text, length: seen.append(drafter._asked) or propose(text, length)  # type: ignore[method-assign,func-returns-value]

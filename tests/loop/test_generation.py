@@ -24,12 +24,13 @@ from specdec_loop import (
     SuffixDecoding,
     generate,
 )
-from specdec_loop.drafters import Draft, Drafter
+from specdec_loop.drafters import Draft, Drafter, SuffixOr
 from specdec_loop.text import Text
 
 TOKENS = 24  # several steps of any drafter, and n-grams that come back
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "draft model": lambda: DraftModel(model(seed=1)),
+    "draft model or suffix": lambda: SuffixOr(DraftModel(model(seed=1))),
     "the target itself": lambda: DraftModel(model()),
     "prompt lookup": PromptLookup,
     "suffix decoding": SuffixDecoding,

@@ -72,9 +72,9 @@ class Scripted(Drafter):
         return Draft(torch.tensor(rows))
 
 
-def text_of(*rows: list[int]) -> Text:
+def text_of(*rows: list[int], limit: int = 20) -> Text:
     """Texts to draft for."""
     width = max(map(len, rows))
     padded = torch.tensor([row + [0] * (width - len(row)) for row in rows])
     lengths = torch.tensor([len(row) for row in rows])
-    return Text(padded, lengths, seed=torch.zeros_like(lengths), limit=20, stops=Stops([]), overhang=8)
+    return Text(padded, lengths, seed=torch.zeros_like(lengths), limit=limit, stops=Stops([]), overhang=8)

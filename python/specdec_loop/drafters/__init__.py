@@ -11,7 +11,7 @@ from .medusa import Blockwise, Medusa
 from .prompt_lookup import PromptLookup
 from .retrieval import Retrieval
 from .suffix import SuffixDecoding
-from .suffix_or_head import SuffixOrHead
+from .suffix_or import SuffixOr
 
 __all__ = [
     "Blockwise",
@@ -29,5 +29,5 @@ __all__ = [
     "PromptLookup",
     "Retrieval",
     "SuffixDecoding",
-    "SuffixOrHead",
+    "SuffixOr",
 ]

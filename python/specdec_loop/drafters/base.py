@@ -102,6 +102,9 @@ class Drafter:
         """Propose up to `length` tokens a request; fewer, or none, where nothing promises well."""
         raise NotImplementedError
 
+    def skip(self, text: Text) -> None:
+        """Called in place of `draft` by a drafter that is made of others, and drafts by another in this step."""
+
     def commit(self, text: Text, outcome: Outcome) -> None:
         """Follow the text, which has grown by what was kept."""
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Collection
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -10,20 +11,18 @@ from torch import Tensor
 from specdec_kernels import Sampling, sample
 
 from ..text import Text
-from ..tree_cache import TreeCache
-from .base import ARGMAX_RULES, Confidence, Draft, Drafter, Outcome
+from .base import ARGMAX_RULES, CHAIN_RULES, Confidence, Draft
+from .cached_drafter import CachedDrafter, kept
 
 
-class DraftModel(Drafter):
+class DraftModel(CachedDrafter):
     """Drafts by a transformers causal LM.
 
     Under ``ratio`` and ``block`` a draft has noise of its own; under ``match`` it shares the target's, so that equal
     laws draw equal tokens; under the other rules it is an argmax.
-
-    The rows of the two last tokens are not in the cache: both are run when a draft begins. So a fully accepted draft,
-    whose last token was drawn but never run, needs no forward of its own, and all requests are treated alike. A text of
-    a single token drafts nothing in its first step.
     """
+
+    rules: ClassVar[Collection[str]] = CHAIN_RULES
 
     def __init__(
         self, model: Any, *, sampling: Sampling | None = None, token_map: Tensor | None = None, confidence: float = 0.0
@@ -43,63 +42,54 @@ class DraftModel(Drafter):
             self._sorted, self._column = token_map.long().sort()
 
     def begin(self, text: Text, *, rule: str, sampling: Sampling, longest: int) -> None:
-        """Run the prompts but for their last two tokens."""
+        """Run the prompts but for their last token."""
         is_argmax = rule in ARGMAX_RULES
         greedy = Sampling.full(text.batch, temperature=0.0, device=text.tokens.device)
         self._law = greedy if is_argmax else self.sampling or sampling
         self._confidence.begin(self._law.temperature)
         self._purpose = "target" if rule == "match" else "draft"
         self._needs_law = rule in ("ratio", "block")
-        self._cache = TreeCache(
-            self.model.config,
-            batch=text.batch,
-            capacity=text.tokens.shape[1] + self.nodes(longest),
-            dtype=self.model.dtype,
-            device=self.model.device,
-        )
-        if text.longest > 2:
-            prompts = self._known(text.tokens[:, : text.longest - 2])
-            self.model(prompts, **self._cache.chain_inputs(prompts.shape[1]), logits_to_keep=1)
-            self._follow(text)
+        self._open(self.model.config, text, longest, like=next(self.model.parameters()))
+        self._room = self._rows(longest) - self.nodes(longest)  # the next step may add as many again
+        self._run_prompts(text)
 
     def draft(self, text: Text, length: int) -> Draft:
         """One forward a token."""
-        self._cache.know_lengths([max(end - 2, 0) for end in text.ends])
-        rows, drawn, new = [], [], text.last(2)
+        out, rows, drawn = self._run_unseen(text), [], []
         self._confidence.start(text)
         for ahead in range(length):
-            inputs = self._cache.chain_inputs(new.shape[1])
-            rows.append(self.model(self._known(new), **inputs, logits_to_keep=1).logits[:, -1])
-            noise = text.noise(ahead)
+            rows.append(out[:, 0])
             drawn.append(
                 sample(
                     rows[-1],
                     sampling=self._law,
-                    noise=noise,
+                    noise=text.noise(ahead),
                     purpose=self._purpose,
                     token_map=self.token_map,
                     logprobs="raw",
                 )
             )
-            new = drawn[-1].token_ids
             if ahead + 1 == length or self._confidence.is_lost(rows[-1], drawn[-1]):
                 break
-        ids = torch.cat([d.token_ids for d in drawn], 1).masked_fill(text.lengths[:, None] < 2, -1)
+            out = self._run_next(drawn[-1].token_ids)
+        ids = self._of_running(torch.cat([d.token_ids for d in drawn], 1), text)
         if not self._needs_law:
             return Draft(ids)
         stats = torch.stack([d.logsumexp for d in drawn], 1), torch.stack([d.threshold for d in drawn], 1)
         return Draft(ids, torch.stack(rows, 1), stats, self._law, self.token_map)
 
-    def commit(self, text: Text, outcome: Outcome) -> None:
-        """Keep the rows of what the text kept."""
-        self._follow(text)
+    def skip(self, text: Text) -> None:
+        """Leave what is new to the next draft, unless it is more than the cache has room for behind a finished text."""
+        if max(self._unseen(text)[1]) > self._room:
+            self._run_unseen(text)
 
-    def _follow(self, text: Text, path: Tensor | None = None) -> None:
-        """Commit rows up to the last two tokens of each text."""
-        rows = text.lengths - 2 - self._cache.lengths
-        self._cache.commit((rows - 1).clamp(min=-1).int(), path)
+    def _run(self, token_ids: Tensor, inputs: dict[str, Any], *before: Tensor, keep: Tensor | int = 0) -> Tensor:
+        """Logits."""
+        last = keep if isinstance(keep, int) else 0
+        logits: Tensor = self.model(self._own(token_ids), **inputs, logits_to_keep=last).logits
+        return logits if isinstance(keep, int) else kept(logits, keep)
 
-    def _known(self, ids: Tensor) -> Tensor:
+    def _own(self, ids: Tensor) -> Tensor:
         """Target ids as the model knows them."""
         if self.token_map is None:
             return ids.clamp(min=0)

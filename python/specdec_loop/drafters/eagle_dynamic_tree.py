@@ -73,7 +73,7 @@ class EagleDynamicTree(FeatureDrafter):
         """Expand `length` times, then select."""
         device, width = text.tokens.device, self.width
         self._confidence.start(text)
-        features = self._run_pairs(text)
+        features = self._run_unseen(text)
         token_ids, parents = [text.last(1)], [torch.full((text.batch, 1), -1, device=device)]
         scores = [torch.zeros(text.batch, 1, device=device)]
         beam, beam_score = torch.zeros(text.batch, 1, dtype=torch.int64, device=device), scores[0]
@@ -91,7 +91,7 @@ class EagleDynamicTree(FeatureDrafter):
                 beam, row = born[best], best // width
                 going = token_ids[-1].gather(1, best)
                 source = features.gather(1, row[:, :, None].expand(-1, -1, features.shape[2]))
-                features = self._run_nodes(going, source, row if depth else None)
+                features = self._run_nodes(going, row if depth else None, source)
         ids, depths = torch.cat(token_ids, 1), len(token_ids) - 1
         tree = select_tree(
             ids, torch.cat(parents, 1).int(), torch.cat(scores, 1).contiguous(), num_nodes=self.nodes(depths)

@@ -61,7 +61,7 @@ class EagleTree(FeatureDrafter):
         token_ids = torch.full((text.batch, nodes), -1, dtype=torch.int64, device=device)
         token_ids[:, :1] = text.last(1)
         inner = sorted(set(parents[1:]))
-        features = self._run_pairs(text)
+        features = self._run_unseen(text)
         logits = None
         for depth in range(max(depths)):
             level = [n for n in range(nodes) if depths[n] == depth]
@@ -80,8 +80,8 @@ class EagleTree(FeatureDrafter):
             if going:
                 source = torch.tensor([r for r, _ in going], device=device)
                 chosen = token_ids[:, [n for _, n in going]]
-                parents_of = source.expand(text.batch, -1) if depth else None
-                features = self._run_nodes(chosen, features[:, source], parents_of)
+                rows_of_parents = source.expand(text.batch, -1) if depth else None
+                features = self._run_nodes(chosen, rows_of_parents, features[:, source])
         return Draft(
             token_ids,
             logits,

@@ -19,7 +19,7 @@ class HeadChain(FeatureDrafter):
 
     def draft(self, text: Text, length: int) -> Draft:
         """One draw and one forward a token."""
-        features, rows, drawn = self._run_pairs(text), [], []
+        features, rows, drawn = self._run_unseen(text), [], []
         self._confidence.start(text)
         for ahead in range(length):
             rows.append(self.head.logits(features[:, 0]))
@@ -31,6 +31,3 @@ class HeadChain(FeatureDrafter):
         if not self._is_drawn:
             return Draft(ids)
         return Draft(ids, torch.stack(rows, 1), sampling=self._law, token_map=self.head.token_map)
-
-    def _rows(self, longest: int) -> int:
-        return 2 * longest + 1

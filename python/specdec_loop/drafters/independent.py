@@ -10,7 +10,7 @@ from torch import Tensor
 from specdec_kernels import Noise, Sampling, sample
 
 from ..text import Text
-from .base import Draft, Outcome
+from .base import Draft
 from .draft_model import DraftModel
 
 
@@ -41,39 +41,35 @@ class IndependentDrafts(DraftModel):
         return 1 + self.chains * length
 
     def begin(self, text: Text, *, rule: str, sampling: Sampling, longest: int) -> None:
-        """Run the prompts, and lay out the chains behind one and behind two tokens."""
+        """Run the prompts, and lay out the chains."""
         super().begin(text, rule=rule, sampling=sampling, longest=longest)
-        self._behind_one, self._behind_two = (self._links(text, longest, context) for context in (1, 2))
+        links = torch.arange(1 + self.chains * longest, dtype=torch.int32) - self.chains
+        links[: 1 + self.chains] = torch.tensor([-1, *[0] * self.chains])
+        self._parents = links.to(text.tokens.device).repeat(text.batch, 1)
         self._lanes = torch.arange(self.chains, device=text.tokens.device).repeat(text.batch)
         self._laws = Sampling(*(None if x is None else x.repeat_interleave(self.chains) for x in self._law))
 
     def draft(self, text: Text, length: int) -> Draft:
         """One forward a depth, of all chains side by side."""
         chains = self.chains
-        self._cache.know_lengths([max(end - 2, 0) for end in text.ends])
-        new = text.last(2)
-        rows = [self.model(self._known(new), **self._cache.chain_inputs(2), logits_to_keep=1).logits]
+        rows = [self._run_unseen(text)]
         levels = [self._drawn(rows[0].expand(-1, chains, -1), text, 0)]  # the same law for every first token
         for ahead in range(1, length):
-            inputs = self._cache.tree_inputs(self._behind_two[:, : 2 + ahead * chains].contiguous())
-            rows.append(self.model(self._known(levels[-1]), **inputs).logits)
+            links = self._parents[:, : 1 + ahead * chains].contiguous()
+            rows.append(self._run(levels[-1], self._cache.tree_inputs(links, is_root_committed=True)))
+            self._nodes += chains
             levels.append(self._drawn(rows[-1], text, ahead))
-        drafts = torch.cat(levels, 1).masked_fill(text.lengths[:, None] < 2, -1)
+        drafts = self._of_running(torch.cat(levels, 1), text)
         leaves = rows[0].expand(-1, chains, -1)  # not read: nothing was drawn behind a leaf
         return Draft(
-            torch.cat([new[:, 1:], drafts], 1),
+            torch.cat([text.last(1), drafts], 1),
             torch.cat([*rows, leaves], 1),
             sampling=self._law,
             token_map=self.token_map,
-            parents=self._behind_one[:, : 1 + length * chains].contiguous(),
+            parents=self._parents[:, : 1 + length * chains].contiguous(),
             max_depth=length,
             replacement=True,
         )
-
-    def commit(self, text: Text, outcome: Outcome) -> None:
-        """Keep the last token and all accepted ones but the last, which will be one of the last two."""
-        assert outcome.path is not None
-        self._follow(text, torch.cat([torch.ones_like(outcome.path[:, :1]), outcome.path + 1], 1))
 
     def _drawn(self, logits: Tensor, text: Text, ahead: int) -> Tensor:
         """A token of each chain, ``[batch, chains]``; chains differ by their lane."""
@@ -87,10 +83,3 @@ class IndependentDrafts(DraftModel):
             token_map=self.token_map,
         )
         return drawn.token_ids.view(-1, self.chains)
-
-    def _links(self, text: Text, length: int, context: int) -> Tensor:
-        """Parents ``[batch, nodes]`` of tokens in a row, and of the chains that begin behind the last of them."""
-        links = torch.arange(context + self.chains * length, dtype=torch.int32) - self.chains
-        links[:context] = torch.arange(-1, context - 1)
-        links[context : context + self.chains] = context - 1
-        return links.to(text.tokens.device).repeat(text.batch, 1)

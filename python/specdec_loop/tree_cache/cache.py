@@ -101,12 +101,14 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
             self._layout = CacheLayout(rows, "bhld")
         return self._layout
 
-    def tree_inputs(self, parents: Tensor) -> dict[str, Any]:
+    def tree_inputs(self, parents: Tensor, *, is_root_committed: bool = False) -> dict[str, Any]:
         """What a forward of a tree needs besides its tokens.
 
         Args:
             parents: int32 or int64 ``[batch, nodes]``, see `specdec_kernels.tree_layout`: all nodes since the last
                 commit. The first ones, whose rows earlier forwards wrote, are not run again: give the model the rest.
+            is_root_committed: node 0 is the last committed row, not to be run: for trees of drafts behind a text that
+                has all its rows.
 
         Returns:
             Keyword arguments: past_key_values, position_ids and attention_mask, 4-D, one for each kind of layer where
@@ -117,17 +119,18 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
                 too small a capacity.
         """
         depth = tree_mask(parents).mask[:, 0].sum(-1) - 1  # a node attends its ancestors and itself
-        done, lengths = self._written(), self._lengths
+        done = self._written() + is_root_committed
+        past = self.lengths - int(is_root_committed)
         if parents.shape[1] <= done:
             fail("parents", f"of more than the {done} nodes in the cache", list(parents.shape))
         size, dtype = self._reach(parents.shape[1] - done), self._mask_dtype()
         masks = {
-            kind: tree_mask(parents, past=lengths.exact, window=window, format="additive", dtype=dtype, size=size).mask[
+            kind: tree_mask(parents, past=past, window=window, format="additive", dtype=dtype, size=size).mask[
                 :, :, done:
             ]
             for kind, window in self._windows.items()
         }
-        return self._inputs(lengths.exact[:, None] + depth[:, done:], masks)
+        return self._inputs(past[:, None] + depth[:, done:], masks)
 
     def sibling_inputs(self, tokens: int) -> dict[str, Any]:
         """What a forward of nodes needs that all follow the last committed token and do not see each other.

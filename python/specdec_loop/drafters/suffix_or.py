@@ -1,56 +1,61 @@
-"""Suffix decoding where the text repeats itself, and a head elsewhere."""
+"""Suffix decoding where the text repeats itself, and another drafter elsewhere."""
 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from specdec_kernels import Sampling
 
-from ..heads import FeatureHead
 from ..text import Text
-from .base import ARGMAX_RULES, Draft, padded
-from .head_chain import HeadChain
+from .base import ARGMAX_RULES, Draft, Drafter, Outcome, padded
 from .suffix import SuffixDecoding
 
 FADE = 0.9  # of what was accepted, by each further step
-MARGIN = 2.0  # a text that repeats itself is easy for the head too
+MARGIN = 2.0  # a text that repeats itself is easy for a model too
 
 
-class SuffixOrHead(HeadChain):
-    """Copies what followed the same suffix where that promises more accepted tokens than the head's chain.
+class SuffixOr(Drafter):
+    """Copies what followed the same suffix where that promises more accepted tokens than another drafter's chain.
 
     A frequency promises too much: copies are credited with the share of their promise that they have kept of late, the
-    head with the tokens of its chains that were accepted. Both are known before a draft. A copy costs no forward, so it
-    may be longer.
+    other with the tokens of its chains that were accepted. Both are known before a draft. A copy costs no forward, so
+    it may be longer.
     """
 
     rules = ("match", *ARGMAX_RULES)  # a copy is deterministic
 
-    def __init__(
-        self,
-        head: FeatureHead,
-        suffixes: SuffixDecoding | None = None,
-        *,
-        sampling: Sampling | None = None,
-        confidence: float = 0.0,
-    ) -> None:
-        """Draft with `head`, on the target's device, and with `suffixes`; else see `FeatureDrafter`."""
-        super().__init__(head, sampling=sampling, confidence=confidence)
+    def __init__(self, drafter: Drafter, suffixes: SuffixDecoding | None = None) -> None:
+        """Draft with `suffixes`, or with a `drafter` of chains.
+
+        Raises:
+            ValueError: a drafter that drafts no chains under these rules.
+        """
+        if missing := sorted(set(self.rules) - set(drafter.rules)):
+            raise ValueError(
+                f"SuffixOr: drafter must be one of chains under {', '.join(self.rules)}, "
+                f"got {type(drafter).__name__}, which lacks {', '.join(missing)}"
+            )
+        self.drafter, self.features = drafter, drafter.features
         self.suffixes = SuffixDecoding(factor=2.0) if suffixes is None else suffixes
 
     def begin(self, text: Text, *, rule: str, sampling: Sampling, longest: int) -> None:
         """Both begin."""
-        super().begin(text, rule=rule, sampling=sampling, longest=longest)
-        self.suffixes.begin(text, rule=rule, sampling=sampling, longest=longest)
+        for drafter in (self.drafter, self.suffixes):
+            drafter.begin(text, rule=rule, sampling=sampling, longest=longest)
         self._kept, self._promised = 1.0, 2.0  # tokens of copies
-        self._headed, self._chains = 2.0, 2.0  # tokens of the head's chains, and chains
+        self._drafted, self._chains = 2.0, 2.0  # tokens of the other's chains, and chains
         self._asked: list[tuple[float, int]] = []  # of each request: a copy's promise or 0, and where the text ended
 
+    def prefill(self, text: Text, hidden: Tensor) -> None:
+        """For the other drafter."""
+        self.drafter.prefill(text, hidden)
+
     def draft(self, text: Text, length: int) -> Draft:
-        """Copy for the requests for which that promises more; no forward but the pairs' where it does for all."""
+        """Copy for the requests for which that promises more; no draft of the other where it does for all."""
         self._learn(text)
         found = self.suffixes.propose(text, length)
-        worth, bar = self._kept / self._promised, self._headed / self._chains
+        worth, bar = self._kept / self._promised, self._drafted / self._chains
         promises = [
             promise if promise * worth >= MARGIN * bar and not is_finished else 0.0
             for (promise, _), is_finished in zip(found, text.is_finished, strict=True)
@@ -59,9 +64,9 @@ class SuffixOrHead(HeadChain):
         copies = [tokens if promise else [] for promise, (_, tokens) in zip(promises, found, strict=True)]
         running = [b for b in range(text.batch) if not text.is_finished[b]]
         if all(promises[b] for b in running):
-            self._run_pairs(text)
+            self.drafter.skip(text)
             return Draft(padded(copies, text.tokens.device))
-        ids = super().draft(text, length).token_ids
+        ids = self.drafter.draft(text, length).token_ids
         if any(promises[b] for b in running):
             width = max(ids.shape[1], *map(len, copies))
             ids = torch.nn.functional.pad(ids, (0, width - ids.shape[1]), value=-1)
@@ -69,8 +74,13 @@ class SuffixOrHead(HeadChain):
             ids = torch.where(copied[:, :1] >= 0, copied, ids)
         return Draft(ids)
 
+    def commit(self, text: Text, outcome: Outcome) -> None:
+        """For the other drafter; suffixes follow when they are asked."""
+        self.drafter.commit(text, outcome)
+
     def end(self, text: Text) -> None:
-        """Remember the continuations for later texts."""
+        """Both end: continuations are remembered for later texts."""
+        self.drafter.end(text)
         self.suffixes.end(text)
 
     def _learn(self, text: Text) -> None:
@@ -82,4 +92,4 @@ class SuffixOrHead(HeadChain):
             if promise:
                 self._kept, self._promised = FADE * self._kept + accepted, FADE * self._promised + promise
             else:
-                self._headed, self._chains = FADE * self._headed + accepted, FADE * self._chains + 1
+                self._drafted, self._chains = FADE * self._drafted + accepted, FADE * self._chains + 1

@@ -1,0 +1,112 @@
+"""What drafters with a cache of their own share: how it follows the text, and where drafted nodes hang."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ..text import Text
+from ..tree_cache import TreeCache
+from .base import Drafter
+
+
+class CachedDrafter(Drafter):
+    """Runs a model or head on a cache of its own; what is drafted is its subclasses' affair.
+
+    What the text has and the cache lacks is run and committed when a draft begins; its last row tells the first drafts.
+    Drafted nodes hang behind it and are dropped when the next draft begins, accepted or not: so it does not matter who
+    drafted what a step accepted, and nothing but the text decides what the cache holds.
+    """
+
+    lag: ClassVar[int] = 0  # tokens that a text has more than it has rows
+
+    def _open(self, config: Any, text: Text, longest: int, like: Tensor) -> int:
+        """Make the cache for drafts of up to `longest` tokens, in the model's dtype and device; its capacity."""
+        capacity = text.tokens.shape[1] + self._rows(longest)
+        self._cache = TreeCache(config, batch=text.batch, capacity=capacity, dtype=like.dtype, device=like.device)
+        self._known = [0] * text.batch  # rows of each request
+        self._nodes = 0  # rows of drafted nodes behind them
+        self._inputs: dict[str, Any] = {}  # of the last nodes
+        return capacity
+
+    def _rows(self, longest: int) -> int:
+        """Most rows written between two commits: the new ones and the drafted nodes."""
+        return 2 * self.nodes(longest)
+
+    def _run_prompts(self, text: Text) -> None:
+        """Run the prompts but for the last token of each."""
+        count = text.longest - self.lag - 1
+        if count > 0:
+            prompts = text.tokens[:, self.lag : self.lag + count]
+            self._run(prompts, self._cache.chain_inputs(count), keep=1)
+            self._cache.commit((text.lengths - self.lag - 2).clamp(min=-1).int())
+            self._known = [max(end - self.lag - 1, 0) for end in text.ends]
+            self._cache.know_lengths(self._known)
+
+    def _unseen(self, text: Text) -> tuple[list[int], list[int]]:
+        """Of each request, the rows that its text calls for, and how many of them are lacking."""
+        ends = [max(end - self.lag, 0) for end in text.ends]
+        return ends, [end - known for end, known in zip(ends, self._known, strict=True)]
+
+    def _run_unseen(self, text: Text) -> Tensor:
+        """Run what the text has and the cache lacks; what its last row says, ``[batch, 1, ...]``.
+
+        It says nothing of a request that has nothing new, which is a finished one.
+        """
+        self._cache.crop(-self._nodes)
+        ends, counts = self._unseen(text)
+        self._known, self._nodes, count = ends, 0, max(1, *counts)
+        if min(ends) == max(ends) and min(counts) == count:  # no request needs a place of its own
+            out = self._run(text.tokens.narrow(1, text.ends[0] - count, count), self._cache.chain_inputs(count), keep=1)
+            self._cache.commit(count - 1)
+        else:
+            first = self._cache.lengths + self.lag
+            place = first[:, None] + torch.arange(count, device=first.device)
+            new = text.tokens.gather(1, place.clamp(max=text.tokens.shape[1] - 1))
+            last = (text.lengths - first).clamp(min=0) - 1  # -1: nothing is new
+            out = self._run(new, self._cache.chain_inputs(count), keep=last.clamp(min=0))
+            self._cache.commit(last.int())
+        self._cache.know_lengths(ends)
+        return out
+
+    def _run_next(self, token_ids: Tensor, *before: Tensor) -> Tensor:
+        """Run one more token ``[batch, 1]`` of a chain; what its row says."""
+        out = self._run(token_ids, self._cache.chain_inputs(1), *before)
+        self._nodes += 1
+        return out
+
+    def _run_nodes(self, token_ids: Tensor, parents: Tensor | None, *before: Tensor) -> Tensor:
+        """Run nodes of a tree whose parents are rows of the last run, or the texts themselves; what their rows say."""
+        count = token_ids.shape[1]
+        root = self._cache.sibling_inputs
+        self._inputs = root(count) if parents is None else self._cache.child_inputs(self._inputs, parents)
+        out = self._run(token_ids, self._inputs, *before)
+        self._nodes += count
+        return out
+
+    def _run(self, token_ids: Tensor, inputs: dict[str, Any], *before: Tensor, keep: Tensor | int = 0) -> Tensor:
+        """One forward; what its rows say.
+
+        Args:
+            token_ids: int64 ``[batch, count]``, target ids; -1 where a request has none.
+            inputs: of the cache.
+            before: what the model reads of each node's parent, beside the token.
+            keep: which rows are wanted: so many last ones, 0: all; or int64 ``[batch]``, one of each request.
+        """
+        raise NotImplementedError
+
+    def _of_running(self, ids: Tensor, text: Text) -> Tensor:
+        """Drafts ``[batch, ...]``, none for a finished text."""
+        if not any(text.is_finished):
+            return ids
+        is_finished = torch.tensor(text.is_finished).to(ids.device, non_blocking=True)
+        return ids.masked_fill(is_finished.view(-1, *[1] * (ids.dim() - 1)), -1)
+
+
+def kept(rows: Tensor, keep: Tensor | int) -> Tensor:
+    """Rows ``[batch, count, size]`` that are wanted, see `CachedDrafter._run`."""
+    if isinstance(keep, int):
+        return rows[:, -keep:]
+    return rows.gather(1, keep[:, None, None].expand(-1, -1, rows.shape[2]))
