@@ -12,6 +12,8 @@ import pytest
 
 import specdec_kernels
 import specdec_loop
+from specdec_loop import drafters
+from specdec_loop.drafters.base import CHAIN_RULES
 
 ROOT = Path(__file__).parent.parent
 MODULES = [
@@ -33,10 +35,23 @@ def test_docstring_examples_give_what_they_say() -> None:
     assert attempted >= 12
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/trees.md"])
-def test_python_blocks_run_in_order(page: str) -> None:
+@pytest.mark.parametrize("page", ["README.md", "docs/trees.md", "docs/drafters.md"])
+def test_python_blocks_run_in_order(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)  # they name the repository's models
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S)
     assert blocks
     names: dict[str, object] = {}
     for block in blocks:
         exec(compile(block, page, "exec"), names)
+
+
+def test_every_drafter_is_on_its_page_with_its_rules() -> None:
+    short = {"chains": CHAIN_RULES, "trees": ("match", "greedy", "typical", "target_only", "recursive")}
+    page, told = (ROOT / "docs/drafters.md").read_text(), {}
+    for name, rules in re.findall(r"^\| `(\w+)` \|.*\| ([^|]*) \|$", page, re.M):
+        words = re.findall(r"chains|trees|`\w+`", rules.partition(" but ")[0])
+        some = {rule for word in words for rule in short.get(word, (word.strip("`"),))}
+        told[name] = some - set(re.findall(r"`(\w+)`", rules.partition(" but ")[2]))
+    classes = [getattr(drafters, name) for name in drafters.__all__]
+    ours = {c.__name__: set(c.rules) for c in classes if issubclass(c, drafters.Drafter)}
+    assert told == {name: rules for name, rules in ours.items() if name not in ("Drafter", "NoDrafter")}

@@ -8,36 +8,61 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .datastore import Datastore
     from .draft_length import AdaptiveLength
-    from .drafters import DraftModel, IndependentDrafts, Lookahead, PromptLookup, Retrieval, SuffixDecoding
+    from .drafters import (
+        Blockwise,
+        DraftModel,
+        EagleDynamicTree,
+        EagleTree,
+        HeadChain,
+        IndependentDrafts,
+        Lookahead,
+        Medusa,
+        PromptLookup,
+        Retrieval,
+        SuffixDecoding,
+        SuffixOr,
+    )
     from .generation import Generation, generate
     from .past import Past
     from .tree_cache import TreeCache
 
 _HOMES = {
     "AdaptiveLength": "draft_length",
+    "Blockwise": "drafters",
     "Datastore": "datastore",
     "DraftModel": "drafters",
+    "EagleDynamicTree": "drafters",
+    "EagleTree": "drafters",
     "Generation": "generation",
+    "HeadChain": "drafters",
     "IndependentDrafts": "drafters",
     "Lookahead": "drafters",
+    "Medusa": "drafters",
     "Past": "past",
     "PromptLookup": "drafters",
     "Retrieval": "drafters",
     "SuffixDecoding": "drafters",
+    "SuffixOr": "drafters",
     "TreeCache": "tree_cache",
     "generate": "generation",
 }
 __all__ = [
     "AdaptiveLength",
+    "Blockwise",
     "Datastore",
     "DraftModel",
+    "EagleDynamicTree",
+    "EagleTree",
     "Generation",
+    "HeadChain",
     "IndependentDrafts",
     "Lookahead",
+    "Medusa",
     "Past",
     "PromptLookup",
     "Retrieval",
     "SuffixDecoding",
+    "SuffixOr",
     "TreeCache",
     "generate",
 ]

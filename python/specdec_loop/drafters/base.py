@@ -179,3 +179,10 @@ def padded(drafts: Sequence[Sequence[int]], device: torch.device, length: int | 
     length = max(map(len, drafts)) if length is None else length
     rows = [[*draft, *[-1] * (length - len(draft))] for draft in drafts]
     return torch.tensor(rows, dtype=torch.int64).to(device, non_blocking=True)
+
+
+def kept(rows: Tensor, keep: Tensor | int) -> Tensor:
+    """Rows of ``[batch, count, size]``: so many last ones, 0: all; or int64 ``[batch]``, one of each request."""
+    if isinstance(keep, int):
+        return rows[:, -keep:]
+    return rows.gather(1, keep[:, None, None].expand(-1, -1, rows.shape[2]))

@@ -103,10 +103,3 @@ class CachedDrafter(Drafter):
             return ids
         is_finished = torch.tensor(text.is_finished).to(ids.device, non_blocking=True)
         return ids.masked_fill(is_finished.view(-1, *[1] * (ids.dim() - 1)), -1)
-
-
-def kept(rows: Tensor, keep: Tensor | int) -> Tensor:
-    """Rows ``[batch, count, size]`` that are wanted, see `CachedDrafter._run`."""
-    if isinstance(keep, int):
-        return rows[:, -keep:]
-    return rows.gather(1, keep[:, None, None].expand(-1, -1, rows.shape[2]))

@@ -11,8 +11,8 @@ from torch import Tensor
 from specdec_kernels import Sampling, sample
 
 from ..text import Text
-from .base import ARGMAX_RULES, CHAIN_RULES, Confidence, Draft
-from .cached_drafter import CachedDrafter, kept
+from .base import ARGMAX_RULES, CHAIN_RULES, Confidence, Draft, kept
+from .cached_drafter import CachedDrafter
 
 
 class DraftModel(CachedDrafter):

@@ -11,8 +11,8 @@ from specdec_kernels import Noise, SampleResult, Sampling, gather_nodes, sample
 
 from ..heads import FeatureHead
 from ..text import Text
-from .base import COLD, Confidence, Outcome
-from .cached_drafter import CachedDrafter, kept
+from .base import COLD, Confidence, Outcome, kept
+from .cached_drafter import CachedDrafter
 
 DRAWN_RULES = ("ratio", "block", "recursive", "traversal")  # their drafts are drawn from the head's law
 
