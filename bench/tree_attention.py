@@ -139,6 +139,30 @@ def sdpa(x: AttentionInput) -> Tensor:
     return scaled_dot_product_attention(query, key, value, x.mask, enable_gqa=True).transpose(1, 2)
 
 
+class Layer:
+    """What transformers' attention functions read of a model's layer."""
+
+    num_key_value_groups = HEADS // KV_HEADS
+    is_causal = True
+
+
+def transformers_sdpa(x: AttentionInput) -> Tensor:
+    """The attention of a model in transformers, which repeats keys and values where there is a mask."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    key, value = dense(x)
+    out: Tensor = sdpa_attention_forward(Layer(), x.query.transpose(1, 2), key, value, x.mask)[0]
+    return out
+
+
+def grouped(x: AttentionInput) -> Tensor:
+    """The attention of a model that `specdec_loop.generate` runs."""
+    from specdec_loop.tree_cache.attention import grouped_sdpa
+
+    key, value = dense(x)
+    return grouped_sdpa(Layer(), x.query.transpose(1, 2), key, value, x.mask)[0]
+
+
 def eager(x: AttentionInput) -> Tensor:
     """Scores, softmax and sum one after the other, as models spell attention without a kernel."""
     key, value = (t[:, :, None] for t in dense(x))
@@ -158,7 +182,13 @@ def contenders(case: AttentionCase, made: Sequence[AttentionInput], backends: Se
 
         return compare
 
-    return same_check(ours, backends, {"SDPA, dense mask": sdpa, "plain PyTorch": eager}, check)
+    rivals = {
+        "SDPA, dense mask": sdpa,
+        "the loop's `grouped_sdpa`": grouped,
+        "transformers' SDPA": transformers_sdpa,
+        "plain PyTorch": eager,
+    }
+    return same_check(ours, backends, rivals, check)
 
 
 test_speed = pytest_speed("tree_attention")

@@ -18,7 +18,7 @@ from .past import Past
 from .statistics import Clock, RequestStatistics
 from .stops import Stops
 from .text import Text
-from .tree_cache import TreeCache
+from .tree_cache import TreeCache, forward
 
 Streamer = Callable[[int, list[int], int], None]
 
@@ -155,7 +155,9 @@ def generate(
         clock.mark("verify")
         kept = text.append(verdict.token_ids, verdict.logprobs)
         path = verdict.path if isinstance(verdict, TreeResult) else None
-        cache.commit(kept - 1, path)  # rows of the last token and of what was accepted; -1: a finished request
+        # Rows of the last token and of what was accepted; -1: a finished request. Nothing drafted: the host knows.
+        is_plain = draft.token_ids.shape[1] == 0 and not any(text.is_finished)
+        cache.commit(0 if is_plain else kept - 1, path)
         with _naming(drafter, "commit"):
             drafter.commit(text, Outcome(logits, kept, path, hidden))
         running = [b for b in range(text.batch) if not text.is_finished[b]]
@@ -187,7 +189,8 @@ def _prefill(
     prompts = text.tokens.gather(1, place.clamp(max=text.tokens.shape[1] - 1)).clamp(min=0)
     last = text.lengths - 1 - cache.lengths
     rows, own = last.unique(return_inverse=True)
-    out = target(prompts, **cache.chain_inputs(lacking), logits_to_keep=rows, output_hidden_states=bool(features))
+    inputs, states = cache.chain_inputs(lacking), bool(features)
+    out = forward(target, prompts, inputs, logits_to_keep=rows, output_hidden_states=states)
     cache.commit(last.int())
     cache.know_lengths(text.ends)
     own = own[:, None, None].expand(-1, 1, out.logits.shape[2])
@@ -204,7 +207,7 @@ def _forward(
     else:
         nodes = torch.cat([text.last(1), draft.token_ids[:, 1:]], 1)
         inputs = cache.tree_inputs(draft.parents)
-    out = target(nodes.clamp(min=0), **inputs, output_hidden_states=bool(features))
+    out = forward(target, nodes.clamp(min=0), inputs, output_hidden_states=bool(features))
     return out.logits, _chosen(out, features)
 
 

@@ -9,6 +9,8 @@ import torch
 import transformers
 from torch import Tensor
 
+from specdec_loop.tree_cache.attention import NAME
+
 VOCAB, WINDOW = 61, 6
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4,
@@ -31,7 +33,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_hidden_layers": 2, "num_local_experts": 4, "sliding_window": WINDOW},
     ),
 }
-CASES = [(f, a) for f in FAMILIES for a in ("sdpa", "eager") if not ("softcap" in f and a == "sdpa")]
+CASES = [(f, a) for f in FAMILIES for a in ("sdpa", "eager", NAME) if not ("softcap" in f and a != "eager")]
 
 
 @functools.cache

@@ -11,6 +11,7 @@ from torch import Tensor
 from specdec_kernels import Sampling, sample
 
 from ..text import Text
+from ..tree_cache import forward
 from .base import ARGMAX_RULES, CHAIN_RULES, Confidence, Draft, kept
 from .cached_drafter import CachedDrafter
 
@@ -86,7 +87,7 @@ class DraftModel(CachedDrafter):
     def _run(self, token_ids: Tensor, inputs: dict[str, Any], *before: Tensor, keep: Tensor | int = 0) -> Tensor:
         """Logits."""
         last = keep if isinstance(keep, int) else 0
-        logits: Tensor = self.model(self._own(token_ids), **inputs, logits_to_keep=last).logits
+        logits: Tensor = forward(self.model, self._own(token_ids), inputs, logits_to_keep=last).logits
         return logits if isinstance(keep, int) else kept(logits, keep)
 
     def _own(self, ids: Tensor) -> Tensor:

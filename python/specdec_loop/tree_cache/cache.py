@@ -11,10 +11,11 @@ from transformers.cache_utils import Cache
 
 from specdec_kernels import CacheLayout, compact_cache, rollback, tree_mask
 
+from .attention import NAME
 from .layer import Lengths, TreeLayer, fail
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
-MASKED = ("sdpa", "eager")  # attention implementations that take a 4-D mask
+MASKED = ("sdpa", "eager", NAME)  # attention implementations that take a 4-D mask
 STEPS = 64  # longest chain whose mask is a view of one that is kept
 FLAGGED = -2  # a num_accepted that the ops flag and leave alone
 
