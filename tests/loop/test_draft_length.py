@@ -1,4 +1,4 @@
-"""Draft lengths: fixed, or the best for what was measured."""
+"""Draft lengths: fixed, the best for what was measured, or as far as drafts promise well."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from texts import text_of
 
+from specdec_kernels import Noise, Sampling, sample
 from specdec_loop import AdaptiveLength
 from specdec_loop.draft_length import FixedLength
+from specdec_loop.drafters.base import Confidence
 from specdec_loop.theory import optimal_draft
 
 SECONDS = {"draft": 0.0, "target": 1.0, "verify": 0.0, "commit": 0.0}
@@ -67,3 +70,41 @@ def test_fixed_is_fixed() -> None:
 def test_wrong_values_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"expected|must be"):
         AdaptiveLength(**wrong)
+
+
+# --- drafts that end early
+
+
+@pytest.mark.parametrize("warm", [None, torch.tensor([1.0, 1.0, 0.0])])
+def test_chains_end_where_their_chance_falls_in_the_mean(warm: torch.Tensor | None) -> None:
+    confidence, text = Confidence(0.5), text_of([1, 2], [3, 4], [5, 6])
+    sure, likely, unsure = torch.tensor([9.0, 0.0]), torch.tensor([1.0, 0.0]), torch.tensor([0.0, 0.0])
+
+    def is_lost(*rows: torch.Tensor) -> bool:
+        noise = Noise(torch.arange(3), torch.zeros(3).long())
+        logits = torch.stack(rows)
+        drawn = sample(logits, sampling=Sampling(temperature=warm), noise=noise, purpose="target", logprobs="raw")
+        return confidence.is_lost(logits, drawn)
+
+    confidence.begin(warm)
+    confidence.start(text)
+    assert not is_lost(sure, likely, unsure)  # 1, .73, .5
+    assert not is_lost(sure, likely, likely)  # 1, .53, .37
+    assert is_lost(sure, unsure, unsure)  # 1, .27, .18: .48
+    text.finish(0, 2)
+    confidence.start(text)
+    assert not is_lost(unsure, sure, likely)  # a finished request has no say: 1, .73
+    assert not is_lost(sure, sure, likely)  # 1, .53
+    assert is_lost(sure, unsure, likely)  # .5, .39
+
+
+@pytest.mark.parametrize("seed", range(20))  # whichever token is drawn
+def test_a_chance_is_that_of_the_best_token_at_its_own_temperature(seed: int) -> None:
+    warm, logits = torch.tensor([2.0, 0.5, 0.0]), torch.tensor([[1.0, 0.0]] * 3)  # .622, .881, .731: .745
+    noise = Noise(torch.arange(3) + seed, torch.zeros(3).long())
+    drawn = sample(logits, sampling=Sampling(temperature=warm), noise=noise, purpose="target", logprobs="raw")
+    for least, want in ((0.74, False), (0.75, True)):
+        confidence = Confidence(least)
+        confidence.begin(warm)
+        confidence.start(text_of([1, 2], [3, 4], [5, 6]))
+        assert confidence.is_lost(logits, drawn) is want

@@ -13,7 +13,7 @@ from text_laws import REQUESTS, law, many, surprise, tiny
 from texts import prompts, text_of
 from torch import Tensor
 
-from specdec_kernels import Noise, SampleResult, Sampling, sample, verify_tree
+from specdec_kernels import SampleResult, Sampling, verify_tree
 from specdec_loop import (
     AdaptiveLength,
     Datastore,
@@ -331,41 +331,6 @@ def test_copies_are_trusted_as_far_as_they_were_right() -> None:
         return drafter.draft(text, 6).token_ids[0].tolist() == [5, 6, 7, 8, 5, 6]
 
     assert copies(6) and not copies(0) and copies(6)
-
-
-@pytest.mark.parametrize("warm", [None, torch.tensor([1.0, 1.0, 0.0])])
-def test_chains_end_where_their_chance_falls_in_the_mean(warm: torch.Tensor | None) -> None:
-    confidence, text = Confidence(0.5), text_of([1, 2], [3, 4], [5, 6])
-    sure, likely, unsure = torch.tensor([9.0, 0.0]), torch.tensor([1.0, 0.0]), torch.tensor([0.0, 0.0])
-
-    def is_lost(*rows: torch.Tensor) -> bool:
-        noise = Noise(torch.arange(3), torch.zeros(3).long())
-        logits = torch.stack(rows)
-        drawn = sample(logits, sampling=Sampling(temperature=warm), noise=noise, purpose="target", logprobs="raw")
-        return confidence.is_lost(logits, drawn)
-
-    confidence.begin(warm)
-    confidence.start(text)
-    assert not is_lost(sure, likely, unsure)  # 1, .73, .5
-    assert not is_lost(sure, likely, likely)  # 1, .53, .37
-    assert is_lost(sure, unsure, unsure)  # 1, .27, .18: .48
-    text.finish(0, 2)
-    confidence.start(text)
-    assert not is_lost(unsure, sure, likely)  # a finished request has no say: 1, .73
-    assert not is_lost(sure, sure, likely)  # 1, .53
-    assert is_lost(sure, unsure, likely)  # .5, .39
-
-
-@pytest.mark.parametrize("seed", range(20))  # whichever token is drawn
-def test_a_chance_is_that_of_the_best_token_at_its_own_temperature(seed: int) -> None:
-    warm, logits = torch.tensor([2.0, 0.5, 0.0]), torch.tensor([[1.0, 0.0]] * 3)  # .622, .881, .731: .745
-    noise = Noise(torch.arange(3) + seed, torch.zeros(3).long())
-    drawn = sample(logits, sampling=Sampling(temperature=warm), noise=noise, purpose="target", logprobs="raw")
-    for least, want in ((0.74, False), (0.75, True)):
-        confidence = Confidence(least)
-        confidence.begin(warm)
-        confidence.start(text_of([1, 2], [3, 4], [5, 6]))
-        assert confidence.is_lost(logits, drawn) is want
 
 
 @pytest.mark.parametrize("seed", range(3))
