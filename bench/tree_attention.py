@@ -157,7 +157,7 @@ def transformers_sdpa(x: AttentionInput) -> Tensor:
 
 def grouped(x: AttentionInput) -> Tensor:
     """The attention of a model that `specdec_loop.generate` runs."""
-    from specdec_loop.tree_cache.attention import grouped_sdpa
+    from specdec_loop.attention import grouped_sdpa
 
     key, value = dense(x)
     return grouped_sdpa(Layer(), x.query.transpose(1, 2), key, value, x.mask)[0]

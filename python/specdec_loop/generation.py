@@ -12,13 +12,14 @@ from torch import Tensor
 
 from specdec_kernels import ChainResult, Sampling, TreeResult, verify_chain, verify_tree
 
+from .attention import forward
 from .draft_length import FixedLength
 from .drafters import Draft, Drafter, NoDrafter, Outcome
 from .past import Past
 from .statistics import Clock, RequestStatistics
 from .stops import Stops
 from .text import Text
-from .tree_cache import TreeCache, forward
+from .tree_cache import TreeCache
 
 Streamer = Callable[[int, list[int], int], None]
 
@@ -126,7 +127,7 @@ def generate(
     hooks = Hooks() if hooks is None else hooks
     lengths = FixedLength(draft_length) if isinstance(draft_length, int) else draft_length
     _check(target, drafter, lengths, rule, max_new_tokens)
-    overhang = drafter.nodes(lengths.longest)
+    overhang = max(drafter.nodes(lengths.longest), 1 + lengths.longest)  # a verifier's columns, whatever the tree
     text = _begin_text(target, input_ids, attention_mask, seed, max_new_tokens, stop, tokenizer, overhang)
     past = Past(text.tokens.shape[1]) if past is None else past
     cache, lacking = past.open(target, text, reuse=not drafter.features)
@@ -155,7 +156,7 @@ def generate(
         clock.mark("verify")
         kept = text.append(verdict.token_ids, verdict.logprobs)
         path = verdict.path if isinstance(verdict, TreeResult) else None
-        # Rows of the last token and of what was accepted; -1: a finished request. Nothing drafted: the host knows.
+        # Rows of the last token and of what was accepted; -1: a finished request. Nothing drafted: one row of each.
         is_plain = draft.token_ids.shape[1] == 0 and not any(text.is_finished)
         cache.commit(0 if is_plain else kept - 1, path)
         with _naming(drafter, "commit"):

@@ -83,7 +83,9 @@ class Past:
         self.cache.commit(torch.tensor([len(row) - 1 for row in rows], dtype=torch.int32, device=model.device))
 
     def close(self, text: Text) -> None:
-        """Remember which texts the cache holds."""
+        """Remember which texts the cache holds; rows of their last tokens, if any, were left by a forward gone bad."""
+        assert self.cache is not None
+        self.cache.truncate(text.lengths - 1)
         self._rows = [list(row) for row in text.rows]
 
     def _begin(self, model: Any, batch: int) -> TreeCache:

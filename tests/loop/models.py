@@ -9,7 +9,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from specdec_loop.tree_cache.attention import NAME
+from specdec_loop.attention import NAME
 
 VOCAB, WINDOW = 61, 6
 SIZES: dict[str, Any] = {

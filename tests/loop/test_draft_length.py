@@ -6,14 +6,16 @@ from typing import Any
 
 import pytest
 import torch
+from text_laws import law, many, surprise, tiny
 from texts import text_of
 
 from specdec_kernels import Noise, Sampling, sample
-from specdec_loop import AdaptiveLength
+from specdec_loop import AdaptiveLength, DraftModel, generate
 from specdec_loop.draft_length import FixedLength
 from specdec_loop.drafters.base import Confidence
 from specdec_loop.theory import optimal_draft
 
+FALSE_ALARM = 1e-6  # of the law test below; seeds are fixed, so an alarm would stay
 SECONDS = {"draft": 0.0, "target": 1.0, "verify": 0.0, "commit": 0.0}
 
 
@@ -70,6 +72,17 @@ def test_fixed_is_fixed() -> None:
 def test_wrong_values_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"expected|must be"):
         AdaptiveLength(**wrong)
+
+
+def test_lengths_that_adapt_leave_the_law_alone() -> None:
+    texts = []
+    for call in range(300):  # small batches, or the lengths would follow the mean of all
+        arguments = many(requests=8)
+        arguments["seed"] += call * 100_003
+        lengths = AdaptiveLength(3, cost=0.2, memory=1.0)
+        result = generate(tiny(0), DraftModel(tiny(1)), rule="ratio", draft_length=lengths, **arguments)
+        texts += result.tokens
+    assert surprise(texts, law(tiny(0), 1.0)) > FALSE_ALARM
 
 
 # --- drafts that end early

@@ -14,18 +14,8 @@ from texts import prompts, text_of
 from torch import Tensor
 
 from specdec_kernels import SampleResult, Sampling, verify_tree
-from specdec_loop import (
-    AdaptiveLength,
-    Datastore,
-    DraftModel,
-    IndependentDrafts,
-    Lookahead,
-    PromptLookup,
-    Retrieval,
-    SuffixDecoding,
-    generate,
-)
-from specdec_loop.drafters import Draft, Drafter, HeadChain, Outcome, SuffixOr
+from specdec_loop import Datastore, DraftModel, IndependentDrafts, Lookahead, PromptLookup, Retrieval, generate
+from specdec_loop.drafters import Draft, Drafter, HeadChain, Outcome, SuffixDecoding, SuffixOr
 from specdec_loop.drafters.base import Confidence
 from specdec_loop.text import Text
 
@@ -184,9 +174,10 @@ def test_the_cache_of_a_draft_model_holds_what_the_whole_text_says(kind: str, fa
     if kind == "two chains":
         generate(target, drafter, prompts(7), rule="recursive", **arguments)
     else:
-        starts = [[5, 6, 7, 8] * 6, *prompts(7)[1:]]
+        starts = [[5, 6, 7, 8] * 6] * 7 if kind == "copies too" else prompts(7)
         got, want = (generate(target, d, starts, **arguments).tokens for d in (drafter, None))
         assert got == want
+    assert bool(steps) == (kind == "copies too")
     assert len(compared) > 30 and len(set(compared)) > 20
 
 
@@ -318,6 +309,27 @@ def test_a_text_that_repeats_itself_is_copied_and_another_is_left_to_the_head() 
     assert drafts[0] == [[5, 6, 7, 8, 5, 6], drafts[1][1]] and min(drafts[1][1]) >= 0
 
 
+def test_one_made_of_another_follows_and_ends_with_it() -> None:
+    """Two of them, one inside the other: whoever copies, the head sees every step; and both learn the texts."""
+    inner = SuffixOr(HeadChain(feature_head("mtp", model())))
+    arguments = {"sampling": Sampling.full(2, temperature=0.3), "max_new_tokens": 40, "stop": ()}
+    starts = [[5, 6, 7, 8] * 6, [7, 8] * 9]
+    got = generate(model(), SuffixOr(inner), starts, draft_length=4, **arguments)
+    assert got.tokens == generate(model(), None, starts, **arguments).tokens
+    assert inner.suffixes._past.children  # continuations of these texts
+
+
+def test_a_drafter_of_trees_is_refused_when_it_drafts() -> None:
+    class Tree(Drafter):
+        def draft(self, text: Text, length: int) -> Draft:
+            return Draft(text.last(1), parents=torch.full((text.batch, 1), -1))
+
+    text = text_of([1, 2, 3])
+    (drafter := SuffixOr(Tree())).begin(text, rule="match", sampling=Sampling(), longest=3)
+    with pytest.raises(ValueError, match="drafter must draft chains, but Tree drafts trees"):
+        drafter.draft(text, 3)
+
+
 def test_copies_are_trusted_as_far_as_they_were_right() -> None:
     drafter, text = SuffixOr(HeadChain(feature_head("mtp", model()))), text_of([5, 6, 7, 8] * 6)
     drafter.begin(text, rule="match", sampling=Sampling.full(1, temperature=0.0), longest=6)
@@ -378,14 +390,3 @@ class Picky(DraftModel):
 def test_a_small_bias_is_seen(wrong: type[DraftModel], rule: str) -> None:
     result = generate(tiny(0), wrong(tiny(1)), rule=rule, draft_length=3, **many())
     assert surprise(result.tokens, law(tiny(0), 1.0)) < FALSE_ALARM
-
-
-def test_lengths_that_adapt_leave_the_law_alone() -> None:
-    texts = []
-    for call in range(300):  # small batches, or the lengths would follow the mean of all
-        arguments = many(requests=8)
-        arguments["seed"] += call * 100_003
-        lengths = AdaptiveLength(3, cost=0.2, memory=1.0)
-        result = generate(tiny(0), DraftModel(tiny(1)), rule="ratio", draft_length=lengths, **arguments)
-        texts += result.tokens
-    assert surprise(texts, law(tiny(0), 1.0)) > FALSE_ALARM

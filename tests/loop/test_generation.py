@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from head_models import feature_head
 from models import VOCAB, Sequential, model
 from texts import Scripted, assert_same, prompts
 
@@ -24,7 +25,7 @@ from specdec_loop import (
     SuffixDecoding,
     generate,
 )
-from specdec_loop.drafters import Draft, Drafter, SuffixOr
+from specdec_loop.drafters import Draft, Drafter, EagleDynamicTree, SuffixOr
 from specdec_loop.text import Text
 
 TOKENS = 24  # several steps of any drafter, and n-grams that come back
@@ -346,3 +347,13 @@ def test_wrong_arguments_are_named(change: dict[str, Any], message: str) -> None
     arguments = {**right, "sampling": Sampling.full(2), **change}
     with pytest.raises(ValueError, match=re.escape(message)):
         generate(arguments.pop("target"), arguments.pop("drafter"), arguments.pop("input_ids"), **arguments)
+
+
+def test_trees_may_have_fewer_nodes_than_a_draft_may_be_long() -> None:
+    start, sampling = [[1, 2, 3]], Sampling.full(1, temperature=0.0)
+    want = plain(start, sampling)
+    store = Datastore.build([[*range(1, 7)], want[0]])
+    for drafter in (EagleDynamicTree(feature_head("mtp", model()), width=1, total=3), Retrieval(store, candidates=2)):
+        got = run(drafter, start, sampling, draft_length=5)
+        assert_same(got.tokens, want, model(), start, sampling)
+        assert got.statistics[0].drafted

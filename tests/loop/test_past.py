@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from head_models import DRAFTERS
 from models import model
 from texts import assert_same, prompts
+from torch import Tensor
 
 from specdec_kernels import Sampling
 from specdec_loop import DraftModel, Lookahead, Past, PromptLookup, generate
@@ -86,6 +88,25 @@ def test_after_a_stop_the_past_ends_where_the_text_does() -> None:
     assert_same(
         got, generate(model(), None, again, sampling=sampling, max_new_tokens=12).tokens, model(), again, sampling
     )
+
+
+def test_a_forward_gone_bad_leaves_no_row() -> None:
+    """Request 0 is flagged in a step without drafts; its next turn is that of a model that never failed."""
+    network, forwards = copy.deepcopy(model()), []
+
+    def spoil(module: Any, args: Any, out: Tensor) -> Tensor:
+        forwards.append(1)
+        return out.index_fill(0, torch.tensor([0]), torch.nan) if len(forwards) == 3 else out
+
+    network.get_input_embeddings().register_forward_hook(spoil)
+    past, sampling, start = Past(64), Sampling.full(2, temperature=0.0), [[5, 6, 7, 8], [3, 4, 2, 6, 7, 8, 9]]
+    first = generate(network, None, start, sampling=sampling, max_new_tokens=6, past=past)
+    assert first.status == [1, 0] and len(first.tokens[0]) == 2
+    again = [[*row, *tokens, 9] for row, tokens in zip(start, first.tokens, strict=True)]
+    got = generate(network, None, again, sampling=sampling, max_new_tokens=6, past=past)
+    assert got.status == [0, 0]
+    want = generate(model(), None, again, sampling=sampling, max_new_tokens=6).tokens
+    assert_same(got.tokens, want, model(), again, sampling)
 
 
 def test_a_drafter_that_reads_features_runs_the_whole_prompt() -> None:

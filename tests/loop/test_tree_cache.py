@@ -17,8 +17,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache
 
 from specdec_loop import TreeCache
-from specdec_loop.tree_cache import attention as heads_attention
-from specdec_loop.tree_cache import forward
 
 # --- the logits of sequential decoding
 
@@ -88,53 +86,6 @@ def test_a_path_that_is_not_moved_is_found(family: str) -> None:
     logits = requests.network(torch.tensor([[7]]), past_key_values=cache).logits[0]
     requests.alone[0].feed([tokens[0], tokens[2]])
     assert float((logits - requests.alone[0].feed([7])).abs().max()) > 1e-2
-
-
-# --- attention of grouped heads
-
-
-@pytest.mark.parametrize("small", [0, heads_attention.SMALL], ids=["packed", "grouped by SDPA"])
-@pytest.mark.parametrize("kind", [torch.float32, torch.bool, torch.bfloat16])
-@pytest.mark.parametrize(("heads", "groups"), [(4, 2), (6, 1), (8, 2), (3, 3)])
-def test_grouped_heads_attend_as_if_keys_were_repeated(
-    heads: int, groups: int, kind: torch.dtype, small: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(heads_attention, "SMALL", small)
-    g = torch.Generator().manual_seed(heads)
-    dtype = torch.float32 if kind == torch.bool else kind
-    for batch, same_mask, nodes, keys in ((1, 1, 1, 7), (3, 3, 5, 40), (3, 1, 2, 9), (2, 2, 1, 3)):
-        query = torch.randn(batch, nodes, heads, 16, generator=g).to(dtype).transpose(1, 2)
-        buffers = torch.randn(2, batch, groups, keys + 9, 16, generator=g).to(dtype)
-        key, value = buffers[:, :, :, :keys]
-        seen = torch.rand(same_mask, 1, nodes, keys, generator=g) < 0.6
-        seen[..., 0] = True  # a row that attends nothing means nothing
-        mask = seen if kind == torch.bool else torch.where(seen, 0.0, torch.finfo(dtype).min).to(dtype)
-        got, _ = heads_attention.grouped_sdpa(None, query, key, value, mask, scaling=0.3)
-        wide = [t.repeat_interleave(heads // groups, 1).double() for t in (key, value)]
-        scores = (query.double() @ wide[0].mT * 0.3).masked_fill(~seen, -torch.inf)
-        want = (scores.softmax(-1) @ wide[1]).transpose(1, 2)
-        assert got.is_contiguous()
-        torch.testing.assert_close(got.double(), want, atol=2e-2 if dtype == torch.bfloat16 else 1e-5, rtol=0)
-
-
-def test_a_forward_changes_nothing_but_how_masked_heads_attend(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[str] = []
-    network, eager = model(), model(attention="eager")
-    monkeypatch.setattr(network, "forward", lambda *a, **k: calls.append(network.config._attn_implementation))
-    monkeypatch.setattr(eager, "forward", lambda *a, **k: calls.append(eager.config._attn_implementation))
-    tokens = torch.tensor([[1, 2]])
-    for some in (network, eager):
-        forward(some, tokens, {"attention_mask": None})
-        forward(some, tokens, {"attention_mask": torch.zeros(1, 1, 2, 2)})
-    assert calls == ["sdpa", "specdec_grouped", "eager", "eager"]
-
-    def fail(*_: Any, **__: Any) -> None:
-        raise ArithmeticError
-
-    monkeypatch.setattr(network, "forward", fail)
-    with pytest.raises(ArithmeticError):
-        forward(network, tokens, {"attention_mask": torch.zeros(1, 1, 2, 2)})
-    assert network.config._attn_implementation == "sdpa"
 
 
 # --- a cache like any other
@@ -351,6 +302,8 @@ def test_rows_that_do_not_fit_are_refused(keys: Tensor, message: str) -> None:
 
 def test_calls_that_make_no_sense_are_refused() -> None:
     network, cache = model(), new_cache(model(), 2)
+    with pytest.raises(ValueError, match="is_root_committed must be False where nothing is committed"):
+        cache.tree_inputs(torch.tensor([[-1, 0, 0]] * 2), is_root_committed=True)
     with pytest.raises(ValueError, match="commit must be called after a forward"):
         cache.commit(counts([0, 0]))
     network(torch.ones(2, 3, dtype=torch.long), past_key_values=cache)
@@ -381,7 +334,7 @@ def test_other_attention_is_refused_by_name() -> None:
         TreeCache(config, **sizes)
     cache = TreeCache(model("llama", "eager").config, **sizes)
     cache._config = type(model().config)(attn_implementation="flash_attention_2")
-    with pytest.raises(ValueError, match="attn_implementation must be sdpa or eager or specdec_grouped"):
+    with pytest.raises(ValueError, match="attn_implementation must be sdpa or eager:"):
         cache.tree_inputs(torch.tensor([[-1]]))
 
 

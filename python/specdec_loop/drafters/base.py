@@ -84,7 +84,7 @@ class Drafter:
         """Prepare for new texts: prompts, each with its first token, which the target said without a draft.
 
         Args:
-            text: to be continued; of at least two tokens each.
+            text: to be continued; of at least two tokens each, but where a prompt's first row was bad.
             rule: under which drafts will be verified.
             sampling: of the target.
             longest: no draft will be longer.
@@ -181,8 +181,10 @@ def padded(drafts: Sequence[Sequence[int]], device: torch.device, length: int | 
     return torch.tensor(rows, dtype=torch.int64).to(device, non_blocking=True)
 
 
-def kept(rows: Tensor, keep: Tensor | int) -> Tensor:
-    """Rows of ``[batch, count, size]``: so many last ones, 0: all; or int64 ``[batch]``, one of each request."""
+def kept(rows: Tensor, keep: Tensor | Sequence[int] | int) -> Tensor:
+    """Rows of ``[batch, count, size]``: so many last ones, 0: all; or the number of one of each request."""
     if isinstance(keep, int):
         return rows[:, -keep:]
+    if not isinstance(keep, Tensor):
+        keep = torch.tensor(keep).to(rows.device, non_blocking=True)
     return rows.gather(1, keep[:, None, None].expand(-1, -1, rows.shape[2]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -22,10 +23,10 @@ class CachedDrafter(Drafter):
 
     lag: ClassVar[int] = 0  # tokens that a text has more than it has rows
 
-    def _open(self, config: Any, text: Text, longest: int, like: Tensor) -> int:
-        """Make the cache for drafts of up to `longest` tokens, in the model's dtype and device; its capacity."""
+    def _open(self, config: Any, text: Text, longest: int, dtype: torch.dtype, device: torch.device) -> int:
+        """Make the cache for drafts of up to `longest` tokens; returns its capacity."""
         capacity = text.tokens.shape[1] + self._rows(longest)
-        self._cache = TreeCache(config, batch=text.batch, capacity=capacity, dtype=like.dtype, device=like.device)
+        self._cache = TreeCache(config, batch=text.batch, capacity=capacity, dtype=dtype, device=device)
         self._known = [0] * text.batch  # rows of each request
         self._nodes = 0  # rows of drafted nodes behind them
         self._inputs: dict[str, Any] = {}  # of the last nodes
@@ -65,9 +66,8 @@ class CachedDrafter(Drafter):
             first = self._cache.lengths + self.lag
             place = first[:, None] + torch.arange(count, device=first.device)
             new = text.tokens.gather(1, place.clamp(max=text.tokens.shape[1] - 1))
-            last = (text.lengths - first).clamp(min=0) - 1  # -1: nothing is new
-            out = self._run(new, self._cache.chain_inputs(count), keep=last.clamp(min=0))
-            self._cache.commit(last.int())
+            out = self._run(new, self._cache.chain_inputs(count), keep=[max(n, 1) - 1 for n in counts])
+            self._cache.commit(((text.lengths - first).clamp(min=0) - 1).int())  # -1: nothing is new
         self._cache.know_lengths(ends)
         return out
 
@@ -86,14 +86,14 @@ class CachedDrafter(Drafter):
         self._nodes += count
         return out
 
-    def _run(self, token_ids: Tensor, inputs: dict[str, Any], *before: Tensor, keep: Tensor | int = 0) -> Tensor:
+    def _run(self, token_ids: Tensor, inputs: dict[str, Any], *before: Tensor, keep: Sequence[int] | int = 0) -> Tensor:
         """One forward; what its rows say.
 
         Args:
             token_ids: int64 ``[batch, count]``, target ids; -1 where a request has none.
             inputs: of the cache.
             before: what the model reads of each node's parent, beside the token.
-            keep: which rows are wanted: so many last ones, 0: all; or int64 ``[batch]``, one of each request.
+            keep: which rows are wanted: so many last ones, 0: all; or the number of one of each request.
         """
         raise NotImplementedError
 

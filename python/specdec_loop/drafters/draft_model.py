@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -10,8 +10,8 @@ from torch import Tensor
 
 from specdec_kernels import Sampling, sample
 
+from ..attention import forward
 from ..text import Text
-from ..tree_cache import forward
 from .base import ARGMAX_RULES, CHAIN_RULES, Confidence, Draft, kept
 from .cached_drafter import CachedDrafter
 
@@ -50,7 +50,7 @@ class DraftModel(CachedDrafter):
         self._confidence.begin(self._law.temperature)
         self._purpose = "target" if rule == "match" else "draft"
         self._needs_law = rule in ("ratio", "block")
-        self._open(self.model.config, text, longest, like=next(self.model.parameters()))
+        self._open(self.model.config, text, longest, self.model.dtype, self.model.device)
         self._room = self._rows(longest) - self.nodes(longest)  # the next step may add as many again
         self._run_prompts(text)
 
@@ -84,11 +84,15 @@ class DraftModel(CachedDrafter):
         if max(self._unseen(text)[1]) > self._room:
             self._run_unseen(text)
 
-    def _run(self, token_ids: Tensor, inputs: dict[str, Any], *before: Tensor, keep: Tensor | int = 0) -> Tensor:
+    def _run(self, token_ids: Tensor, inputs: dict[str, Any], *before: Tensor, keep: Sequence[int] | int = 0) -> Tensor:
         """Logits."""
-        last = keep if isinstance(keep, int) else 0
-        logits: Tensor = forward(self.model, self._own(token_ids), inputs, logits_to_keep=last).logits
-        return logits if isinstance(keep, int) else kept(logits, keep)
+        if isinstance(keep, int):
+            logits: Tensor = forward(self.model, self._own(token_ids), inputs, logits_to_keep=keep).logits
+            return logits
+        rows = sorted(set(keep))
+        some = torch.tensor(rows).to(token_ids.device, non_blocking=True)
+        logits = forward(self.model, self._own(token_ids), inputs, logits_to_keep=some).logits
+        return kept(logits, [rows.index(row) for row in keep])
 
     def _own(self, ids: Tensor) -> Tensor:
         """Target ids as the model knows them."""

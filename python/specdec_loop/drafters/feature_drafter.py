@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -39,7 +40,8 @@ class FeatureDrafter(CachedDrafter):
         follows_law = self._is_drawn or rule == "match"
         self._race = with_runners_up(self._law if follows_law else Sampling(temperature=torch.zeros(text.batch)), text)
         self._confidence.begin(self._race.temperature)
-        self.head.reach(self._open(self.head.config, text, longest, like=next(self.head.parameters())))
+        some = next(self.head.parameters())
+        self.head.reach(self._open(self.head.config, text, longest, some.dtype, some.device))
 
     def prefill(self, text: Text, hidden: Tensor) -> None:
         """Run the prompts' pairs but for their last."""
@@ -56,7 +58,7 @@ class FeatureDrafter(CachedDrafter):
         """Run the pairs, whose features the next step will replace."""
         self._run_unseen(text)
 
-    def _run(self, token_ids: Tensor, inputs: dict[str, Any], *before: Tensor, keep: Tensor | int = 0) -> Tensor:
+    def _run(self, token_ids: Tensor, inputs: dict[str, Any], *before: Tensor, keep: Sequence[int] | int = 0) -> Tensor:
         """Features; `before` are those of the parents, or else the target's."""
         count = token_ids.shape[1]
         features = before[0] if before else self.head.fuse(self._hidden[:, :count])

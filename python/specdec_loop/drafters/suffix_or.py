@@ -66,13 +66,22 @@ class SuffixOr(Drafter):
         if all(promises[b] for b in running):
             self.drafter.skip(text)
             return Draft(padded(copies, text.tokens.device))
-        ids = self.drafter.draft(text, length).token_ids
+        draft = self.drafter.draft(text, length)
+        if draft.parents is not None:
+            raise ValueError(f"SuffixOr: drafter must draft chains, but {type(self.drafter).__name__} drafts trees")
+        ids = draft.token_ids
         if any(promises[b] for b in running):
             width = max(ids.shape[1], *map(len, copies))
             ids = torch.nn.functional.pad(ids, (0, width - ids.shape[1]), value=-1)
             copied = padded(copies, ids.device, width)
             ids = torch.where(copied[:, :1] >= 0, copied, ids)
         return Draft(ids)
+
+    def skip(self, text: Text) -> None:
+        """The other drafter follows; what another step drafted is nobody's credit here."""
+        self._learn(text)
+        self._asked = []
+        self.drafter.skip(text)
 
     def commit(self, text: Text, outcome: Outcome) -> None:
         """For the other drafter; suffixes follow when they are asked."""

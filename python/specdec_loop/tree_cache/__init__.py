@@ -13,7 +13,6 @@ except ImportError as error:
 if tuple(map(int, _version.split(".")[:2])) < (5, 16):
     raise ImportError(f"specdec_loop needs transformers 5.16 or later, got {_version}")
 
-from .attention import forward
 from .cache import TreeCache
 
-__all__ = ["TreeCache", "forward"]
+__all__ = ["TreeCache"]

@@ -11,11 +11,11 @@ from transformers.cache_utils import Cache
 
 from specdec_kernels import CacheLayout, compact_cache, rollback, tree_mask
 
-from .attention import NAME
+from ..attention import NAME
 from .layer import Lengths, TreeLayer, fail
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
-MASKED = ("sdpa", "eager", NAME)  # attention implementations that take a 4-D mask
+MASKED = ("sdpa", "eager")  # attention implementations that take a 4-D mask
 STEPS = 64  # longest chain whose mask is a view of one that is kept
 FLAGGED = -2  # a num_accepted that the ops flag and leave alone
 
@@ -116,12 +116,14 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
             a model has both. A padding node attends itself alone; a malformed tree is its root alone.
 
         Raises:
-            ValueError: wrong parents, no node left to run, an attention implementation that takes no 4-D mask, or
-                too small a capacity.
+            ValueError: wrong parents, no node left to run, no committed root, an attention implementation that takes
+                no 4-D mask, or too small a capacity.
         """
         depth = tree_mask(parents).mask[:, 0].sum(-1) - 1  # a node attends its ancestors and itself
         done = self._written() + is_root_committed
         past = self.lengths - int(is_root_committed)
+        if is_root_committed and not self._lengths.longest:
+            fail("is_root_committed", "False where nothing is committed", True)
         if parents.shape[1] <= done:
             fail("parents", f"of more than the {done} nodes in the cache", list(parents.shape))
         size, dtype = self._reach(parents.shape[1] - done), self._mask_dtype()
@@ -354,7 +356,7 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
     def _mask_dtype(self) -> torch.dtype:
         """Of an additive mask, which SDPA takes as it is; a boolean one it would convert in every layer."""
         implementation = self._config._attn_implementation
-        if implementation not in MASKED:
+        if implementation not in (*MASKED, NAME):
             fail("attn_implementation", " or ".join(MASKED) + ": others take no 4-D mask", implementation)
         dtype: torch.dtype = self.layers[0].dtype
         return dtype

@@ -1,0 +1,81 @@
+"""Attention of grouped heads: what SDPA says of repeated keys, and only where a model takes it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from models import model
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from specdec_loop import attention
+from specdec_loop.attention import forward
+
+
+@pytest.mark.parametrize(("small", "share"), [(0, 9.0), (attention.SMALL, 9.0), (0, 0.0)])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bool, torch.bfloat16])
+@pytest.mark.parametrize(("heads", "groups"), [(4, 2), (6, 1), (8, 2), (3, 3)])
+def test_grouped_heads_attend_as_if_keys_were_repeated(
+    heads: int, groups: int, kind: torch.dtype, small: int, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "SMALL", small)
+    monkeypatch.setattr(attention, "MASK_SHARE", share)
+    g = torch.Generator().manual_seed(heads)
+    dtype = torch.float32 if kind == torch.bool else kind
+    for batch, same_mask, nodes, keys in ((1, 1, 1, 7), (3, 3, 5, 40), (3, 1, 2, 9), (2, 2, 1, 3)):
+        query = torch.randn(batch, nodes, heads, 16, generator=g).to(dtype).transpose(1, 2)
+        buffers = torch.randn(2, batch, groups, keys + 9, 16, generator=g).to(dtype)
+        key, value = buffers[:, :, :, :keys]
+        seen = torch.rand(same_mask, 1, nodes, keys, generator=g) < 0.6
+        seen[..., 0] = True  # a row that attends nothing means nothing
+        mask = seen if kind == torch.bool else torch.where(seen, 0.0, torch.finfo(dtype).min).to(dtype)
+        got, _ = attention.grouped_sdpa(None, query, key, value, mask, scaling=0.3)
+        wide = [t.repeat_interleave(heads // groups, 1).double() for t in (key, value)]
+        scores = (query.double() @ wide[0].mT * 0.3).masked_fill(~seen, -torch.inf)
+        want = (scores.softmax(-1) @ wide[1]).transpose(1, 2)
+        assert got.is_contiguous()
+        torch.testing.assert_close(got.double(), want, atol=2e-2 if dtype == torch.bfloat16 else 1e-5, rtol=0)
+
+
+def test_unusual_attention_is_left_to_transformers() -> None:
+    query, key, mask = torch.randn(1, 4, 3, 8), torch.randn(1, 2, 5, 8), torch.zeros(1, 1, 3, 5)
+    layer = SimpleNamespace(num_key_value_groups=2, is_causal=True, training=False)
+    for options in ({}, {"attention_mask": mask[:, :, :1]}, {"position_bias": torch.randn(1, 4, 3, 5)}):
+        arguments = {"attention_mask": mask, "scaling": 0.4, **options}
+        got, _ = attention.grouped_sdpa(layer, query, key, key, **arguments)
+        want, _ = sdpa_attention_forward(layer, query, key, key, **arguments)
+        assert torch.allclose(got, want, atol=1e-6), sorted(options)
+    with pytest.raises(ValueError, match="softcap"):
+        attention.grouped_sdpa(layer, query, key, key, mask, softcap=30.0)
+
+
+def test_a_forward_changes_nothing_but_how_masked_heads_attend(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    network, eager = model(), model(attention="eager")
+    monkeypatch.setattr(network, "forward", lambda *a, **k: calls.append(network.config._attn_implementation))
+    monkeypatch.setattr(eager, "forward", lambda *a, **k: calls.append(eager.config._attn_implementation))
+    tokens = torch.tensor([[1, 2]])
+    for some in (network, eager):
+        forward(some, tokens, {"attention_mask": None})
+        forward(some, tokens, {"attention_mask": torch.zeros(1, 1, 2, 2)})
+    assert calls == ["sdpa", "specdec_grouped", "eager", "eager"]
+
+    calls.clear()  # one that asks for its attention by name, and one whose parts have attention of their own
+    of_parts = SimpleNamespace(_attn_implementation="sdpa", sub_configs={"vision": None}, get_text_config=None)
+    of_parts.get_text_config = lambda decoder: of_parts
+    for config in (network.config, of_parts):
+        other = type("Other", (), {"_supports_attention_backend": config is of_parts})()
+        other.config = config
+        type(other).__call__ = lambda self, ids, **_: calls.append(self.config._attn_implementation)
+        forward(other, tokens, {"attention_mask": torch.zeros(1, 1, 2, 2)})
+    assert calls == ["sdpa", "sdpa"]
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise ArithmeticError
+
+    monkeypatch.setattr(network, "forward", fail)
+    with pytest.raises(ArithmeticError):
+        forward(network, tokens, {"attention_mask": torch.zeros(1, 1, 2, 2)})
+    assert network.config._attn_implementation == "sdpa"
