@@ -18,7 +18,17 @@ from .results import LOOP, write
 
 CHART = ROOT / "docs" / "loop.png"
 # Batch 8 is two calls of eight prompts, so that its rounds are short.
-BATCHED = ("plain", "suffix", "draft-model-block", "eagle2", "mtp", "mtp-suffix", "mtp-block", "mtp-tree")
+BATCHED = (
+    "plain",
+    "suffix",
+    "draft-model-block",
+    "eagle2",
+    "mtp",
+    "mtp-suffix",
+    "mtp-block",
+    "mtp-block-auto",
+    "mtp-tree",
+)
 # More prompts tell more than more rounds: texts differ more from each other than runs of one do.
 RUNS = (
     ["--batch", "1", "--rounds", "1", "--rivals"],

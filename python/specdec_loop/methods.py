@@ -130,7 +130,9 @@ METHODS = {
                   draft_length=8, adapts=True),
     "mtp-suffix": Method("... or a copy, where the text repeats itself",
                          lambda kit: SuffixOr(HeadChain(kit.mtp, confidence=0.3)), draft_length=8),
-    "mtp-block": Method("... block verification", lambda kit: HeadChain(kit.mtp, confidence=0.2), "block", 8, True),
+    "mtp-block": Method("... block verification", lambda kit: HeadChain(kit.mtp, confidence=0.2), "block", 8),
+    "mtp-block-auto": Method("... of a length that adapts to acceptance and cost, as batches need it",
+                             lambda kit: HeadChain(kit.mtp, confidence=0.2), "block", 8, True),
     "mtp-tree": Method("... a tree that grows where it promises", lambda kit: dynamic_tree(kit.mtp)),
 }  # fmt: skip
 
