@@ -39,16 +39,27 @@ def test_grouped_heads_attend_as_if_keys_were_repeated(
         torch.testing.assert_close(got.double(), want, atol=2e-2 if dtype == torch.bfloat16 else 1e-5, rtol=0)
 
 
-def test_unusual_attention_is_left_to_transformers() -> None:
+def test_unusual_attention_is_left_to_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     query, key, mask = torch.randn(1, 4, 3, 8), torch.randn(1, 2, 5, 8), torch.zeros(1, 1, 3, 5)
     layer = SimpleNamespace(num_key_value_groups=2, is_causal=True, training=False)
-    for options in ({}, {"attention_mask": mask[:, :, :1]}, {"position_bias": torch.randn(1, 4, 3, 5)}):
-        arguments = {"attention_mask": mask, "scaling": 0.4, **options}
-        got, _ = attention.grouped_sdpa(layer, query, key, key, **arguments)
-        want, _ = sdpa_attention_forward(layer, query, key, key, **arguments)
-        assert torch.allclose(got, want, atol=1e-6), sorted(options)
-    with pytest.raises(ValueError, match="softcap"):
-        attention.grouped_sdpa(layer, query, key, key, mask, softcap=30.0)
+    left: list[dict[str, Any]] = []
+
+    def theirs(module: Any, *tensors: Any, **options: Any) -> Any:
+        left.append(options)
+        usual = {name: value for name, value in options.items() if name in ("dropout", "scaling")}
+        return sdpa_attention_forward(module, *tensors, **usual)
+
+    monkeypatch.setattr(attention, "sdpa_attention_forward", theirs)
+    want, _ = sdpa_attention_forward(layer, query, key, key, mask, scaling=0.4)
+    for options in ({}, {"output_attentions": False}, {"softcap": None}, {"dropout": 0.0}):
+        got, _ = attention.grouped_sdpa(layer, query, key, key, mask, scaling=0.4, **options)
+        assert torch.allclose(got, want, atol=1e-6) and not left, sorted(options)
+    bias = torch.zeros(1, 4, 3, 5)
+    for options in ({"softcap": 30.0}, {"position_bias": bias}, {"cache": ()}, {"output_attentions": True}):
+        got, _ = attention.grouped_sdpa(layer, query, key, key, mask, scaling=0.4, **options)
+        assert torch.allclose(got, want, atol=1e-6) and left.pop().keys() >= options.keys()
+    attention.grouped_sdpa(layer, query, key, key, mask[:, :, :1], scaling=0.4)
+    assert left, "a mask of one row for all nodes"
 
 
 def test_a_forward_changes_nothing_but_how_masked_heads_attend(monkeypatch: pytest.MonkeyPatch) -> None:
