@@ -67,8 +67,7 @@ def table() -> list[str]:
     facts, shown = content["machine"], ", ".join(f"{k} {v}" for k, v in content["versions"].items())
     where = facts.get("gpu") or f"{facts['cpu']}, {facts['cores']} cores"
     lines = ["", f"**Decoding on the repository's models**, {where} ({shown}; commit {content['commit']}); "]
-    about = " ".join([ABOUT, *content.get("notes", [])])  # added by hand: what was special about this run
-    lines += ["`python -m bench.loop`", "", about, "", f"![Decoding methods]({CHART.relative_to(ROOT)})"]
+    lines += ["`python -m bench.loop`", "", ABOUT, "", f"![Decoding methods]({CHART.relative_to(ROOT)})"]
     for batch, temperature in dict.fromkeys((row["batch"], row["temperature"]) for row in content["rows"]):
         kind = "greedy" if temperature == 0 else f"temperature {temperature:g}"
         lines += ["", HEAD.format(f"{kind}, batch {batch}"), "|---|" + "--:|" * 8]

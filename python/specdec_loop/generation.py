@@ -15,6 +15,7 @@ from specdec_kernels import ChainResult, Sampling, TreeResult, verify_chain, ver
 from .attention import forward
 from .draft_length import FixedLength
 from .drafters import Draft, Drafter, NoDrafter, Outcome
+from .drafters.base import kept_rows
 from .past import Past
 from .statistics import Clock, RequestStatistics
 from .stops import Stops
@@ -194,8 +195,7 @@ def _prefill(
     out = forward(target, prompts, inputs, logits_to_keep=rows, output_hidden_states=states)
     cache.commit(last.int())
     cache.know_lengths(text.ends)
-    own = own[:, None, None].expand(-1, 1, out.logits.shape[2])
-    return out.logits.gather(1, own), _chosen(out, features)
+    return kept_rows(out.logits, own), _chosen(out, features)
 
 
 def _forward(

@@ -181,7 +181,7 @@ def padded(drafts: Sequence[Sequence[int]], device: torch.device, length: int | 
     return torch.tensor(rows, dtype=torch.int64).to(device, non_blocking=True)
 
 
-def kept(rows: Tensor, keep: Tensor | Sequence[int] | int) -> Tensor:
+def kept_rows(rows: Tensor, keep: Tensor | Sequence[int] | int) -> Tensor:
     """Rows of ``[batch, count, size]``: so many last ones, 0: all; or the number of one of each request."""
     if isinstance(keep, int):
         return rows[:, -keep:]

@@ -12,7 +12,7 @@ from specdec_kernels import Sampling, sample
 
 from ..attention import forward
 from ..text import Text
-from .base import ARGMAX_RULES, CHAIN_RULES, Confidence, Draft, kept
+from .base import ARGMAX_RULES, CHAIN_RULES, Confidence, Draft, kept_rows
 from .cached_drafter import CachedDrafter
 
 
@@ -92,7 +92,7 @@ class DraftModel(CachedDrafter):
         rows = sorted(set(keep))
         some = torch.tensor(rows).to(token_ids.device, non_blocking=True)
         logits = forward(self.model, self._own(token_ids), inputs, logits_to_keep=some).logits
-        return kept(logits, [rows.index(row) for row in keep])
+        return kept_rows(logits, [rows.index(row) for row in keep])
 
     def _own(self, ids: Tensor) -> Tensor:
         """Target ids as the model knows them."""

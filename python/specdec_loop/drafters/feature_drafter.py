@@ -12,7 +12,7 @@ from specdec_kernels import Noise, SampleResult, Sampling, gather_nodes, sample
 
 from ..heads import FeatureHead
 from ..text import Text
-from .base import COLD, Confidence, Outcome, kept
+from .base import COLD, Confidence, Outcome, kept_rows
 from .cached_drafter import CachedDrafter
 
 DRAWN_RULES = ("ratio", "block", "recursive", "traversal")  # their drafts are drawn from the head's law
@@ -47,7 +47,7 @@ class FeatureDrafter(CachedDrafter):
         """Run the prompts' pairs but for their last."""
         self._hidden = hidden
         self._run_prompts(text)
-        self._hidden = kept(hidden, (text.lengths - 2).clamp(min=0))  # a text of one token has no pair, and is finished
+        self._hidden = kept_rows(hidden, (text.lengths - 2).clamp(min=0))  # of one token: no pair, and finished
 
     def commit(self, text: Text, outcome: Outcome) -> None:
         """Note the features of the pairs that the step adds."""
@@ -66,7 +66,7 @@ class FeatureDrafter(CachedDrafter):
         if positions is None:  # all lengths are the same
             behind = torch.arange(self._nodes, self._nodes + count, device=token_ids.device)
             positions = self._cache.lengths[:1, None] + behind
-        return kept(self.head(token_ids, features, positions, mask, self._cache), keep)
+        return kept_rows(self.head(token_ids, features, positions, mask, self._cache), keep)
 
     def _draw(
         self, logits: Tensor, text: Text, ahead: int, count: int = 1, ranks: Tensor | None = None

@@ -11,7 +11,7 @@ from specdec_kernels import Sampling, gather_nodes, sample, tree_from_paths
 
 from ..heads import MedusaHeads
 from ..text import Text
-from .base import Draft, Drafter, Outcome, kept
+from .base import Draft, Drafter, Outcome, kept_rows
 from .feature_drafter import with_runners_up
 
 CHOICES = ((0,), (1,), (2,), (3,), (0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 0), (0, 0, 0), (0, 0, 1), (0, 1, 0),
@@ -37,14 +37,14 @@ class _StateDrafter(Drafter):
 
     def prefill(self, text: Text, hidden: Tensor) -> None:
         """Take the state before each prompt's last token."""
-        self._state = kept(hidden, (text.lengths - 2).clamp(min=0))[:, 0]
+        self._state = kept_rows(hidden, (text.lengths - 2).clamp(min=0))[:, 0]
         self._is_known = text.lengths > 1
 
     def commit(self, text: Text, outcome: Outcome) -> None:
         """Take the state of the last accepted token."""
         assert outcome.hidden is not None
         hidden = outcome.hidden if outcome.path is None else gather_nodes(outcome.hidden, outcome.path).values
-        self._state = kept(hidden, (outcome.kept.long() - 1).clamp(min=0))[:, 0]
+        self._state = kept_rows(hidden, (outcome.kept.long() - 1).clamp(min=0))[:, 0]
         self._is_known = outcome.kept > 0
 
     def _best(self, text: Text, heads: int, count: int) -> Tensor:
