@@ -14,7 +14,7 @@ double overlap_mass(const Team& team, const RowLaw& law, const DraftRow& q) {
   const Weighting w = law.weighting(1 / law.mass);
   for_tiles(team, law, law.threshold, [&](int, int t, const float* p, int n) {
     alignas(64) float scratch[kTile], least[kTile];
-    const float* drafted = q.tile(t, n, scratch);
+    const float* drafted = q.span(int64_t{t} * kTile, n, scratch);
     if (!drafted) return;
     tiles().overlap(p, drafted, n, w, q.weight, least);
     sums[t] = tiles().sum_max(least, n).sum;

@@ -8,6 +8,9 @@
 namespace specdec::cpu {
 namespace {
 
+// Weighing 64 logits around each of this many costs about as much as the whole tile.
+constexpr int kCrowd = 16;
+
 // Largest kept logits first, ties to the lowest id: the rule where no score is finite.
 std::vector<int64_t> largest_logits(const RowLaw& law, const Race& race, int64_t wanted) {
   std::vector<Entrant> kept;
@@ -34,11 +37,54 @@ void tiles_from(int64_t begin, int64_t end, int64_t first, const F& f) {
   }
 }
 
+// Offers the weights of a tile; the largest first.
+void race_weights(const float* weights, int n, int64_t first, const SumMax& found, Race& race) {
+  if (found.max < FLT_MIN) return;
+  race.offer_weight(first + tiles().find(weights, n, found.max), found.max);
+  tiles().race_weights(weights, n, first, race);
+}
+
+// Races the logits of a row; where `race` weighs them, a crowded tile is weighed as a whole.
+void race_row(const Team& team, const RowLaw& law, Race& race, const Residual* weighed = nullptr) {
+  std::vector<Race> part(team.chunks(), race);
+  team.run_tiles(law.source.tile_count(), [&](int chunk, int64_t begin, int64_t end) {
+    alignas(64) float buffer[kTile], scratch[kTile];
+    Race& mine = part[chunk];
+    tiles_from(begin, end, law.argmax / kTile, [&](int t) {
+      mine.allow(kCrowd);
+      const float top = law.tile_max[t];
+      if (!(top >= mine.threshold) || top == -kInf) return;
+      if (top * mine.inv_t + kMaxRaceNoise < mine.cut()) return;
+      const int n = law.source.length(t);
+      const int64_t first = int64_t{t} * kTile;
+      tiles().race_logits(law.source.tile(t, buffer), n, first, mine, law.source.ahead(t));
+      if (!mine.crowded()) return;
+      const SumMax found = residual_tile(*weighed, t, scratch, buffer);
+      race_weights(buffer, n, first, found, mine);
+    });
+  });
+  for (const Race& p : part) race.merge(p);
+}
+
 // a p - b q of one id, for the ids that a point mass or a hidden id sets apart.
 float residual_weight(const Residual& r, int64_t id) {
   const double w = r.a * r.target->prob(id) - r.b * r.draft->prob(id);
   return w > 0 ? static_cast<float>(w) : 0.f;
 }
+
+// One id's weight, the same bits as in its tile.
+class ResidualWeigher : public Weigher {
+ public:
+  explicit ResidualWeigher(const Residual& r) : r_(r) {}
+  float weight(int64_t id) const override {
+    alignas(64) float scratch[kPad], weights[kPad];
+    residual_span(r_, id / kPad * kPad, kPad, scratch, weights);
+    return weights[id % kPad];
+  }
+
+ private:
+  const Residual& r_;
+};
 
 }  // namespace
 
@@ -56,20 +102,7 @@ std::vector<int64_t> draw_plain(const Team& team, const RowLaw& law, Race& race,
     return race.is_excluded(law.argmax) ? std::vector<int64_t>{} : std::vector<int64_t>{law.argmax};
   }
   race.offer_logit(law.argmax, law.max);
-  std::vector<Race> part(team.chunks(), race);
-  team.run_tiles(law.source.tile_count(), [&](int chunk, int64_t begin, int64_t end) {
-    alignas(64) float buffer[kTile];
-    Race& mine = part[chunk];
-    tiles_from(begin, end, law.argmax / kTile, [&](int t) {
-      const float top = law.tile_max[t];
-      if (!(top >= mine.threshold) || top == -kInf) return;
-      if (top * mine.inv_t + kMaxRaceNoise < mine.cut()) return;
-      const int n = law.source.length(t);
-      tiles().race_logits(law.source.tile(t, buffer), n, int64_t{t} * kTile, mine,
-                          law.source.ahead(t));
-    });
-  });
-  for (const Race& p : part) race.merge(p);
+  race_row(team, law, race);
   return finish_draw(law, race, wanted);
 }
 
@@ -101,16 +134,15 @@ void DraftRow::widen() {
   }
 }
 
-const float* DraftRow::tile(int t, int n, float* buffer) const {
+const float* DraftRow::span(int64_t first, int n, float* buffer) const {
   if (nothing || point) return nullptr;
-  const int64_t first = int64_t{t} * kTile;
   if (inverse) {  // padded with -1 to whole tiles; column -1 is the -inf before the row
     for (int j = 0; j < n; ++j) buffer[j] = columns[inverse[first + j] + 1];
     return buffer;
   }
   if (first >= source.vocab) return nullptr;
-  const float* own = source.tile(t, buffer);
-  const int length = source.length(t);
+  const float* own = source.span(first, n, buffer);
+  const int64_t length = (source.vocab - first + kPad - 1) / kPad * kPad;
   if (own == buffer && length < n) std::fill(buffer + length, buffer + n, -kInf);
   return own;
 }
@@ -125,14 +157,12 @@ std::vector<int32_t> invert(const Vector<int32_t>& token_map, int64_t columns, i
   return inverse;
 }
 
-SumMax residual_tile(const Residual& r, int t, float* scratch, float* out) {
+void residual_span(const Residual& r, int64_t first, int n, float* scratch, float* out) {
   const RowLaw& law = *r.target;
-  const int n = law.source.length(t);
-  const int64_t first = int64_t{t} * kTile;
-  const bool has_mass = !law.params.greedy && law.tile_max[t] >= law.threshold;
+  const bool has_mass = !law.params.greedy && law.tile_max[first / kTile] >= law.threshold;
   // `out` holds the target's logits until its weights replace them, lane by lane.
-  const float* p = has_mass ? law.source.tile(t, out) : nullptr;
-  const float* q = r.draft->tile(t, n, scratch);
+  const float* p = has_mass ? law.source.span(first, n, out) : nullptr;
+  const float* q = r.draft->span(first, n, scratch);
   tiles().residual(p, q, n, law.weighting(1 / law.mass), r.draft->weight, r.a, r.b, out);
   const auto weigh_alone = [&](int64_t id) {
     if (id >= first && id < first + n) out[id - first] = residual_weight(r, id);
@@ -140,6 +170,11 @@ SumMax residual_tile(const Residual& r, int t, float* scratch, float* out) {
   if (law.params.greedy) weigh_alone(law.argmax);
   if (r.draft->point) weigh_alone(r.draft->id);
   for (const int64_t id : r.draft->hidden) weigh_alone(id);
+}
+
+SumMax residual_tile(const Residual& r, int t, float* scratch, float* out) {
+  const int n = r.target->source.length(t);
+  residual_span(r, int64_t{t} * kTile, n, scratch, out);
   return tiles().sum_max(out, n);
 }
 
@@ -168,11 +203,7 @@ int64_t draw_weighted(const Team& team, const RowLaw& law, double scale, const T
       const double limit = 1.001 * scale * p_max * std::exp(kMaxRaceNoise);
       if (bounded && (limit < race.linear_cut() || !(law.tile_max[t] >= law.threshold))) return;
       const SumMax found = weights(t, weight);
-      if (found.max < FLT_MIN) return;
-      const int n = law.source.length(t);
-      const int64_t first = int64_t{t} * kTile;
-      race.offer_weight(first + tiles().find(weight, n, found.max), found.max);
-      tiles().race_weights(weight, n, first, race);
+      race_weights(weight, law.source.length(t), int64_t{t} * kTile, found, race);
     });
   });
   Race race(stream, 1.f, -kInf);
@@ -181,12 +212,23 @@ int64_t draw_weighted(const Team& team, const RowLaw& law, double scale, const T
 }
 
 int64_t draw_residual(const Team& team, const Residual& r, const NoiseStream& stream) {
-  const bool bounded = r.a >= 0 && r.b >= 0 && !r.target->params.greedy;  // then w <= a p
-  const auto weights = [&](int t, float* out) {
-    alignas(64) float scratch[kTile];
-    return residual_tile(r, t, scratch, out);
-  };
-  return draw_weighted(team, *r.target, bounded ? r.a : kInf, weights, stream);
+  const RowLaw& law = *r.target;
+  if (!(r.a >= 0 && r.b >= 0) || law.params.greedy) {  // w may exceed a p
+    const auto weights = [&](int t, float* out) {
+      alignas(64) float scratch[kTile];
+      return residual_tile(r, t, scratch, out);
+    };
+    return draw_weighted(team, law, kInf, weights, stream);
+  }
+  const double scale = r.a / law.mass;
+  if (scale == 0) return -1;
+  const ResidualWeigher weigher(r);
+  Race race(stream, law.params.inv_t, law.threshold);
+  race.weigh_by(&weigher, std::log(scale) - static_cast<double>(law.max) * law.params.inv_t);
+  race.allow(1);
+  race.offer_logit(law.argmax, law.max);
+  race_row(team, law, race, &r);
+  return race.empty() ? -1 : race.winner();
 }
 
 }  // namespace specdec::cpu

@@ -30,8 +30,8 @@ struct DraftRow {
   double prob(int64_t target_id) const;
   // Makes a mapped row ready for tile(); nothing to do for others, or twice.
   void widen();
-  // Tile t over target ids, n (padded) of them, hidden ones too; null where there is no mass.
-  const float* tile(int t, int n, float* buffer) const;
+  // n logits over target ids, hidden ones too, as RowSource::span; null where there is no mass.
+  const float* span(int64_t first, int n, float* buffer) const;
 };
 
 // Column of each target id, from token_map; empty without one.
@@ -43,8 +43,10 @@ struct Residual {
   float a, b;
 };
 
-// Writes the weights of tile t to `out`; `scratch` and `out` hold kTile floats each.
-// Returns sum and largest of them.
+// Writes n weights from id `first` to `out`, at most a tile of them; `scratch` is as large.
+void residual_span(const Residual& r, int64_t first, int n, float* scratch, float* out);
+
+// The same of tile t. Returns sum and largest of them.
 SumMax residual_tile(const Residual& r, int t, float* scratch, float* out);
 
 // sum_v (a p - b q)+, tiles merged in order.
@@ -58,7 +60,8 @@ using TileWeights = std::function<SumMax(int t, float* out)>;
 int64_t draw_weighted(const Team& team, const RowLaw& law, double scale, const TileWeights& weights,
                       const NoiseStream& stream);
 
-// The same of (a p - b q)+.
+// The same of (a p - b q)+. Where that is at most a p, logits are raced first and the few that may
+// win are weighed: a rejected draft row is hardly read again.
 int64_t draw_residual(const Team& team, const Residual& r, const NoiseStream& stream);
 
 }  // namespace specdec::cpu

@@ -26,10 +26,18 @@ int64_t Race::winner() const { return best_.front().id; }
 bool Race::full() const { return static_cast<int64_t>(best_.size()) >= wanted_; }
 
 void Race::offer_logit(int64_t id, float logit, uint32_t word) {
-  if (logit >= threshold && logit > -kInf) offer(id, mul_rn(logit, inv_t), word);
+  if (!(logit >= threshold && logit > -kInf) || crowded()) return;
+  if (!weigher_) return offer(id, mul_rn(logit, inv_t), word);
+  --allowance_;
+  offer_weight(id, weigher_->weight(id), word);
 }
 
 void Race::offer_logit(int64_t id, float logit) { offer_logit(id, logit, noise_word(stream, id)); }
+
+void Race::weigh_by(const Weigher* weigher, double log_bound) {
+  weigher_ = weigher;
+  log_bound_ = static_cast<float>(log_bound + 1e-3 + 1e-6 * std::fabs(log_bound));
+}
 
 void Race::offer_weight(int64_t id, float weight, uint32_t word) {
   if (weight >= FLT_MIN) offer(id, log_normal(weight), word);

@@ -19,6 +19,13 @@ struct Entrant {
   }
 };
 
+// Weighs an id exactly where its logit only bounds the weight.
+class Weigher {
+ public:
+  virtual ~Weigher() = default;
+  virtual float weight(int64_t id) const = 0;
+};
+
 // What touches the vectors is defined in race.cpp: the files of one instruction set include this
 // header, and a template instantiated there could be linked into the code of another machine.
 class Race {
@@ -39,8 +46,15 @@ class Race {
   void offer_weight(int64_t id, float weight);
   void merge(const Race& other);
 
-  // Scores below this cannot win; the margin covers the rounding of the SIMD bounds.
-  float cut() const { return cut_; }
+  // From now on the weight of an offered logit is the weigher's, at most
+  // exp(logit * inv_t + log_bound), until `allowance` of them are weighed: then the race is
+  // crowded, and no logit can win.
+  void weigh_by(const Weigher* weigher, double log_bound);
+  void allow(int allowance) { allowance_ = allowance; }
+  bool crowded() const { return weigher_ && allowance_ <= 0; }
+
+  // l * inv_t - log E below this cannot win; the margin covers the rounding of the SIMD bounds.
+  float cut() const { return crowded() ? kInf : cut_ - log_bound_; }
   // exp(cut()) a little lowered, 0 where it would be denormal: weight / E below it cannot win.
   float linear_cut() const { return linear_cut_; }
 
@@ -58,6 +72,9 @@ class Race {
 
   int64_t wanted_ = 1;
   float cut_ = -kInf, linear_cut_ = 0.f;
+  const Weigher* weigher_ = nullptr;
+  float log_bound_ = 0.f;
+  int allowance_ = 0;
   std::vector<Entrant> best_;
   std::vector<int64_t> excluded_;
 };

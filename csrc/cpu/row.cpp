@@ -30,6 +30,7 @@ struct Partial {
 
 struct Job {
   Examine* ask;
+  std::optional<ExpShift> shift;  // none: every tile is summed about its own maximum
   std::vector<float> tile_sum, tile_log;
   std::vector<Partial> partial;  // [chunks]
 };
@@ -38,9 +39,30 @@ bool needs_candidates(const RowLaw& law) {
   return law.params.has_k(law.source.vocab) || law.params.has_m();
 }
 
+// A center near the row's maximum, which is most likely close to that of the first tile. None where
+// that tile holds no finite logit, or temperature and logits are too extreme for the arithmetic.
+std::optional<ExpShift> shift_of(const RowLaw& law) {
+  if (law.source.vocab == 0 || law.params.inv_t == 0) return {};
+  alignas(64) float buffer[kTile];
+  TileMax found;
+  law.source.tile(0, buffer, &found);
+  const double k = static_cast<double>(law.params.inv_t) * std::log2(std::exp(1.0));
+  const double bias = std::round(8 * found.max * k) / 8;
+  const double lowest = (bias - kExpRoom) / k, highest = (bias + kExpRoom) / k;
+  if (found.nan || !(std::abs(bias) < 0x1p18) || lowest < -FLT_MAX) return {};
+  const auto rounded = static_cast<float>(k);
+  return ExpShift{found.max,
+                  law.params.inv_t,
+                  rounded,
+                  static_cast<float>(k - rounded),
+                  static_cast<float>(bias),
+                  static_cast<float>(lowest),
+                  static_cast<float>(std::min<double>(highest, FLT_MAX))};
+}
+
 Job make_job(Examine& ask, int chunks) {
   RowLaw& law = *ask.law;
-  Job job{&ask, {}, {}, std::vector<Partial>(chunks)};
+  Job job{&ask, {}, {}, {}, std::vector<Partial>(chunks)};
   const int n = law.source.tile_count();
   law.tile_max.assign(n, -kInf);
   if (law.params.greedy) {
@@ -54,7 +76,11 @@ Job make_job(Examine& ask, int chunks) {
   }
   if (ask.mass && !gathers) {
     job.tile_sum.assign(n, 0.f);
-    job.tile_log.assign(n, 0.f);
+    if (ask.entropy) {
+      job.tile_log.assign(n, 0.f);
+    } else {
+      job.shift = shift_of(law);
+    }
   }
   return job;
 }
@@ -73,37 +99,78 @@ void race_tile(const RowSource& row, const float* tile, int t, float tile_max, P
   tiles().race_logits(tile, n, first, race, row.ahead(t));
 }
 
-void examine_tile(Job& job, int t, Partial& p, float* buffer) {
-  const Examine& ask = *job.ask;
-  RowLaw& law = *ask.law;
-  TileMax found;
-  const float* tile = law.source.tile(t, buffer, &found);
-  const int n = law.source.length(t);
-  law.tile_max[t] = found.nan ? NAN : found.max;
-  if (found.nan || !std::isfinite(found.max)) return;
-  if (p.candidates) p.candidates->add(tile, n, found.max, law.source.ahead(t));
-  if (!job.tile_sum.empty()) {
-    if (ask.entropy || law.params.inv_t == 0.f) {
-      const ExpSums s = tiles().exp_sums(tile, n, {found.max, law.params.inv_t, 0, 1, -FLT_MAX});
-      job.tile_sum[t] = s.sum;
-      job.tile_log[t] = s.sum_log;
-    } else {
-      job.tile_sum[t] = tiles().exp_sum(tile, n, found.max, law.params.inv_t, law.source.ahead(t));
-    }
-  }
-  if (p.race) race_tile(law.source, tile, t, found.max, p);
+// Sum and maximum of a tile in one pass from memory; false where that cannot be.
+bool sum_shifted(Job& job, int t, const float* tile) {
+  if (!job.shift) return false;
+  RowLaw& law = *job.ask->law;
+  const RowSource& row = law.source;
+  const void* logits = tile ? tile : row.whole(int64_t{t} * kTile, kTile);
+  const LogitType type = tile ? LogitType::kFloat32 : row.type;
+  const SumMax s =
+      tiles().exp_sum[static_cast<int>(type)](logits, row.length(t), *job.shift, row.ahead(t));
+  if (std::isnan(s.sum) || s.max > job.shift->highest) return false;
+  job.tile_sum[t] = s.sum;
+  law.tile_max[t] = s.max;
+  return true;
 }
 
-// mass = sum_t s_t exp(d_t), d_t = (m_t - m) * inv_t;  mass_log = sum_t exp(d_t) (a_t + d_t s_t)
+// Sums about the tile's own maximum.
+void sum_alone(Job& job, int t, const float* tile) {
+  const RowLaw& law = *job.ask->law;
+  const Weighting w{law.tile_max[t], law.params.inv_t, 0, 1, -FLT_MAX};
+  const ExpSums s = tiles().exp_sums(tile, law.source.length(t), w);
+  job.tile_sum[t] = s.sum;
+  if (job.ask->entropy) job.tile_log[t] = s.sum_log;
+}
+
+void examine_tile(Job& job, int t, Partial& p, float* buffer) {
+  RowLaw& law = *job.ask->law;
+  const RowSource& row = law.source;
+  const float* tile = nullptr;  // null is read from memory as it is
+  if (job.shift && (p.race || !row.whole(int64_t{t} * kTile, kTile))) tile = row.tile(t, buffer);
+  if (!sum_shifted(job, t, tile)) {
+    TileMax found;
+    tile = row.tile(t, buffer, &found);
+    law.tile_max[t] = found.nan ? NAN : found.max;
+    if (found.nan || !std::isfinite(found.max)) return;
+    if (p.candidates) p.candidates->add(tile, row.length(t), found.max, row.ahead(t));
+    if (!job.tile_sum.empty()) sum_alone(job, t, tile);
+  }
+  if (p.race) race_tile(row, tile, t, law.tile_max[t], p);
+}
+
+// The weight that exp_sum gives to one logit.
+float shifted_weight(const ExpShift& shift, float logit) {
+  alignas(64) float lanes[kPad];
+  std::fill(lanes, lanes + kPad, -kInf);
+  lanes[0] = logit;
+  return tiles().exp_sum[static_cast<int>(LogitType::kFloat32)](lanes, kPad, shift, {}).sum;
+}
+
+// Tiles summed about the shift weigh `unit` each 1, such that the largest logit weighs exactly 1.
+// Others: mass = sum_t s_t exp(d_t), d_t = (m_t - m) * inv_t;
+//         mass_log = sum_t exp(d_t) (a_t + d_t s_t)
 void merge_sums(const Job& job, RowLaw& law) {
+  const auto is_shifted = [&](float max) { return job.shift && max <= job.shift->highest; };
+  double unit = 0;
+  if (job.shift) {
+    const float l = is_shifted(law.max) ? law.max : job.shift->center;
+    unit = std::exp((static_cast<double>(l) - law.max) * law.params.inv_t) /
+           shifted_weight(*job.shift, l);
+  }
   law.mass = law.mass_log = 0;
   for (size_t t = 0; t < job.tile_sum.size(); ++t) {
-    if (law.tile_max[t] == -kInf) continue;
-    const double d = static_cast<double>((law.tile_max[t] - law.max) * law.params.inv_t);
+    const float max = law.tile_max[t];
+    if (max == -kInf) continue;
+    if (is_shifted(max)) {
+      law.mass += unit * job.tile_sum[t];
+      continue;
+    }
+    const auto d = static_cast<double>((max - law.max) * law.params.inv_t);
     const double w = std::exp(d);
     if (w == 0) continue;
     law.mass += w * job.tile_sum[t];
-    law.mass_log += w * (job.tile_log[t] + d * job.tile_sum[t]);
+    if (job.ask->entropy) law.mass_log += w * (job.tile_log[t] + d * job.tile_sum[t]);
   }
 }
 
@@ -141,19 +208,22 @@ void finish(const Team& team, Job& job) {
 
 }  // namespace
 
-const float* RowSource::tile(int t, float* buffer, TileMax* max) const {
-  const int64_t first = int64_t{t} * kTile;
-  const auto n = static_cast<int>(std::min<int64_t>(kTile, vocab - first));
-  const char* from = data + first * element_size(type);
-  if (type == LogitType::kFloat32 && !allowed && n == kTile) {
-    const auto* own = reinterpret_cast<const float*>(from);
-    if (max) *max = tiles().max(own, n);
-    return own;
+const float* RowSource::span(int64_t first, int n, float* buffer, TileMax* max) const {
+  if (const void* own = type == LogitType::kFloat32 ? whole(first, n) : nullptr) {
+    const auto* logits = static_cast<const float*>(own);
+    if (max) *max = tiles().max(logits, n);
+    return logits;
   }
+  const auto count = static_cast<int>(std::min<int64_t>(n, vocab - first));
   const int32_t* bits = allowed ? allowed + first / 32 : nullptr;
-  const TileMax found = tiles().load[static_cast<int>(type)](from, n, bits, buffer);
+  const TileMax found =
+      tiles().load[static_cast<int>(type)](data + first * element_size(type), count, bits, buffer);
   if (max) *max = found;
   return buffer;
+}
+
+const void* RowSource::whole(int64_t first, int n) const {
+  return allowed || first + n > vocab ? nullptr : data + first * element_size(type);
 }
 
 Ahead RowSource::ahead(int t) const {

@@ -20,9 +20,15 @@ struct RowSource {
     const int64_t n = std::min<int64_t>(kTile, vocab - int64_t{t} * kTile);
     return static_cast<int>((n + kPad - 1) / kPad * kPad);
   }
-  // Tile t: the row's own memory where that will do, else `buffer` (kTile floats).
-  const float* tile(int t, float* buffer, TileMax* max = nullptr) const;
+  // n logits from `first`, both multiples of kPad, padded with -inf: the row's own memory where
+  // that will do, else `buffer`.
+  const float* span(int64_t first, int n, float* buffer, TileMax* max = nullptr) const;
+  const float* tile(int t, float* buffer, TileMax* max = nullptr) const {
+    return span(int64_t{t} * kTile, kTile, buffer, max);
+  }
   Ahead ahead(int t) const;
+  // Where n logits from `first` lie in memory, unmasked and all there; else null.
+  const void* whole(int64_t first, int n) const;
   float logit(int64_t id) const;  // -inf where not allowed
 };
 

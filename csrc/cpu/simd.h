@@ -43,6 +43,16 @@ SPECDEC_INLINE L mul_low_words(L a, L b) { return (L)_mm512_mul_epu32((__m512i)a
 // By a shuffle: shifts and products share a port, and the race is made of both.
 SPECDEC_INLINE L high_words(L a) { return (L)_mm512_shuffle_epi32((__m512i)a, _MM_PERM_DDBB); }
 SPECDEC_INLINE F from_half(H h) { return _mm512_cvtph_ps((__m256i)h); }
+SPECDEC_INLINE U min(U a, U b) { return (U)_mm512_min_epu32((__m512i)a, (__m512i)b); }
+SPECDEC_INLINE Mask at_most(I a, I b) { return _mm512_cmple_epi32_mask((__m512i)a, (__m512i)b); }
+SPECDEC_INLINE I to_int(F v) { return (I)_mm512_cvttps_epi32(v); }
+SPECDEC_INLINE F pick(const float table[16], U index) {  // by its low four bits
+  return _mm512_permutexvar_ps((__m512i)index, load<F>(table));
+}
+// Low words to the even places and of `odd` to the odd ones.
+SPECDEC_INLINE U join_words(L even, L odd) {
+  return (U)_mm512_mask_shuffle_epi32((__m512i)even, 0xaaaa, (__m512i)odd, _MM_PERM_CCAA);
+}
 SPECDEC_INLINE int compress(F v, Mask m, float* out) {
   _mm512_storeu_ps(out, _mm512_maskz_compress_ps(m, v));  // out has room for a whole vector
   return __builtin_popcount(m);
@@ -56,6 +66,9 @@ SPECDEC_INLINE Mask lt(F a, F b) { return a < b; }
 SPECDEC_INLINE Mask eq(F a, F b) { return a == b; }
 SPECDEC_INLINE Mask no_lane() { return I{}; }
 SPECDEC_INLINE F select(Mask m, F yes, F no) { return m ? yes : no; }
+SPECDEC_INLINE U min(U a, U b) { return a < b ? a : b; }
+SPECDEC_INLINE Mask at_most(I a, I b) { return a <= b; }
+SPECDEC_INLINE I to_int(F v) { return __builtin_convertvector(v, I); }
 
 #if SPECDEC_WIDTH == 8
 SPECDEC_INLINE Mask either_nan(F a, F b) { return (I)_mm256_cmp_ps(a, b, _CMP_UNORD_Q); }
@@ -66,6 +79,12 @@ SPECDEC_INLINE F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
 SPECDEC_INLINE L mul_low_words(L a, L b) { return (L)_mm256_mul_epu32((__m256i)a, (__m256i)b); }
 SPECDEC_INLINE L high_words(L a) { return (L)_mm256_shuffle_epi32((__m256i)a, 0xf5); }
 SPECDEC_INLINE F from_half(H h) { return _mm256_cvtph_ps((__m128i)h); }
+SPECDEC_INLINE F pick(const float table[8], U index) {  // by its low three bits
+  return _mm256_permutevar8x32_ps(load<F>(table), (__m256i)index);
+}
+SPECDEC_INLINE U join_words(L even, L odd) {
+  return (U)_mm256_blend_epi32((__m256i)even, _mm256_shuffle_epi32((__m256i)odd, 0xa0), 0xaa);
+}
 #else
 #if defined(__SSE2__)
 SPECDEC_INLINE Mask either_nan(F a, F b) { return (I)_mm_cmpunord_ps(a, b); }
@@ -83,6 +102,7 @@ SPECDEC_INLINE F min(F a, F b) { return a < b ? a : b; }
 SPECDEC_INLINE L mul_low_words(L a, L b) { return (a & 0xffffffffu) * (b & 0xffffffffu); }
 #endif
 SPECDEC_INLINE L high_words(L a) { return a >> 32; }
+SPECDEC_INLINE U join_words(L even, L odd) { return (U)((even & 0xffffffffu) | (odd << 32)); }
 // The baseline has no fused operation: its row sums differ from the others' in the last bits.
 SPECDEC_INLINE F fma(F a, F b, F c) { return a * b + c; }
 // Half to float by bits: shift exponent and mantissa into place, then scale by 2^112. Infinity and
@@ -135,6 +155,50 @@ SPECDEC_INLINE F exp(F x) {
   y = fma(y, r, splat(1.f));
   return (F)((U)y + ((U)shifted << 23));
 }
+
+// The weights of one row in one pass: exp((l - center) * inv_t) without the row's maximum.
+#if SPECDEC_WIDTH >= 8
+// 2^(l k - bias) = 2^n 2^(j / 8) 2^r: adding `magic` rounds to eighths, whose bits are n and j; the
+// table's entries lack j's share of the bits. Minimax of degree 3 with constant 1 on |r| <= 1/16
+// (2.7e-8 relative). The bias is a multiple of 1/8, so that n + j / 8 is exact: 13 instructions
+// where `exp` needs the maximum first and then 19.
+struct Exp2 {
+  static constexpr uint32_t kEighths[16] = {0x3f800000u, 0x3f7b95c2u, 0x3f7837f0u, 0x3f75fed7u,
+                                            0x3f7504f3u, 0x3f75672au, 0x3f7744fdu, 0x3f7ac0c7u,
+                                            0x3f800000u, 0x3f7b95c2u, 0x3f7837f0u, 0x3f75fed7u,
+                                            0x3f7504f3u, 0x3f75672au, 0x3f7744fdu, 0x3f7ac0c7u};
+  float table[16];
+  F k, k_rest, magic, lowest;
+  explicit Exp2(const ExpShift& s)
+      : k(splat(s.k)),
+        k_rest(splat(s.k_rest)),
+        magic(splat(1572864.f - s.bias)),  // 1.5 * 2^20
+        lowest(splat(s.lowest)) {
+    std::memcpy(table, kEighths, sizeof table);
+  }
+  SPECDEC_ALWAYS_INLINE F add(F l, F sum) const {
+    l = max(lowest, l);  // the second operand where one is NaN
+    const F shifted = fma(l, k, magic);
+    const F minus_n = magic - shifted;
+    const F r = fma(l, k_rest, fma(l, k, minus_n));
+    F y = splat(0.0554962232708931f);
+    y = fma(y, r, splat(0.2402576357126236f));
+    y = fma(y, r, splat(0.6931472420692444f));
+    y = fma(y, r, splat(1.f));
+    const F scale = (F)((U)pick(table, (U)shifted) + ((U)shifted << 20));
+    return fma(scale, y, sum);
+  }
+};
+#else
+struct Exp2 {
+  F center, inv_t, lowest;
+  explicit Exp2(const ExpShift& s)
+      : center(splat(s.center)), inv_t(splat(s.inv_t)), lowest(splat(s.lowest)) {}
+  SPECDEC_ALWAYS_INLINE F add(F l, F sum) const {
+    return sum + exp((max(lowest, l) - center) * inv_t);
+  }
+};
+#endif
 
 // A float accumulator of 16 logical lanes, summed in the same order at every width.
 struct Sum {

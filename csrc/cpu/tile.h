@@ -35,13 +35,24 @@ struct ExpSums {
   float sum_log;  // sum of weight * log(weight)
 };
 
+// Weights exp((l - center) * inv_t) about a center that is chosen before the row is read, so that
+// one pass sums them: they may grow to 2^kExpRoom, and a tile beyond that is summed by itself.
+constexpr double kExpRoom = 100;
+
+struct ExpShift {
+  float center, inv_t;
+  float k, k_rest;        // inv_t * log2(e), and what is lost by rounding it
+  float bias;             // center * k, rounded to a multiple of 1/8
+  float lowest, highest;  // logits: below lowest all weigh 2^-kExpRoom
+};
+
 // The logits of the next tile, fetched while this one is worked on: else memory rests meanwhile.
 struct Ahead {
   const char* data = nullptr;
   int size = 0;  // bytes of a logit; 0 fetches nothing
 
   void fetch(int i, int count) const {
-    for (int j = 0; j < count * size; j += 64) __builtin_prefetch(data + i * size + j);
+    for (int j = 0; j < count * size; j += 64) __builtin_prefetch(data + i * size + j, 0, 2);
   }
 };
 
@@ -64,8 +75,9 @@ struct TileTable {
   // Converts n logits (indexed by LogitType), sets ids without their bit to -inf, pads with -inf.
   TileMax (*load[3])(const void* logits, int n, const int32_t* allowed, float* tile);
   ExpSums (*exp_sums)(const float* tile, int n, const Weighting& w);
-  float (*exp_sum)(const float* tile, int n, float max, float inv_t,
-                   Ahead ahead);  // inv_t > 0, no filter
+  // n (whole kLanes) logits of LogitType in memory, not filtered. A NaN makes the sum NaN; where
+  // the maximum exceeds shift.highest, the sum means nothing.
+  SumMax (*exp_sum[3])(const void* logits, int n, const ExpShift& shift, Ahead ahead);
   PivotSums (*pivot_sums)(const float* tile, int n, const Weighting& w, const float* pivots);
   Counts (*count)(const float* tile, int n, float logit);
   int (*find)(const float* tile, int n, float value);  // first index, or n

@@ -79,17 +79,20 @@ TileMax tile_load(const void* logits, int n, const int32_t* allowed, float* tile
   return {lane_max(max(best[0], best[1])), any(nan)};
 }
 
-// sum_v exp((l_v - max) * inv_t)
-float tile_exp_sum(const float* tile, int n, float max, float inv_t, Ahead ahead) {
-  const F m = splat(max), t = splat(inv_t);
+template <LogitType kType>
+SumMax tile_exp_sum(const void* logits, int n, const ExpShift& shift, Ahead ahead) {
+  const Exp2 weigh(shift);
   Sum sum;
+  F best = splat(-kInf);
   for (int i = 0; i < n; i += kLanes) {
     ahead.fetch(i, kLanes);
     for (int k = 0; k < kParts; ++k) {
-      sum.add(k, exp((load<F>(tile + i + k * kWidth) - m) * t));
+      const F l = load_logits<kType>(logits, i + k * kWidth);
+      best = max(l, best);
+      sum.part[k] = weigh.add(l, sum.part[k]);
     }
   }
-  return sum.total();
+  return {sum.total(), lane_max(best)};
 }
 
 // Weighting, spread over lanes.
@@ -242,7 +245,8 @@ constexpr TileTable kTable = {
     .load = {tile_load<LogitType::kFloat32>, tile_load<LogitType::kBFloat16>,
              tile_load<LogitType::kFloat16>},
     .exp_sums = tile_exp_sums,
-    .exp_sum = tile_exp_sum,
+    .exp_sum = {tile_exp_sum<LogitType::kFloat32>, tile_exp_sum<LogitType::kBFloat16>,
+                tile_exp_sum<LogitType::kFloat16>},
     .pivot_sums = tile_pivot_sums,
     .count = tile_count,
     .find = tile_find,

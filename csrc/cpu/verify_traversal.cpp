@@ -104,7 +104,8 @@ class Node {
     const Weighting pw = law.weighting(1 / law.mass);
     const float* target = law.tile_max[t] >= law.threshold ? law.source.tile(t, p) : nullptr;
     tiles().residual(target, nullptr, n, pw, pw, 1.f, 0.f, p);
-    tiles().residual(draft.tile(t, n, q), nullptr, n, draft.weight, pw, 1.f, 0.f, q);
+    tiles().residual(draft.span(int64_t{t} * kTile, n, q), nullptr, n, draft.weight, pw, 1.f, 0.f,
+                     q);
     size_t hidden = 0;
     const auto hide = [&](size_t count) {
       for (; hidden < count; ++hidden) {
