@@ -2,9 +2,9 @@
 #include "filter.h"
 
 #include <algorithm>
+#include <bit>
 #include <cfloat>
 #include <cmath>
-#include <cstring>
 #include <functional>
 
 #include "../common/logmath.h"
@@ -17,7 +17,8 @@ namespace {
 constexpr int64_t kSortLimit = 1024;
 // Logits in question are listed once they are at most vocabulary / kListShare.
 constexpr int64_t kListShare = 8;
-constexpr int kColumns = 128;  // of column_max
+// Columns of cells a logit that top-k keeps: fewer are selected from faster, and bound it worse.
+constexpr uint64_t kColumnShare = 4;
 
 double weight_of(const RowLaw& law, float logit) {
   return std::exp((static_cast<double>(logit) - law.max) * law.params.inv_t);
@@ -163,20 +164,41 @@ void choose_pivots(const RowLaw& law, const Bracket& b, int pass, double mass, f
   }
 }
 
-// The logits of a bracket in index order, padded with -inf.
-std::vector<float> list_bracket(const Team& team, const RowLaw& law, const Bracket& b) {
+// The logits in [low, high) of a row's spans of n ids, given by number.
+std::vector<float> gather_spans(const Team& team, const RowSource& row,
+                                const std::vector<int>& spans, int n, float low, float high) {
   std::vector<std::vector<float>> found(team.chunks());
-  for_tiles(team, law, b.low, [&](int chunk, int t, const float* tile, int n) {
-    std::vector<float>& list = found[chunk];
-    alignas(64) float kept[kTile + kPad];
-    const int count = tiles().gather(tile, n, b.low, b.high, kept, law.source.ahead(t));
-    list.insert(list.end(), kept, kept + count);
-  });
+  const auto take = [&](int chunk, int64_t begin, int64_t end) {
+    alignas(64) float buffer[kTile], kept[kTile + kPad];
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t first = int64_t{spans[i]} * n;
+      const float* span = row.span(first, n, buffer);
+      const auto length = static_cast<int>(std::min<int64_t>(n, row.padded() - first));
+      const int count = tiles().gather(span, length, low, high, kept);
+      found[chunk].insert(found[chunk].end(), kept, kept + count);
+    }
+  };
+  const auto count = static_cast<int64_t>(spans.size());
+  if (count * n < kSplitTiles * kTile) {
+    take(0, 0, count);
+  } else {
+    team.run(count, take);
+  }
   for (size_t c = 1; c < found.size(); ++c) {
     found[0].insert(found[0].end(), found[c].begin(), found[c].end());
   }
-  found[0].resize((found[0].size() + kPad - 1) / kPad * kPad, -kInf);
   return std::move(found[0]);
+}
+
+// The logits of a bracket in index order, padded with -inf.
+std::vector<float> list_bracket(const Team& team, const RowLaw& law, const Bracket& b) {
+  std::vector<int> kept;
+  for (int t = 0; t < law.source.tile_count(); ++t) {
+    if (law.tile_max[t] >= b.low) kept.push_back(t);
+  }
+  std::vector<float> list = gather_spans(team, law.source, kept, kTile, b.low, b.high);
+  list.resize((list.size() + kPad - 1) / kPad * kPad, -kInf);
+  return list;
 }
 
 // Raises the threshold of a law whose {l >= threshold} weighs `mass` to top-p's, and sets its mass:
@@ -210,76 +232,54 @@ float min_p_offset(const RowParams& params) {
   return mul_rn(params.temperature, log_normal(std::max(params.min_p, FLT_MIN)));
 }
 
-Candidates::Candidates(const RowParams& params, int64_t vocab)
-    : k_(params.has_k(vocab) ? params.top_k : 0),
+Candidates::Candidates(const RowParams& params, const RowSource& row)
+    : k_(params.has_k(row.vocab) ? params.top_k : 0),
       offset_(params.has_m() ? min_p_offset(params) : -kInf),
-      trim_at_(2 * k_ + 256) {}
+      cells_(row.tile_count() * (kTile / kCellBlock * kCells), -kInf) {}
 
-void Candidates::reserve(int64_t size) {
-  if (size <= capacity_) return;
-  capacity_ = std::max(size, 2 * capacity_);
-  auto larger = std::make_unique_for_overwrite<float[]>(capacity_);
-  if (size_ > 0) std::memcpy(larger.get(), values_.get(), size_ * sizeof(float));
-  values_ = std::move(larger);
+TileMax Candidates::add(const RowSource& row, int t, float* buffer) {
+  const RawTile tile = row.raw_tile(t, buffer);
+  float* cells = cells_.data() + int64_t{t} * (kTile / kCellBlock * kCells);
+  return tiles().cell_max[tile.index()](tile.logits, row.length(t), cells, row.ahead(t));
 }
 
-void Candidates::append(const float* tile, int n, Ahead ahead) {
-  reserve(size_ + n + kPad);
-  size_ += tiles().gather(tile, n, std::max(cutoff_, -FLT_MAX), kInf, values_.get() + size_, ahead);
-}
-
-void Candidates::add(const float* tile, int n, float tile_max, Ahead ahead) {
-  if (tile_max > best_) {
-    best_ = tile_max;
-    cutoff_ = std::max(cutoff_, add_rn(best_, offset_));
+float Candidates::bound() const {
+  const size_t columns = std::min<size_t>(std::bit_ceil(kColumnShare * k_), cells_.size());
+  if (k_ == 0 || static_cast<size_t>(k_) > columns) return -kInf;
+  std::vector<float> best(cells_.begin(), cells_.begin() + columns);
+  for (size_t i = columns; i < cells_.size(); i += columns) {
+    const size_t n = std::min(columns, cells_.size() - i);
+    for (size_t j = 0; j < n; ++j) best[j] = std::max(best[j], cells_[i + j]);
   }
-  if (!(tile_max >= cutoff_) || tile_max == -kInf) return;
-  if (k_ > 0 && k_ <= kColumns && size_ == 0 && n == kTile) {
-    float column[kColumns];
-    tiles().column_max(tile, n, column);
-    std::nth_element(column, column + k_ - 1, column + kColumns, std::greater<>());
-    cutoff_ = std::max(cutoff_, column[k_ - 1]);
-  }
-  append(tile, n, ahead);
-  if (k_ > 0 && size_ >= trim_at_) trim();
+  std::nth_element(best.begin(), best.begin() + (k_ - 1), best.end(), std::greater<>());
+  return best[k_ - 1];
 }
 
-void Candidates::trim() {
-  if (k_ == 0 || size_ < k_) return;
-  float* first = values_.get();
-  std::nth_element(first, first + k_ - 1, first + size_, std::greater<>());
-  cutoff_ = std::max(cutoff_, first[k_ - 1]);
-  const float cutoff = cutoff_;
-  size_ = std::remove_if(first, first + size_, [=](float v) { return v < cutoff; }) - first;
-  trim_at_ = std::max(trim_at_, 2 * size_);
-}
-
-void Candidates::merge(const Candidates& other) {
-  reserve(size_ + other.size_ + 1);
-  if (other.size_ > 0) {
-    std::memcpy(values_.get() + size_, other.values_.get(), other.size_ * sizeof(float));
-  }
-  size_ += other.size_;
-}
-
-float Candidates::finish(float max) {
-  trim();
+float Candidates::finish(const Team& team, const RowSource& row, float max) {
   float tau = offset_ == -kInf ? -kInf : add_rn(max, offset_);
-  if (k_ > 0 && size_ >= k_) {
-    tau = std::max(tau, *std::min_element(values_.get(), values_.get() + k_));
+  const float low = std::max({tau, bound(), -FLT_MAX});
+  std::vector<int> blocks;
+  for (size_t i = 0; i < cells_.size(); i += kCells) {
+    const float* cell = cells_.data() + i;
+    if (*std::max_element(cell, cell + kCells) >= low)
+      blocks.push_back(static_cast<int>(i / kCells));
   }
-  float* first = values_.get();
-  size_ = std::remove_if(first, first + size_, [=](float v) { return v < tau; }) - first;
+  values = gather_spans(team, row, blocks, kCellBlock, low, kInf);
+  if (k_ > 0 && static_cast<int64_t>(values.size()) >= k_) {
+    std::nth_element(values.begin(), values.begin() + (k_ - 1), values.end(), std::greater<>());
+    tau = std::max(tau, values[k_ - 1]);
+  }
+  std::erase_if(values, [=](float v) { return v < tau; });
   return tau;
 }
 
 void finish_filters(const Team& team, RowLaw& law, Candidates* candidates, bool entropy) {
   int64_t count = law.source.vocab;
   if (candidates) {
-    law.threshold = std::min(candidates->finish(law.max), law.max);
-    count = candidates->size();
+    law.threshold = std::min(candidates->finish(team, law.source, law.max), law.max);
+    count = static_cast<int64_t>(candidates->values.size());
     if (count <= kSortLimit) {
-      float* values = candidates->begin();
+      float* values = candidates->values.data();
       std::sort(values, values + count, std::greater<>());
       sum_sorted(law, values, count);
       if (!law.params.has_p()) return;

@@ -2,7 +2,6 @@
 //   min-p: max + T log(min_p);  top-k: the k-th largest logit;  tau12: the larger of the two
 //   top-p: the largest logit t with mass{l >= t} >= top_p * mass{l >= tau12}
 #pragma once
-#include <memory>
 #include <vector>
 
 #include "row.h"
@@ -12,31 +11,26 @@ namespace specdec::cpu {
 // T log(min_p): how far below the maximum a kept logit may lie.
 float min_p_offset(const RowParams& params);
 
-// The logits of a range of tiles that top-k and min-p may keep, with the running threshold that
-// discards the rest: after the first tile hardly any logit passes it, and no exp is needed.
+// What top-k and min-p may keep of a row: the pass over it only takes the maxima of cells of a few
+// ids. Each is some logit, so the k-th largest of them bounds the k-th largest logit from below,
+// and only blocks with a maximum above that bound are read again.
 class Candidates {
  public:
-  Candidates(const RowParams& params, int64_t vocab);
+  Candidates(const RowParams& params, const RowSource& row);
 
-  void add(const float* tile, int n, float tile_max, Ahead ahead);
-  void merge(const Candidates& other);
+  // Takes tile t; tiles come in any order, from any thread.
+  TileMax add(const RowSource& row, int t, float* buffer);
 
-  // tau12 once everything is merged; only values >= tau12 are left.
-  float finish(float max);
-  const float* begin() const { return values_.get(); }
-  float* begin() { return values_.get(); }
-  int64_t size() const { return size_; }
+  // tau12 of a row with this maximum; values are then the logits of at least that, in no order.
+  float finish(const Team& team, const RowSource& row, float max);
+  std::vector<float> values;
 
  private:
-  void reserve(int64_t size);
-  void append(const float* tile, int n, Ahead ahead);
-  void trim();  // keeps the k largest and what equals the last of them
+  float bound() const;  // of the k-th largest logit
 
   int64_t k_;     // 0: no top-k
   float offset_;  // of min-p; -inf: none
-  float best_ = -kInf, cutoff_ = -kInf;
-  int64_t size_ = 0, capacity_ = 0, trim_at_;
-  std::unique_ptr<float[]> values_;
+  std::vector<float> cells_;
 };
 
 // Sets threshold and mass (and mass_log, if `entropy`) of a filtered row whose maximum is known.

@@ -24,13 +24,13 @@ float half_to_float(uint16_t h) {
 // Everything one chunk of the team learns about one row.
 struct Partial {
   std::optional<Race> race;
-  std::optional<Candidates> candidates;
   float race_best = -kInf;  // largest logit already offered as a start
 };
 
 struct Job {
   Examine* ask;
-  std::optional<ExpShift> shift;  // none: every tile is summed about its own maximum
+  std::optional<Candidates> candidates;  // of top-k and min-p, which need no sums
+  std::optional<ExpShift> shift;         // none: every tile is summed about its own maximum
   std::vector<float> tile_sum, tile_log;
   std::vector<Partial> partial;  // [chunks]
 };
@@ -62,7 +62,7 @@ std::optional<ExpShift> shift_of(const RowLaw& law) {
 
 Job make_job(Examine& ask, int chunks) {
   RowLaw& law = *ask.law;
-  Job job{&ask, {}, {}, {}, std::vector<Partial>(chunks)};
+  Job job{&ask, {}, {}, {}, {}, std::vector<Partial>(chunks)};
   const int n = law.source.tile_count();
   law.tile_max.assign(n, -kInf);
   if (law.params.greedy) {
@@ -72,8 +72,8 @@ Job make_job(Examine& ask, int chunks) {
   const bool gathers = ask.mass && needs_candidates(law);
   for (Partial& p : job.partial) {
     if (ask.race) p.race.emplace(*ask.race);
-    if (gathers) p.candidates.emplace(law.params, law.source.vocab);
   }
+  if (gathers) job.candidates.emplace(law.params, law.source);
   if (ask.mass && !gathers) {
     job.tile_sum.assign(n, 0.f);
     if (ask.entropy) {
@@ -99,15 +99,11 @@ void race_tile(const RowSource& row, const float* tile, int t, float tile_max, P
   tiles().race_logits(tile, n, first, race, row.ahead(t));
 }
 
-// Sum and maximum of a tile in one pass from memory; false where that cannot be.
-bool sum_shifted(Job& job, int t, const float* tile) {
-  if (!job.shift) return false;
+// Sum and maximum of a tile in one pass; false where the shift does not suit it.
+bool sum_shifted(Job& job, int t, const RawTile& tile) {
   RowLaw& law = *job.ask->law;
-  const RowSource& row = law.source;
-  const void* logits = tile ? tile : row.whole(int64_t{t} * kTile, kTile);
-  const LogitType type = tile ? LogitType::kFloat32 : row.type;
-  const SumMax s =
-      tiles().exp_sum[static_cast<int>(type)](logits, row.length(t), *job.shift, row.ahead(t));
+  const int n = law.source.length(t);
+  const SumMax s = tiles().exp_sum[tile.index()](tile.logits, n, *job.shift, law.source.ahead(t));
   if (std::isnan(s.sum) || s.max > job.shift->highest) return false;
   job.tile_sum[t] = s.sum;
   law.tile_max[t] = s.max;
@@ -126,17 +122,19 @@ void sum_alone(Job& job, int t, const float* tile) {
 void examine_tile(Job& job, int t, Partial& p, float* buffer) {
   RowLaw& law = *job.ask->law;
   const RowSource& row = law.source;
-  const float* tile = nullptr;  // null is read from memory as it is
-  if (job.shift && (p.race || !row.whole(int64_t{t} * kTile, kTile))) tile = row.tile(t, buffer);
-  if (!sum_shifted(job, t, tile)) {
-    TileMax found;
-    tile = row.tile(t, buffer, &found);
+  if (job.shift && !p.race && sum_shifted(job, t, row.raw_tile(t, buffer))) return;
+  TileMax found;
+  if (job.candidates) {
+    found = job.candidates->add(row, t, buffer);
     law.tile_max[t] = found.nan ? NAN : found.max;
-    if (found.nan || !std::isfinite(found.max)) return;
-    if (p.candidates) p.candidates->add(tile, row.length(t), found.max, row.ahead(t));
-    if (!job.tile_sum.empty()) sum_alone(job, t, tile);
+    return;
   }
-  if (p.race) race_tile(row, tile, t, law.tile_max[t], p);
+  const float* tile = row.tile(t, buffer, &found);
+  law.tile_max[t] = found.nan ? NAN : found.max;
+  if (found.nan || !std::isfinite(found.max)) return;
+  const bool summed = job.shift && sum_shifted(job, t, {tile, LogitType::kFloat32});
+  if (!summed && !job.tile_sum.empty()) sum_alone(job, t, tile);
+  if (p.race) race_tile(row, tile, t, found.max, p);
 }
 
 // The weight that exp_sum gives to one logit.
@@ -198,12 +196,7 @@ void finish(const Team& team, Job& job) {
   if (!ask.mass) return;
   if (!job.tile_sum.empty()) merge_sums(job, law);
   if (!law.params.filtered(law.source.vocab)) return;
-  Candidates* candidates = nullptr;
-  if (job.partial[0].candidates) {
-    candidates = &*job.partial[0].candidates;
-    for (size_t c = 1; c < job.partial.size(); ++c) candidates->merge(*job.partial[c].candidates);
-  }
-  finish_filters(team, law, candidates, ask.entropy);
+  finish_filters(team, law, job.candidates ? &*job.candidates : nullptr, ask.entropy);
 }
 
 }  // namespace
@@ -220,6 +213,11 @@ const float* RowSource::span(int64_t first, int n, float* buffer, TileMax* max) 
       tiles().load[static_cast<int>(type)](data + first * element_size(type), count, bits, buffer);
   if (max) *max = found;
   return buffer;
+}
+
+RawTile RowSource::raw_tile(int t, float* buffer) const {
+  if (const void* own = whole(int64_t{t} * kTile, kTile)) return {own, type};
+  return {tile(t, buffer), LogitType::kFloat32};
 }
 
 const void* RowSource::whole(int64_t first, int n) const {

@@ -8,6 +8,13 @@
 
 namespace specdec::cpu {
 
+// A tile as exp_sum and cell_max take it.
+struct RawTile {
+  const void* logits;
+  LogitType type;
+  int index() const { return static_cast<int>(type); }
+};
+
 // The logits of one row as float tiles.
 struct RowSource {
   const char* data;
@@ -16,9 +23,9 @@ struct RowSource {
   const int32_t* allowed;  // bits, or null
 
   int tile_count() const { return static_cast<int>((vocab + kTile - 1) / kTile); }
+  int64_t padded() const { return (vocab + kPad - 1) / kPad * kPad; }
   int length(int t) const {  // padded
-    const int64_t n = std::min<int64_t>(kTile, vocab - int64_t{t} * kTile);
-    return static_cast<int>((n + kPad - 1) / kPad * kPad);
+    return static_cast<int>(std::min<int64_t>(kTile, padded() - int64_t{t} * kTile));
   }
   // n logits from `first`, both multiples of kPad, padded with -inf: the row's own memory where
   // that will do, else `buffer`.
@@ -27,9 +34,12 @@ struct RowSource {
     return span(int64_t{t} * kTile, kTile, buffer, max);
   }
   Ahead ahead(int t) const;
-  // Where n logits from `first` lie in memory, unmasked and all there; else null.
-  const void* whole(int64_t first, int n) const;
+  // The same without conversion where memory holds the whole tile unmasked.
+  RawTile raw_tile(int t, float* buffer) const;
   float logit(int64_t id) const;  // -inf where not allowed
+
+ private:
+  const void* whole(int64_t first, int n) const;  // null where a copy is needed
 };
 
 RowSource row_source(const Logits& logits, int64_t b, int64_t i, const int32_t* allowed = nullptr);

@@ -17,6 +17,8 @@ namespace specdec::cpu {
 constexpr int kTile = 2048;
 constexpr int kPad = 64;  // tiles are padded with -inf to a multiple of this
 constexpr int kPivots = 3;
+constexpr int kCells = 16;       // interleaved maxima that are kept
+constexpr int kCellBlock = 512;  // of this many ids
 
 struct TileMax {
   float max;  // NaN is skipped
@@ -80,10 +82,10 @@ struct TileTable {
   SumMax (*exp_sum[3])(const void* logits, int n, const ExpShift& shift, Ahead ahead);
   PivotSums (*pivot_sums)(const float* tile, int n, const Weighting& w, const float* pivots);
   Counts (*count)(const float* tile, int n, float logit);
-  int (*find)(const float* tile, int n, float value);  // first index, or n
-  int (*gather)(const float* tile, int n, float low, float high, float* out,
-                Ahead ahead);                                // low <= l < high
-  void (*column_max)(const float* tile, int n, float* out);  // 128 columns
+  int (*find)(const float* tile, int n, float value);                          // first index, or n
+  int (*gather)(const float* tile, int n, float low, float high, float* out);  // low <= l < high
+  // Of n (a multiple of kPad) logits of LogitType in memory, each block's kCells maxima.
+  TileMax (*cell_max[3])(const void* logits, int n, float* cells, Ahead ahead);
   // out = (a p - b q)+ and out = min(p, q); a null tile has weight 0 everywhere.
   void (*residual)(const float* p, const float* q, int n, const Weighting& pw, const Weighting& qw,
                    float a, float b, float* out);

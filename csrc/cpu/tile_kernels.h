@@ -172,11 +172,10 @@ int tile_find(const float* tile, int n, float value) {
   return n;
 }
 
-int tile_gather(const float* tile, int n, float low, float high, float* out, Ahead ahead) {
+int tile_gather(const float* tile, int n, float low, float high, float* out) {
   const F from = splat(low), to = splat(high);
   int count = 0;
   for (int i = 0; i < n; i += 4 * kWidth) {
-    ahead.fetch(i, 4 * kWidth);
     F v[4];
     Mask in[4];
     for (int k = 0; k < 4; ++k) {
@@ -189,14 +188,29 @@ int tile_gather(const float* tile, int n, float low, float high, float* out, Ahe
   return count;
 }
 
-// Maximum of each of 128 interleaved columns: the k-th largest of them bounds the k-th largest
-// logit from below, at a sixteenth of the cost of selecting it.
-void tile_column_max(const float* tile, int n, float* out) {
-  for (int c = 0; c < 128; c += kWidth) {
-    F best = splat(-kInf);
-    for (int i = c; i < n; i += 128) best = max(load<F>(tile + i), best);
-    store(out + c, best);
+template <LogitType kType>
+TileMax tile_cell_max(const void* logits, int n, float* cells, Ahead ahead) {
+  F best = splat(-kInf);
+  Mask nan = no_lane();
+  for (int block = 0; block < n; block += kCellBlock, cells += kCells) {
+    F cell[kParts];
+    for (F& c : cell) c = splat(-kInf);
+    const int end = block + kCellBlock < n ? block + kCellBlock : n;
+    for (int i = block; i < end; i += 2 * kLanes) {
+      ahead.fetch(i, 2 * kLanes);
+      for (int k = 0; k < kParts; ++k) {
+        const F a = load_logits<kType>(logits, i + k * kWidth);
+        const F b = load_logits<kType>(logits, i + kLanes + k * kWidth);
+        nan = nan | either_nan(a, b);
+        cell[k] = max(max(a, b), cell[k]);
+      }
+    }
+    for (int k = 0; k < kParts; ++k) {
+      best = max(cell[k], best);
+      store(cells + k * kWidth, cell[k]);
+    }
   }
+  return {lane_max(best), any(nan)};
 }
 
 void tile_residual(const float* p, const float* q, int n, const Weighting& pw, const Weighting& qw,
@@ -251,7 +265,8 @@ constexpr TileTable kTable = {
     .count = tile_count,
     .find = tile_find,
     .gather = tile_gather,
-    .column_max = tile_column_max,
+    .cell_max = {tile_cell_max<LogitType::kFloat32>, tile_cell_max<LogitType::kBFloat16>,
+                 tile_cell_max<LogitType::kFloat16>},
     .residual = tile_residual,
     .overlap = tile_overlap,
     .sum_max = tile_sum_max,
