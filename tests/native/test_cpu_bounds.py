@@ -1,0 +1,157 @@
+"""Shortcuts of the cpu backend that stand on a bound: rows built so that each bound is wrong, slack or just met."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from specdec_kernels import (
+    Noise,
+    Sampling,
+    _native,
+    random_words,
+    residual_probs,
+    residual_sample,
+    sample,
+    verify_chain,
+)
+
+pytestmark = pytest.mark.skipif(_native.cpu_reason() is not None, reason=str(_native.cpu_reason()))
+TILE = 2048
+ISAS = {"portable": 0, "avx2": 1, "avx512": 2}
+
+
+@pytest.fixture(params=ISAS)
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Each instruction set of this machine."""
+    best = torch.ops.specdec_kernels.cpu_isa()
+    if torch.ops.specdec_kernels.set_cpu_isa(ISAS[request.param]) != ISAS[request.param]:
+        pytest.skip(f"this machine has no {request.param}")
+    yield request.param
+    torch.ops.specdec_kernels.set_cpu_isa(best)
+
+
+def _noise(batch: int) -> Noise:
+    at = torch.arange(batch)
+    return Noise(at * 7919 + 3, at * 5, at)
+
+
+def _rows(batch: int, vocab: int, seed: int, scale: float = 3.0) -> Tensor:
+    return scale * torch.randn(batch, vocab, generator=torch.Generator().manual_seed(seed))
+
+
+def _logsumexp(row: Tensor, temperature: float) -> Tensor:
+    return torch.logsumexp(row.double() / torch.tensor(temperature, dtype=torch.float32).double(), -1)
+
+
+@pytest.mark.parametrize("temperature", [0.8, 1e-3, 1e-6, 1e6, 1e37])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("steps", [(0, 60, 90), (0, -90, 120), (-3e4, 0, 1e4), (0, 3e38, 0), (-3e38, 5, 6)], ids=str)
+def test_tiles_far_from_the_first_are_summed_exactly(
+    steps: tuple[float, ...], dtype: torch.dtype, temperature: float, isa: str
+) -> None:
+    vocab = 3 * TILE + 70
+    row = _rows(1, vocab, 5)
+    for t, step in enumerate(steps):
+        row[0, t * TILE : (t + 1) * TILE] += step
+    row[0, TILE - 1] = -torch.inf
+    logits = row.to(dtype)
+    sampling = Sampling.full(1, temperature=temperature)
+    result = sample(logits, sampling=sampling, noise=_noise(1), purpose="draft", backend="cpu")
+    assert result.status.item() == 0
+    want = _logsumexp(logits[0], temperature).float()  # infinite where l / T is
+    torch.testing.assert_close(result.logsumexp[0], want, rtol=2e-7, atol=2e-6)
+
+
+def test_a_row_with_one_token_has_exactly_its_mass(isa: str) -> None:
+    logits = torch.full((4, 3 * TILE), -1e4)
+    for b, at in enumerate((0, 5, TILE + 7, 3 * TILE - 1)):
+        logits[b, at] = 13.3 * b
+    result = sample(logits, sampling=Sampling.full(4, temperature=0.7), noise=_noise(4), purpose="draft", backend="cpu")
+    assert result.token_ids[:, 0].tolist() == [0, 5, TILE + 7, 3 * TILE - 1]
+    assert result.logprobs[:, 0].tolist() == [0.0] * 4
+
+
+@pytest.mark.parametrize("filters", [{}, {"top_k": 50}, {"min_p": 0.1}, {"top_p": 0.9}], ids=str)
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("at", [0, 1, 17, 511, TILE - 1, TILE, TILE + 531, 3 * TILE - 1, 3 * TILE, 3 * TILE + 36])
+def test_a_bad_logit_is_seen_wherever_it_stands(at: int, bad: float, filters: dict[str, float], isa: str) -> None:
+    logits = _rows(2, 3 * TILE + 37, 11)
+    logits[1, at] = bad
+    sampling = Sampling.full(2, temperature=0.8, **filters)
+    result = sample(logits, sampling=sampling, noise=_noise(2), purpose="draft", backend="cpu")
+    assert result.status[0] == 0
+    assert result.status[1] != 0
+
+
+@pytest.mark.parametrize("k", [1, 2, 50, 127, 1000, 3000, 6000])
+@pytest.mark.parametrize("shape", ["noise", "ties", "rising", "one block", "mostly masked"])
+def test_top_k_keeps_what_a_sort_keeps(shape: str, k: int, isa: str) -> None:
+    vocab = 3 * TILE + 37
+    logits = _rows(1, vocab, k)
+    if shape == "ties":
+        logits = logits.round()
+    elif shape == "rising":
+        logits = torch.linspace(-9, 9, vocab)[None]
+    elif shape == "one block":  # all that is kept shares a few cells
+        logits[0, 600:700] += 40
+    elif shape == "mostly masked":
+        logits[0, 100:] = -torch.inf
+    result = sample(
+        logits, sampling=Sampling.full(1, temperature=0.8, top_k=k), noise=_noise(1), purpose="draft", backend="cpu"
+    )
+    kth = logits[0].sort(descending=True).values[k - 1]
+    kept = logits[0][(logits[0] >= kth) & (logits[0] > -torch.inf)]
+    assert result.status.item() == 0
+    torch.testing.assert_close(result.logsumexp[0].double(), _logsumexp(kept, 0.8), rtol=2e-7, atol=2e-6)
+    if kth > -torch.inf:
+        assert result.threshold.item() == kth
+
+
+# How close the draft is to the target decides how many ids the bound a p lets through: few, or crowds.
+@pytest.mark.parametrize("apart", [3.0, 0.3, 1e-3, 0.0])
+@pytest.mark.parametrize("weights", [(1.0, 1.0), (1.0, 0.25), (0.4, 1.0), (1.0, -0.5)], ids=str)
+@pytest.mark.parametrize("filters", [{}, {"top_k": 40, "top_p": 0.95}], ids=str)
+def test_a_bounded_residual_draw_is_the_race_of_its_weights(
+    filters: dict[str, float], weights: tuple[float, float], apart: float, isa: str
+) -> None:
+    batch, vocab = 24, 2 * TILE + 37
+    target = _rows(batch, vocab, 23)
+    draft = target + _rows(batch, vocab, 29, apart)
+    a, b = weights
+    law = Sampling.full(batch, temperature=0.8, **filters)
+    scales = {"a": torch.full((batch,), a), "b": torch.full((batch,), b)}
+    laws = {"sampling": law, "draft_sampling": law}
+    drawn = residual_sample(target, draft, **scales, **laws, noise=_noise(batch), backend="cpu")
+    left = residual_probs(target, draft, **scales, **laws, backend="cpu")
+    scores = left.probs.log().double() - _exponentials(batch, vocab).log()
+    empty = left.status != 0
+    assert torch.equal(drawn.status, left.status)
+    best = scores.max(-1)
+    taken = scores.gather(1, drawn.token_ids[:, None])[:, 0]
+    assert (taken >= best.values - 1e-4)[~empty].all()  # float32 scores: within rounding of the largest
+    assert (drawn.token_ids == best.indices)[~empty].float().mean() > 0.9 or bool(empty.all())
+
+
+def _exponentials(batch: int, vocab: int) -> Tensor:
+    words = random_words(_noise(batch), purpose="residual", index=torch.arange(vocab))
+    x = ((words.double() + 0.5) * 2.0**-32).clamp(max=1 - 2.0**-24)
+    return -torch.log1p(-x)
+
+
+def test_rejections_draw_the_same_whoever_weighs(isa: str) -> None:
+    """Drafts that are likely under q alone: residual rows with much, little and no room, as the reference draws."""
+    batch, vocab = 32, TILE + 300
+    target = _rows(batch, 2 * vocab, 31).view(batch, 2, vocab)
+    draft = target[:, :1] + _rows(batch, vocab, 37, 2.0)[:, None]
+    ids = draft[:, 0].argmax(-1, keepdim=True)
+    law = Sampling.full(batch, temperature=1.0)
+    results = [
+        verify_chain(ids, target, draft, sampling=law, draft_sampling=law, noise=_noise(batch), backend=backend)
+        for backend in ("cpu", "reference")
+    ]
+    assert 0 < int(results[0].num_accepted.sum()) < batch
+    assert torch.equal(results[0].token_ids, results[1].token_ids)
