@@ -11,6 +11,7 @@ from torch import Tensor
 from specdec_kernels import Sampling, sample
 
 from ..attention import forward
+from ..lean import LeanLlama
 from ..text import Text
 from .base import ARGMAX_RULES, CHAIN_RULES, Confidence, Draft, kept_rows
 from .cached_drafter import CachedDrafter
@@ -39,6 +40,7 @@ class DraftModel(CachedDrafter):
         """
         self.model, self.sampling, self.token_map = model, sampling, token_map
         self._confidence = Confidence(confidence)
+        self._lean = LeanLlama(model)
         if token_map is not None:
             self._sorted, self._column = token_map.long().sort()
 
@@ -50,7 +52,10 @@ class DraftModel(CachedDrafter):
         self._confidence.begin(self._law.temperature)
         self._purpose = "target" if rule == "match" else "draft"
         self._needs_law = rule in ("ratio", "block")
-        self._open(self.model.config, text, longest, self.model.dtype, self.model.device)
+        capacity = self._open(self.model.config, text, longest, self.model.dtype, self.model.device)
+        self._is_lean = LeanLlama.suits(self.model)
+        if self._is_lean:
+            self._lean.reach(capacity)
         self._room = self._rows(longest) - self.nodes(longest)  # the next step may add as many again
         self._run_prompts(text)
 
@@ -87,12 +92,16 @@ class DraftModel(CachedDrafter):
     def _run(self, token_ids: Tensor, inputs: dict[str, Any], *before: Tensor, keep: Sequence[int] | int = 0) -> Tensor:
         """Logits."""
         if isinstance(keep, int):
-            logits: Tensor = forward(self.model, self._own(token_ids), inputs, logits_to_keep=keep).logits
-            return logits
+            return self._logits(token_ids, inputs, keep)
         rows = sorted(set(keep))
         some = torch.tensor(rows).to(token_ids.device, non_blocking=True)
-        logits = forward(self.model, self._own(token_ids), inputs, logits_to_keep=some).logits
-        return kept_rows(logits, [rows.index(row) for row in keep])
+        return kept_rows(self._logits(token_ids, inputs, some), [rows.index(row) for row in keep])
+
+    def _logits(self, token_ids: Tensor, inputs: dict[str, Any], keep: int | Tensor) -> Tensor:
+        if self._is_lean:
+            return self._lean(self._own(token_ids), inputs, keep)
+        logits: Tensor = forward(self.model, self._own(token_ids), inputs, logits_to_keep=keep).logits
+        return logits
 
     def _own(self, ids: Tensor) -> Tensor:
         """Target ids as the model knows them."""

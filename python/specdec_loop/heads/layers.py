@@ -29,17 +29,49 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(queries, config.hidden_size, bias=everywhere)
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, ...], mask: Tensor | None, cache: Any) -> Tensor:
-        """Attend; without a mask a lone node attends all keys, and others, on an empty cache, those before them."""
-        shape = (*x.shape[:2], -1, self.dim)
-        turned = rotate(torch.cat([self.q_proj(x), self.k_proj(x)], -1).view(shape), rotary).transpose(1, 2)
-        query, key = turned.split([self.heads, turned.shape[1] - self.heads], 1)
-        value = self.v_proj(x).view(shape).transpose(1, 2)
-        if cache is not None:
-            key, value = cache.update(key, value, 0)
-        is_causal = mask is None and x.shape[1] > 1
-        out = scaled_dot_product_attention(query, key, value, mask, is_causal=is_causal, enable_gqa=True)
-        attended: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
-        return attended
+        """Attend, see `attend`."""
+        return attend(self, self.heads, self.dim, x, rotary, mask, cache)
+
+
+def attend(
+    network: Any,
+    heads: int,
+    dim: int,
+    x: Tensor,
+    rotary: tuple[Tensor, ...],
+    mask: Tensor | None,
+    cache: Any,
+    layer: int = 0,
+) -> Tensor:
+    """Llama's attention; without a mask a lone node attends all keys, others, on an empty cache, those before them.
+
+    Args:
+        network: of q_proj, k_proj, v_proj and o_proj.
+        heads: of the queries.
+        dim: of a head.
+        x: ``[batch, nodes, width]``.
+        rotary: see `rotate`.
+        mask: as SDPA takes it.
+        cache: of transformers' kind, or None.
+        layer: of the cache.
+    """
+    shape = (*x.shape[:2], -1, dim)
+    turned = rotate(torch.cat([network.q_proj(x), network.k_proj(x)], -1).view(shape), rotary).transpose(1, 2)
+    query, key = turned.split([heads, turned.shape[1] - heads], 1)
+    value = network.v_proj(x).view(shape).transpose(1, 2)
+    if cache is not None:
+        key, value = cache.update(key, value, layer)
+    is_causal = mask is None and x.shape[1] > 1
+    out = scaled_dot_product_attention(query, key, value, mask, is_causal=is_causal, enable_gqa=True)
+    attended: Tensor = network.o_proj(out.transpose(1, 2).flatten(2))
+    return attended
+
+
+def turns(config: Any, positions: int) -> Tensor:
+    """What `rotate` takes, cosines and sines side by side, of each of the first positions: ``[positions, 2 * dim]``."""
+    cosine, sine = LlamaRotaryEmbedding(config)(torch.empty(0), torch.arange(positions)[None])
+    low, high = sine[0].chunk(2, -1)
+    return torch.cat([cosine[0], -low, high], -1)
 
 
 def rotate(x: Tensor, rotary: tuple[Tensor, ...]) -> Tensor:
@@ -136,12 +168,10 @@ class FeatureHead(nn.Module):
     def reach(self, positions: int) -> None:
         """Get ready for texts of so many positions; without it for as many as the configuration names."""
         if self._turns is None or len(self._turns) < positions:
-            cosine, sine = LlamaRotaryEmbedding(self.config)(torch.empty(0), torch.arange(positions)[None])
-            low, high = sine[0].chunk(2, -1)
-            self._turns, self._cast = torch.cat([cosine[0], -low, high], -1), None
+            self._turns, self._cast = turns(self.config, positions), None
 
     def _turned(self, like: Tensor) -> Tensor:
-        """What `rotate` takes, cosines and sines side by side, of each position."""
+        """The same where and as it is needed."""
         if self._turns is None:
             self.reach(self.config.max_position_embeddings)
         assert self._turns is not None
