@@ -57,7 +57,8 @@ void race_row(const Team& team, const RowLaw& law, Race& race, const Residual* w
       if (top * mine.inv_t + kMaxRaceNoise < mine.cut()) return;
       const int n = law.source.length(t);
       const int64_t first = int64_t{t} * kTile;
-      tiles().race_logits(law.source.tile(t, buffer), n, first, mine, law.source.ahead(t));
+      const RawTile tile = law.source.raw_tile(t, buffer);
+      tiles().race_logits[tile.index()](tile.logits, n, first, mine, law.source.ahead(t));
       if (!mine.crowded()) return;
       const SumMax found = residual_tile(*weighed, t, scratch, buffer);
       race_weights(buffer, n, first, found, mine);

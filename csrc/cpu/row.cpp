@@ -21,18 +21,12 @@ float half_to_float(uint16_t h) {
   return bits_float(sign | scaled | (special ? 0x7f800000u : 0u));
 }
 
-// Everything one chunk of the team learns about one row.
-struct Partial {
-  std::optional<Race> race;
-  float race_best = -kInf;  // largest logit already offered as a start
-};
-
 struct Job {
   Examine* ask;
   std::optional<Candidates> candidates;  // of top-k and min-p, which need no sums
   std::optional<ExpShift> shift;         // none: every tile is summed about its own maximum
   std::vector<float> tile_sum, tile_log;
-  std::vector<Partial> partial;  // [chunks]
+  std::vector<Race> races;  // [chunks], or none
 };
 
 bool needs_candidates(const RowLaw& law) {
@@ -62,7 +56,7 @@ std::optional<ExpShift> shift_of(const RowLaw& law) {
 
 Job make_job(Examine& ask, int chunks) {
   RowLaw& law = *ask.law;
-  Job job{&ask, {}, {}, {}, {}, std::vector<Partial>(chunks)};
+  Job job{&ask, {}, {}, {}, {}, {}};
   const int n = law.source.tile_count();
   law.tile_max.assign(n, -kInf);
   if (law.params.greedy) {
@@ -70,9 +64,7 @@ Job make_job(Examine& ask, int chunks) {
     ask.race = nullptr;
   }
   const bool gathers = ask.mass && needs_candidates(law);
-  for (Partial& p : job.partial) {
-    if (ask.race) p.race.emplace(*ask.race);
-  }
+  if (ask.race) job.races.assign(chunks, *ask.race);
   if (gathers) job.candidates.emplace(law.params, law.source);
   if (ask.mass && !gathers) {
     job.tile_sum.assign(n, 0.f);
@@ -85,18 +77,19 @@ Job make_job(Examine& ask, int chunks) {
   return job;
 }
 
-// Offers the ids of a tile; the largest first, because a good score to beat saves the noise of
-// most others.
-void race_tile(const RowSource& row, const float* tile, int t, float tile_max, Partial& p) {
-  Race& race = *p.race;
-  if (!(tile_max > -kInf) || tile_max * race.inv_t + kMaxRaceNoise < race.cut()) return;
+// Offers the ids of a tile; its maximum. The race of a chunk starts with the largest logit of its
+// first tile, because a good score to beat saves the exact scores of most others.
+TileMax race_tile(const RowSource& row, int t, const RawTile& tile, Race& race) {
   const int n = row.length(t);
   const int64_t first = int64_t{t} * kTile;
-  if (tile_max > p.race_best) {
-    p.race_best = tile_max;
-    race.offer_logit(first + tiles().find(tile, n, tile_max), tile_max);
+  if (race.empty()) {
+    alignas(64) float buffer[kTile];
+    TileMax found;
+    const float* logits = row.tile(t, buffer, &found);
+    if (found.nan || !std::isfinite(found.max)) return found;
+    race.offer_logit(first + tiles().find(logits, n, found.max), found.max);
   }
-  tiles().race_logits(tile, n, first, race, row.ahead(t));
+  return tiles().race_logits[tile.index()](tile.logits, n, first, race, row.ahead(t));
 }
 
 // Sum and maximum of a tile in one pass; false where the shift does not suit it.
@@ -119,22 +112,26 @@ void sum_alone(Job& job, int t, const float* tile) {
   if (job.ask->entropy) job.tile_log[t] = s.sum_log;
 }
 
-void examine_tile(Job& job, int t, Partial& p, float* buffer) {
+void examine_tile(Job& job, int t, Race* race, float* buffer) {
   RowLaw& law = *job.ask->law;
   const RowSource& row = law.source;
-  if (job.shift && !p.race && sum_shifted(job, t, row.raw_tile(t, buffer))) return;
-  TileMax found;
-  if (job.candidates) {
-    found = job.candidates->add(row, t, buffer);
+  const auto set_max = [&](const TileMax& found) {
     law.tile_max[t] = found.nan ? NAN : found.max;
+    return !found.nan && std::isfinite(found.max);
+  };
+  if (job.candidates) {
+    set_max(job.candidates->add(row, t, buffer));
     return;
   }
-  const float* tile = row.tile(t, buffer, &found);
-  law.tile_max[t] = found.nan ? NAN : found.max;
-  if (found.nan || !std::isfinite(found.max)) return;
-  const bool summed = job.shift && sum_shifted(job, t, {tile, LogitType::kFloat32});
-  if (!summed && !job.tile_sum.empty()) sum_alone(job, t, tile);
-  if (p.race) race_tile(row, tile, t, found.max, p);
+  const RawTile tile = row.raw_tile(t, buffer);
+  const bool is_summed = job.shift && sum_shifted(job, t, tile);
+  if (!is_summed && (!job.tile_sum.empty() || !race)) {
+    alignas(64) float converted[kTile];
+    TileMax found;
+    const float* logits = row.tile(t, converted, &found);
+    if (set_max(found) && !job.tile_sum.empty()) sum_alone(job, t, logits);
+  }
+  if (race) set_max(race_tile(row, t, tile, *race));
 }
 
 // The weight that exp_sum gives to one logit.
@@ -191,7 +188,7 @@ void finish(const Team& team, Job& job) {
   law.argmax = int64_t{best} * kTile + tiles().find(tile, law.source.length(best), law.max);
   law.threshold = law.params.greedy ? law.max : -kInf;
   if (ask.race) {
-    for (const Partial& p : job.partial) ask.race->merge(*p.race);
+    for (const Race& r : job.races) ask.race->merge(r);
   }
   if (!ask.mass) return;
   if (!job.tile_sum.empty()) merge_sums(job, law);
@@ -304,7 +301,8 @@ void examine(const Team& team, Examine* rows, int count) {
       const int64_t from = std::max(begin - first, int64_t{0});
       const int64_t to = std::min<int64_t>(end - first, n);
       for (int64_t t = from; t < to; ++t) {
-        examine_tile(job, static_cast<int>(t), job.partial[chunk], buffer);
+        examine_tile(job, static_cast<int>(t), job.races.empty() ? nullptr : &job.races[chunk],
+                     buffer);
       }
       first += n;
     }

@@ -35,8 +35,8 @@ std::vector<int64_t> draw_mapped(const Team& team, const RowLaw& law, Race& race
                  [&](int chunk, int64_t begin, int64_t end) {
                    alignas(64) float buffer[kTile];
                    for (auto t = static_cast<int>(begin); t < end; ++t) {
-                     tiles().race_logits(row.span(int64_t{t} * kTile, kTile, buffer), kTile,
-                                         int64_t{t} * kTile, part[chunk], Ahead{});
+                     tiles().race_logits[0](row.span(int64_t{t} * kTile, kTile, buffer), kTile,
+                                            int64_t{t} * kTile, part[chunk], Ahead{});
                    }
                  });
   for (const Race& p : part) race.merge(p);

@@ -92,8 +92,9 @@ struct TileTable {
   void (*overlap)(const float* p, const float* q, int n, const Weighting& pw, const Weighting& qw,
                   float* out);
   SumMax (*sum_max)(const float* tile, int n);
-  // Offers to the race every id of the tile that may win it.
-  void (*race_logits)(const float* tile, int n, int64_t first_id, Race& race, Ahead ahead);
+  // Offers to the race every id that may win it, of n (a multiple of kPad) logits of LogitType in
+  // memory; their maximum.
+  TileMax (*race_logits[3])(const void* logits, int n, int64_t first_id, Race& race, Ahead ahead);
   void (*race_weights)(const float* tile, int n, int64_t first_id, Race& race);
   Attention attention[3];  // indexed by LogitType
 };

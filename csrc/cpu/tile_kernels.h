@@ -12,6 +12,18 @@
 namespace specdec::cpu::SPECDEC_ISA {
 
 #include "simd.h"
+
+template <LogitType kType>
+SPECDEC_INLINE F load_logits(const void* logits, int i) {
+  if constexpr (kType == LogitType::kFloat32) {
+    return load<F>(static_cast<const float*>(logits) + i);
+  } else if constexpr (kType == LogitType::kBFloat16) {
+    return from_bfloat16(load<H>(static_cast<const uint16_t*>(logits) + i));
+  } else {
+    return from_half(load<H>(static_cast<const uint16_t*>(logits) + i));
+  }
+}
+
 #include "tile_race.h"
 
 TileMax tile_max(const float* tile, int n) {
@@ -25,17 +37,6 @@ TileMax tile_max(const float* tile, int n) {
     nan = nan | either_nan(v[0], v[1]) | either_nan(v[2], v[3]);
   }
   return {lane_max(max(max(best[0], best[1]), max(best[2], best[3]))), any(nan)};
-}
-
-template <LogitType kType>
-SPECDEC_INLINE F load_logits(const void* logits, int i) {
-  if constexpr (kType == LogitType::kFloat32) {
-    return load<F>(static_cast<const float*>(logits) + i);
-  } else if constexpr (kType == LogitType::kBFloat16) {
-    return from_bfloat16(load<H>(static_cast<const uint16_t*>(logits) + i));
-  } else {
-    return from_half(load<H>(static_cast<const uint16_t*>(logits) + i));
-  }
 }
 
 // Lanes whose bit of `bits` is 0 become -inf.
@@ -270,7 +271,8 @@ constexpr TileTable kTable = {
     .residual = tile_residual,
     .overlap = tile_overlap,
     .sum_max = tile_sum_max,
-    .race_logits = tile_race_logits,
+    .race_logits = {tile_race_logits<LogitType::kFloat32>, tile_race_logits<LogitType::kBFloat16>,
+                    tile_race_logits<LogitType::kFloat16>},
     .race_weights = tile_race_weights,
     .attention = {{keep_queries, attend_block<LogitType::kFloat32>},
                   kAttendBFloat16,

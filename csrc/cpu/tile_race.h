@@ -115,17 +115,23 @@ struct WeightLimit {
   }
 };
 
-// Offers the ids of a tile that may win. Over the values of a block, `key` makes of their largest
-// what is compared with `hopeless` and with the words by `limit`; both depend on the race.
-template <class Key, class Rules>
-SPECDEC_INLINE void race_blocks(const float* tile, int n, int64_t first_id, const Race& race,
-                                Ahead ahead, const Key& key, const Rules& rules) {
+// Offers the ids of a tile that may win, and finds its maximum on the way. Of the largest value of
+// a block `key` makes what is compared with `hopeless` and with the words by `limit`; both depend
+// on the race.
+template <LogitType kType, class Key, class Rules>
+SPECDEC_INLINE TileMax race_blocks(const void* values, int n, int64_t first_id, const Race& race,
+                                   Ahead ahead, const Key& key, const Rules& rules) {
   const Philox philox(race.stream);
+  F top = splat(-kInf);
+  Mask nan = no_lane();
   for (int i = 0; i < n; i += kBlock) {
     ahead.fetch(i, kBlock);
     F v[4];
-    for (int k = 0; k < 4; ++k) v[k] = load<F>(tile + i + k * kWidth);
-    const F best = key(max(max(v[0], v[1]), max(v[2], v[3])));
+    for (int k = 0; k < 4; ++k) v[k] = load_logits<kType>(values, i + k * kWidth);
+    const F largest = max(max(v[0], v[1]), max(v[2], v[3]));
+    top = max(largest, top);
+    nan = nan | either_nan(v[0], v[1]) | either_nan(v[2], v[3]);
+    const F best = key(largest);
     if (!any(ge(best, splat(rules.hopeless())))) continue;
     U words[4];
     philox_block(philox, static_cast<uint32_t>((first_id + i) >> 2), words);
@@ -137,13 +143,16 @@ SPECDEC_INLINE void race_blocks(const float* tile, int n, int64_t first_id, cons
       const Mask may_win = at_most((I)(words[k] >> 8), limit(key(v[k])));
       bits |= uint64_t{lane_bits(may_win)} << (k * kWidth);
     }
+    float value[kBlock];
     uint32_t word[kBlock];
+    std::memcpy(value, v, sizeof value);
     std::memcpy(word, words, sizeof word);
     for (; bits != 0; bits &= bits - 1) {
       const int j = __builtin_ctzll(bits);
-      rules.offer(first_id + i + j, tile[i + j], word[j]);
+      rules.offer(first_id + i + j, value[j], word[j]);
     }
   }
+  return {lane_max(top), any(nan)};
 }
 
 struct LogitRules {
@@ -163,16 +172,17 @@ struct WeightRules {
   void offer(int64_t id, float weight, uint32_t word) const { race.offer_weight(id, weight, word); }
 };
 
-void tile_race_logits(const float* tile, int n, int64_t first_id, Race& race, Ahead ahead) {
+template <LogitType kType>
+TileMax tile_race_logits(const void* logits, int n, int64_t first_id, Race& race, Ahead ahead) {
   const F inv_t = splat(race.inv_t);
   const F threshold = splat(race.threshold > -FLT_MAX ? race.threshold : -FLT_MAX);
   const auto key = [&](F l) SPECDEC_ALWAYS_INLINE {
     return select(ge(l, threshold), l * inv_t, splat(-kInf));
   };
-  race_blocks(tile, n, first_id, race, ahead, key, LogitRules{race});
+  return race_blocks<kType>(logits, n, first_id, race, ahead, key, LogitRules{race});
 }
 
 void tile_race_weights(const float* tile, int n, int64_t first_id, Race& race) {
   const auto key = [](F w) SPECDEC_ALWAYS_INLINE { return w; };
-  race_blocks(tile, n, first_id, race, {}, key, WeightRules{race});
+  race_blocks<LogitType::kFloat32>(tile, n, first_id, race, {}, key, WeightRules{race});
 }
