@@ -54,7 +54,7 @@ struct Ahead {
   int size = 0;  // bytes of a logit; 0 fetches nothing
 
   void fetch(int i, int count) const {
-    for (int j = 0; j < count * size; j += 64) __builtin_prefetch(data + i * size + j, 0, 2);
+    for (int j = 0; j < count * size; j += 64) __builtin_prefetch(data + i * size + j);
   }
 };
 
