@@ -12,8 +12,8 @@ namespace specdec::cpu {
 
 // Ids per tile, aligned to id 0. A row sum is the sum of its tiles' sums in index order, so it does
 // not depend on who computes which tile. One thread with 48 KB of L1, 1024 / 2048 / 4096 ids:
-// verify_chain, batch 16, vocabulary 128256, float32 7.6 / 7.5 / 7.3 ms, bfloat16 6.3 / 5.2 / 5.6 ms;
-// verify_tree, match, batch 8, float32 2.6 / 2.4 / 2.6 ms.
+// verify_chain, batch 16, vocabulary 128256, float32 7.6 / 7.5 / 7.3 ms, bfloat16 6.3 / 5.2 / 5.6
+// ms; verify_tree, match, batch 8, float32 2.6 / 2.4 / 2.6 ms.
 constexpr int kTile = 2048;
 constexpr int kPad = 64;  // tiles are padded with -inf to a multiple of this
 constexpr int kPivots = 3;
