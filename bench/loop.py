@@ -17,8 +17,8 @@ from .machine import ROOT, commit, machine, versions
 from .results import LOOP, write
 
 CHART = ROOT / "docs" / "loop.png"
-# Batch 8 is two calls of eight prompts. The faster a request, the sooner it leaves its place empty: the texts are longer,
-# so that the end of a call, which an engine would fill with other requests, weighs less.
+# Batch 8 is two calls of eight prompts. A fast request leaves its place empty, which an engine would fill: longer texts
+# make the end of a call weigh less.
 BATCHED = (
     "plain",
     "suffix",
@@ -37,9 +37,9 @@ RUNS = (
 )
 COMMON = ["--temperature", "0", "0.7", "1", "--count", "16", "--max-new-tokens", "64"]
 ABOUT = (
-    "Tokens/s of whole calls on held-out code, 64 tokens of prompt and 64 new ones (128 at batch 8), all methods taking "
-    "turns on every prompt. *Speed-up*: beside plain decoding of the same loop. *Theory*: measured speed over the one "
-    "predicted from the acceptance and the times of the same run. *Rest*: share of a step in verify and commit. "
+    "Tokens/s of whole calls on held-out code, 64 tokens of prompt and 64 new ones (128 at batch 8), all methods "
+    "taking turns on every prompt. *Speed-up*: beside plain decoding of the same loop. *Theory*: measured speed over "
+    "that predicted from the acceptance and the times of the same run. *Rest*: share of a step in verify and commit. "
     "*4-grams*: share of different ones in the text; small models repeat themselves when greedy, which flatters "
     "copying. *Text*: how many texts are plain decoding's; *law*: their law is the same (`make lossless`)."
 )
