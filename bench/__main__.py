@@ -30,8 +30,8 @@ def run_case(case: Case, backends: list[str], seconds: float) -> dict[str, tuple
             try:
                 contender.check(inputs[0])
                 field.append(contender)
-            except AssertionError as fault:
-                progress(f"  {contender.name} is left out, it differs from the reference: {fault}")
+            except (AssertionError, RuntimeError) as fault:  # wrong, or it cannot do this at all
+                progress(f"  {contender.name} is left out: {fault}")
                 if contender.is_ours:
                     raise SystemExit(f"bench: {case.op}, {case.name}: {contender.name} is wrong: {fault}") from fault
         times = interleave({c.name: c.run for c in field}, inputs, seconds=seconds)
