@@ -222,6 +222,7 @@ const void* RowSource::whole(int64_t first, int n) const {
 }
 
 Ahead RowSource::ahead(int t) const {
+  if (t + 1 >= tile_count()) return {};  // what lies behind the row is another's
   const int size = element_size(type);
   return {data + int64_t{t + 1} * kTile * size, size};
 }
