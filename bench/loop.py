@@ -37,9 +37,9 @@ RUNS = (
 )
 COMMON = ["--temperature", "0", "0.7", "1", "--count", "16", "--max-new-tokens", "64"]
 ABOUT = (
-    "Tokens/s of whole calls on held-out code, 64 tokens of prompt and 64 new ones (128 at batch 8), all methods "
-    "taking turns on every prompt. *Speed-up*: beside plain decoding of the same loop. *Theory*: measured speed over "
-    "that predicted from the acceptance and the times of the same run. *Rest*: share of a step in verify and commit. "
+    "Tokens/s of whole calls on held-out code behind 64 tokens of prompt, all methods taking turns on every prompt. "
+    "*Speed-up*: beside plain decoding of the same loop. *Theory*: measured speed over that predicted from the "
+    "acceptance and the times of the same run. *Rest*: share of a step in verify and commit. "
     "*4-grams*: share of different ones in the text; small models repeat themselves when greedy, which flatters "
     "copying. *Text*: how many texts are plain decoding's; *law*: their law is the same (`make lossless`)."
 )
@@ -68,7 +68,9 @@ def table() -> list[str]:
     facts, shown = content["machine"], ", ".join(f"{k} {v}" for k, v in content["versions"].items())
     where = facts.get("gpu") or f"{facts['cpu']}, {facts['cores']} cores"
     lines = ["", f"**Decoding on the repository's models**, {where} ({shown}; commit {content['commit']}); "]
-    lines += ["`python -m bench.loop`", "", ABOUT, "", f"![Decoding methods]({CHART.relative_to(ROOT)})"]
+    settings = ", ".join(f"`{setting}`" for setting in content["settings"])
+    lines += [f"`python -m bench.loop`, of `compare` {settings}", "", ABOUT, ""]
+    lines += [f"![Decoding methods]({CHART.relative_to(ROOT)})"]
     for batch, temperature in dict.fromkeys((row["batch"], row["temperature"]) for row in content["rows"]):
         kind = "greedy" if temperature == 0 else f"temperature {temperature:g}"
         lines += ["", HEAD.format(f"{kind}, batch {batch}"), "|---|" + "--:|" * 8]
