@@ -55,7 +55,7 @@ class Race {
 
   // l * inv_t - log E below this cannot win; the margin covers the rounding of the SIMD bounds.
   float cut() const { return crowded() ? kInf : cut_ - log_bound_; }
-  // exp(cut()) a little lowered, 0 where it would be denormal: weight / E below it cannot win.
+  // The same for weights: weight / E below it cannot win; 0 where it would be denormal.
   float linear_cut() const { return linear_cut_; }
 
   const std::vector<Entrant>& best() const { return best_; }  // best first
