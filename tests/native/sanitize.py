@@ -49,7 +49,8 @@ def main() -> None:
         "UBSAN_OPTIONS": f"print_stacktrace=1:halt_on_error=1:log_path={REPORT}",
         "PYTHONPATH": str(Path(__file__).parent),
     }
-    chosen = sys.argv[1:] or ["tests/test_chain_edges.py", "tests/ops/test_sample.py", "-m", "not slow"]
+    usual = [f"tests/{name}.py" for name in ("test_chain_edges", "ops/test_sample", "native/test_cpu_bounds")]
+    chosen = sys.argv[1:] or [*usual, "-m", "not slow"]
     native = ["-k", "(cpu or cuda_host) and not compile and not opcheck"]
     command = [sys.executable, "-m", "pytest", "-p", "sanitize", "-n", "auto", *native, *chosen]
     for old in SANITIZED.glob("report.*"):
