@@ -1,6 +1,6 @@
 """python -m bench.loop: every decoding method on the repository's models, for README's table and docs/loop.png.
 
-It takes about twelve minutes on two cores. `python -m bench.report` puts the numbers into README.md.
+It takes up to twenty-five minutes on two cores. `python -m bench.report` puts the numbers into README.md.
 """
 
 from __future__ import annotations

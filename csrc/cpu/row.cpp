@@ -123,12 +123,12 @@ void examine_tile(Job& job, int t, Race* race, float* buffer) {
     set_max(job.candidates->add(row, t, buffer));
     return;
   }
-  const RawTile tile = row.raw_tile(t, buffer);
+  RawTile tile{};
+  if (job.shift || race) tile = row.raw_tile(t, buffer);
   const bool is_summed = job.shift && sum_shifted(job, t, tile);
   if (!is_summed && (!job.tile_sum.empty() || !race)) {
-    alignas(64) float converted[kTile];
     TileMax found;
-    const float* logits = row.tile(t, converted, &found);
+    const float* logits = row.tile(t, buffer, &found);
     if (set_max(found) && !job.tile_sum.empty()) sum_alone(job, t, logits);
   }
   if (race) set_max(race_tile(row, t, tile, *race));

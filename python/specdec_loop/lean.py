@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 from transformers import LlamaForCausalLM
 
-from .heads.layers import GROWING, attend, turns
+from .heads.layers import GROWING, Turns, attend
 
 # Beyond it arithmetic outweighs the wrappers, and `attention.forward` knows how to attend to many keys.
 WIDEST = 1024
@@ -36,7 +36,7 @@ class LeanLlama:
     def __init__(self, model: LlamaForCausalLM) -> None:
         """Look at the model; its weights stay its own, and may be cast or moved."""
         self.model = model
-        self._turns: Tensor | None = None
+        self._turns = Turns(model.config)
 
     @staticmethod
     def suits(model: Any) -> bool:
@@ -49,9 +49,8 @@ class LeanLlama:
         return bool(is_fixed and config._attn_implementation == "sdpa" and config.hidden_size <= WIDEST)
 
     def reach(self, positions: int) -> None:
-        """Get ready for texts of so many positions; without it for as many as the configuration names."""
-        if self._turns is None or len(self._turns) < positions:
-            self._turns = turns(self.model.config, positions)
+        """See `Turns.reach`."""
+        self._turns.reach(positions)
 
     def __call__(self, token_ids: Tensor, inputs: Mapping[str, Any], logits_to_keep: int | Tensor = 0) -> Tensor:
         """Logits, as of ``model(token_ids, **inputs, logits_to_keep=logits_to_keep)``.
@@ -64,15 +63,9 @@ class LeanLlama:
         model, config, cache = self.model.model, self.model.config, inputs["past_key_values"]
         positions, mask = inputs.get("position_ids"), inputs.get("attention_mask")
         x: Tensor = model.embed_tokens(token_ids)
-        if self._turns is None:
-            self.reach(config.max_position_embeddings)
-        assert self._turns is not None
-        if self._turns.dtype != x.dtype or self._turns.device != x.device:
-            self._turns = self._turns.to(x)
-        if positions is None:  # the lengths are even
-            angles = self._turns.narrow(0, cache.get_seq_length(), x.shape[1])[None]
-        else:
-            angles = self._turns[positions]
+        table = self._turns.table(x)
+        # Without positions the lengths are even.
+        angles = table.narrow(0, cache.get_seq_length(), x.shape[1])[None] if positions is None else table[positions]
         rotary = angles[:, :, None].chunk(2, -1)
         for number, layer in enumerate(model.layers):
             attention = layer.self_attn

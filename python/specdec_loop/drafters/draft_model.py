@@ -40,7 +40,6 @@ class DraftModel(CachedDrafter):
         """
         self.model, self.sampling, self.token_map = model, sampling, token_map
         self._confidence = Confidence(confidence)
-        self._lean = LeanLlama(model)
         if token_map is not None:
             self._sorted, self._column = token_map.long().sort()
 
@@ -53,8 +52,8 @@ class DraftModel(CachedDrafter):
         self._purpose = "target" if rule == "match" else "draft"
         self._needs_law = rule in ("ratio", "block")
         capacity = self._open(self.model.config, text, longest, self.model.dtype, self.model.device)
-        self._is_lean = LeanLlama.suits(self.model)
-        if self._is_lean:
+        self._lean = LeanLlama(self.model) if LeanLlama.suits(self.model) else None
+        if self._lean is not None:
             self._lean.reach(capacity)
         self._room = self._rows(longest) - self.nodes(longest)  # the next step may add as many again
         self._run_prompts(text)
@@ -98,7 +97,7 @@ class DraftModel(CachedDrafter):
         return kept_rows(self._logits(token_ids, inputs, some), [rows.index(row) for row in keep])
 
     def _logits(self, token_ids: Tensor, inputs: dict[str, Any], keep: int | Tensor) -> Tensor:
-        if self._is_lean:
+        if self._lean is not None:
             return self._lean(self._own(token_ids), inputs, keep)
         logits: Tensor = forward(self.model, self._own(token_ids), inputs, logits_to_keep=keep).logits
         return logits

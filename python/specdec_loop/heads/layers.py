@@ -67,11 +67,30 @@ def attend(
     return attended
 
 
-def turns(config: Any, positions: int) -> Tensor:
-    """What `rotate` takes, cosines and sines side by side, of each of the first positions: ``[positions, 2 * dim]``."""
-    cosine, sine = LlamaRotaryEmbedding(config)(torch.empty(0), torch.arange(positions)[None])
-    low, high = sine[0].chunk(2, -1)
-    return torch.cat([cosine[0], -low, high], -1)
+class Turns:
+    """What `rotate` takes of each position, made for as many as are needed, where and as they are."""
+
+    def __init__(self, config: Any) -> None:
+        """Take the angles of a Llama configuration."""
+        self._config = config
+        self._table: Tensor | None = None
+        self._cast: Tensor | None = None  # the same, where and as it was last needed
+
+    def reach(self, positions: int) -> None:
+        """Get ready for texts of so many positions; without it for as many as the configuration names."""
+        if self._table is None or len(self._table) < positions:
+            cosine, sine = LlamaRotaryEmbedding(self._config)(torch.empty(0), torch.arange(positions)[None])
+            low, high = sine[0].chunk(2, -1)
+            self._table, self._cast = torch.cat([cosine[0], -low, high], -1), None
+
+    def table(self, like: Tensor) -> Tensor:
+        """Cosines and sines side by side, ``[positions, 2 * dim]``."""
+        if self._table is None:
+            self.reach(self._config.max_position_embeddings)
+        assert self._table is not None
+        if self._cast is None or self._cast.dtype != like.dtype or self._cast.device != like.device:
+            self._cast = self._table.to(like)
+        return self._cast
 
 
 def rotate(x: Tensor, rotary: tuple[Tensor, ...]) -> Tensor:
@@ -132,8 +151,7 @@ class FeatureHead(nn.Module):
         rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
         if rope in GROWING:
             raise ValueError(f"{type(self).__name__}: rope_type must be one whose angles are fixed, got {rope!r}")
-        self._turns: Tensor | None = None
-        self._cast: Tensor | None = None  # the same, where and as it is needed
+        self._turns = Turns(config)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Embeddings of target ids; an id below 0 is shown as 0."""
@@ -162,22 +180,12 @@ class FeatureHead(nn.Module):
             mask: as SDPA takes it, ``[batch, 1, nodes, keys]``; None: see `Attention`.
             cache: of transformers' kind; its layer 0 is used.
         """
-        turns = self._turned(features)[position_ids][:, :, None]
+        turns = self._turns.table(features)[position_ids][:, :, None]
         return self.step(self.embed(token_ids), features, turns.chunk(2, -1), mask, cache)
 
     def reach(self, positions: int) -> None:
-        """Get ready for texts of so many positions; without it for as many as the configuration names."""
-        if self._turns is None or len(self._turns) < positions:
-            self._turns, self._cast = turns(self.config, positions), None
-
-    def _turned(self, like: Tensor) -> Tensor:
-        """The same where and as it is needed."""
-        if self._turns is None:
-            self.reach(self.config.max_position_embeddings)
-        assert self._turns is not None
-        if self._cast is None or self._cast.dtype != like.dtype or self._cast.device != like.device:
-            self._cast = self._turns.to(like)
-        return self._cast
+        """See `Turns.reach`."""
+        self._turns.reach(positions)
 
     def step(
         self, embedded: Tensor, features: Tensor, rotary: tuple[Tensor, ...], mask: Tensor | None, cache: Any
