@@ -30,9 +30,11 @@ BATCHED = (
     "mtp-block-auto",
     "mtp-tree",
 )
+# Drafters of a lone request in bfloat16: their weights are read in half the time. Several rows at once are multiplied
+# faster in float32 by most CPUs.
 # More prompts tell more than more rounds: texts differ more from each other than runs of one do.
 RUNS = (
-    ["--batch", "1", "--rounds", "1", "--rivals"],
+    ["--batch", "1", "--rounds", "1", "--draft-dtype", "bfloat16", "--rivals"],
     ["--batch", "8", "--rounds", "1", "--max-new-tokens", "128", "--methods", *BATCHED],
 )
 COMMON = ["--temperature", "0", "0.7", "1", "--count", "16", "--max-new-tokens", "64"]

@@ -8,6 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from .datastore import Datastore
 from .draft_length import AdaptiveLength, FixedLength
 from .drafters import (
@@ -32,7 +34,13 @@ class Kit:
     """What drafters are made of; each part is loaded when a method first asks for it."""
 
     def __init__(
-        self, target: Any, *, heads: Path, load_draft: Callable[[], Any], load_store: Callable[[], Datastore]
+        self,
+        target: Any,
+        *,
+        heads: Path,
+        load_draft: Callable[[], Any],
+        load_store: Callable[[], Datastore],
+        dtype: torch.dtype | None = None,
     ) -> None:
         """Name the parts.
 
@@ -41,8 +49,9 @@ class Kit:
             heads: folder whose folders hold heads: medusa, eagle, eagle3, mtp.
             load_draft: gives the draft model.
             load_store: gives the datastore.
+            dtype: of heads; None: the target's.
         """
-        self.target, self.heads = target, heads
+        self.target, self.heads, self.dtype = target, heads, dtype
         self._load_draft, self._load_store = load_draft, load_store
 
     @cached_property
@@ -58,22 +67,22 @@ class Kit:
     @cached_property
     def medusa(self) -> Any:
         """Heads for tokens further ahead."""
-        return load_medusa(self.heads / "medusa", self.target)
+        return load_medusa(self.heads / "medusa", self.target, dtype=self.dtype)
 
     @cached_property
     def eagle(self) -> Any:
         """A head of EAGLE-1 and EAGLE-2."""
-        return load_eagle(self.heads / "eagle", self.target)
+        return load_eagle(self.heads / "eagle", self.target, dtype=self.dtype)
 
     @cached_property
     def eagle3(self) -> Any:
         """A head of EAGLE-3."""
-        return load_eagle3(self.heads / "eagle3", self.target)
+        return load_eagle3(self.heads / "eagle3", self.target, dtype=self.dtype)
 
     @cached_property
     def mtp(self) -> Any:
         """A head for multi-token prediction."""
-        return load_mtp(self.heads / "mtp", self.target)
+        return load_mtp(self.heads / "mtp", self.target, dtype=self.dtype)
 
 
 @dataclass(frozen=True)

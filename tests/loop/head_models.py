@@ -9,11 +9,32 @@ from typing import Any
 import torch
 from models import VOCAB, model
 from torch import Tensor
-from transformers import LlamaConfig
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from specdec_loop.drafters import Blockwise, Drafter, EagleDynamicTree, EagleTree, HeadChain, Medusa, SuffixOr
+from specdec_loop.drafters import (
+    Blockwise,
+    Drafter,
+    DraftModel,
+    EagleDynamicTree,
+    EagleTree,
+    HeadChain,
+    Medusa,
+    SuffixOr,
+)
 from specdec_loop.drafters.cached_drafter import CachedDrafter
-from specdec_loop.heads import Eagle3Head, EagleHead, FeatureHead, MedusaHeads, MtpHead, Shared
+from specdec_loop.heads import (
+    Eagle3Head,
+    EagleHead,
+    FeatureHead,
+    MedusaHeads,
+    MtpHead,
+    Shared,
+    load_draft_model,
+    load_eagle,
+    load_eagle3,
+    load_medusa,
+    load_mtp,
+)
 from specdec_loop.text import Text
 
 HEADS = 4
@@ -40,6 +61,14 @@ def shaken(network: torch.nn.Module, seed: int = 0) -> Any:
 @functools.cache
 def medusa(*, own_output: bool = True) -> MedusaHeads:
     return shaken(MedusaHeads(Shared(model()), size=32, vocab=VOCAB, heads=HEADS, own_output=own_output))
+
+
+def draft_model() -> Any:
+    """Of one layer, with the target's tables."""
+    made = LlamaForCausalLM(config(model()))
+    made.set_input_embeddings(model().get_input_embeddings())
+    made.set_output_embeddings(model().get_output_embeddings())
+    return made
 
 
 def feature_head(kind: str, target: Any, draft_ids: list[int] | None = None) -> FeatureHead:
@@ -82,4 +111,13 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "EAGLE-3, fixed tree": lambda: EagleTree(feature_head("eagle3", model())),
     "MTP": lambda: HeadChain(feature_head("mtp", model())),
     "MTP or suffix": lambda: SuffixOr(HeadChain(feature_head("mtp", model()))),
+}
+
+# What reads a folder, and a drafter that drafts with it.
+LOADS: dict[str, tuple[Callable[..., Any], Any]] = {
+    "draft": (load_draft_model, DraftModel),
+    "eagle": (load_eagle, EagleTree),
+    "eagle3": (load_eagle3, EagleDynamicTree),
+    "medusa": (load_medusa, Medusa),
+    "mtp": (load_mtp, HeadChain),
 }

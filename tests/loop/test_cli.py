@@ -96,7 +96,7 @@ def test_compare_writes_tables_json_and_chart(folder: Path, capsys: pytest.Captu
     (tmp_path / "b.txt").write_text("for i in range(3):")
     files = ["--prompts", str(tmp_path / "a.txt"), str(tmp_path / "b.txt")]
     outputs = ["--json", str(tmp_path / "c.json"), "--png", str(tmp_path / "c.png")]
-    methods = ["--methods", "plain", "prompt-lookup", "draft-model-ratio"]
+    methods = ["--methods", "plain", "prompt-lookup", "draft-model-ratio", "--draft-dtype", "bfloat16"]
     small = ["--rounds", "2", "--max-new-tokens", "12", "--batch", "1", "2", "--temperature", "0", "0.8"]
     assert call(folder, "compare", *files, *outputs, *methods, *small, "--rivals") == 0
     shown = capsys.readouterr().out

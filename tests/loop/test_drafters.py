@@ -42,6 +42,8 @@ def test_prompt_lookup_copies_what_followed_the_longest_match() -> None:
     want = [[9, 4, 2, 3, 5], [6, 4, 2, 3, 6], [8, 7, 8, 7, 8], [], []]
     assert proposed(PromptLookup(4), text, 5) == want
     assert proposed(PromptLookup(4, shortest=4), text, 5)[:2] == [[], []]
+    assert proposed(PromptLookup(4, factor=1), text, 5) == [[9, 4, 2], [6, 4, 2], [8, 7, 8], [], []]
+    assert proposed(PromptLookup(1, factor=2.5), text, 5)[0] == [5, 1]
 
 
 def test_prompt_lookup_agrees_with_a_search_in_plain_python() -> None:
@@ -143,6 +145,7 @@ def test_retrieval_drafts_the_most_frequent_beginnings() -> None:
     "make",
     [
         lambda: PromptLookup(2, shortest=3),
+        lambda: PromptLookup(factor=0.5),
         lambda: SuffixDecoding(depth=1),
         lambda: Lookahead(level=1),
         lambda: Lookahead(window=0),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,13 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from head_models import DRAFTERS, HEADS, config, feature_head, medusa, watch
+from head_models import DRAFTERS, HEADS, LOADS, config, draft_model, feature_head, medusa, watch
 from models import VOCAB, model
 from safetensors.torch import save_file
 from text_laws import law, many, surprise, tiny
 from texts import assert_same, prompts
 from torch import Tensor
-from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from specdec_kernels import Sampling
@@ -308,8 +308,7 @@ def saved(tmp_path: Path, network: Any, load: Callable[..., Any]) -> tuple[Any, 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3", "mtp"])
 def test_what_is_saved_loads_again(tmp_path: Path, kind: str) -> None:
-    load = {"eagle": heads.load_eagle, "eagle3": heads.load_eagle3, "mtp": heads.load_mtp}[kind]
-    made, read = saved(tmp_path, feature_head(kind, model()), load)
+    made, read = saved(tmp_path, feature_head(kind, model()), LOADS[kind][0])
     assert made.state_dict().keys() == read.state_dict().keys()
     assert all(torch.equal(t, read.state_dict()[n]) for n, t in made.state_dict().items())
 
@@ -322,14 +321,42 @@ def test_saved_medusa_heads_load_again(tmp_path: Path, own_output: bool) -> None
 
 
 def test_a_draft_model_borrows_the_tables_of_the_target(tmp_path: Path) -> None:
-    made = LlamaForCausalLM(config(model()))
-    made.set_input_embeddings(model().get_input_embeddings())
-    made.set_output_embeddings(model().get_output_embeddings())
-    made, read = saved(tmp_path, made, heads.load_draft_model)
+    made, read = saved(tmp_path, draft_model(), heads.load_draft_model)
     ids = torch.randint(VOCAB, (1, 6))
     assert torch.allclose(made(ids).logits, read(ids).logits, atol=1e-5)
     own = sum(p.numel() for p in made.model.layers.parameters()) + 32
     assert (tmp_path / "model.safetensors").stat().st_size < 4 * own + 2000
+
+
+@pytest.mark.parametrize("kind", LOADS)
+def test_a_drafter_may_have_a_dtype_of_its_own(tmp_path: Path, kind: str) -> None:
+    """It drafts much as it does in the target's, from copies; the target, and its text, stay as they are."""
+    target, half = model(), torch.bfloat16
+    made = {"draft": draft_model, "medusa": functools.partial(medusa, own_output=False)}.get(kind)
+    load, draws = LOADS[kind]
+    _, whole = saved(tmp_path, feature_head(kind, target) if made is None else made(), load)
+    small = load(tmp_path, target, dtype=half)
+    assert all(p.dtype == half for p in small.parameters())
+    assert all(p.dtype == torch.float32 for p in [*whole.parameters(), *target.parameters()])
+    assert all(b.dtype != half for b in small.buffers())  # angles stay exact
+
+    def logits(head: Any) -> Tensor:
+        ids, hidden = torch.arange(1, 6)[None], torch.linspace(-1, 1, 480).view(1, 5, 96)
+        if kind == "draft":
+            return head(ids).logits
+        if kind == "medusa":
+            return head(hidden[..., :32])
+        features = head.fuse(hidden if kind == "eagle3" else hidden[..., :32])
+        return head.logits(head(ids, features, torch.arange(5)[None]))
+
+    near, want = logits(small), logits(whole)
+    assert near.dtype == half
+    assert (near - want).abs().max() < 0.05 * want.abs().max()
+    sampling = Sampling.full(3, temperature=0.8)
+    got = run(draws(small), 3, sampling)
+    assert_same(got, run(None, 3, sampling), target, prompts(3), sampling, SEED)
+    for rule in set(draws.rules) & {"ratio", "block", "recursive", "traversal"}:
+        run(draws(small), 3, sampling, rule=rule)
 
 
 @pytest.mark.parametrize(

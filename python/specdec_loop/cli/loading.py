@@ -53,7 +53,9 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     models.add_argument("--heads", type=Path, default=MODELS, help="folder of the folders medusa, eagle, eagle3, mtp")
     models.add_argument("--datastore", type=Path, default=Path("build/datastore.pt"), help="file for rest")
     models.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu, cuda, cuda:1")
-    models.add_argument("--dtype", choices=DTYPES, default="float32", help="of the weights")
+    models.add_argument("--dtype", choices=DTYPES, default="float32", help="of the target's weights")
+    about = "of drafters' weights, by default the target's; bfloat16 is faster for a single request on a CPU"
+    models.add_argument("--draft-dtype", choices=DTYPES, help=about)
     models.add_argument("--threads", type=int, default=os.cpu_count(), help="of the CPU")
     sampling = parser.add_argument_group("sampling")
     sampling.add_argument("--top-k", type=int, default=0, help="0: off")
@@ -76,12 +78,10 @@ class Models:
         torch.set_num_threads(args.threads)
         transformers.utils.logging.disable_progress_bar()
         transformers.utils.logging.set_verbosity_error()
-        if (
-            args.device == "cpu"
-        ):  # keys of grouped queries are then not repeated where there is a mask: a tenth of a step
+        if args.device == "cpu":  # grouped keys are then not repeated where there is a mask: a tenth of a step
             os.environ.setdefault("TRANSFORMERS_SDPA_FORCE_GQA", "1")
-        self.args = args
-        self.target = self._model("--target", args.target)
+        self.args, self.draft_dtype = args, args.draft_dtype or args.dtype
+        self.target = self._model("--target", args.target, args.dtype)
         with one_line():
             self.tokenizer = transformers.AutoTokenizer.from_pretrained(args.target, local_files_only=True)
         if len(self.tokenizer) > self.target.config.vocab_size:
@@ -89,7 +89,13 @@ class Models:
                 f"--target: the tokenizer in {args.target} has {len(self.tokenizer)} tokens, the model only "
                 f"{self.target.config.vocab_size}: give a folder in which both belong together"
             )
-        self.kit = Kit(self.target, heads=args.heads, load_draft=self._draft, load_store=self._store)
+        self.kit = Kit(
+            self.target,
+            heads=args.heads,
+            load_draft=self._draft,
+            load_store=self._store,
+            dtype=DTYPES[self.draft_dtype],
+        )
 
     def drafter(self, name: str) -> Drafter | None:
         """A method's drafter."""
@@ -131,20 +137,19 @@ class Models:
             )
         return ids
 
-    def _model(self, option: str, folder: Path) -> Any:
+    def _model(self, option: str, folder: Path, dtype: str) -> Any:
         _check_folder(option, folder)
         with one_line():
-            dtype = DTYPES[self.args.dtype]
             load = transformers.AutoModelForCausalLM.from_pretrained
-            model = load(folder, dtype=dtype, local_files_only=True, attn_implementation="sdpa")
+            model = load(folder, dtype=DTYPES[dtype], local_files_only=True, attn_implementation="sdpa")
             return model.to(self.args.device).eval().requires_grad_(False)
 
     def _draft(self) -> Any:
         folder = self.args.draft
         _check_folder("--draft", folder)
         if _borrows(folder):
-            return load_draft_model(folder, self.target)
-        draft = self._model("--draft", folder)
+            return load_draft_model(folder, self.target, dtype=DTYPES[self.draft_dtype])
+        draft = self._model("--draft", folder, self.draft_dtype)
         if draft.config.vocab_size != self.target.config.vocab_size or not self._same_tokens(folder):
             raise UserError(
                 f"--draft: {folder} has another vocabulary than --target: give a model with the target's tokenizer"

@@ -15,15 +15,22 @@ class PromptLookup(Drafter):
     continued with period d, however short its repetition so far.
     """
 
-    def __init__(self, longest: int = 4, shortest: int = 1) -> None:
+    def __init__(self, longest: int = 4, shortest: int = 1, *, factor: float = 3.0) -> None:
         """Look for n-grams of these lengths, the longest first.
 
+        Args:
+            longest: most tokens of an n-gram.
+            shortest: fewest.
+            factor: a match of n tokens is trusted for ``factor * n`` drafts: short ones promise less.
+
         Raises:
-            ValueError: unless ``1 <= shortest <= longest``.
+            ValueError: unless ``1 <= shortest <= longest`` and ``factor >= 1``.
         """
-        if not 1 <= shortest <= longest:
-            raise ValueError(f"PromptLookup: 1 <= shortest <= longest expected, got {shortest} and {longest}")
-        self.longest, self.shortest = longest, shortest
+        if not 1 <= shortest <= longest or factor < 1:
+            raise ValueError(
+                f"PromptLookup: 1 <= shortest <= longest and factor >= 1 expected, got {shortest}, {longest}, {factor}"
+            )
+        self.longest, self.shortest, self.factor = longest, shortest, factor
 
     def begin(self, text: Text, *, rule: str, sampling: Sampling, longest: int) -> None:
         """Nothing of the texts is read yet."""
@@ -39,16 +46,17 @@ class PromptLookup(Drafter):
                 for n in range(self.shortest, min(self.longest, place) + 1):
                     after[tuple(row[place - n : place])] = place
             self._read[b] = len(row)
-            place = self._found(row, after)
-            copied = row[place : place + length]
-            while copied and len(copied) < length:
+            place, matched = self._found(row, after)
+            budget = min(length, int(self.factor * matched))
+            copied = row[place : place + budget]
+            while copied and len(copied) < budget:
                 copied.append(copied[place - len(row)])
             drafts.append(copied)
         return Draft(padded(drafts, text.tokens.device))
 
-    def _found(self, row: list[int], after: dict[tuple[int, ...], int]) -> int:
-        """Where to copy from; the end where nothing matches."""
+    def _found(self, row: list[int], after: dict[tuple[int, ...], int]) -> tuple[int, int]:
+        """Where to copy from, and how many tokens match; the end where none do."""
         for n in range(min(self.longest, len(row)), self.shortest - 1, -1):
             if (place := after.get(tuple(row[-n:]))) is not None:
-                return place
-        return len(row)
+                return place, n
+        return len(row), 0

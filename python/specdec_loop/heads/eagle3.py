@@ -66,7 +66,7 @@ class Eagle3Head(FeatureHead):
 
     def fuse(self, hidden: Tensor) -> Tensor:
         """Map the states to one feature."""
-        out: Tensor = self.fc(hidden)
+        out: Tensor = self.fc(super().fuse(hidden))
         return out
 
     def logits(self, features: Tensor) -> Tensor:

@@ -1,7 +1,9 @@
 """Heads in files: as their authors publish them, and as this repository keeps its own.
 
 A folder holds ``config.json`` and one file of tensors, ``.safetensors`` or PyTorch's. A head that leaves out the
-embedding or an output matrix uses the target's.
+embedding or an output matrix uses the target's. Drafts need not be exact: a head may have a dtype of its own, with
+copies of what it borrows where that differs from the target's. On a CPU a lone token reads its weights in half the time
+when they are bfloat16; many rows at once need a CPU that multiplies bfloat16.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from .eagle import EagleHead
 from .eagle3 import Eagle3Head
-from .layers import FeatureHead, Shared, load_exactly
+from .layers import FeatureHead, Shared, lent, load_exactly
 from .medusa import MedusaHeads
 from .mtp import MtpHead
 
@@ -25,7 +27,7 @@ MEDUSA = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
 HEAD = ("model.safetensors", "pytorch_model.bin")
 
 
-def load_medusa(folder: Path | str, target: Any) -> MedusaHeads:
+def load_medusa(folder: Path | str, target: Any, *, dtype: torch.dtype | None = None) -> MedusaHeads:
     """Medusa heads: ``medusa_lm_head`` with tensors ``i.j.linear.weight``, ``.bias`` and ``i.n.weight``.
 
     Raises:
@@ -38,17 +40,17 @@ def load_medusa(folder: Path | str, target: Any) -> MedusaHeads:
     blocks = {tuple(map(int, name.split(".")[:2])) for name in weights if ".linear." in name}
     size = target.get_output_embeddings().weight.shape
     heads = MedusaHeads(
-        Shared(target),
+        Shared(target, dtype),
         size=size[1],
         vocab=size[0],
         heads=1 + max(i for i, _ in places),
         layers=1 + max((j for _, j in blocks), default=-1),
         own_output=places != blocks,
     )
-    return _finish(heads, weights, source, target)  # type: ignore[return-value]
+    return _finish(heads, weights, source, target, dtype)  # type: ignore[return-value]
 
 
-def load_eagle(folder: Path | str, target: Any) -> EagleHead:
+def load_eagle(folder: Path | str, target: Any, *, dtype: torch.dtype | None = None) -> EagleHead:
     """A head of EAGLE-1 or EAGLE-2: ``fc``, ``layers.0`` without input norm, perhaps ``embed_tokens``.
 
     Raises:
@@ -56,11 +58,11 @@ def load_eagle(folder: Path | str, target: Any) -> EagleHead:
         ValueError: tensors that do not fit.
     """
     weights, source = _tensors(Path(folder), HEAD)
-    head = EagleHead(_config(folder), Shared(target), bias="fc.bias" in weights)
-    return _finish(head, weights, source, target)  # type: ignore[return-value]
+    head = EagleHead(_config(folder), Shared(target, dtype), bias="fc.bias" in weights)
+    return _finish(head, weights, source, target, dtype)  # type: ignore[return-value]
 
 
-def load_eagle3(folder: Path | str, target: Any) -> Eagle3Head:
+def load_eagle3(folder: Path | str, target: Any, *, dtype: torch.dtype | None = None) -> Eagle3Head:
     """A head of EAGLE-3: ``fc``, ``midlayer``, ``norm``, ``lm_head``, ``d2t``, ``t2d``, perhaps ``embed_tokens``.
 
     Raises:
@@ -68,15 +70,15 @@ def load_eagle3(folder: Path | str, target: Any) -> Eagle3Head:
         ValueError: tensors that do not fit.
     """
     weights, source = _tensors(Path(folder), HEAD)
-    head = Eagle3Head(_config(folder), Shared(target))
+    head = Eagle3Head(_config(folder), Shared(target, dtype))
     if "d2t" not in weights:  # the whole vocabulary
         weights["d2t"], weights["t2d"] = head.d2t, torch.ones_like(head.t2d)
-    _finish(head, weights, source, target)
+    _finish(head, weights, source, target, dtype)
     head.map_tokens()
     return head
 
 
-def load_mtp(folder: Path | str, target: Any) -> MtpHead:
+def load_mtp(folder: Path | str, target: Any, *, dtype: torch.dtype | None = None) -> MtpHead:
     """A head for multi-token prediction, in this repository's own format.
 
     Raises:
@@ -84,10 +86,10 @@ def load_mtp(folder: Path | str, target: Any) -> MtpHead:
         ValueError: tensors that do not fit.
     """
     weights, source = _tensors(Path(folder), HEAD)
-    return _finish(MtpHead(_config(folder), Shared(target)), weights, source, target)  # type: ignore[return-value]
+    return _finish(MtpHead(_config(folder), Shared(target, dtype)), weights, source, target, dtype)  # type: ignore[return-value]
 
 
-def load_draft_model(folder: Path | str, target: Any) -> Any:
+def load_draft_model(folder: Path | str, target: Any, *, dtype: torch.dtype | None = None) -> Any:
     """A causal LM that borrows the target's embedding and output matrix.
 
     Raises:
@@ -96,10 +98,10 @@ def load_draft_model(folder: Path | str, target: Any) -> Any:
     """
     weights, source = _tensors(Path(folder), HEAD)
     model = LlamaForCausalLM(_config(folder))
-    model.set_input_embeddings(target.get_input_embeddings())
-    model.set_output_embeddings(target.get_output_embeddings())
+    model.set_input_embeddings(lent(target.get_input_embeddings(), dtype))
+    model.set_output_embeddings(lent(target.get_output_embeddings(), dtype))
     borrowed = {n: t for n, t in model.state_dict().items() if n.endswith(("embed_tokens.weight", "lm_head.weight"))}
-    return _finish(model, {**weights, **borrowed}, source, target)
+    return _finish(model, {**weights, **borrowed}, source, target, dtype)
 
 
 def save_head(network: nn.Module, folder: Path, config: dict[str, Any], *, dtype: torch.dtype = torch.bfloat16) -> None:
@@ -131,10 +133,13 @@ def _tensors(folder: Path, names: tuple[str, ...]) -> tuple[dict[str, Tensor], s
     raise FileNotFoundError(f"{folder}: no {' or '.join(names)} here")
 
 
-def _finish(network: nn.Module, weights: dict[str, Tensor], source: str, target: Any) -> nn.Module:
+def _finish(
+    network: nn.Module, weights: dict[str, Tensor], source: str, target: Any, dtype: torch.dtype | None
+) -> nn.Module:
     """Load, and go where the target is."""
     if isinstance(network, FeatureHead) and "embed_tokens.weight" in weights:
         network.embed_tokens = nn.Embedding(*weights["embed_tokens.weight"].shape)
-    network.to(target.dtype)
+    for weight in network.parameters():  # and no buffer: angles stay exact
+        weight.data = weight.data.to(dtype or target.dtype)
     load_exactly(network, weights, source)
     return network.to(target.device).eval().requires_grad_(False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any, ClassVar
 
 import torch
@@ -121,13 +122,24 @@ class FeedForward(nn.Module):
         return out
 
 
+def lent(table: nn.Module, dtype: torch.dtype | None) -> nn.Module:
+    """A table of the target; a copy of it where another dtype is wanted."""
+    own: torch.dtype = table.weight.dtype  # type: ignore[assignment]
+    return table if dtype in (None, own) else deepcopy(table).to(dtype)
+
+
 class Shared:
     """Embedding and output matrix of the target, which a head uses and does not own."""
 
-    def __init__(self, target: Any) -> None:
-        """Look them up in a transformers causal LM."""
+    def __init__(self, target: Any, dtype: torch.dtype | None = None) -> None:
+        """Look them up in a transformers causal LM.
+
+        Args:
+            target: the model.
+            dtype: of the head; None: the target's.
+        """
         self.embedding: nn.Module = target.get_input_embeddings()
-        self.output: nn.Module = target.get_output_embeddings()
+        self.output: nn.Module = lent(target.get_output_embeddings(), dtype)
         self.layers: int = target.config.get_text_config(decoder=True).num_hidden_layers
 
 
@@ -153,6 +165,11 @@ class FeatureHead(nn.Module):
             raise ValueError(f"{type(self).__name__}: rope_type must be one whose angles are fixed, got {rope!r}")
         self._turns = Turns(config)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights; the target's may differ."""
+        return next(self.parameters()).dtype
+
     def embed(self, token_ids: Tensor) -> Tensor:
         """Embeddings of target ids; an id below 0 is shown as 0."""
         table: nn.Module = getattr(self, "embed_tokens", self._shared[0].embedding)
@@ -161,7 +178,7 @@ class FeatureHead(nn.Module):
 
     def fuse(self, hidden: Tensor) -> Tensor:
         """A feature from the target's hidden states, side by side in the last dimension."""
-        return hidden
+        return hidden.to(self.dtype)
 
     def logits(self, features: Tensor) -> Tensor:
         """What a feature says of the next token."""
@@ -181,7 +198,7 @@ class FeatureHead(nn.Module):
             cache: of transformers' kind; its layer 0 is used.
         """
         turns = self._turns.table(features)[position_ids][:, :, None]
-        return self.step(self.embed(token_ids), features, turns.chunk(2, -1), mask, cache)
+        return self.step(self.embed(token_ids).to(features.dtype), features, turns.chunk(2, -1), mask, cache)
 
     def reach(self, positions: int) -> None:
         """See `Turns.reach`."""

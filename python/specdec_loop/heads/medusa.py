@@ -51,6 +51,7 @@ class MedusaHeads(nn.ModuleList):
 
     def forward(self, states: Tensor) -> Tensor:
         """Logits ``[.., heads, vocab]`` from states ``[.., size]``."""
+        states = states.to(next(self.parameters()).dtype)
         out = torch.stack([head(states) for head in self], -2)
         if not self.own_output:
             out = self._shared[0].output(out)
