@@ -19,10 +19,11 @@ from .trees import MAX_DEPTH, Shape, TreeCase, medusa_buffers
 PAST = 2048
 # An element of a mask is made of words that its block finds in the nearest cache, a few KiB a request; no meter sees
 # caches. So many bytes may an element of [query, key] read there: its word of ancestors and, where each element is
-# looked at by itself, the depth and the past; in a flat mask also the search for its request.
+# looked at by itself (in CUDA 16 bytes of the mask together), the depth and the past; in a flat mask also the search
+# for its request.
 NEAR = {
     "triton": {"layout": 4, "bool": 0.15, "additive": 0.15, "flat": 29, "flat_packed": 8, "int32": 4.2},
-    "cuda_host": {"layout": 4, "bool": 12, "additive": 12, "flat": 28, "flat_packed": 21, "int32": 0},
+    "cuda_host": {"layout": 0.6, "bool": 0.85, "additive": 1.6, "flat": 1.35, "flat_packed": 0.17, "int32": 0},
 }
 
 

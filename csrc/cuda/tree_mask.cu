@@ -3,7 +3,8 @@
 // other format is a reading of these bits.
 //   bits_kernel    grid = [batch * groups + 1]; a warp owns a node, lane l its word l; the last
 //                  block owns the offsets
-//   expand_kernel  grid = [ceil(bytes / (16 kThreads))]; a thread owns 16 bytes of the mask
+//   expand_kernel  grid = [ceil(bytes / (16 kThreads))]; a thread owns 16 bytes of the mask, and
+//                  reads what they share of their row once
 #include "../torch/args.h"
 #include "tree.cuh"
 
@@ -79,23 +80,6 @@ __global__ void __launch_bounds__(kThreads) bits_kernel(const __grid_constant__ 
   }
 }
 
-struct Cell {  // one element of the mask
-  int64_t request, query, key;
-};
-
-__device__ bool attends(const MaskParams& p, const Cell& c) {
-  const int64_t start = p.start(c.request), node = c.key - start;
-  if (node >= p.nodes) return false;
-  const int64_t row = c.request * p.nodes + c.query;
-  if (node >= 0) {
-    const auto word = static_cast<uint32_t>(p.bits.load(row * p.words + (node >> 5)));
-    return (word >> (node & 31) & 1u) != 0;
-  }
-  const int depth = p.depth.load(row);
-  const bool in_window = p.window == 0 || depth - node < p.window;
-  return depth >= 0 && in_window && c.key >= p.left_padding.get(c.request, 0);
-}
-
 // Request of an element (of packed bits: byte) of a flat mask: the last that begins at or before
 // it.
 __device__ int64_t request_of(const MaskParams& p, int64_t element) {
@@ -111,35 +95,89 @@ __device__ int64_t request_of(const MaskParams& p, int64_t element) {
   return low;
 }
 
-__device__ bool attends_inside(const MaskParams& p, int64_t request, int64_t inside) {
-  const int64_t width = p.start(request) + p.nodes, query = inside / width;
-  return query < p.nodes && attends(p, {request, query, inside - query * width});
-}
+// Walks over the elements in their order, and reads what a row shares once a row. A row is
+//   [0, low) unseen | [low, start) cached | [start, start + nodes) ancestor bits | unseen
+class Walk {
+ public:
+  // From element i on; of packed bits from the first bit of byte i.
+  __device__ Walk(const MaskParams& p, int64_t i) : p_(p), query_(p.nodes) {
+    if (p.batch == 0) return;
+    enter_request(p.offsets ? request_of(p, i) : i / (p.nodes * p.size));
+    const int64_t begin = p.offsets ? p.offsets.load(request_) : request_ * p.nodes * p.size;
+    const int64_t inside = (i - begin) * (p.format == kFlatPacked ? 8 : 1);
+    const int64_t row = inside / width_;
+    query_ = row < p.nodes ? static_cast<int>(row) : p.nodes;
+    key_ = inside - row * width_;
+    enter_row();
+  }
 
-// Element i of the mask, as its bits.
-__device__ uint32_t element_at(const MaskParams& p, int64_t i) {
-  if (p.format == kBool || p.format == kAdditive) {
-    const int64_t row = i / p.size, b = row / p.nodes;
-    const bool seen = attends(p, {b, row - b * p.nodes, i - row * p.size});
-    return seen ? (p.format == kBool ? 1u : 0u) : p.hidden;
+  // Whether the next element of the request is attended; none behind its last.
+  __device__ bool next() {
+    if (query_ == p_.nodes) return false;
+    const int64_t node = key_ - start_;
+    bool seen = node < 0 && key_ >= low_;
+    if (node >= 0 && node < p_.nodes) {
+      if (const int at = static_cast<int>(node >> 5); at != held_) {
+        word_ = static_cast<uint32_t>(p_.bits.load(row() * p_.words + at));
+        held_ = at;
+      }
+      seen = (word_ >> (node & 31) & 1u) != 0;
+    }
+    if (++key_ == width_) {
+      key_ = 0;
+      ++query_;
+      enter_row();
+    }
+    return seen;
   }
-  if (p.batch == 0) return 0u;
-  const int64_t b = request_of(p, i), inside = i - p.offsets.load(b);
-  if (p.format == kFlat) return attends_inside(p, b, inside) ? 1u : 0u;
-  uint32_t byte = 0;
-  for (int bit = 0; bit < 8; ++bit) {
-    if (attends_inside(p, b, inside * 8 + bit)) byte |= 1u << bit;
+
+  // On to the next request where this one is complete.
+  __device__ void leave_request() {
+    if (query_ < p_.nodes || request_ + 1 >= p_.batch) return;
+    enter_request(request_ + 1);
+    query_ = 0;
+    enter_row();
   }
-  return byte;
-}
+
+ private:
+  __device__ int64_t row() const { return request_ * p_.nodes + query_; }
+
+  __device__ void enter_request(int64_t b) {
+    request_ = b;
+    start_ = p_.start(b);
+    unused_ = p_.left_padding.get(b, 0);
+    width_ = p_.offsets ? start_ + p_.nodes : p_.size;
+  }
+
+  __device__ void enter_row() {
+    held_ = -1;
+    if (query_ == p_.nodes) return;
+    const int64_t depth = p_.depth.load(row());
+    const int64_t reach = p_.window > 0 ? start_ + depth - p_.window + 1 : 0;
+    const int64_t first = reach > unused_ ? reach : unused_;
+    low_ = depth >= 0 && first < start_ ? first : start_;  // a padding node sees itself alone
+  }
+
+  const MaskParams& p_;
+  int64_t request_ = 0, start_ = 0, unused_ = 0, width_ = 0, low_ = 0, key_ = 0;
+  int query_, held_ = -1;  // held: place of the word at hand
+  uint32_t word_ = 0;
+};
 
 __global__ void __launch_bounds__(kThreads, 4) expand_kernel(const __grid_constant__ MaskParams p) {
   const int64_t first = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kBytes;
+  if (first >= p.bytes) return;
   Chunk chunk{};
+  Walk walk(p, first / p.element);
+  const int bits = p.format == kFlatPacked ? 8 : 1;  // of an element
 #pragma unroll
   for (int byte = 0; byte < kBytes; ++byte) {
-    if (byte % p.element != 0 || first + byte >= p.bytes) continue;
-    chunk.word[byte / 4] |= element_at(p, (first + byte) / p.element) << byte % 4 * 8;
+    if (byte % p.element != 0) continue;
+    uint32_t value = 0;
+    for (int bit = 0; bit < bits; ++bit) value |= (walk.next() ? 1u : 0u) << bit;
+    walk.leave_request();
+    if (p.format == kAdditive) value = value != 0 ? 0u : p.hidden;
+    chunk.word[byte / 4] |= value << byte % 4 * 8;
   }
   if (p.chunks && first + kBytes <= p.bytes) return p.chunks.store(first / kBytes, chunk);
 #pragma unroll
