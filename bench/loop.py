@@ -34,10 +34,10 @@ BATCHED = (
 # faster in float32 by most CPUs.
 # More prompts tell more than more rounds: texts differ more from each other than runs of one do.
 RUNS = (
-    ["--batch", "1", "--rounds", "1", "--draft-dtype", "bfloat16", "--rivals"],
+    ["--batch", "1", "--rounds", "1", "--max-new-tokens", "64", "--draft-dtype", "bfloat16", "--rivals"],
     ["--batch", "8", "--rounds", "1", "--max-new-tokens", "128", "--methods", *BATCHED],
 )
-COMMON = ["--temperature", "0", "0.7", "1", "--count", "16", "--max-new-tokens", "64"]
+COMMON = ["--temperature", "0", "0.7", "1", "--count", "16"]
 ABOUT = (
     "Tokens/s of whole calls on held-out code behind 64 tokens of prompt, all methods taking turns on every prompt. "
     "*Speed-up*: beside plain decoding of the same loop. *Theory*: measured speed over that predicted from the "

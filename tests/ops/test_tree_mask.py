@@ -131,6 +131,9 @@ def test_a_size_that_cuts_a_mask_keeps_what_lies_before(backend: str, device: st
         for size in range(full + 3):
             cut = tree_mask(parents, past=past, format=name, size=size).mask
             assert torch.equal(cut[..., :full], whole[..., :size]) and not cut[..., full:].any()
+    beyond = torch.full((2,), 2**33, device=device)  # a row longer than 32 bits count
+    assert bool(tree_mask(parents, past=beyond, format="flat", size=40).mask.all())
+    assert bool((tree_mask(parents, past=beyond, format="flat_packed", size=40).mask == 255).all())
 
 
 def test_mask_mod_is_the_same_predicate() -> None:

@@ -1,4 +1,3 @@
-# ruff: noqa: SIM108 - a long division is left out, not masked
 """tree_mask in Triton: one launch for depths and ancestor bits, one that writes each element of the format once."""
 
 from __future__ import annotations
@@ -15,7 +14,9 @@ from ..._triton.trees import bits_kernel, padded
 
 _BOOL, _ADDITIVE, _FLAT, _FLAT_PACKED = range(4)
 _BLOCK = tl.constexpr(1024)  # elements a program writes
+_FLAT_BLOCK = tl.constexpr(512)  # elements of a flat mask that a program writes; 1024 spill registers on sm_90
 _WORDS = tl.constexpr(64)  # words a program writes
+_MAX_NODES = tl.constexpr(1024)
 
 
 class _Bits(NamedTuple):
@@ -120,36 +121,45 @@ def _request_of(offsets, batch, element):
 
 
 @triton.jit
+def _write_flat(bits, out, b, start, row, column, element, size, PER: tl.constexpr):
+    """Elements of requests b, `column` elements behind the start of `row`; b, start and row may be scalars."""
+    bit = tl.arange(0, PER)
+    column = column[:, None] + bit[None, :]
+    width = start + bits.nodes
+    # No 64-bit division: a column beyond 32 bits is at most a block behind a row's start, and rows are as long there.
+    fits = (column < 2147483647) & (width < 2147483647)
+    quotient = tl.where(fits, column, 0).to(tl.int32) // tl.where(fits, width, 1).to(tl.int32)
+    down = tl.where(fits, quotient.to(tl.int64), (column >= width).to(tl.int64))
+    query = row + down
+    mask = (query < bits.nodes) & (element < size)[:, None]
+    seen = _attends(bits, b, start, tl.minimum(query, bits.nodes - 1), column - down * width, mask)
+    value = tl.sum(seen.to(tl.int32) << bit[None, :], axis=1)
+    tl.store(out + element, value.to(out.dtype.element_ty), mask=element < size)
+
+
+@triton.jit
 def _flat_kernel(bits, offsets, out, batch, size, PACKED: tl.constexpr):
     """Rows of every request one after the other, as bools or as bits. Grid: blocks of `size` elements or bytes."""
     PER: tl.constexpr = 8 if PACKED else 1
-    COUNT: tl.constexpr = _BLOCK // PER
+    COUNT: tl.constexpr = _FLAT_BLOCK // PER
     begin = tl.program_id(0).to(tl.int64) * COUNT
-    element = begin + tl.arange(0, COUNT)
-    b = _request_of(offsets, batch, element)
-    # One long division a program: within a block only the offset from its first element is divided, in 32 bits.
+    ahead = tl.arange(0, COUNT)
+    element = begin + ahead
     b0 = _request_of(offsets, batch, begin)
-    inside = (begin - tl.load(offsets + b0)) * PER
-    width = _start_of(bits, b0) + bits.nodes
-    is_first = b == b0
-    start = _start_of(bits, b)
-    row = tl.where(is_first, inside // width, 0)
-    column = tl.where(is_first, inside % width, 0)
-    ahead = (element - tl.where(is_first, begin, tl.load(offsets + b))) * PER
-    bit = tl.arange(0, PER)
-    width = (start + bits.nodes)[:, None]
-    column = column[:, None] + ahead[:, None] + bit[None, :]
-    narrow = tl.max(tl.max(tl.maximum(column, width), axis=1), axis=0) < 2147483647
-    if narrow:
-        down = (column.to(tl.int32) // width.to(tl.int32)).to(tl.int64)
+    start0 = _start_of(bits, b0)
+    inside, width0 = (begin - tl.load(offsets + b0)) * PER, start0 + bits.nodes
+    row0 = tl.sum(((tl.arange(0, _MAX_NODES) + 1) * width0 <= inside).to(tl.int64), axis=0)  # rows that end before it
+    column0 = inside - row0 * width0
+    if (b0 + 1 == batch) | (begin + COUNT <= tl.load(offsets + b0 + 1)):  # one request, whose facts are read once
+        _write_flat(bits, out, b0, start0, row0, column0 + ahead * PER, element, size, PER)
     else:
-        down = column // width
-    query = row[:, None] + down
-    key = column - down * width
-    mask = (query < bits.nodes) & (element < size)[:, None]
-    seen = _attends(bits, b[:, None], start[:, None], tl.minimum(query, bits.nodes - 1), key, mask)
-    value = tl.sum(seen.to(tl.int32) << bit[None, :], axis=1)
-    tl.store(out + element, value.to(out.dtype.element_ty), mask=element < size)
+        b = _request_of(offsets, batch, element)
+        is_first = b == b0
+        behind = tl.where(is_first, column0 + ahead * PER, (element - tl.load(offsets + b)) * PER)
+        row = tl.where(is_first, row0, 0)
+        _write_flat(
+            bits, out, b[:, None], _start_of(bits, b)[:, None], row[:, None], behind, element, size, PER
+        )  # fmt: skip
 
 
 def tree_mask_out(
@@ -172,7 +182,7 @@ def tree_mask_out(
     elif format in (_FLAT, _FLAT_PACKED):
         packed = format == _FLAT_PACKED
         host.launch(_offsets_kernel, 1, bits, offsets, batch, PACKED=packed)
-        programs = triton.cdiv(size, _BLOCK.value // (8 if packed else 1))
+        programs = triton.cdiv(size, _FLAT_BLOCK.value // (8 if packed else 1))
         if batch > 0:
             host.launch(_flat_kernel, programs, bits, offsets, mask, batch, size, PACKED=packed)
         else:
