@@ -29,6 +29,11 @@ class Case:
     keys: Tensor
     values: Tensor
 
+    @property
+    def scale(self) -> float:
+        given = self.keywords["scale"]
+        return self.query.shape[-1] ** -0.5 if given is None else float(given)
+
     def run(self, **change: Any) -> TreeAttention:
         ancestors = tree_layout(self.parents, max_depth=self.parents.shape[1] - 1, backend="reference").ancestors
         arguments = {"query": self.query, "key": self.key, "value": self.value, "lengths": self.lengths}
@@ -115,8 +120,7 @@ def exact(case: Case) -> tuple[Tensor, Tensor]:
     """(output, logsumexp) in float64."""
     query = case.query.double().cpu()
     keys, values = (r.repeat_interleave(query.shape[2] // r.shape[2], 2) for r in (case.keys, case.values))
-    scale = query.shape[-1] ** -0.5 if case.keywords["scale"] is None else case.keywords["scale"]
-    scores = torch.einsum("bnhd,bxhd->bnhx", query, keys) * scale
+    scores = torch.einsum("bnhd,bxhd->bnhx", query, keys) * case.scale
     scores = scores.masked_fill(~dense_mask(case)[:, :, None], -float("inf"))
     logsumexp = scores.logsumexp(-1)
     weights = (scores - logsumexp.clamp(min=-1e300)[..., None]).exp()
@@ -151,8 +155,7 @@ def compare(case: Case, found: TreeAttention | None = None) -> None:
     if want.numel() == 0:
         return
     error, theirs_error = (float((t.double() - want).abs().max()) for t in (ours, theirs))
-    scale = case.query.shape[-1] ** -0.5 if case.keywords["scale"] is None else case.keywords["scale"]
-    score = float(case.query.double().norm(dim=-1).max() * case.keys.norm(dim=-1).max()) * scale
+    score = float(case.query.double().norm(dim=-1).max() * case.keys.norm(dim=-1).max()) * case.scale
     rounding = torch.finfo(ours.dtype).eps * float(want.abs().max())
     rounding += torch.finfo(torch.float32).eps * score * float(case.values.abs().max())
     allowed = 2 * (theirs_error + rounding)
