@@ -6,6 +6,7 @@
 #include "../common/logmath.h"
 #include "../common/params.h"
 #include "attention.h"
+#include "linear.h"
 #include "race.h"
 
 namespace specdec::cpu {
@@ -97,6 +98,7 @@ struct TileTable {
   TileMax (*race_logits[3])(const void* logits, int n, int64_t first_id, Race& race, Ahead ahead);
   void (*race_weights)(const float* tile, int n, int64_t first_id, Race& race);
   Attention attention[3];  // indexed by LogitType
+  Linear linear[3];        // by LogitType of the weight
 };
 
 enum class Isa : int { kPortable = 0, kAvx2 = 1, kAvx512 = 2, kAmx = 3 };

@@ -248,6 +248,7 @@ SumMax tile_sum_max(const float* tile, int n) {
   return {sum.total(), lane_max(best)};
 }
 
+#include "linear_kernels.h"
 #include "attention_kernels.h"
 #ifdef SPECDEC_AMX
 #include "attention_amx.h"
@@ -277,6 +278,8 @@ constexpr TileTable kTable = {
     .attention = {{keep_queries, attend_block<LogitType::kFloat32>},
                   kAttendBFloat16,
                   {keep_queries, attend_block<LogitType::kFloat16>}},
+    .linear = {linear<LogitType::kFloat32>, linear<LogitType::kBFloat16>,
+               linear<LogitType::kFloat16>},
 };
 
 }  // namespace specdec::cpu::SPECDEC_ISA

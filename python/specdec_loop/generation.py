@@ -16,6 +16,7 @@ from .attention import forward
 from .draft_length import FixedLength
 from .drafters import Draft, Drafter, NoDrafter, Outcome
 from .drafters.base import kept_rows
+from .linear import few_rows
 from .past import Past
 from .statistics import Clock, RequestStatistics
 from .stops import Stops
@@ -128,59 +129,60 @@ def generate(
     hooks = Hooks() if hooks is None else hooks
     lengths = FixedLength(draft_length) if isinstance(draft_length, int) else draft_length
     _check(target, drafter, lengths, rule, max_new_tokens)
-    overhang = max(drafter.nodes(lengths.longest), 1 + lengths.longest)  # a verifier's columns, whatever the tree
-    text = _begin_text(target, input_ids, attention_mask, seed, max_new_tokens, stop, tokenizer, overhang)
-    past = Past(text.tokens.shape[1]) if past is None else past
-    cache, lacking = past.open(target, text, reuse=not drafter.features)
-    logits, hidden = _prefill(target, cache, text, lacking, drafter.features)
-    # The first token is drawn as plain decoding draws it; only argmax decoding is argmax decoding from the start.
-    plainly = "greedy" if rule in ("greedy", "topm", "distance") else "match"
-    nothing = NoDrafter().draft(text, 0)
-    verdict = _verify(nothing, hooks.law(text, nothing, logits), text, sampling, plainly, logprobs, {})
-    first, _ = text.read(verdict.token_ids, verdict.status, text.append(verdict.token_ids, verdict.logprobs))
-    hooks.grown(text, None)
-    statistics = [RequestStatistics() for _ in first]
-    for b, tokens in enumerate(first if streamer is not None else []):
-        streamer(b, tokens, 0)  # type: ignore[misc] # it is not None
-    with _naming(drafter, "begin"):
-        drafter.begin(text, rule=rule, sampling=sampling, longest=lengths.longest)
-        if hidden is not None:
-            drafter.prefill(text, hidden)
-    clock = Clock(target.device)
-    while not all(text.is_finished):
-        with _naming(drafter, "draft"):
-            draft = _checked(drafter.draft(text, length := lengths.next()), text, drafter.nodes(length))
-        clock.mark("draft")
-        logits, hidden = _forward(target, cache, text, draft, drafter.features)
-        clock.mark("target")
-        verdict = _verify(draft, hooks.law(text, draft, logits), text, sampling, rule, logprobs, rule_options or {})
-        clock.mark("verify")
-        kept = text.append(verdict.token_ids, verdict.logprobs)
-        path = verdict.path if isinstance(verdict, TreeResult) else None
-        # Rows of the last token and of what was accepted; -1: a finished request. Nothing drafted: one row of each.
-        is_plain = draft.token_ids.shape[1] == 0 and not any(text.is_finished)
-        cache.commit(0 if is_plain else kept - 1, path)
-        with _naming(drafter, "commit"):
-            drafter.commit(text, Outcome(logits, kept, path, hidden))
-        running = [b for b in range(text.batch) if not text.is_finished[b]]
-        new, (_, accepted, *shape) = text.read(  # the one wait for the device
-            verdict.token_ids, verdict.status, kept, verdict.num_accepted, *_shape(draft, path)
-        )
-        hooks.grown(text, path)
-        cache.know_lengths([end - 1 for end in text.ends])
-        clock.mark("commit")
-        elapsed = clock.settle()
-        for b in running:
-            statistics[b].add(accepted[b], *(column[b] for column in shape))
-            statistics[b].seconds = elapsed
-            if streamer is not None:
-                streamer(b, new[b], min(accepted[b], len(new[b])))
-        last = [statistics[b] for b in running]
-        lengths.update([r.drafted[-1] for r in last], [r.accepted[-1] for r in last], clock.latest)
-    past.close(text)
-    with _naming(drafter, "end"):
-        drafter.end(text)
-    return _collect(text, statistics, clock, has_logprobs=logprobs is not None)
+    with few_rows(target, *drafter.networks):
+        overhang = max(drafter.nodes(lengths.longest), 1 + lengths.longest)  # a verifier's columns, whatever the tree
+        text = _begin_text(target, input_ids, attention_mask, seed, max_new_tokens, stop, tokenizer, overhang)
+        past = Past(text.tokens.shape[1]) if past is None else past
+        cache, lacking = past.open(target, text, reuse=not drafter.features)
+        logits, hidden = _prefill(target, cache, text, lacking, drafter.features)
+        # The first token is drawn as plain decoding draws it; only argmax decoding is argmax decoding from the start.
+        plainly = "greedy" if rule in ("greedy", "topm", "distance") else "match"
+        nothing = NoDrafter().draft(text, 0)
+        verdict = _verify(nothing, hooks.law(text, nothing, logits), text, sampling, plainly, logprobs, {})
+        first, _ = text.read(verdict.token_ids, verdict.status, text.append(verdict.token_ids, verdict.logprobs))
+        hooks.grown(text, None)
+        statistics = [RequestStatistics() for _ in first]
+        for b, tokens in enumerate(first if streamer is not None else []):
+            streamer(b, tokens, 0)  # type: ignore[misc] # it is not None
+        with _naming(drafter, "begin"):
+            drafter.begin(text, rule=rule, sampling=sampling, longest=lengths.longest)
+            if hidden is not None:
+                drafter.prefill(text, hidden)
+        clock = Clock(target.device)
+        while not all(text.is_finished):
+            with _naming(drafter, "draft"):
+                draft = _checked(drafter.draft(text, length := lengths.next()), text, drafter.nodes(length))
+            clock.mark("draft")
+            logits, hidden = _forward(target, cache, text, draft, drafter.features)
+            clock.mark("target")
+            verdict = _verify(draft, hooks.law(text, draft, logits), text, sampling, rule, logprobs, rule_options or {})
+            clock.mark("verify")
+            kept = text.append(verdict.token_ids, verdict.logprobs)
+            path = verdict.path if isinstance(verdict, TreeResult) else None
+            # Rows of the last token and of what was accepted; -1: a finished request. Nothing drafted: one row of each.
+            is_plain = draft.token_ids.shape[1] == 0 and not any(text.is_finished)
+            cache.commit(0 if is_plain else kept - 1, path)
+            with _naming(drafter, "commit"):
+                drafter.commit(text, Outcome(logits, kept, path, hidden))
+            running = [b for b in range(text.batch) if not text.is_finished[b]]
+            new, (_, accepted, *shape) = text.read(  # the one wait for the device
+                verdict.token_ids, verdict.status, kept, verdict.num_accepted, *_shape(draft, path)
+            )
+            hooks.grown(text, path)
+            cache.know_lengths([end - 1 for end in text.ends])
+            clock.mark("commit")
+            elapsed = clock.settle()
+            for b in running:
+                statistics[b].add(accepted[b], *(column[b] for column in shape))
+                statistics[b].seconds = elapsed
+                if streamer is not None:
+                    streamer(b, new[b], min(accepted[b], len(new[b])))
+            last = [statistics[b] for b in running]
+            lengths.update([r.drafted[-1] for r in last], [r.accepted[-1] for r in last], clock.latest)
+        past.close(text)
+        with _naming(drafter, "end"):
+            drafter.end(text)
+        return _collect(text, statistics, clock, has_logprobs=logprobs is not None)
 
 
 def _prefill(

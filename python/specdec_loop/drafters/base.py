@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from typing import ClassVar, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from specdec_kernels import SampleResult, Sampling
 
@@ -75,6 +75,7 @@ class Drafter:
     rules: ClassVar[Collection[str]] = CHAIN_RULES  # under which the drafts may be verified
     # Which of the target's hidden states it reads, as transformers numbers them: 0 the embedding, -1 the last, normed.
     features: Sequence[int] = ()
+    networks: Sequence[nn.Module] = ()  # that it runs
 
     def nodes(self, length: int) -> int:
         """Most tokens of one target forward: the last committed one and `length` drafts, unless it is a tree."""

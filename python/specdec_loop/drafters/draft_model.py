@@ -39,6 +39,7 @@ class DraftModel(CachedDrafter):
             confidence: end drafts where their chance falls below, see `Confidence`.
         """
         self.model, self.sampling, self.token_map = model, sampling, token_map
+        self.networks = (model,)
         self._confidence = Confidence(confidence)
         if token_map is not None:
             self._sorted, self._column = token_map.long().sort()

@@ -31,7 +31,7 @@ class FeatureDrafter(CachedDrafter):
             sampling: of drafts that are drawn, or that race with the target's noise; None: the target's.
             confidence: end drafts where their chance falls below, see `Confidence`.
         """
-        self.head, self.sampling, self.features = head, sampling, head.levels
+        self.head, self.sampling, self.features, self.networks = head, sampling, head.levels, head.networks
         self._confidence = Confidence(confidence)
 
     def begin(self, text: Text, *, rule: str, sampling: Sampling, longest: int) -> None:

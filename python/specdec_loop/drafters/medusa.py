@@ -25,7 +25,7 @@ class _StateDrafter(Drafter):
 
     def __init__(self, heads: MedusaHeads) -> None:
         """Draft with `heads`, on the target's device."""
-        self.heads = heads
+        self.heads, self.networks = heads, heads.networks
 
     def begin(self, text: Text, *, rule: str, sampling: Sampling, longest: int) -> None:
         """Note the law of a race under ``match``; elsewhere the likeliest tokens are wanted."""

@@ -36,7 +36,7 @@ class SuffixOr(Drafter):
                 f"SuffixOr: drafter must be one of chains under {', '.join(self.rules)}, "
                 f"got {type(drafter).__name__}, which lacks {', '.join(missing)}"
             )
-        self.drafter, self.features = drafter, drafter.features
+        self.drafter, self.features, self.networks = drafter, drafter.features, drafter.networks
         self.suffixes = SuffixDecoding(factor=2.0) if suffixes is None else suffixes
 
     def begin(self, text: Text, *, rule: str, sampling: Sampling, longest: int) -> None:

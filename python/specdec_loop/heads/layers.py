@@ -166,6 +166,11 @@ class FeatureHead(nn.Module):
         self._turns = Turns(config)
 
     @property
+    def networks(self) -> tuple[nn.Module, nn.Module]:
+        """What runs: the head, and the output matrix that the target may have lent."""
+        return self, self._shared[0].output
+
+    @property
     def dtype(self) -> torch.dtype:
         """Of the weights; the target's may differ."""
         return next(self.parameters()).dtype

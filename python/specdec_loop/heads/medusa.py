@@ -49,6 +49,11 @@ class MedusaHeads(nn.ModuleList):
             self.append(nn.Sequential(*blocks, *output))
         self._shared, self.own_output = (shared,), own_output
 
+    @property
+    def networks(self) -> tuple[nn.Module, nn.Module]:
+        """See `FeatureHead`."""
+        return self, self._shared[0].output
+
     def forward(self, states: Tensor) -> Tensor:
         """Logits ``[.., heads, vocab]`` from states ``[.., size]``."""
         states = states.to(next(self.parameters()).dtype)
