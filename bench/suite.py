@@ -36,6 +36,7 @@ OPS = (
     "tree_from_sequences",
     "tree_attention",
     "tree_cache",
+    "linear",
 )
 CHECKED_REQUESTS = 4  # a row is checked against the (slow) reference on so many requests
 
