@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from head_models import feature_head
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -15,8 +16,6 @@ from specdec_kernels import Sampling, _native
 from specdec_loop import DraftModel, HeadChain, SuffixOr, generate
 from specdec_loop.drafters import Drafter
 from specdec_loop.linear import AMX, ROWS, few_rows
-
-from head_models import feature_head
 
 pytestmark = pytest.mark.skipif(_native.cpu_reason() is not None, reason=str(_native.cpu_reason()))
 

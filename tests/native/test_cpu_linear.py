@@ -62,9 +62,7 @@ def test_sums_are_as_exact_as_their_type(inputs: int, rows: int, dtype: torch.dt
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_row_is_the_same_alone_in_any_company_and_on_any_threads(
-    dtype: torch.dtype, isa: str, threads: None
-) -> None:
+def test_a_row_is_the_same_alone_in_any_company_and_on_any_threads(dtype: torch.dtype, isa: str, threads: None) -> None:
     x, weight, bias = _layer(23, 528, 1030, dtype)
     torch.set_num_threads(2)
     want = linear(x, weight, bias)
@@ -107,5 +105,5 @@ def test_numbers_that_are_none_stay_in_their_row(isa: str) -> None:
     ],
 )
 def test_what_does_not_fit_is_refused(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    with pytest.raises(RuntimeError, match="linear|logits"):
+    with pytest.raises(RuntimeError, match=r"linear|logits"):
         linear(x, weight, bias)
