@@ -32,6 +32,7 @@ COLUMNS = {
     "transformers crop + cat": "transformers crop + cat", "SGLang mover": "SGLang mover",
     "SGLang tree": "SGLang tree", "native SGLang tree": "native SGLang tree",
     "SDPA, dense mask": "SDPA, dense mask", "plain PyTorch": "plain PyTorch", "DynamicCache": "DynamicCache",
+    "torch": "torch",
 }  # fmt: skip
 Row = dict[str, Any]
 

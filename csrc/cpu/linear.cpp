@@ -1,5 +1,5 @@
 // linear: x times a weight's transpose, for a few rows.
-//   linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor
+//   linear.cpu(Tensor x, Tensor weight, Tensor? bias) -> Tensor
 // x [..., inputs], weight [outputs, inputs] and bias [outputs] are dense and of one type, float32,
 // bfloat16 or float16; sums are float32. Not part of the public interface: specdec_loop calls it.
 #include "linear.h"
@@ -74,9 +74,9 @@ Tensor linear(Tensor x, Tensor weight, OptTensor bias) {
 }  // namespace specdec::cpu
 
 STABLE_TORCH_LIBRARY_FRAGMENT(specdec_kernels, m) {
-  m.def("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor");
+  m.def("linear.cpu(Tensor x, Tensor weight, Tensor? bias) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
-  m.impl("linear", TORCH_BOX(&specdec::cpu::linear));
+  m.impl("linear.cpu", TORCH_BOX(&specdec::cpu::linear));
 }

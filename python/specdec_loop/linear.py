@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from specdec_kernels._native import cpu_reason
+from specdec_kernels import available_backends
 
-# Up to so many rows `specdec_kernels::linear` is the faster one. 2 cores with AVX-512, a weight [1536, 256] that comes
+# Up to so many rows `specdec_kernels::linear.cpu` is the faster one. 2 cores with AVX-512, a weight [1536, 256] that comes
 # from memory, 1 / 4 / 8 / 16 / 64 rows: float32 5.0 / 5.3 / 3.5 / 2.7 / 1.3 times as fast as torch, which asks MKL;
 # bfloat16 4.5 / 2.9 / 1.7 / .96 / .49 times, where it asks oneDNN (`python -m bench linear`, AMD EPYC model 17).
 ROWS = {torch.float32: 64, torch.bfloat16: 8, torch.float16: 8}
@@ -42,7 +42,7 @@ def few_rows(*networks: Any) -> Iterator[None]:
     """
     replaced: list[nn.Module] = []
     try:
-        for network in networks if cpu_reason() is None else ():
+        for network in networks if available_backends("cpu")["cpu"] is None else ():
             for layer in _layers(network):
                 vars(layer)["forward"] = _forward(layer)
                 replaced.append(layer)
@@ -75,7 +75,7 @@ def _is_compiled(network: nn.Module) -> bool:
 def _forward(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
     """What replaces the layer's own."""
     weight, bias, dtype = layer.weight, layer.bias, layer.weight.dtype
-    most, multiply = ROWS[dtype] * layer.in_features, torch.ops.specdec_kernels.linear.default
+    most, multiply = ROWS[dtype] * layer.in_features, torch.ops.specdec_kernels.linear.cpu
 
     def forward(x: Tensor) -> Tensor:
         if x.numel() <= most and x.dtype is dtype and x.is_contiguous() and not torch.is_grad_enabled():

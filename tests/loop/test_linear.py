@@ -28,7 +28,7 @@ class _Count(TorchDispatchMode):
         self.kernel, self.torch = 0, 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.kernel += func is torch.ops.specdec_kernels.linear.default
+        self.kernel += func is torch.ops.specdec_kernels.linear.cpu
         self.torch += func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
         return func(*args, **(kwargs or {}))
 
