@@ -31,7 +31,8 @@ SPECDEC_INLINE void multiply_block(const LinearRows& l, int64_t output, int64_t 
     const int64_t at = output + o < l.outputs ? output + o : l.outputs - 1;
     weight[o] = static_cast<const char*>(l.weight) + at * l.inputs * kSize;
   }
-  const int64_t ahead = (32768 + kOutputBlock * l.inputs * kSize - 1) / (kOutputBlock * l.inputs * kSize) * (kOutputBlock * l.inputs * kSize);
+  const int64_t ahead = (32768 + kOutputBlock * l.inputs * kSize - 1) /
+                        (kOutputBlock * l.inputs * kSize) * (kOutputBlock * l.inputs * kSize);
   F sum[kRows][kOutputBlock] = {};
   for (int64_t i = 0; i < l.inputs; i += kWidth) {
     F x[kRows];

@@ -248,8 +248,8 @@ SumMax tile_sum_max(const float* tile, int n) {
   return {sum.total(), lane_max(best)};
 }
 
-#include "linear_kernels.h"
 #include "attention_kernels.h"
+#include "linear_kernels.h"
 #ifdef SPECDEC_AMX
 #include "attention_amx.h"
 #else

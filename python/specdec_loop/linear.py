@@ -12,9 +12,9 @@ from torch.nn.functional import linear
 
 from specdec_kernels import available_backends
 
-# Up to so many rows `specdec_kernels::linear.cpu` is the faster one. 2 cores with AVX-512, a weight [1536, 256] that comes
-# from memory, 1 / 4 / 8 / 16 / 64 rows: float32 5.0 / 5.3 / 3.5 / 2.7 / 1.3 times as fast as torch, which asks MKL;
-# bfloat16 4.5 / 2.9 / 1.7 / .96 / .49 times, where it asks oneDNN (`python -m bench linear`, AMD EPYC model 17).
+# Up to so many rows `specdec_kernels::linear.cpu` is the faster one. 2 cores with AVX-512, a weight [1536, 256] that
+# comes from memory, 1 / 4 / 8 / 16 / 64 rows: float32 5.0 / 5.3 / 3.5 / 2.7 / 1.3 times as fast as torch, which asks
+# MKL; bfloat16 4.5 / 2.9 / 1.7 / .96 / .49 times, where it asks oneDNN (`python -m bench linear`, AMD EPYC model 17).
 ROWS = {torch.float32: 64, torch.bfloat16: 8, torch.float16: 8}
 UNIT = 16  # inputs are a multiple of it
 AMX = 3  # cpu_isa() of a CPU that multiplies bfloat16 by itself
