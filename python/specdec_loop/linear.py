@@ -40,7 +40,7 @@ def few_rows(*networks: Any) -> Iterator[None]:
         >>> torch.equal(five[:, :1], one)
         True
     """
-    replaced: list[nn.Module] = []
+    replaced: list[nn.Linear] = []
     try:
         for network in networks if available_backends("cpu")["cpu"] is None else ():
             for layer in _layers(network):
