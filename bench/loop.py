@@ -17,6 +17,7 @@ from .machine import ROOT, commit, machine, versions
 from .results import LOOP, write
 
 CHART = ROOT / "docs" / "loop.png"
+STORE = ROOT / "build" / "datastore.pt"
 # Batch 8 is two calls of eight prompts. A fast request leaves its place empty, which an engine would fill: longer texts
 # make the end of a call weigh less.
 BATCHED = (
@@ -51,9 +52,11 @@ HEAD = "| {} | tokens/s | speed-up | tokens/step | accepted | theory | rest | 4-
 def main() -> None:
     """Measure by the command line that users have, and keep what it wrote."""
     rows = []
+    if not STORE.exists() and (status := specdec_loop(["datastore", "build", "--out", str(STORE)])):
+        sys.exit(status)
     for run in RUNS:
-        status = specdec_loop(["compare", *COMMON, *run, *sys.argv[1:], "--json", str(LOOP)])
-        if status:
+        more = ["--datastore", str(STORE), "--json", str(LOOP)]
+        if status := specdec_loop(["compare", *COMMON, *run, *sys.argv[1:], *more]):
             sys.exit(status)
         rows += json.loads(LOOP.read_text())["rows"]
     settings = [" ".join([*COMMON, *run]) for run in RUNS]
