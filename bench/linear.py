@@ -50,7 +50,11 @@ def cases(extent: str) -> list[LinearCase]:
     if extent == "quick":
         return quick
     default = [
-        *(LinearCase("linear", rows=rows, dtype=dtype) for dtype in ("fp32", "bf16") for rows in (1, 4, 8, 16, 64)),
+        *(
+            LinearCase("linear", rows=rows, dtype=dtype)
+            for dtype in ("fp32", "bf16")
+            for rows in (1, 4, 8, 16, 64, 128)
+        ),
         LinearCase("linear", threads=1),
         *(LinearCase("linear", *size) for size in SIZES if size != (1536, 256)),
     ]

@@ -16,8 +16,8 @@ struct LinearRows {
   int64_t rows, inputs, outputs;
 };
 
-// Blocks of kOutputBlock outputs, from first to end - 1. An element is summed in the same order
-// whatever the number of rows and whoever computes it.
+// Blocks of kOutputBlock outputs, from first to end - 1. The order of a sum does not depend on who
+// computes it, and of the number of rows only on whether it is below kManyRows.
 using Linear = void (*)(const LinearRows& l, int64_t first, int64_t end);
 
 }  // namespace specdec::cpu

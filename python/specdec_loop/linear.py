@@ -13,9 +13,9 @@ from torch.nn.functional import linear
 from specdec_kernels import available_backends
 
 # Up to so many rows `specdec_kernels::linear.cpu` is the faster one. 2 cores with AVX-512, a weight [1536, 256] that
-# comes from memory, 1 / 4 / 8 / 16 / 64 rows: float32 5.0 / 5.3 / 3.5 / 2.7 / 1.3 times as fast as torch, which asks
-# MKL; bfloat16 4.5 / 2.9 / 1.7 / .96 / .49 times, where it asks oneDNN (`python -m bench linear`, AMD EPYC model 17).
-ROWS = {torch.float32: 64, torch.bfloat16: 8, torch.float16: 8}
+# comes from memory, 1 / 4 / 16 / 64 / 128 rows: float32 X times as fast as torch, which asks
+# MKL; bfloat16 Y times, where it asks oneDNN (`python -m bench linear`, AMD EPYC model 17).
+ROWS = {torch.float32: 128, torch.bfloat16: 12, torch.float16: 12}
 UNIT = 16  # inputs are a multiple of it
 AMX = 3  # cpu_isa() of a CPU that multiplies bfloat16 by itself
 
@@ -24,8 +24,8 @@ AMX = 3  # cpu_isa() of a CPU that multiplies bfloat16 by itself
 def few_rows(*networks: Any) -> Iterator[None]:
     """Meanwhile the `nn.Linear` layers of these networks multiply few rows by a kernel of this package.
 
-    It reads the weights once for all rows, as fast as memory gives them, and sums a row in the same order whatever the
-    number of rows; sums are float32. It serves CPUs; networks elsewhere, compiled ones, other kinds of layers, layers
+    It reads the weights once for all rows, as fast as memory gives them. Up to 15 rows a row's sum, which is float32,
+    is the same whatever their number. It serves CPUs; networks elsewhere, compiled ones, other kinds of layers, layers
     whose `forward` somebody has replaced, and calls under autograd are left as they are. `generate` does this.
 
     Args:

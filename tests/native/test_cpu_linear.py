@@ -46,10 +46,10 @@ def _layer(rows: int, inputs: int, outputs: int, dtype: torch.dtype) -> tuple[Te
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("rows", [*range(1, 15), 64])
+@pytest.mark.parametrize("rows", [*range(1, 15), 16, 23, 64])
 @pytest.mark.parametrize("inputs", [16, 272])
 def test_sums_are_as_exact_as_their_type(inputs: int, rows: int, dtype: torch.dtype, isa: str) -> None:
-    for outputs in (1, 3, 4, 6, 45):
+    for outputs in (1, 3, 4, 6, 45, 130):
         x, weight, bias = _layer(rows, inputs, outputs, dtype)
         # Of n products: n roundings in float32, then one of the result's type.
         size = x.double().abs() @ weight.double().abs().T + bias.double().abs()
@@ -62,14 +62,27 @@ def test_sums_are_as_exact_as_their_type(inputs: int, rows: int, dtype: torch.dt
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_row_is_the_same_alone_in_any_company_and_on_any_threads(dtype: torch.dtype, isa: str, threads: None) -> None:
-    x, weight, bias = _layer(23, 528, 1030, dtype)
+@pytest.mark.parametrize(
+    ("inputs", "rows", "least"),
+    [(528, 40, 1), (256, 15, 1), (256, 40, 16)],  # of few inputs, 16 rows or more are summed in another order
+)
+def test_a_row_is_the_same_in_any_company_and_on_any_threads(
+    inputs: int, rows: int, least: int, dtype: torch.dtype, isa: str, threads: None
+) -> None:
+    x, weight, bias = _layer(rows, inputs, 1030, dtype)
     torch.set_num_threads(2)
     want = linear(x, weight, bias)
     for count in (1, 2, 3):
         torch.set_num_threads(count)
-        for first, end in ((0, 23), (0, 1), (22, 23), (3, 5), (4, 11), (7, 20)):
-            assert torch.equal(linear(x[first:end].contiguous(), weight, bias), want[first:end])
+        for first, size in (
+            (0, rows),
+            (0, least),
+            (rows - least, least),
+            (3, least + 2),
+            (rows - least - 5, least + 5),
+        ):
+            part = slice(max(first, 0), max(first, 0) + size)
+            assert torch.equal(linear(x[part].contiguous(), weight, bias), want[part])
 
 
 def test_other_dimensions_of_the_rows_stay(isa: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specdec_kernels import Sampling, gather_nodes, sample, tree_from_paths
+from specdec_kernels import Sampling, sample, tree_from_paths
 
 from ..heads import MedusaHeads
 from ..text import Text
@@ -43,8 +43,10 @@ class _StateDrafter(Drafter):
     def commit(self, text: Text, outcome: Outcome) -> None:
         """Take the state of the last accepted token."""
         assert outcome.hidden is not None
-        hidden = outcome.hidden if outcome.path is None else gather_nodes(outcome.hidden, outcome.path).values
-        self._state = kept_rows(hidden, (outcome.kept.long() - 1).clamp(min=0))[:, 0]
+        node = outcome.kept.long() - 1
+        if outcome.path is not None:  # whose entry i is the node of depth i + 1
+            node = outcome.path.gather(1, (node - 1).clamp(min=0)[:, None])[:, 0].long().where(node > 0, 0)
+        self._state = kept_rows(outcome.hidden, node.clamp(min=0))[:, 0]
         self._is_known = outcome.kept > 0
 
     def _best(self, text: Text, heads: int, count: int) -> Tensor:
