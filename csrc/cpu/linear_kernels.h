@@ -92,22 +92,21 @@ constexpr int kPanel = 4 * kWidth;  // outputs worked on at once
 
 SPECDEC_INLINE F interleave_low(F a, F b) {
 #if SPECDEC_WIDTH == 16
-  return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  return SPECDEC_SHUFFLE(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
 #elif SPECDEC_WIDTH == 8
-  return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
+  return SPECDEC_SHUFFLE(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
 #else
-  return __builtin_shufflevector(a, b, 0, 4, 1, 5);
+  return SPECDEC_SHUFFLE(a, b, 0, 4, 1, 5);
 #endif
 }
 
 SPECDEC_INLINE F interleave_high(F a, F b) {
 #if SPECDEC_WIDTH == 16
-  return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15,
-                                 31);
+  return SPECDEC_SHUFFLE(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
 #elif SPECDEC_WIDTH == 8
-  return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
+  return SPECDEC_SHUFFLE(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
 #else
-  return __builtin_shufflevector(a, b, 2, 6, 3, 7);
+  return SPECDEC_SHUFFLE(a, b, 2, 6, 3, 7);
 #endif
 }
 

@@ -14,6 +14,13 @@ typedef uint16_t H __attribute__((vector_size(2 * SPECDEC_WIDTH)));
 
 #define SPECDEC_INLINE static inline __attribute__((always_inline))
 
+// Lanes of two vectors by their numbers; GCC 11 has no __builtin_shufflevector, Clang nothing else.
+#if defined(__clang__)
+#define SPECDEC_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SPECDEC_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, I{__VA_ARGS__})
+#endif
+
 SPECDEC_INLINE F splat(float x) { return x - F{}; }
 SPECDEC_INLINE U splat_bits(uint32_t x) { return x - U{}; }
 
