@@ -27,13 +27,20 @@ SPECDEC_INLINE void lane_sums(const F v[4], float* out) {
 #endif
 }
 
+// What every path ends with: the first `count` sums of a row.
+SPECDEC_INLINE void store_sums(const LinearRows& l, int64_t row, int64_t output, const float* sums,
+                               int64_t count) {
+  float* y = l.y + row * l.outputs + output;
+  for (int64_t o = 0; o < count; ++o) y[o] = l.bias ? sums[o] + l.bias[output + o] : sums[o];
+}
+
 // A block of outputs for kRows rows. `kFetches`: ask for the weights of the next block meanwhile.
 template <LogitType kType, int kRows, bool kFetches>
 SPECDEC_INLINE void multiply_block(const LinearRows& l, int64_t output, int64_t row) {
   constexpr int64_t kSize = kType == LogitType::kFloat32 ? 4 : 2;
   const char* weight[kOutputBlock];
   for (int o = 0; o < kOutputBlock; ++o) {  // behind the last output: the last once more
-    const int64_t at = output + o < l.outputs ? output + o : l.outputs - 1;
+    const int64_t at = std::min(output + o, l.outputs - 1);
     weight[o] = static_cast<const char*>(l.weight) + at * l.inputs * kSize;
   }
   // The next block in the order of its bytes, as memory likes it: in the order of their use, a line
@@ -55,13 +62,12 @@ SPECDEC_INLINE void multiply_block(const LinearRows& l, int64_t output, int64_t 
       for (int r = 0; r < kRows; ++r) sum[r][o] = fma(x[r], w, sum[r][o]);
     }
   }
-  const int count = static_cast<int>(l.outputs - output < kOutputBlock ? l.outputs - output : 4);
+  const int64_t count = std::min<int64_t>(l.outputs - output, kOutputBlock);
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
     float sums[kOutputBlock];
     lane_sums(sum[r], sums);
-    float* y = l.y + (row + r) * l.outputs + output;
-    for (int o = 0; o < count; ++o) y[o] = l.bias ? sums[o] + l.bias[output + o] : sums[o];
+    store_sums(l, row + r, output, sums, count);
   }
 }
 
@@ -164,8 +170,7 @@ SPECDEC_INLINE void multiply_panel(const LinearRows& l, const float* panel, int6
     float sums[kPanel];
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) store(sums + v * kWidth, sum[r][v]);
-    float* y = l.y + (row + r) * l.outputs + output;
-    for (int o = 0; o < width; ++o) y[o] = l.bias ? sums[o] + l.bias[output + o] : sums[o];
+    store_sums(l, row + r, output, sums, width);
   }
 }
 
