@@ -106,6 +106,27 @@ def is_slow(backend: str, device: str) -> bool:
     return backend in SLOW and device == "cpu"
 
 
+ISAS = {"portable": 0, "avx2": 1, "avx512": 2, "amx": 3}
+
+
+@pytest.fixture(params=ISAS)
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Each instruction set of this machine."""
+    best = torch.ops.specdec_kernels.cpu_isa()
+    if torch.ops.specdec_kernels.set_cpu_isa(ISAS[request.param]) != ISAS[request.param]:
+        pytest.skip(f"this machine has no {request.param}")
+    yield request.param
+    torch.ops.specdec_kernels.set_cpu_isa(best)
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    """Puts back the number of threads."""
+    count = torch.get_num_threads()
+    yield
+    torch.set_num_threads(count)
+
+
 @pytest.fixture(autouse=True)
 def _seed(request: pytest.FixtureRequest) -> None:
     torch.manual_seed(zlib.crc32(request.node.nodeid.encode()))

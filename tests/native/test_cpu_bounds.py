@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
@@ -21,17 +19,6 @@ from specdec_kernels import (
 
 pytestmark = pytest.mark.skipif(_native.cpu_reason() is not None, reason=str(_native.cpu_reason()))
 TILE = 2048
-ISAS = {"portable": 0, "avx2": 1, "avx512": 2}
-
-
-@pytest.fixture(params=ISAS)
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Each instruction set of this machine."""
-    best = torch.ops.specdec_kernels.cpu_isa()
-    if torch.ops.specdec_kernels.set_cpu_isa(ISAS[request.param]) != ISAS[request.param]:
-        pytest.skip(f"this machine has no {request.param}")
-    yield request.param
-    torch.ops.specdec_kernels.set_cpu_isa(best)
 
 
 def _noise(batch: int) -> Noise:

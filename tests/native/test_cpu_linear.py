@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
@@ -11,26 +9,7 @@ from torch import Tensor
 from specdec_kernels import _native
 
 pytestmark = pytest.mark.skipif(_native.cpu_reason() is not None, reason=str(_native.cpu_reason()))
-ISAS = {"portable": 0, "avx2": 1, "avx512": 2, "amx": 3}
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-
-
-@pytest.fixture(params=ISAS)
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Each instruction set of this machine."""
-    best = torch.ops.specdec_kernels.cpu_isa()
-    if torch.ops.specdec_kernels.set_cpu_isa(ISAS[request.param]) != ISAS[request.param]:
-        pytest.skip(f"this machine has no {request.param}")
-    yield request.param
-    torch.ops.specdec_kernels.set_cpu_isa(best)
-
-
-@pytest.fixture
-def threads() -> Iterator[None]:
-    """Puts back the number of threads."""
-    count = torch.get_num_threads()
-    yield
-    torch.set_num_threads(count)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -32,14 +32,6 @@ def isa() -> Iterator[None]:
     torch.ops.specdec_kernels.set_cpu_isa(best)
 
 
-@pytest.fixture
-def threads() -> Iterator[None]:
-    """Puts back the number of threads."""
-    count = torch.get_num_threads()
-    yield
-    torch.set_num_threads(count)
-
-
 def _use(name: str) -> None:
     if torch.ops.specdec_kernels.set_cpu_isa(ISAS[name]) != ISAS[name]:
         pytest.skip(f"this machine has no {name}")

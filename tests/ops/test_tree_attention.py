@@ -156,14 +156,6 @@ def test_neither_threads_nor_instruction_sets_matter(threads: None) -> None:
         assert_bits(case.run(backend="cpu"), want)
 
 
-@pytest.fixture
-def threads() -> Any:
-    """Restores the number of threads."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
 def test_partial_attentions_merge_by_their_logsumexp(backend: str, device: str) -> None:
     case = make(lengths=(50, 40), ragged=False, device=device)
     whole, tail = case.run(), case.run(key=case.key[:, :, 30:], value=case.value[:, :, 30:], lengths=case.lengths - 30)
