@@ -7,7 +7,7 @@ import functools
 import importlib.util
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import ParamSpec, TypeVar
 
 import torch
@@ -19,7 +19,8 @@ BACKENDS = ("reference", "cpu", "triton", "cuda")
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_chosen: str | None = None  # a plain global: torch.compile guards on it, and recompiles when it changes
+# A plain global: torch.compile guards on it, and recompiles when it changes.
+_chosen: str | None = os.environ.get("SPECDEC_BACKEND") or None
 
 
 @contextlib.contextmanager
@@ -82,12 +83,12 @@ def _constant_when_traced(function: Callable[P, R]) -> Callable[P, R]:
     return function
 
 
-def choose(op: str, declared: Sequence[str], device: torch.device, backend: str | None) -> str:
+def choose(op: str, declared: tuple[str, ...], device: torch.device, backend: str | None) -> str:
     """Backend of one call: argument, `use_backend`, SPECDEC_BACKEND, or the first of the device's list that runs."""
-    explicit = backend or _chosen or os.environ.get("SPECDEC_BACKEND")
+    explicit = backend or _chosen
     if explicit is None:
-        return _default(op, tuple(declared), device.type)
-    return _explicit(op, tuple(declared), device.type, explicit)
+        return _default(op, declared, device.type)
+    return _explicit(op, declared, device.type, explicit)
 
 
 @_constant_when_traced

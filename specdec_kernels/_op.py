@@ -47,6 +47,7 @@ class Op:
         mutated = ", ".join(f"Tensor({chr(ord('a') + i)}!) out_{name}" for i, name in enumerate(results))
         self._schema = f"{arguments} -> {returns}"
         self._out_schema = f"{arguments[:-1]}, {mutated}) -> ()"
+        self.backends: tuple[str, ...] = ()  # those declared, `reference` not counted
         self._calls: dict[str, tuple[Any, Any]] = {}
         for backend in backends:
             self.declare(backend)
@@ -70,15 +71,11 @@ class Op:
         torch.library.register_fake(f"{NAMESPACE}::{functional}", self._allocate, lib=_library)
         _library.impl(functional, allocate_and_run, "CompositeExplicitAutograd")
         self._calls[backend] = (getattr(getattr(getattr(torch.ops, NAMESPACE), self.name), backend), out_call)
+        self.backends = tuple(self._calls)
 
     def _triton_out(self, *args: Any) -> None:
         module = importlib.import_module(".triton_kernel", self._package)
         getattr(module, f"{self.name}_out")(*args)
-
-    @property
-    def backends(self) -> tuple[str, ...]:
-        """Names of the declared backends, `reference` not counted."""
-        return tuple(self._calls)
 
     def overload(self, backend: str, *, out: bool = False) -> Any:
         """The torch operator of a backend."""

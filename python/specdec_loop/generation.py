@@ -59,7 +59,7 @@ class Generation:
     seconds: dict[str, float]
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def generate(
     target: Any,
     drafter: Drafter | None,
@@ -264,6 +264,8 @@ def _verify(
 def _candidates(draft: Draft) -> tuple[Tensor, Tensor]:
     """Ids and parents of the nodes of a tree that may be accepted."""
     assert draft.parents is not None
+    if draft.candidates is None:
+        return draft.token_ids, draft.parents
     return draft.token_ids[:, : draft.candidates].contiguous(), draft.parents[:, : draft.candidates].contiguous()
 
 

@@ -120,7 +120,7 @@ METHODS = {
     "prompt-lookup": Method("copies what followed the same words", lambda kit: PromptLookup(), draft_length=8),
     "suffix": Method("frequent continuations, of this text and earlier ones", lambda kit: SuffixDecoding(factor=2.0),
                      draft_length=8),
-    "lookahead": Method("the target's own guesses, by Jacobi iteration", lambda kit: Lookahead(3, 3, 2)),
+    "lookahead": Method("the target's own guesses, by Jacobi iteration", lambda kit: Lookahead(3, 4, 2, pool=128)),
     "rest": Method("retrieval from a datastore, as a tree", lambda kit: Retrieval(kit.store, candidates=8)),
     "draft-model": Method("a small model, seeded as the target; ends where it is unsure",
                           lambda kit: DraftModel(kit.draft, confidence=0.5), draft_length=6),

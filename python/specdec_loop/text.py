@@ -92,9 +92,9 @@ class Text:
             int32 ``[batch]``: how many were taken.
         """
         place = self.lengths[:, None] + self._offsets[: token_ids.shape[1]]
-        taken = token_ids.masked_fill(place > self._last_place[:, None], -1)
+        taken = torch.where(place > self._last_place[:, None], -1, token_ids)
         self.tokens.scatter_(1, place, taken)
-        count = (taken >= 0).sum(1, dtype=torch.int32)
+        count = (taken > -1).sum(1, dtype=torch.int32)
         if logprobs is not None:
             self.logprobs.scatter_(1, place, logprobs.masked_fill(taken < 0, 0.0))
         self.lengths = self.lengths + count  # not in place: a step's noise names the positions that it had

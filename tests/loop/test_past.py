@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from head_models import DRAFTERS
+from head_models import DRAFTERS, feature_head
 from models import model
 from texts import assert_same, prompts
 from torch import Tensor
 
 from specdec_kernels import Sampling
-from specdec_loop import DraftModel, Lookahead, Past, PromptLookup, generate
+from specdec_loop import DraftModel, HeadChain, Lookahead, Past, PromptLookup, generate
 from specdec_loop.drafters import Drafter
 from specdec_loop.tree_cache.layer import Lengths
 
@@ -163,3 +163,20 @@ def test_no_drafter_asks_a_gpu_for_lengths(name: str, monkeypatch: pytest.Monkey
     opened = len(reads)
     reads.clear()
     assert say(DRAFTERS[name]()) == want and len(reads) == opened
+
+
+def test_what_a_call_keeps_serves_outside_of_it() -> None:
+    """`generate` runs in inference mode, whose tensors neither gradients nor writes from outside may touch."""
+    target, past, sampling = model(), Past(64), Sampling.full(1, temperature=0.0)
+    head = feature_head("mtp", target)
+    result = generate(target, HeadChain(head), [[5, 6, 7]], sampling=sampling, max_new_tokens=6, stop=(), past=past)
+    assert past.cache is not None
+    text = torch.tensor([[5, 6, 7, *result.tokens[0]]])
+    with torch.no_grad():
+        logits = target(text[:, -1:], past_key_values=past.cache).logits
+        past.cache.commit(0)
+        torch.testing.assert_close(logits[:, -1], target(text).logits[:, -1])
+    features = torch.randn(1, 3, target.config.hidden_size)
+    head.requires_grad_(True)
+    head(text[:, :3], features, torch.arange(3)[None], None, None).sum().backward()
+    assert any(p.grad is not None for p in head.parameters())

@@ -64,8 +64,6 @@ class Lookahead(Drafter):
         first = trie.parents.shape[1] - 1  # the window's nodes come behind, but for its first, which is the root
         links = torch.where(self._links > 0, self._links + first, 0).repeat(text.batch, 1)
         self._rows[:, :1, 0] = root
-        last_row = (self.level - 2) * self.window + torch.arange(self.window, device=root.device)
-        self._asked = torch.where(last_row > 0, last_row + first, 0)
         return Draft(
             torch.cat([trie.token_ids, self._rows.flatten(1)[:, 1:]], 1),
             parents=torch.cat([trie.parents, links], 1),
@@ -75,7 +73,10 @@ class Lookahead(Drafter):
 
     def commit(self, text: Text, outcome: Outcome) -> None:
         """Columns and the tokens behind them go to the pool; the window moves up."""
-        new = outcome.logits[:, self._asked].argmax(-1)[:, None]
+        last_row = outcome.logits[:, -self.window :]
+        if self.level == 2:  # it is row 0, which begins with the root
+            last_row = torch.cat([outcome.logits[:, :1], last_row[:, 1:]], 1)
+        new = last_row.argmax(-1)[:, None]
         columns = torch.cat([self._rows, new], 1)
         self._remember(columns.mT)
         self._rows = columns[:, 1:].contiguous()
@@ -83,7 +84,7 @@ class Lookahead(Drafter):
     def _remember(self, grams: Tensor) -> None:
         """Put n-grams ``[batch, window, level]`` to the front; an older copy of one is forgotten."""
         is_old = (self._pool[:, :, None] == grams[:, None]).all(-1).any(-1)
-        kept = self._pool.masked_fill(is_old[:, :, None], -1)
+        kept = torch.where(is_old[:, :, None], -1, self._pool)
         self._pool = torch.cat([grams, kept], 1)[:, : self.pool]
 
     def _trie_nodes(self, length: int) -> int:

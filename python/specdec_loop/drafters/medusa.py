@@ -34,6 +34,7 @@ class _StateDrafter(Drafter):
         some = next(self.heads.parameters())
         self._state = some.new_zeros(text.batch, some.shape[-1])
         self._is_known = torch.zeros_like(text.lengths, dtype=torch.bool)
+        self._root = torch.zeros_like(text.lengths, dtype=torch.int32)[:, None]
 
     def prefill(self, text: Text, hidden: Tensor) -> None:
         """Take the state before each prompt's last token."""
@@ -43,10 +44,10 @@ class _StateDrafter(Drafter):
     def commit(self, text: Text, outcome: Outcome) -> None:
         """Take the state of the last accepted token."""
         assert outcome.hidden is not None
-        node = outcome.kept.long() - 1
+        node = (outcome.kept.long() - 1).clamp(min=0)
         if outcome.path is not None:  # whose entry i is the node of depth i + 1
-            node = outcome.path.gather(1, (node - 1).clamp(min=0)[:, None])[:, 0].long().where(node > 0, 0)
-        self._state = kept_rows(outcome.hidden, node.clamp(min=0))[:, 0]
+            node = torch.cat([self._root, outcome.path], 1).gather(1, node[:, None])[:, 0].long()
+        self._state = kept_rows(outcome.hidden, node)[:, 0]
         self._is_known = outcome.kept > 0
 
     def _best(self, text: Text, heads: int, count: int) -> Tensor:

@@ -254,12 +254,13 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
             num_accepted = lengths.exact.new_full((len(lengths.exact),), num_accepted, dtype=torch.int32)
         if not isinstance(num_accepted, Tensor):
             fail("num_accepted", "a tensor of int32 or an int", type(num_accepted).__name__)
-        kept = torch.where(num_accepted < done, num_accepted, FLAGGED)
+        layout = self.layout
+        kept = torch.where(num_accepted > done - 1, FLAGGED, num_accepted)
         if path is not None:
-            moved = compact_cache(self.layout, path, kept, lengths.exact)
-            kept = torch.where(moved == 0, kept, FLAGGED)
-        result = rollback(self.layout, lengths.exact, kept, max_tail=done, zero_tail=zero_tail)
-        lengths.exact.copy_(result.lengths)
+            moved = compact_cache(layout, path, kept, lengths.exact)
+            kept = torch.where(moved > 0, FLAGGED, kept)
+        result = rollback(layout, lengths.exact, kept, max_tail=done, zero_tail=zero_tail)
+        lengths.exact = result.lengths
         most = done if path is None else min(done, path.shape[1] + 1)
         lengths.changed(lengths.longest + most, is_even=False)
         self._begin_step()
@@ -268,7 +269,7 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
     def _keep(self, rows: int) -> Tensor:
         """Keep the first rows of every request, the same number of each."""
         lengths = self._lengths
-        lengths.exact += rows
+        lengths.exact = lengths.exact + rows
         lengths.changed(lengths.longest + rows, is_even=lengths.is_even, is_exact=lengths.is_even)
         self._begin_step()
         return torch.zeros_like(lengths.exact, dtype=torch.int32)
@@ -280,7 +281,7 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
     def truncate(self, lengths: Tensor) -> None:
         """Keep at most `lengths`, int64 ``[batch]``, rows of each request, and none since the last commit."""
         self._begin_step()
-        self._lengths.exact.copy_(torch.minimum(self._lengths.exact, lengths))
+        self._lengths.exact = torch.minimum(self._lengths.exact, lengths)
         self._lengths.read()
 
     def read_lengths(self) -> Tensor:
@@ -309,19 +310,19 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         for layer in self.layers:
             layer.written = max(layer.written - count, 0)
         if rest:
-            lengths.exact.sub_(rest).clamp_(min=0)
+            lengths.exact = (lengths.exact - rest).clamp(min=0)
             lengths.changed(max(lengths.longest - rest, 0), is_even=lengths.is_even)
 
     def reset(self) -> None:
         """Forget every row; the buffers stay."""
         super().reset()
-        self._lengths.exact.zero_()
+        self._lengths.exact = torch.zeros_like(self._lengths.exact)
         self._lengths.changed(0, is_even=True)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Give request b the rows of request beam_idx[b]."""
         super().reorder_cache(beam_idx)
-        self._lengths.exact.copy_(self._lengths.exact[beam_idx])
+        self._lengths.exact = self._lengths.exact[beam_idx]
         self._lengths.changed(self._lengths.longest, is_even=self._lengths.is_even)
 
     def batch_repeat_interleave(self, repeats: int) -> None:

@@ -59,6 +59,7 @@ class TreeLayer(CacheLayerMixin):  # type: ignore[misc] # transformers has no ty
         self.batch_size, self.device = len(lengths.exact), lengths.exact.device
         self.written = 0  # rows since the last commit
 
+    @torch.inference_mode(mode=False)  # they may outlive it
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Make the buffers."""
         self.keys, self.values = (
