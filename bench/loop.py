@@ -36,7 +36,7 @@ BATCHED = (
 # More prompts tell more than more rounds: texts differ more from each other than runs of one do.
 RUNS = (
     ["--batch", "1", "--rounds", "1", "--max-new-tokens", "64", "--draft-dtype", "bfloat16", "--rivals"],
-    ["--batch", "8", "--rounds", "1", "--max-new-tokens", "128", "--methods", *BATCHED],
+    ["--batch", "8", "--rounds", "2", "--max-new-tokens", "128", "--methods", *BATCHED],
 )
 COMMON = ["--temperature", "0", "0.7", "1", "--count", "16"]
 ABOUT = (

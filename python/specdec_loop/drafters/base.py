@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from specdec_kernels import SampleResult, Sampling
+from specdec_kernels import Noise, SampleResult, Sampling
 
 from ..text import Text
 
+Parts = TypeVar("Parts", Noise, Sampling)
 CHAIN_RULES = ("ratio", "match", "block", "greedy", "typical", "topm", "distance")
 ARGMAX_RULES = ("greedy", "typical", "topm", "distance")  # what they accept is likely: an argmax serves them best
 COLD = 1e-4  # a temperature so low that a race is won by the largest logits, in their order
@@ -170,6 +171,12 @@ class Confidence:
         running = zip(chances, self._text.is_finished, strict=True)
         promised = [math.exp(min(c, 0.0)) for c, is_finished in running if not is_finished]  # above 0: a bad row
         return sum(promised) < self.least * len(promised)
+
+
+def repeated(parts: Parts, count: int) -> Parts:
+    """Noise or sampling of so many rows a request, one after the other."""
+    rows = (None if x is None else x.repeat_interleave(count) for x in parts)
+    return type(parts)(*rows)  # type: ignore[arg-type] # None stays where it was
 
 
 def padded(drafts: Sequence[Sequence[int]], device: torch.device, length: int | None = None) -> Tensor:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from specdec_kernels import Sampling, tree_from_paths
 
@@ -53,40 +56,80 @@ class EagleTree(FeatureDrafter):
         """The root, and the paths that are not longer than a draft may be."""
         return 1 + sum(len(path) <= length for path in self.choices)
 
+    def begin(self, text: Text, *, rule: str, sampling: Sampling, longest: int) -> None:
+        """Forget shapes of another batch."""
+        super().begin(text, rule=rule, sampling=sampling, longest=longest)
+        self._shapes: dict[int, _Shape] = {}
+
     def draft(self, text: Text, length: int) -> Draft:
         """One forward a depth."""
-        tree = tree_from_paths([path for path in self.choices if len(path) <= length])
-        parents, depths = tree.parents.tolist(), tree.depth.tolist()
-        device, nodes = text.tokens.device, len(parents)
-        token_ids = torch.full((text.batch, nodes), -1, dtype=torch.int64, device=device)
-        token_ids[:, :1] = text.last(1)
-        inner = sorted(set(parents[1:]))
+        if length not in self._shapes:
+            self._shapes[length] = _Shape([p for p in self.choices if len(p) <= length], text)
+        shape = self._shapes[length]
+        token_ids, logits = [text.last(1)], []
         features = self._run_unseen(text)
-        logits = None
-        for depth in range(max(depths)):
-            level = [n for n in range(nodes) if depths[n] == depth]
-            rows = [n for n in level if n in inner]
-            children = [[n for n in range(nodes) if parents[n] == row] for row in rows]
-            row_logits = self.head.logits(features)
-            if self._is_drawn:
-                logits = row_logits.new_zeros(text.batch, nodes, row_logits.shape[2]) if logits is None else logits
-                logits[:, rows] = row_logits
-            ranks = torch.tensor([level.index(row) for row in rows], device=device)
-            drawn = self._draw(row_logits.flatten(0, 1), text, depth, max(map(len, children)), ranks)
-            ids = self._of_running(drawn.token_ids.view(text.batch, len(rows), -1), text)
-            for r, born in enumerate(children):
-                token_ids[:, born] = ids[:, r, : len(born)]
-            going = [(r, n) for r, born in enumerate(children) for n in born if n in inner]
-            if going:
-                source = torch.tensor([r for r, _ in going], device=device)
-                chosen = token_ids[:, [n for _, n in going]]
-                rows_of_parents = source.expand(text.batch, -1) if depth else None
-                features = self._run_nodes(chosen, rows_of_parents, features[:, source])
+        for depth, level in enumerate(shape.levels):
+            logits.append(self.head.logits(features))
+            drawn = self._draw(logits[-1].flatten(0, 1), text, depth, level.width, level.ranks)
+            ids = self._of_running(drawn.token_ids.view(text.batch, -1, level.width), text)
+            token_ids.append(ids[:, level.parent, level.rank])
+            if len(level.going):
+                rows = level.parent[level.going]
+                chosen = token_ids[-1][:, level.going]
+                features = self._run_nodes(chosen, rows.expand(text.batch, -1) if depth else None, features[:, rows])
+        ids = torch.cat(token_ids, 1)
+        if not self._is_drawn:
+            return Draft(ids, parents=shape.parents, max_depth=len(shape.levels))
+        drafted = torch.cat(logits, 1)
+        every = drafted.new_zeros(text.batch, ids.shape[1], drafted.shape[2])
+        every[:, shape.inner] = drafted
         return Draft(
-            token_ids,
-            logits,
-            sampling=self._law if self._is_drawn else None,
-            token_map=self.head.token_map if self._is_drawn else None,
-            parents=tree.parents.to(device).repeat(text.batch, 1),
-            max_depth=max(depths),
+            ids,
+            every,
+            sampling=self._law,
+            token_map=self.head.token_map,
+            parents=shape.parents,
+            max_depth=len(shape.levels),
         )
+
+
+class _Level(NamedTuple):
+    """Children of one depth, and the nodes above that have them.
+
+    Attributes:
+        ranks: of those nodes among all of their depth.
+        width: most children of one of them.
+        parent: of each child, the number of its parent among those nodes.
+        rank: of each child among its siblings.
+        going: children that have children.
+    """
+
+    ranks: Tensor
+    width: int
+    parent: Tensor
+    rank: Tensor
+    going: Tensor
+
+
+class _Shape:
+    """A tree of fixed shape, for a batch."""
+
+    def __init__(self, choices: Sequence[tuple[int, ...]], text: Text) -> None:
+        device = text.tokens.device
+        self.parents = tree_from_paths(choices, device=device).parents.repeat(text.batch, 1)
+        deepest = max(map(len, choices))
+        depths = [[path for path in sorted([(), *choices]) if len(path) == depth] for depth in range(deepest + 1)]
+        having = {path[:-1] for path in choices}
+        self.levels: list[_Level] = []
+        for above, below in pairwise(depths):
+            inner = [path for path in above if path in having]
+            numbers = (
+                [above.index(path) for path in inner],
+                [inner.index(path[:-1]) for path in below],
+                [path[-1] for path in below],
+                [i for i, path in enumerate(below) if path in having],
+            )
+            ranks, parent, rank, going = (torch.tensor(n, dtype=torch.int64, device=device) for n in numbers)
+            self.levels.append(_Level(ranks, 1 + max(path[-1] for path in below), parent, rank, going))
+        flat = [path for level in depths for path in level]
+        self.inner = torch.tensor([i for i, path in enumerate(flat) if path in having], device=device)

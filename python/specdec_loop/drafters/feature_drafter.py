@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_kernels import Noise, SampleResult, Sampling, gather_nodes, sample
+from specdec_kernels import SampleResult, Sampling, gather_nodes, sample
 
 from ..heads import FeatureHead
 from ..text import Text
-from .base import COLD, Confidence, Outcome, kept_rows
+from .base import COLD, Confidence, Outcome, kept_rows, repeated
 from .cached_drafter import CachedDrafter
 
 DRAWN_RULES = ("ratio", "block", "recursive", "traversal")  # their drafts are drawn from the head's law
@@ -39,6 +39,7 @@ class FeatureDrafter(CachedDrafter):
         self._is_drawn, self._law = rule in DRAWN_RULES, self.sampling or sampling
         follows_law = self._is_drawn or rule == "match"
         self._race = with_runners_up(self._law if follows_law else Sampling(temperature=torch.zeros(text.batch)), text)
+        self._races_of: dict[int, Sampling] = {}  # the race's law, for so many rows a request
         self._confidence.begin(self._race.temperature)
         some = next(self.head.parameters())
         self.head.reach(self._open(self.head.config, text, longest, some.dtype, some.device))
@@ -84,8 +85,9 @@ class FeatureDrafter(CachedDrafter):
         lane: int | Tensor = 0
         if ranks is not None and len(ranks) > 1:
             rows = len(ranks)
-            noise = Noise(*(None if x is None else x.repeat_interleave(rows) for x in noise))  # type: ignore[arg-type]
-            law = Sampling(*(None if x is None else x.repeat_interleave(rows) for x in law))
+            if rows not in self._races_of:
+                self._races_of[rows] = repeated(law, rows)
+            noise, law = repeated(noise, rows), self._races_of[rows]
             lane = ranks.repeat(text.batch) if self._is_drawn else 0
         return sample(
             logits,

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_kernels import Noise, Sampling, sample
+from specdec_kernels import Sampling, sample
 
 from ..text import Text
-from .base import Draft
+from .base import Draft, repeated
 from .draft_model import DraftModel
 
 
@@ -47,7 +47,7 @@ class IndependentDrafts(DraftModel):
         links[: 1 + self.chains] = torch.tensor([-1, *[0] * self.chains])
         self._parents = links.to(text.tokens.device).repeat(text.batch, 1)
         self._lanes = torch.arange(self.chains, device=text.tokens.device).repeat(text.batch)
-        self._laws = Sampling(*(None if x is None else x.repeat_interleave(self.chains) for x in self._law))
+        self._laws = repeated(self._law, self.chains)
 
     def draft(self, text: Text, length: int) -> Draft:
         """One forward a depth, of all chains side by side."""
@@ -73,11 +73,10 @@ class IndependentDrafts(DraftModel):
 
     def _drawn(self, logits: Tensor, text: Text, ahead: int) -> Tensor:
         """A token of each chain, ``[batch, chains]``; chains differ by their lane."""
-        noise = Noise(*(x.repeat_interleave(self.chains) for x in text.noise(ahead) if x is not None))
         drawn = sample(
             logits.flatten(0, 1),
             sampling=self._laws,
-            noise=noise,
+            noise=repeated(text.noise(ahead), self.chains),
             purpose="draft",
             lane=self._lanes,
             token_map=self.token_map,

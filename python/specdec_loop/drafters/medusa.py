@@ -11,7 +11,7 @@ from specdec_kernels import Sampling, sample, tree_from_paths
 
 from ..heads import MedusaHeads
 from ..text import Text
-from .base import Draft, Drafter, Outcome, kept_rows
+from .base import Draft, Drafter, Outcome, kept_rows, repeated
 from .feature_drafter import with_runners_up
 
 CHOICES = ((0,), (1,), (2,), (3,), (0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 0), (0, 0, 0), (0, 0, 1), (0, 1, 0),
@@ -31,6 +31,7 @@ class _StateDrafter(Drafter):
         """Note the law of a race under ``match``; elsewhere the likeliest tokens are wanted."""
         cold = Sampling(temperature=torch.zeros(text.batch, device=text.tokens.device))
         self._race = with_runners_up(sampling if rule == "match" else cold, text)
+        self._rows: dict[int, tuple[Sampling, Tensor]] = {}  # for so many heads: the race's law, and how far ahead
         some = next(self.heads.parameters())
         self._state = some.new_zeros(text.batch, some.shape[-1])
         self._is_known = torch.zeros_like(text.lengths, dtype=torch.bool)
@@ -52,14 +53,20 @@ class _StateDrafter(Drafter):
 
     def _best(self, text: Text, heads: int, count: int) -> Tensor:
         """The `count` best tokens of the first heads, ``[batch, heads, count]``."""
-        logits = self.heads(self._state)[:, :heads]
-        rows = []
-        for ahead in range(heads):
-            drawn = sample(
-                logits[:, ahead], sampling=self._race, noise=text.noise(ahead), purpose="target", num_samples=count
-            )
-            rows.append(drawn.token_ids)
-        return torch.stack(rows, 1).masked_fill(~self._is_known[:, None, None], -1)
+        if heads not in self._rows:
+            ahead = torch.arange(heads, device=text.tokens.device).repeat(text.batch)
+            self._rows[heads] = repeated(self._race, heads), ahead
+        race, ahead = self._rows[heads]
+        noise = repeated(text.noise(), heads)
+        drawn = sample(
+            self.heads(self._state, heads).flatten(0, 1),
+            sampling=race,
+            noise=noise._replace(position=noise.position + ahead),
+            purpose="target",
+            num_samples=count,
+        )
+        ids = drawn.token_ids.view(text.batch, heads, count)
+        return torch.where(self._is_known[:, None, None], ids, -1)
 
 
 class Blockwise(_StateDrafter):
@@ -103,10 +110,25 @@ class Medusa(_StateDrafter):
         """The root, and the paths that are not longer than a draft may be."""
         return 1 + sum(len(path) <= length for path in self.choices)
 
+    def begin(self, text: Text, *, rule: str, sampling: Sampling, longest: int) -> None:
+        """Forget shapes of another batch."""
+        super().begin(text, rule=rule, sampling=sampling, longest=longest)
+        self._shapes: dict[int, _Shape] = {}
+
     def draft(self, text: Text, length: int) -> Draft:
         """All heads at once, spread over the tree."""
-        tree = tree_from_paths([path for path in self.choices if len(path) <= length], device=text.tokens.device)
-        depth = max(len(path) for path in self.choices if len(path) <= length)
-        best = self._best(text, depth, 1 + max(map(max, self.choices)))
-        spread = best[:, (tree.depth[1:] - 1).long(), tree.ranks[1:].long()]
-        return Draft(torch.cat([text.last(1), spread], 1), parents=tree.parents.repeat(text.batch, 1), max_depth=depth)
+        if length not in self._shapes:
+            self._shapes[length] = _Shape([p for p in self.choices if len(p) <= length], text)
+        shape = self._shapes[length]
+        spread = self._best(text, shape.depth, shape.width)[:, shape.heads, shape.ranks]
+        return Draft(torch.cat([text.last(1), spread], 1), parents=shape.parents, max_depth=shape.depth)
+
+
+class _Shape:
+    """A tree of fixed shape, for a batch."""
+
+    def __init__(self, choices: Sequence[Sequence[int]], text: Text) -> None:
+        tree = tree_from_paths(choices, device=text.tokens.device)
+        self.parents = tree.parents.repeat(text.batch, 1)
+        self.heads, self.ranks = (tree.depth[1:] - 1).long(), tree.ranks[1:].long()  # of each node
+        self.depth, self.width = max(map(len, choices)), 1 + max(map(max, choices))

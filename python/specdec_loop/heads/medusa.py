@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
@@ -54,10 +56,10 @@ class MedusaHeads(nn.ModuleList):
         """See `FeatureHead`."""
         return self, self._shared[0].output
 
-    def forward(self, states: Tensor) -> Tensor:
-        """Logits ``[.., heads, vocab]`` from states ``[.., size]``."""
+    def forward(self, states: Tensor, heads: int | None = None) -> Tensor:
+        """Logits ``[.., heads, vocab]`` of the first heads, None: of all, from states ``[.., size]``."""
         states = states.to(next(self.parameters()).dtype)
-        out = torch.stack([head(states) for head in self], -2)
+        out = torch.stack([head(states) for head in islice(self, heads)], -2)
         if not self.own_output:
             out = self._shared[0].output(out)
         return out

@@ -17,7 +17,7 @@ from .layer import Lengths, TreeLayer, fail
 LAYER_TYPES = ("full_attention", "sliding_attention")
 MASKED = ("sdpa", "eager")  # attention implementations that take a 4-D mask
 STEPS = 64  # longest chain whose mask is a view of one that is kept
-FLAGGED = -2  # a num_accepted that the ops flag and leave alone
+BAD = 32  # bit of a status
 
 
 class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
@@ -254,17 +254,26 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
             num_accepted = lengths.exact.new_full((len(lengths.exact),), num_accepted, dtype=torch.int32)
         if not isinstance(num_accepted, Tensor):
             fail("num_accepted", "a tensor of int32 or an int", type(num_accepted).__name__)
-        layout = self.layout
-        kept = torch.where(num_accepted > done - 1, FLAGGED, num_accepted)
-        if path is not None:
-            moved = compact_cache(layout, path, kept, lengths.exact)
-            kept = torch.where(moved > 0, FLAGGED, kept)
-        result = rollback(layout, lengths.exact, kept, max_tail=done, zero_tail=zero_tail)
-        lengths.exact = result.lengths
+        if num_accepted.dtype != torch.int32 or num_accepted.shape != lengths.exact.shape:
+            got = f"{num_accepted.dtype} {list(num_accepted.shape)}"
+            fail("num_accepted", f"int32 {list(lengths.exact.shape)}, or an int", got)
+        if path is None:
+            is_bad = (num_accepted > done - 1) | (num_accepted < -1)
+            status = is_bad.int() * BAD
+        elif not isinstance(path, Tensor):
+            fail("path", "a tensor of int32 or int64", type(path).__name__)
+        else:  # which is no longer than what was written, and so nothing beyond is taken for accepted
+            path = path if path.shape[-1] < done else path[..., : done - 1].contiguous()
+            status = compact_cache(self.layout, path, num_accepted, lengths.exact)
+            is_bad = status > 0
+        rows = torch.where(is_bad, 0, num_accepted + 1)
+        if zero_tail:  # else there is nothing to do: a dense cache has no pages to give back
+            rollback(self.layout, lengths.exact, rows - 1, max_tail=done, zero_tail=True)
+        lengths.exact = lengths.exact + rows
         most = done if path is None else min(done, path.shape[1] + 1)
         lengths.changed(lengths.longest + most, is_even=False)
         self._begin_step()
-        return result.status
+        return status
 
     def _keep(self, rows: int) -> Tensor:
         """Keep the first rows of every request, the same number of each."""
