@@ -83,7 +83,7 @@ def commit() -> str:
 
     try:
         head = git("rev-parse", "--short=10", "HEAD")
-        changed = git("status", "--porcelain", "--untracked-files=no", "--", "specdec_kernels", "csrc", "bench/*.py")
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", "specdec_kernels", "csrc", "python", "bench/*.py")
     except OSError:
         return "unknown"
     return (head or os.environ.get("BENCH_COMMIT", "unknown")) + ("+" if changed else "")
