@@ -83,7 +83,8 @@ def commit() -> str:
 
     try:
         head = git("rev-parse", "--short=10", "HEAD")
-        changed = git("status", "--porcelain", "--untracked-files=no", "--", "specdec_kernels", "csrc", "python", "bench/*.py")
+        sources = "specdec_kernels", "csrc", "python", "bench/*.py"
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", *sources)
     except OSError:
         return "unknown"
     return (head or os.environ.get("BENCH_COMMIT", "unknown")) + ("+" if changed else "")

@@ -142,9 +142,10 @@ class Confidence:
 
     def begin(self, temperature: Tensor | None) -> None:
         """Requests of these temperatures, None: 1."""
-        if self.least > 0:
-            self._warmth = None if temperature is None else 1 / temperature.clamp(min=COLD)
-            self._temperatures = None if temperature is None else temperature.tolist()
+        if self.least > 0 and temperature is not None:
+            self._warmth = [1 / t if t > COLD else 0.0 for t in temperature.tolist()]
+        else:
+            self._warmth = []
 
     def start(self, text: Text) -> None:
         """A new draft."""
@@ -158,11 +159,9 @@ class Confidence:
         """
         if self.least == 0:
             return False
-        best = logits.amax(-1).float()
-        warm = best if self._warmth is None else best * self._warmth
-        pairs = torch.stack([warm - drawn.logsumexp, drawn.logprobs[:, 0]]).tolist()
-        is_warm = [True] * len(pairs[0]) if self._temperatures is None else [t > COLD for t in self._temperatures]
-        rows = [warm if use else cold for warm, cold, use in zip(*pairs, is_warm, strict=True)]
+        best, total, cold = torch.stack([logits.amax(-1).float(), drawn.logsumexp, drawn.logprobs[:, 0]]).tolist()
+        columns = zip(best, total, cold, self._warmth or [1.0] * len(best), strict=True)
+        rows = [warmth * high - normal if warmth else low for high, normal, low, warmth in columns]
         self._chances = [old + new for old, new in zip(self._chances, rows, strict=True)]
         return self.is_below(self._chances)
 
@@ -175,6 +174,8 @@ class Confidence:
 
 def repeated(parts: Parts, count: int) -> Parts:
     """Noise or sampling of so many rows a request, one after the other."""
+    if count == 1:
+        return parts
     rows = (None if x is None else x.repeat_interleave(count) for x in parts)
     return type(parts)(*rows)  # type: ignore[arg-type] # None stays where it was
 

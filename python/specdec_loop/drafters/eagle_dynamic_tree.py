@@ -61,7 +61,8 @@ class EagleDynamicTree(FeatureDrafter):
         super().begin(text, rule=rule, sampling=sampling, longest=longest)
         warm = self._race.temperature
         is_sampled = text.lengths > 0 if warm is None else warm > COLD
-        self._races = (is_sampled & (rule == "match"))[:, None, None]
+        self._counts_by_rank = (is_sampled & (rule == "match"))[:, None, None]
+        self._zero = torch.zeros(text.batch, 1, device=text.tokens.device)
         rank = torch.arange(self.width, device=text.tokens.device)
         self._chances = math.log(FIRST) + rank * math.log(NEXT)
 
@@ -71,40 +72,42 @@ class EagleDynamicTree(FeatureDrafter):
 
     def draft(self, text: Text, length: int) -> Draft:
         """Expand `length` times, then select."""
-        device, width = text.tokens.device, self.width
+        width = self.width
         self._confidence.start(text)
         features = self._run_unseen(text)
-        token_ids, parents = [text.last(1)], [torch.full((text.batch, 1), -1, device=device)]
-        scores = [torch.zeros(text.batch, 1, device=device)]
-        beam, beam_score = torch.zeros(text.batch, 1, dtype=torch.int64, device=device), scores[0]
-        for depth in range(length):
-            ids, logprob = self._children(features, text, depth)
-            born = torch.arange(ids[0].numel(), device=device) + sum(x.shape[1] for x in token_ids)
-            score = (beam_score[:, :, None] + logprob).flatten(1)
-            token_ids.append(ids.flatten(1))
-            parents.append(beam.repeat_interleave(width, 1))
-            scores.append(score)
-            if depth + 1 < length:
-                beam_score, best = score.topk(width, 1)
-                if self._confidence.least > 0 and self._confidence.is_below(beam_score[:, 0].tolist()):
-                    break
-                beam, row = born[best], best // width
-                going = token_ids[-1].gather(1, best)
-                source = features.gather(1, row[:, :, None].expand(-1, -1, features.shape[2]))
-                features = self._run_nodes(going, row if depth else None, source)
-        ids, depths = torch.cat(token_ids, 1), len(token_ids) - 1
+        ids, scores = self._children(features, text, 0)  # of the last depth
+        token_ids, every_score, beams = [text.last(1), ids], [self._zero, scores], [self._zero.long()]
+        first = 1  # node of the last depth
+        for depth in range(1, length):
+            beam_score, best = scores.topk(width, 1)
+            if self._confidence.least > 0 and self._confidence.is_below(beam_score[:, 0].tolist()):
+                break
+            row = best // width
+            source = features.gather(1, row[:, :, None].expand(-1, -1, features.shape[2]))
+            features = self._run_nodes(ids.gather(1, best), row if depth > 1 else None, source)
+            beams.append(best + first)
+            first += ids.shape[1]
+            ids, scores = self._children(features, text, depth, beam_score)
+            token_ids.append(ids)
+            every_score.append(scores)
+        parents = torch.cat([self._zero.long() - 1, torch.cat(beams, 1).repeat_interleave(width, 1)], 1)
+        depths = len(beams)
         tree = select_tree(
-            ids, torch.cat(parents, 1).int(), torch.cat(scores, 1).contiguous(), num_nodes=self.nodes(depths)
+            torch.cat(token_ids, 1), parents.int(), torch.cat(every_score, 1), num_nodes=self.nodes(depths)
         )
         return Draft(tree.token_ids, parents=tree.parents, max_depth=depths)
 
-    def _children(self, features: Tensor, text: Text, ahead: int) -> tuple[Tensor, Tensor]:
-        """The best tokens after each feature and the logarithms of their chances, ``[batch, paths, width]``."""
+    def _children(
+        self, features: Tensor, text: Text, ahead: int, scores: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The best tokens after each feature and their paths' scores in logarithms, ``[batch, paths * width]``."""
         batch, rows = features.shape[:2]
-        logits = self.head.logits(features).flatten(0, 1)
-        drawn = self._draw(logits, text, ahead, self.width, torch.arange(rows, device=logits.device))
+        drawn = self._draw(self.head.logits(features).flatten(0, 1), text, ahead, self.width)
         ids, logprobs = (x.view(batch, rows, self.width) for x in (drawn.token_ids, drawn.logprobs))
-        return self._of_running(ids, text), torch.where(self._races, self._chances, logprobs)
+        chances = torch.where(self._counts_by_rank, self._chances, logprobs)
+        if scores is not None:
+            chances = chances + scores[:, :, None]
+        return self._of_running(ids, text).flatten(1), chances.flatten(1)
 
     def _rows(self, longest: int) -> int:
         return longest + 1 + longest * self.width

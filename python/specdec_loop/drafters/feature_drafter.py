@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_kernels import SampleResult, Sampling, gather_nodes, sample
+from specdec_kernels import Noise, SampleResult, Sampling, gather_nodes, sample
 
 from ..heads import FeatureHead
 from ..text import Text
@@ -39,7 +39,9 @@ class FeatureDrafter(CachedDrafter):
         self._is_drawn, self._law = rule in DRAWN_RULES, self.sampling or sampling
         follows_law = self._is_drawn or rule == "match"
         self._race = with_runners_up(self._law if follows_law else Sampling(temperature=torch.zeros(text.batch)), text)
-        self._races_of: dict[int, Sampling] = {}  # the race's law, for so many rows a request
+        self._races: dict[int, Sampling] = {}  # its law, for so many rows a request
+        self._names: dict[int, Noise] = {}  # of the random numbers of a step, for as many
+        self._named: Tensor | None = None  # the lengths that they name
         self._confidence.begin(self._race.temperature)
         some = next(self.head.parameters())
         self.head.reach(self._open(self.head.config, text, longest, some.dtype, some.device))
@@ -65,12 +67,12 @@ class FeatureDrafter(CachedDrafter):
         features = before[0] if before else self.head.fuse(self._hidden[:, :count])
         positions, mask = inputs.get("position_ids"), inputs.get("attention_mask")
         if positions is None:  # all lengths are the same
-            behind = torch.arange(self._nodes, self._nodes + count, device=token_ids.device)
-            positions = self._cache.lengths[:1, None] + behind
+            first = self._cache.get_seq_length()
+            positions = torch.arange(first, first + count, device=token_ids.device)[None]
         return kept_rows(self.head(token_ids, features, positions, mask, self._cache), keep)
 
     def _draw(
-        self, logits: Tensor, text: Text, ahead: int, count: int = 1, ranks: Tensor | None = None
+        self, logits: Tensor, text: Text, ahead: int, count: int = 1, lanes: Tensor | None = None
     ) -> SampleResult:
         """The `count` best ids of a race on each row; their log-probabilities are those at temperature 1.
 
@@ -79,23 +81,23 @@ class FeatureDrafter(CachedDrafter):
             text: names the noise.
             ahead: how far the drawn tokens are from the next one.
             count: ids a row.
-            ranks: ``[rows]``: rank of each row's node in its depth; None: one row a request.
+            lanes: ``[rows]``: rank of each row's node in its depth, for rules that draw; None: nodes are alone there.
         """
-        noise, law = text.noise(ahead), self._race
-        lane: int | Tensor = 0
-        if ranks is not None and len(ranks) > 1:
-            rows = len(ranks)
-            if rows not in self._races_of:
-                self._races_of[rows] = repeated(law, rows)
-            noise, law = repeated(noise, rows), self._races_of[rows]
-            lane = ranks.repeat(text.batch) if self._is_drawn else 0
+        rows = len(logits) // text.batch
+        if self._named is not text.lengths:  # a new step
+            self._named, self._names = text.lengths, {}
+        if rows not in self._names:
+            self._names[rows] = repeated(text.noise(), rows)
+        if rows not in self._races:
+            self._races[rows] = repeated(self._race, rows)
+        noise, is_drawn = self._names[rows], self._is_drawn
         return sample(
             logits,
-            sampling=law,
-            noise=noise,
-            purpose="draft" if self._is_drawn else "target",
+            sampling=self._races[rows],
+            noise=noise._replace(position=noise.position + ahead) if ahead else noise,
+            purpose="draft" if is_drawn else "target",
             num_samples=count,
-            lane=lane,
+            lane=lanes.repeat(text.batch) if is_drawn and lanes is not None and rows > 1 else 0,
             token_map=self.head.token_map,
             logprobs="raw",
         )
