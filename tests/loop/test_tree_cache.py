@@ -63,6 +63,33 @@ def test_even_requests_may_say_so(family: str, attention: str) -> None:
             assert_close(getattr(even, name)[:, :, :end], getattr(ragged, name)[:, :, :end], name)
 
 
+@pytest.mark.parametrize("lengths", [[9], [9, 9, 9], [9, 4, 1]], ids=["one", "even", "ragged"])
+@pytest.mark.parametrize("width", [3, 70])
+@pytest.mark.parametrize("on_host", [True, False])  # False, as on a GPU: lengths are not looked at
+def test_a_tree_that_grows_level_by_level_is_the_whole_one(lengths: list[int], width: int, on_host: bool) -> None:
+    """Siblings, children, children's children: each sees the text, its ancestors and itself."""
+    network, draw, batch = model(), random.Random(width), len(lengths)
+    text = torch.tensor([random_tokens(9, draw) for _ in lengths])
+    levels = [torch.tensor([random_tokens(width, draw) for _ in lengths]) for _ in range(3)]
+    rows = [torch.tensor([[draw.randrange(width) for _ in range(width)] for _ in lengths]) for _ in range(2)]
+    caches = [new_cache(network, batch, 9 + 3 * width) for _ in range(2)]
+    for cache in caches:
+        network(text, **cache.chain_inputs(9))
+        cache.commit(counts(lengths) - 1)
+        cache.know_lengths(lengths)
+        cache._lengths.is_on_host = on_host
+    root, first = torch.full((batch, 1), -1), torch.zeros(batch, width, dtype=torch.int64)
+    parents = torch.cat([root, first, rows[0] + 1, rows[1] + 1 + width], 1)
+    nodes = torch.cat(levels, 1)
+    want = network(nodes, **caches[0].tree_inputs(parents, is_root_committed=True)).logits
+    inputs = caches[1].sibling_inputs(width)
+    for depth, ids in enumerate(levels):
+        if depth:
+            inputs = caches[1].child_inputs(inputs, rows[depth - 1])
+        got = network(ids, **inputs).logits
+        assert_close(got, want[:, depth * width : (depth + 1) * width], f"depth {depth + 1}")
+
+
 def test_a_single_request_of_a_single_token() -> None:
     requests = Requests(model(), [1], random.Random(0))
     for nodes in (1, 5, 1, 2):

@@ -13,10 +13,10 @@ from specdec_kernels import CacheLayout, compact_cache, rollback, tree_mask
 
 from ..attention import NAME
 from .layer import Lengths, TreeLayer, fail
+from .masks import MOST_NODES, KeptMasks
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
 MASKED = ("sdpa", "eager")  # attention implementations that take a 4-D mask
-STEPS = 64  # longest chain whose mask is a view of one that is kept
 BAD = 32  # bit of a status
 
 
@@ -86,7 +86,7 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         self._windows = {kind: windows[kind] for kind in LAYER_TYPES if kind in types}
         self._lengths = Lengths(batch, device)
         self._layout: CacheLayout | None = None
-        self._stairs: tuple[Tensor, Tensor] | None = None
+        self._kept = KeptMasks(capacity, device)
         super().__init__(layers=[TreeLayer(self._lengths, capacity, dtype) for _ in types])
 
     @property
@@ -150,9 +150,12 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         self._refuse_windows("sibling_inputs")
         if self._written():
             fail("sibling_inputs", "called right after a commit", f"{self._written()} rows since")
-        size, lengths = self._reach(tokens), self._lengths
+        size, lengths, dtype = self._reach(tokens), self._lengths, self._mask_dtype()
+        if self._has_kept(tokens):
+            places = self._kept.positions(lengths.longest, 1).expand(len(lengths.exact), tokens)
+            return self._inputs(places, {"full_attention": self._kept.mask("siblings", tokens, size - tokens, dtype)})
         key = torch.arange(size, device=lengths.exact.device)
-        shown = torch.zeros((), dtype=self._mask_dtype(), device=key.device)
+        shown = torch.zeros((), dtype=dtype, device=key.device)
         mask = torch.where(key < lengths.exact[:, None, None, None], shown, torch.finfo(shown.dtype).min)
         mask = mask.expand(-1, -1, tokens, -1).scatter(3, lengths.slots(0, tokens)[:, None, :, None], 0.0)
         return self._inputs(lengths.exact[:, None].expand(-1, tokens), {"full_attention": mask})
@@ -173,12 +176,14 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
             ValueError: a sliding window, which parent and child do not share, or too small a capacity.
         """
         self._refuse_windows("child_inputs")
-        done, size = self._written(), self._reach(rows.shape[1])
-        slots = self._lengths.slots(done, rows.shape[1])[:, None, :, None]
-        before = inputs["attention_mask"]
-        seen = before.gather(2, rows[:, None, :, None].expand(-1, -1, -1, before.shape[3]))
-        hidden = torch.finfo(before.dtype).min
-        mask = torch.nn.functional.pad(seen, (0, size - before.shape[3]), value=hidden).scatter_(3, slots, 0.0)
+        batch, nodes = rows.shape
+        done, size, before = self._written(), self._reach(nodes), inputs["attention_mask"]
+        seen = before.expand(batch, -1, -1, -1).gather(2, rows[:, None, :, None].expand(-1, -1, -1, before.shape[3]))
+        if self._has_kept(nodes):
+            mask = torch.cat([seen, self._kept.mask("siblings", nodes, 0, before.dtype).expand(batch, -1, -1, -1)], 3)
+        else:
+            slots, hidden = self._lengths.slots(done, nodes)[:, None, :, None], torch.finfo(before.dtype).min
+            mask = torch.nn.functional.pad(seen, (0, size - before.shape[3]), value=hidden).scatter_(3, slots, 0.0)
         return self._inputs(inputs["position_ids"].gather(1, rows) + 1, {"full_attention": mask})
 
     def chain_inputs(self, tokens: int) -> dict[str, Any]:
@@ -198,34 +203,22 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         done = self._written()
         if lengths.is_even and (tokens == 1 or lengths.longest + done == 0):
             return {"past_key_values": self}
-        if lengths.is_on_host and lengths.is_even and tokens <= STEPS and not any(self._windows.values()):
-            first = lengths.longest + done
-            positions, mask = self._steps(tokens)
-            begin = mask.shape[3] // 2 - first
-            places = positions[:, first : first + tokens].expand(len(lengths.exact), -1)
-            return self._inputs(places, {"full_attention": mask[:, :, :tokens, begin : begin + size]})
+        dtype = self._mask_dtype()
+        if self._has_kept(tokens) and not any(self._windows.values()):
+            places = self._kept.positions(size - tokens, tokens).expand(len(lengths.exact), -1)
+            return self._inputs(places, {"full_attention": self._kept.mask("stairs", tokens, size - tokens, dtype)})
         slots = lengths.slots(done, tokens)
         key, query = torch.arange(size, device=slots.device), slots[:, None, :, None]
-        shown = torch.zeros((), dtype=self._mask_dtype(), device=slots.device)
+        shown = torch.zeros((), dtype=dtype, device=slots.device)
         masks = {}
         for kind, window in self._windows.items():
             seen = (key <= query) & (key > query - window) if window else key <= query
             masks[kind] = torch.where(seen, shown, torch.finfo(shown.dtype).min)
         return self._inputs(slots, masks)
 
-    def _steps(self, tokens: int) -> tuple[Tensor, Tensor]:
-        """All positions ``[1, capacity]``, and an additive mask ``[1, 1, >= tokens, 2 * capacity]`` like stairs.
-
-        Its row i shows columns up to capacity + i. So the mask of a chain behind n rows is a view of it that begins at
-        column capacity - n. On a GPU SDPA wants masks that begin at 16 bytes; there a mask is made anew.
-        """
-        if self._stairs is None or self._stairs[1].shape[2] < tokens:
-            device, capacity = self._lengths.exact.device, self.layers[0].capacity
-            key, row = torch.arange(2 * capacity, device=device), torch.arange(tokens, device=device)[:, None]
-            mask = torch.zeros(tokens, 2 * capacity, dtype=self._mask_dtype(), device=device)
-            mask.masked_fill_(key > capacity + row, torch.finfo(mask.dtype).min)
-            self._stairs = key[None, :capacity], mask[None, None]
-        return self._stairs
+    def _has_kept(self, nodes: int) -> bool:
+        """Whether the masks of so many nodes are views of kept ones, and nobody has to wait to know which."""
+        return self._lengths.is_on_host and self._lengths.is_even and nodes <= MOST_NODES
 
     def commit(self, num_accepted: Tensor | int, path: Tensor | None = None, *, zero_tail: bool = False) -> Tensor:
         """Keep the root and the accepted nodes of what was written since the last commit, and take back the rest.
