@@ -83,8 +83,9 @@ def target_tile(
     v = start + tl.arange(0, TILE)
     raw = load_logits(call.target, row_offset(call.target, call.chain, first, b, i, 1), start, TILE)
     x = mask_allowed(raw, call.target, bit_row(call.chain, first, b, i), start, TILE)
-    IS_LAW: tl.constexpr = RULE <= BLOCK or RULE == TYPICAL
-    put_tile(call.ws, row, tile, x, raw, v, inv_t, IS_LAW or LOGPROBS == 1, RULE == TYPICAL, LOGPROBS == 2)
+    # The sum: of a law, of processed log-probabilities, and of which top-p is a share.
+    SUM: tl.constexpr = RULE <= BLOCK or RULE == TYPICAL or LOGPROBS == 1 or FILTERS
+    put_tile(call.ws, row, tile, x, raw, v, inv_t, SUM, RULE == TYPICAL, LOGPROBS == 2)
     if FILTERS:
         if filtered:
             list_tile(call.ws, call.lists, row, tile, x, TILE, LISTED)

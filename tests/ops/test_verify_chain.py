@@ -131,7 +131,7 @@ def test_layouts_dtypes_and_drafts(
         compare(case, device, logprobs="raw")
 
 
-@pytest.mark.parametrize("filters", ["none", "all", "top_p"])
+@pytest.mark.parametrize("filters", ["none", "all", "top_p", "min_p"])
 def test_several_tiles(backend: str, device: str, is_slow: bool, filters: str) -> None:
     """4096 + 4096 + 1807 ids: three tiles of every backend, the last one ragged."""
     batch = 2 if is_slow else 40

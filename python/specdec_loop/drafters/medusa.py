@@ -31,7 +31,7 @@ class _StateDrafter(Drafter):
         """Note the law of a race under ``match``; elsewhere the likeliest tokens are wanted."""
         cold = Sampling(temperature=torch.zeros(text.batch, device=text.tokens.device))
         self._race = with_runners_up(sampling if rule == "match" else cold, text)
-        self._rows: dict[int, tuple[Sampling, Tensor]] = {}  # for so many heads: the race's law, and how far ahead
+        self._races: dict[int, tuple[Sampling, Tensor]] = {}  # for so many heads: the race's law, and how far ahead
         some = next(self.heads.parameters())
         self._state = some.new_zeros(text.batch, some.shape[-1])
         self._is_known = torch.zeros_like(text.lengths, dtype=torch.bool)
@@ -53,10 +53,10 @@ class _StateDrafter(Drafter):
 
     def _best(self, text: Text, heads: int, count: int) -> Tensor:
         """The `count` best tokens of the first heads, ``[batch, heads, count]``."""
-        if heads not in self._rows:
+        if heads not in self._races:
             ahead = torch.arange(heads, device=text.tokens.device).repeat(text.batch)
-            self._rows[heads] = repeated(self._race, heads), ahead
-        race, ahead = self._rows[heads]
+            self._races[heads] = repeated(self._race, heads), ahead
+        race, ahead = self._races[heads]
         noise = repeated(text.noise(), heads)
         drawn = sample(
             self.heads(self._state, heads).flatten(0, 1),
