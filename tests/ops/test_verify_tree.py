@@ -252,7 +252,6 @@ def test_a_thousand_and_twenty_four_nodes(backend: str, device: str) -> None:
 
 @pytest.mark.parametrize("filters", ["none", "top_p", "min_p"])
 def test_several_tiles(backend: str, device: str, is_slow: bool, filters: str) -> None:
-    """4096 + 4096 + 1807 ids; what top-p keeps of them is more than a tile lists."""
     for rule in ("match", "typical", "recursive"):
         compare(make_tree(2 if is_slow else 20, 4, 9999, rule=rule, filters=filters).to(device), device)
 
