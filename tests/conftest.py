@@ -38,9 +38,8 @@ MANY = (
     "residual_law",
     "every_shape",
 )  # hundreds of requests
-ALWAYS = (
-    "several_tiles",
-)  # what smaller vocabularies do not reach: sums and races over tiles, rows beyond their lists
+# What smaller vocabularies do not reach: sums and races over tiles, rows beyond their lists.
+ALWAYS = ("several_tiles",)
 
 
 def _device(backend: str) -> str:
