@@ -85,8 +85,8 @@ class Past:
     def close(self, text: Text) -> None:
         """Remember which texts the cache holds; rows of their last tokens, if any, were left by a forward gone bad."""
         assert self.cache is not None
-        self.cache.truncate(text.lengths - 1)
         self._rows = [list(row) for row in text.rows]
+        self.cache.truncate(torch.tensor([len(row) - 1 for row in self._rows], device=text.lengths.device))
 
     def _begin(self, model: Any, batch: int) -> TreeCache:
         """An empty cache."""

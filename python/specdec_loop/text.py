@@ -76,30 +76,55 @@ class Text:
 
     def last(self, count: int) -> Tensor:
         """The last tokens, ``[batch, count]``; where a text is shorter its first token is repeated in front."""
+        if self._are_even() and count <= (end := self.ends[0]):
+            return self.tokens.narrow(1, end - count, count)
         place = (self.lengths - count)[:, None]
         if count > 1:
             place = (place + torch.arange(count, device=place.device)).clamp(min=0)
         return self.tokens.gather(1, place)
 
-    def append(self, token_ids: Tensor, logprobs: Tensor | None = None) -> Tensor:
-        """Take the tokens of a step up to the limit; a finished request takes none.
+    def append(self, token_ids: Tensor, num_accepted: Tensor, logprobs: Tensor | None = None) -> Tensor:
+        """Take the tokens of a step up to the limit; a finished request takes none. Then `read`.
 
         Args:
             token_ids: int64 ``[batch, width]``, accepted ones and the drawn one, then -1: as the verifiers return them.
+            num_accepted: int32 ``[batch]``.
             logprobs: of the tokens.
 
         Returns:
-            int32 ``[batch]``: how many were taken.
+            int32 ``[batch]``: how many were taken; a drawn one counts, be it -1 for a bad row.
         """
-        place = self.lengths[:, None] + self._offsets[: token_ids.shape[1]]
-        taken = torch.where(place > self._last_place[:, None], -1, token_ids)
-        self.tokens.scatter_(1, place, taken)
-        count = (taken > -1).sum(1, dtype=torch.int32)
+        width, count = token_ids.shape[1], num_accepted + 1
+        if not self._is_roomy(width):
+            token_ids = torch.where(self._places(width) > self._last_place[:, None], -1, token_ids)
+            count = (self._last_place + 1 - self.lengths).clamp(min=0).minimum(count).int()
+        self._write(self.tokens, token_ids)
         if logprobs is not None:
-            self.logprobs.scatter_(1, place, logprobs.masked_fill(taken < 0, 0.0))
+            self._write(self.logprobs, logprobs.masked_fill(token_ids < 0, 0.0))
         self.lengths = self.lengths + count  # not in place: a step's noise names the positions that it had
         self._steps = self._steps + 1
         return count
+
+    def _is_roomy(self, width: int) -> bool:
+        """Whether the host knows that every request takes so many tokens."""
+        rooms = zip(self.ends, self.prompts, self.is_finished, strict=True)
+        return not any(is_finished or end + width > start + self._limit for end, start, is_finished in rooms)
+
+    def _places(self, width: int) -> Tensor:
+        """Columns behind each text."""
+        return self.lengths[:, None] + self._offsets[:width]
+
+    def _write(self, columns: Tensor, values: Tensor) -> None:
+        """Put values behind each text."""
+        width = values.shape[1]
+        if self._are_even():
+            columns.narrow(1, self.ends[0], width).copy_(values)
+        else:
+            columns.scatter_(1, self._places(width), values)
+
+    def _are_even(self) -> bool:
+        """Whether all texts have the same length, as the host knows it since the last `read`."""
+        return self.ends.count(self.ends[0]) == len(self.ends)
 
     def read(self, token_ids: Tensor, status: Tensor, *columns: Tensor) -> tuple[list[list[int]], list[Any]]:
         """Bring what a step gave to the host, in one copy: the one wait of a step.
@@ -112,13 +137,8 @@ class Text:
         Returns:
             The new tokens of each request; and of each of the columns, an int or a list of ints for every request.
         """
-        blocks = [token_ids, status[:, None], *(c if c.dim() > 1 else c[:, None] for c in columns)]
-        rows, found, end = torch.cat(blocks, 1).tolist(), [], 0
-        for block, column in zip(blocks, (token_ids, status, *columns), strict=True):
-            begin, end = end, end + block.shape[1]
-            found.append([row[begin] if column.dim() == 1 else row[begin:end] for row in rows])
-        ids, states, counts = found[:3]
-        new = [self._grow(b, states[b], ids[b][: counts[b]]) for b in range(len(rows))]
+        ids, states, counts, *_ = found = on_host(token_ids, status, *columns)
+        new = [self._grow(b, states[b], ids[b][: counts[b]]) for b in range(self.batch)]
         return new, found[2:]
 
     def finish(self, b: int, length: int) -> None:
@@ -132,8 +152,8 @@ class Text:
         if self.is_finished[b]:
             return []
         row, before = self.rows[b], len(self.rows[b])
-        row += tokens
         self.ends[b] += len(tokens)
+        row += [token for token in tokens if token >= 0]  # a bad row gave none
         self.status[b] |= status
         end = self._stops.end(row[self.prompts[b] :], before - self.prompts[b]) if tokens else None
         if end is not None:
@@ -141,3 +161,15 @@ class Text:
         elif status & BAD_ROW or len(row) >= self.prompts[b] + self._limit:
             self.finish(b, len(row))
         return row[before:]
+
+
+def on_host(*columns: Tensor) -> list[list[Any]]:
+    """Columns ``[batch]`` or ``[batch, n]`` as lists, in one copy from the device."""
+    if columns[0].device.type == "cpu":  # nothing waits: they need not be brought together
+        return [column.tolist() for column in columns]
+    blocks = [c if c.dim() > 1 else c[:, None] for c in columns]
+    rows, found, end = torch.cat(blocks, 1).tolist(), [], 0
+    for block, column in zip(blocks, columns, strict=True):
+        begin, end = end, end + block.shape[1]
+        found.append([row[begin] if column.dim() == 1 else row[begin:end] for row in rows])
+    return found

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specdec_kernels import Sampling, sample, tree_from_paths
+from specdec_kernels import Noise, Sampling, sample, tree_from_paths
 
 from ..heads import MedusaHeads
 from ..text import Text
@@ -31,42 +31,46 @@ class _StateDrafter(Drafter):
         """Note the law of a race under ``match``; elsewhere the likeliest tokens are wanted."""
         cold = Sampling(temperature=torch.zeros(text.batch, device=text.tokens.device))
         self._race = with_runners_up(sampling if rule == "match" else cold, text)
-        self._races: dict[int, tuple[Sampling, Tensor]] = {}  # for so many heads: the race's law, and how far ahead
+        self._races: dict[int, _Race] = {}
         some = next(self.heads.parameters())
-        self._state = some.new_zeros(text.batch, some.shape[-1])
-        self._is_known = torch.zeros_like(text.lengths, dtype=torch.bool)
-        self._root = torch.zeros_like(text.lengths, dtype=torch.int32)[:, None]
+        self._state = some.new_zeros(text.batch, some.shape[-1])  # of a prompt of one token there is none
+        self._places: dict[int, Tensor] = {}  # of a batch's first rows among all, for so many rows a request
 
     def prefill(self, text: Text, hidden: Tensor) -> None:
         """Take the state before each prompt's last token."""
         self._state = kept_rows(hidden, (text.lengths - 2).clamp(min=0))[:, 0]
-        self._is_known = text.lengths > 1
 
     def commit(self, text: Text, outcome: Outcome) -> None:
         """Take the state of the last accepted token."""
         assert outcome.hidden is not None
-        node = (outcome.kept.long() - 1).clamp(min=0)
-        if outcome.path is not None:  # whose entry i is the node of depth i + 1
-            node = torch.cat([self._root, outcome.path], 1).gather(1, node[:, None])[:, 0].long()
-        self._state = kept_rows(outcome.hidden, node)[:, 0]
-        self._is_known = outcome.kept > 0
+        last = outcome.kept - 1 if outcome.path is None else outcome.path.amax(1)  # a path rises, and ends with -1
+        batch, rows, _ = outcome.hidden.shape
+        if rows not in self._places:
+            self._places[rows] = torch.arange(0, batch * rows, rows, device=last.device)
+        self._state = outcome.hidden.flatten(0, 1).index_select(0, last.clamp(min=0) + self._places[rows])
 
     def _best(self, text: Text, heads: int, count: int) -> Tensor:
         """The `count` best tokens of the first heads, ``[batch, heads, count]``."""
         if heads not in self._races:
-            ahead = torch.arange(heads, device=text.tokens.device).repeat(text.batch)
-            self._races[heads] = repeated(self._race, heads), ahead
-        race, ahead = self._races[heads]
-        noise = repeated(text.noise(), heads)
+            self._races[heads] = _Race(self._race, text.noise(), heads)
+        race = self._races[heads]
         drawn = sample(
             self.heads(self._state, heads).flatten(0, 1),
-            sampling=race,
-            noise=noise._replace(position=noise.position + ahead),
+            sampling=race.law,
+            noise=Noise(race.seed, (text.lengths[:, None] + race.ahead).flatten()),
             purpose="target",
             num_samples=count,
         )
-        ids = drawn.token_ids.view(text.batch, heads, count)
-        return torch.where(self._is_known[:, None, None], ids, -1)
+        return drawn.token_ids.view(text.batch, heads, count)
+
+
+class _Race:
+    """What a race of several heads has the same in every step."""
+
+    def __init__(self, law: Sampling, noise: Noise, heads: int) -> None:
+        self.law = repeated(law, heads)
+        self.seed = repeated(noise, heads).seed
+        self.ahead = torch.arange(heads, device=self.seed.device)
 
 
 class Blockwise(_StateDrafter):
@@ -120,7 +124,7 @@ class Medusa(_StateDrafter):
         if length not in self._shapes:
             self._shapes[length] = _Shape([p for p in self.choices if len(p) <= length], text)
         shape = self._shapes[length]
-        spread = self._best(text, shape.depth, shape.width)[:, shape.heads, shape.ranks]
+        spread = self._best(text, shape.depth, shape.width).flatten(1).index_select(1, shape.chosen)
         return Draft(torch.cat([text.last(1), spread], 1), parents=shape.parents, max_depth=shape.depth)
 
 
@@ -130,5 +134,5 @@ class _Shape:
     def __init__(self, choices: Sequence[Sequence[int]], text: Text) -> None:
         tree = tree_from_paths(choices, device=text.tokens.device)
         self.parents = tree.parents.repeat(text.batch, 1)
-        self.heads, self.ranks = (tree.depth[1:] - 1).long(), tree.ranks[1:].long()  # of each node
         self.depth, self.width = max(map(len, choices)), 1 + max(map(max, choices))
+        self.chosen = ((tree.depth[1:] - 1) * self.width + tree.ranks[1:]).long()  # by each node, of all heads' best

@@ -85,6 +85,7 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         windows: dict[str, int] = {"full_attention": 0, "sliding_attention": window or 0}
         self._windows = {kind: windows[kind] for kind in LAYER_TYPES if kind in types}
         self._lengths = Lengths(batch, device)
+        self._no_status = torch.zeros(batch, dtype=torch.int32, device=device)
         self._layout: CacheLayout | None = None
         self._kept = KeptMasks(capacity, device)
         super().__init__(layers=[TreeLayer(self._lengths, capacity, dtype) for _ in types])
@@ -231,7 +232,8 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
                 rejected token (float16), this keeps them so.
 
         Returns:
-            status, int32 ``[batch]``: 32 where num_accepted or the path is bad. Nothing of that request is kept.
+            status, int32 ``[batch]``, to be read only: 32 where num_accepted or the path is bad. Nothing of that request
+            is kept.
 
         Raises:
             ValueError: nothing was written; wrong shapes, dtypes or devices.
@@ -250,16 +252,18 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         if num_accepted.dtype != torch.int32 or num_accepted.shape != lengths.exact.shape:
             got = f"{num_accepted.dtype} {list(num_accepted.shape)}"
             fail("num_accepted", f"int32 {list(lengths.exact.shape)}, or an int", got)
+        rows, shares = num_accepted + 1, lengths.is_on_host  # its host looks, where a device has to reckon
         if path is None:
-            is_bad = (num_accepted > done - 1) | (num_accepted < -1)
-            status = is_bad.int() * BAD
+            is_sound = shares and all(0 <= n <= done for n in rows.tolist())
+            status = self._no_status if is_sound else ((rows < 0) | (rows > done)).int() * BAD
         elif not isinstance(path, Tensor):
             fail("path", "a tensor of int32 or int64", type(path).__name__)
         else:  # which is no longer than what was written, and so nothing beyond is taken for accepted
             path = path if path.shape[-1] < done else path[..., : done - 1].contiguous()
             status = compact_cache(self.layout, path, num_accepted, lengths.exact)
-            is_bad = status > 0
-        rows = torch.where(is_bad, 0, num_accepted + 1)
+            is_sound = shares and not any(status.tolist())
+        if not is_sound:
+            rows = rows.masked_fill(status > 0, 0)
         if zero_tail:  # else there is nothing to do: a dense cache has no pages to give back
             rollback(self.layout, lengths.exact, rows - 1, max_tail=done, zero_tail=True)
         lengths.exact = lengths.exact + rows
@@ -274,7 +278,7 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         lengths.exact = lengths.exact + rows
         lengths.changed(lengths.longest + rows, is_even=lengths.is_even, is_exact=lengths.is_even)
         self._begin_step()
-        return torch.zeros_like(lengths.exact, dtype=torch.int32)
+        return self._no_status
 
     def know_lengths(self, lengths: Sequence[int]) -> None:
         """Be told what `lengths` holds by a host that knows it anyway: masks are then as narrow as they can be."""

@@ -69,7 +69,8 @@ def gather_nodes(
     columns = check.dense("path", path, ID_DTYPES, (values.shape[0], "max_depth + 1")).shape[1]
     if columns == 0:
         fail("gather_nodes", "path", "[batch, max_depth + 1]", list(path.shape))
-    if not values[:1, :1].is_contiguous():
+    is_plain = values.dim() == 3 and values.stride(2) == 1
+    if not is_plain and not values[:1, :1].is_contiguous():
         fail("gather_nodes", "values", "dense but for its first two axes", f"strides {list(values.stride())}")
     shape = (values.shape[0], columns, *values.shape[2:])
     results = None
@@ -86,6 +87,8 @@ def gather_nodes(
 def _bytes(values: Tensor) -> Tensor:
     """The view [batch, nodes, byte] of values."""
     rows = values.detach()
+    if rows.dim() == 3 and rows.stride(2) == 1:
+        return rows.view(torch.uint8)
     size = rows[0, 0].numel() if rows.shape[0] else 1
     rows = rows.as_strided((*rows.shape[:2], size), (*rows.stride()[:2], 1))
     return rows.view(torch.uint8)

@@ -14,6 +14,8 @@ from ..._op import Op
 from ..._types import LOGPROBS, PURPOSES, Noise, Sampling
 from . import reference
 
+DRAWS = {name: PURPOSES[name] for name in ("target", "draft", "residual")}
+MODES = {name: code for name, code in LOGPROBS.items() if name is not None}
 MAX_SAMPLES = 64  # a GPU tile keeps its best n in registers
 
 
@@ -109,8 +111,8 @@ def sample(
     batch, vocab = logits.shape
     sampling = check.sampling("sampling", sampling, batch)
     noise = check.noise(noise, batch)
-    code = check.choice("purpose", purpose, {name: PURPOSES[name] for name in ("target", "draft", "residual")})
-    mode = check.choice("logprobs", logprobs, {k: v for k, v in LOGPROBS.items() if k is not None})
+    code = check.choice("purpose", purpose, DRAWS)
+    mode = check.choice("logprobs", logprobs, MODES)
     if not isinstance(num_samples, int) or not 1 <= num_samples <= MAX_SAMPLES:
         fail("sample", "num_samples", f"an int in [1, {MAX_SAMPLES}]", num_samples)
     lanes = check.lanes(lane, batch)
