@@ -42,10 +42,12 @@ COMMON = ["--temperature", "0", "0.7", "1", "--count", "16"]
 ABOUT = (
     "Tokens/s of whole calls on held-out code behind 64 tokens of prompt, all methods taking turns on every prompt. "
     "*Speed-up*: beside plain decoding of the same loop. *Theory*: measured speed over that predicted from the "
-    "acceptance and the times of the same run. *Rest*: share of a step in verify and commit. "
+    "acceptance and the times of the same run. *Rest*: share of a step outside all forwards, the target's and the "
+    "drafter's: drafting, verify and commit. "
     "*4-grams*: share of different ones in the text; small models repeat themselves when greedy, which flatters "
     "copying. *Text*: how many texts are plain decoding's; *law*: their law is the same (`make lossless`)."
 )
+REST = ("draft", "verify", "commit")
 HEAD = "| {} | tokens/s | speed-up | tokens/step | accepted | theory | rest | 4-grams | text |"
 
 
@@ -92,7 +94,7 @@ def cells(row: dict[str, Any]) -> list[str]:
         return "" if value is None else format(value, form)
 
     predicted, phases = row["predicted_tokens_per_second"], row["seconds"]
-    rest = (phases["verify"] + phases["commit"]) / sum(phases.values()) if phases else None
+    rest = sum(phases[phase] for phase in REST) / sum(phases.values()) if phases else None
     return [
         number(row["tokens_per_second"], ".0f"),
         number(row["speedup"], ".2f"),

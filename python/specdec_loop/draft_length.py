@@ -86,6 +86,7 @@ class AdaptiveLength(FixedLength):
         self._looked_at = self._fade * self._looked_at + sum(min(d, a + 1) for d, a in pairs)
         self._accepted = self._fade * self._accepted + sum(accepted)
         if longest := max(drafted, default=0):
-            others = sum(spent for phase, spent in seconds.items() if phase != "draft")
-            new = 1.0, longest, longest**2, others, longest * others, seconds["draft"] / longest
+            drafts = seconds["draft"] + seconds["networks"]
+            others = sum(seconds.values()) - drafts
+            new = 1.0, longest, longest**2, others, longest * others, drafts / longest
             self._sums = [self._fade * old + value for old, value in zip(self._sums, new, strict=True)]

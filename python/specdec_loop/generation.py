@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -49,7 +48,7 @@ class Generation:
         logprobs: of these tokens; None unless asked for.
         status: of each request, 0 or the bits of docs/design.md, section Bad input.
         statistics: of each request.
-        seconds: in phases draft, target, verify and commit, of the whole batch.
+        seconds: of the whole batch, in phases draft, networks (the drafter's own forwards), target, verify and commit.
     """
 
     tokens: list[list[int]]
@@ -145,13 +144,15 @@ def generate(
         statistics = [RequestStatistics() for _ in first]
         for b, tokens in enumerate(first if streamer is not None else []):
             streamer(b, tokens, 0)  # type: ignore[misc] # it is not None
-        with _naming(drafter, "begin"):
+        drafter.clock = clock = Clock(target.device)
+        with _Naming(drafter, "begin"):
             drafter.begin(text, rule=rule, sampling=sampling, longest=lengths.longest)
             if hidden is not None:
                 drafter.prefill(text, hidden)
-        clock = Clock(target.device)
+        drafting, following = _Naming(drafter, "draft"), _Naming(drafter, "commit")
+        clock.begin()
         while not all(text.is_finished):
-            with _naming(drafter, "draft"):
+            with drafting:
                 draft = _checked(drafter.draft(text, length := lengths.next()), text, drafter.nodes(length))
             clock.mark("draft")
             logits, hidden = _forward(target, cache, text, draft, drafter.features)
@@ -163,7 +164,7 @@ def generate(
             # Rows of the last token and of what was accepted; -1: a finished request. Nothing drafted: one row of each.
             is_plain = draft.token_ids.shape[1] == 0 and not any(text.is_finished)
             cache.commit(0 if is_plain else kept - 1, path)
-            with _naming(drafter, "commit"):
+            with following:
                 drafter.commit(text, Outcome(logits, kept, path, hidden))
             running = [b for b in range(text.batch) if not text.is_finished[b]]
             new, (_, accepted, *shape) = text.read(  # the one wait for the device
@@ -181,7 +182,7 @@ def generate(
             last = [statistics[b] for b in running]
             lengths.update([r.drafted[-1] for r in last], [r.accepted[-1] for r in last], clock.latest)
         past.close(text)
-        with _naming(drafter, "end"):
+        with _Naming(drafter, "end"):
             drafter.end(text)
         return _collect(text, statistics, clock, has_logprobs=logprobs is not None)
 
@@ -367,13 +368,18 @@ def _checked(draft: Draft, text: Text, most: int) -> Draft:
     return draft
 
 
-@contextmanager
-def _naming(drafter: Drafter, method: str) -> Iterator[None]:
-    """Say whose failure it was."""
-    try:
-        yield
-    except Exception as error:
-        raise RuntimeError(f"generate: {type(drafter).__name__}.{method} failed: {error}") from error
+class _Naming:
+    """Says whose failure it was."""
+
+    def __init__(self, drafter: Drafter, method: str) -> None:
+        self._name = f"{type(drafter).__name__}.{method}"
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception):
+            raise RuntimeError(f"generate: {self._name} failed: {error}") from error
 
 
 def _fail(name: str, expected: str, got: object) -> NoReturn:

@@ -125,7 +125,8 @@ def measured(run: dict[str, Any], method: str | None = None) -> Measured:
             acceptance, steps, drafts = sum(accepted) / looked_at, len(drafted), sum(drafted)
             children = (acceptance,)
         verify_time = sum(seconds[phase] for phase in ("target", "verify", "commit")) / steps
-        return Measured(acceptance, seconds["draft"] / drafts, verify_time, children)
+        draft_time = (seconds["draft"] + seconds.get("networks", 0.0)) / drafts
+        return Measured(acceptance, draft_time, verify_time, children)
     except StopIteration as error:
         names = ", ".join(dict.fromkeys(r["method"] for r in run["rows"] if r["acceptance"] is not None))
         raise ValueError(f"--run holds no method {method or 'that drafts'}: it has {names or 'none'}") from error

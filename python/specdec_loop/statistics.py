@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
 
-PHASES = ("draft", "target", "verify", "commit")
+PHASES = ("draft", "networks", "target", "verify", "commit")  # networks: the drafter's own forwards
 
 
 @dataclass
@@ -111,31 +112,39 @@ class Clock:
 
     def __init__(self, device: torch.device) -> None:
         """Begin."""
+        self._is_cuda = device.type == "cuda"
         self.seconds = dict.fromkeys(PHASES, 0.0)
         self.latest = dict.fromkeys(PHASES, 0.0)  # of the last step
-        self.begun = time.perf_counter()
-        self._is_cuda = device.type == "cuda"
-        self._marks: list[tuple[str, Any]] = []  # phase; an event on a GPU, elsewhere seconds
-        self.mark("begin")
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget what was marked since the last `settle`: the run begins here."""
+        self._spent = dict.fromkeys(PHASES, 0.0)  # since then
+        self._events = [("", self._event())] if self._is_cuda else []  # phase, and its end
+        self.begun = self._since = time.perf_counter()
 
     def mark(self, phase: str) -> None:
         """What was done since the last mark belongs to a phase."""
         if self._is_cuda:
-            event = torch.cuda.Event(enable_timing=True)
-            event.record()
-            self._marks.append((phase, event))
+            self._events.append((phase, self._event()))
         else:
-            self._marks.append((phase, time.perf_counter()))
+            now = time.perf_counter()
+            self._spent[phase] += now - self._since
+            self._since = now
 
     def settle(self) -> float:
         """Add up a step whose results the host has read; returns seconds since the clock began."""
         if self._is_cuda:
-            self._marks[-1][1].synchronize()  # what comes before it is done: the host has read its results
-        self.latest = dict.fromkeys(PHASES, 0.0)
-        for (_, start), (phase, end) in zip(self._marks, self._marks[1:], strict=False):
-            self.latest[phase] += start.elapsed_time(end) / 1000 if self._is_cuda else end - start
+            self._events[-1][1].synchronize()  # what comes before it is done: the host has read its results
+            for (_, start), (phase, end) in pairwise(self._events):
+                self._spent[phase] += start.elapsed_time(end) / 1000
+            self._events = self._events[-1:]
+        self.latest, self._spent = self._spent, dict.fromkeys(PHASES, 0.0)
         for phase, seconds in self.latest.items():
             self.seconds[phase] += seconds
-        self._marks = []
-        self.mark("begin")
         return time.perf_counter() - self.begun
+
+    def _event(self) -> Any:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event

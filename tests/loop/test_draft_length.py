@@ -16,7 +16,7 @@ from specdec_loop.drafters.base import Confidence
 from specdec_loop.theory import optimal_draft
 
 FALSE_ALARM = 1e-6  # of the law test below; seeds are fixed, so an alarm would stay
-SECONDS = {"draft": 0.0, "target": 1.0, "verify": 0.0, "commit": 0.0}
+SECONDS = {"draft": 0.0, "networks": 0.0, "target": 1.0, "verify": 0.0, "commit": 0.0}
 
 
 def simulate(lengths: AdaptiveLength, rate: float, cost: float, steps: int = 400, verifying: float = 0.0) -> list[int]:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
-from typing import ClassVar, NamedTuple, TypeVar
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from specdec_kernels import Noise, SampleResult, Sampling
+from specdec_kernels import SampleResult, Sampling
 
+from ..statistics import Clock
 from ..text import Text
 
-Parts = TypeVar("Parts", Noise, Sampling)
 CHAIN_RULES = ("ratio", "match", "block", "greedy", "typical", "topm", "distance")
 ARGMAX_RULES = ("greedy", "typical", "topm", "distance")  # what they accept is likely: an argmax serves them best
 COLD = 1e-4  # a temperature so low that a race is won by the largest logits, in their order
@@ -77,10 +77,20 @@ class Drafter:
     # Which of the target's hidden states it reads, as transformers numbers them: 0 the embedding, -1 the last, normed.
     features: Sequence[int] = ()
     networks: Sequence[nn.Module] = ()  # that it runs
+    clock: Clock | None = None  # of the run: see `timed`
 
     def nodes(self, length: int) -> int:
         """Most tokens of one target forward: the last committed one and `length` drafts, unless it is a tree."""
         return 1 + length
+
+    def timed(self, network: Callable[..., Tensor], *args: Any) -> Tensor:
+        """Run a network; its time is not that of drafting."""
+        if self.clock is None:
+            return network(*args)
+        self.clock.mark("draft")
+        out = network(*args)
+        self.clock.mark("networks")
+        return out
 
     def begin(self, text: Text, *, rule: str, sampling: Sampling, longest: int) -> None:
         """Prepare for new texts: prompts, each with its first token, which the target said without a draft.
@@ -170,14 +180,6 @@ class Confidence:
         running = zip(chances, self._text.is_finished, strict=True)
         promised = [math.exp(min(c, 0.0)) for c, is_finished in running if not is_finished]  # above 0: a bad row
         return sum(promised) < self.least * len(promised)
-
-
-def repeated(parts: Parts, count: int) -> Parts:
-    """Noise or sampling of so many rows a request, one after the other."""
-    if count == 1:
-        return parts
-    rows = (None if x is None else x.repeat_interleave(count) for x in parts)
-    return type(parts)(*rows)  # type: ignore[arg-type] # None stays where it was
 
 
 def padded(drafts: Sequence[Sequence[int]], device: torch.device, length: int | None = None) -> Tensor:

@@ -62,9 +62,13 @@ class EagleDynamicTree(FeatureDrafter):
         warm = self._race.temperature
         is_sampled = text.lengths > 0 if warm is None else warm > COLD
         self._counts_by_rank = (is_sampled & (rule == "match"))[:, None, None]
-        self._zero = torch.zeros(text.batch, 1, device=text.tokens.device)
-        rank = torch.arange(self.width, device=text.tokens.device)
+        self._by_rank = int(self._counts_by_rank.sum())  # so many requests
+        device, rank = text.tokens.device, torch.arange(self.width, device=text.tokens.device)
         self._chances = math.log(FIRST) + rank * math.log(NEXT)
+        self._zero = torch.zeros(text.batch, 1, device=device)
+        self._root = torch.zeros(text.batch, 1, dtype=torch.int64, device=device)
+        self._first = (1 + rank).expand(text.batch, -1)  # nodes of depth 1, which are expanded all
+        self._row = rank.repeat_interleave(self.width).expand(text.batch, -1)  # of the parent of each child of a depth
 
     def nodes(self, length: int) -> int:
         """The root and what is kept of all candidates."""
@@ -75,36 +79,46 @@ class EagleDynamicTree(FeatureDrafter):
         width = self.width
         self._confidence.start(text)
         features = self._run_unseen(text)
-        ids, scores = self._children(features, text, 0)  # of the last depth
-        token_ids, every_score, beams = [text.last(1), ids], [self._zero, scores], [self._zero.long()]
-        first = 1  # node of the last depth
+        ids, scores = self._children(features, text, 0)  # of the last depth; of one parent, the best comes first
+        token_ids, every_score, inner = [text.last(1), ids], [self._zero, scores], [self._root]
+        best_scores, first = scores, 1  # of what is expanded; node number of the last depth's first
         for depth in range(1, length):
-            beam_score, best = scores.topk(width, 1)
-            if self._confidence.least > 0 and self._confidence.is_below(beam_score[:, 0].tolist()):
+            if depth > 1:
+                best_scores, best = scores.topk(width, 1)
+            if self._confidence.least > 0 and self._confidence.is_below(best_scores[:, 0].tolist()):
                 break
-            row = best // width
-            source = features.gather(1, row[:, :, None].expand(-1, -1, features.shape[2]))
-            features = self._run_nodes(ids.gather(1, best), row if depth > 1 else None, source)
-            beams.append(best + first)
+            if depth == 1:
+                features = self._run_nodes(ids, None, features.expand(-1, width, -1))
+                inner.append(self._first)
+            else:
+                row = self._row.gather(1, best)
+                source = features.gather(1, row[:, :, None].expand(-1, -1, features.shape[2]))
+                features = self._run_nodes(ids.gather(1, best), row, source)
+                inner.append(best + first)
             first += ids.shape[1]
-            ids, scores = self._children(features, text, depth, beam_score)
+            ids, scores = self._children(features, text, depth, best_scores)
             token_ids.append(ids)
             every_score.append(scores)
-        parents = torch.cat([self._zero.long() - 1, torch.cat(beams, 1).repeat_interleave(width, 1)], 1)
-        depths = len(beams)
+        above = torch.cat(inner, 1)[:, :, None].expand(-1, -1, width).flatten(1)
         tree = select_tree(
-            torch.cat(token_ids, 1), parents.int(), torch.cat(every_score, 1), num_nodes=self.nodes(depths)
+            torch.cat(token_ids, 1),
+            torch.cat([self._root - 1, above], 1),
+            torch.cat(every_score, 1),
+            num_nodes=self.nodes(len(inner)),
         )
-        return Draft(tree.token_ids, parents=tree.parents, max_depth=depths)
+        return Draft(tree.token_ids, parents=tree.parents, max_depth=len(inner))
 
     def _children(
         self, features: Tensor, text: Text, ahead: int, scores: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """The best tokens after each feature and their paths' scores in logarithms, ``[batch, paths * width]``."""
         batch, rows = features.shape[:2]
-        drawn = self._draw(self.head.logits(features).flatten(0, 1), text, ahead, self.width)
+        drawn = self._draw(self._logits(features).flatten(0, 1), text, ahead, self.width)
         ids, logprobs = (x.view(batch, rows, self.width) for x in (drawn.token_ids, drawn.logprobs))
-        chances = torch.where(self._counts_by_rank, self._chances, logprobs)
+        if self._by_rank in (0, batch):
+            chances = self._chances.expand_as(logprobs) if self._by_rank else logprobs
+        else:
+            chances = torch.where(self._counts_by_rank, self._chances, logprobs)
         if scores is not None:
             chances = chances + scores[:, :, None]
         return self._of_running(ids, text).flatten(1), chances.flatten(1)

@@ -69,7 +69,7 @@ class EagleTree(FeatureDrafter):
         token_ids, logits = [text.last(1)], []
         features = self._run_unseen(text)
         for depth, level in enumerate(shape.levels):
-            logits.append(self.head.logits(features))
+            logits.append(self._logits(features))
             drawn = self._draw(logits[-1].flatten(0, 1), text, depth, level.width, level.ranks)
             ids = self._of_running(drawn.token_ids.view(text.batch, -1, level.width), text)
             token_ids.append(ids[:, level.parent, level.rank])

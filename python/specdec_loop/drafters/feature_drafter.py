@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_kernels import Noise, SampleResult, Sampling, gather_nodes, sample
+from specdec_kernels import SampleResult, Sampling, gather_nodes, sample
 
 from ..heads import FeatureHead
 from ..text import Text
-from .base import COLD, Confidence, Outcome, kept_rows, repeated
+from .base import Confidence, Outcome, kept_rows
 from .cached_drafter import CachedDrafter
+from .races import Race, with_runners_up
 
 DRAWN_RULES = ("ratio", "block", "recursive", "traversal")  # their drafts are drawn from the head's law
 
@@ -39,9 +40,7 @@ class FeatureDrafter(CachedDrafter):
         self._is_drawn, self._law = rule in DRAWN_RULES, self.sampling or sampling
         follows_law = self._is_drawn or rule == "match"
         self._race = with_runners_up(self._law if follows_law else Sampling(temperature=torch.zeros(text.batch)), text)
-        self._races: dict[int, Sampling] = {}  # its law, for so many rows a request
-        self._names: dict[int, Noise] = {}  # of the random numbers of a step, for as many
-        self._named: Tensor | None = None  # the lengths that they name
+        self._races: dict[int, Race] = {}  # for so many rows a request
         self._confidence.begin(self._race.temperature)
         some = next(self.head.parameters())
         self.head.reach(self._open(self.head.config, text, longest, some.dtype, some.device))
@@ -64,12 +63,16 @@ class FeatureDrafter(CachedDrafter):
     def _run(self, token_ids: Tensor, inputs: dict[str, Any], *before: Tensor, keep: Sequence[int] | int = 0) -> Tensor:
         """Features; `before` are those of the parents, or else the target's."""
         count = token_ids.shape[1]
-        features = before[0] if before else self.head.fuse(self._hidden[:, :count])
+        features = before[0] if before else self.timed(self.head.fuse, self._hidden[:, :count])
         positions, mask = inputs.get("position_ids"), inputs.get("attention_mask")
         if positions is None:  # all lengths are the same
             first = self._cache.get_seq_length()
             positions = torch.arange(first, first + count, device=token_ids.device)[None]
-        return kept_rows(self.head(token_ids, features, positions, mask, self._cache), keep)
+        return kept_rows(self.timed(self.head, token_ids, features, positions, mask, self._cache), keep)
+
+    def _logits(self, features: Tensor) -> Tensor:
+        """What features say of the next token."""
+        return self.timed(self.head.logits, features)
 
     def _draw(
         self, logits: Tensor, text: Text, ahead: int, count: int = 1, lanes: Tensor | None = None
@@ -84,35 +87,16 @@ class FeatureDrafter(CachedDrafter):
             lanes: ``[rows]``: rank of each row's node in its depth, for rules that draw; None: nodes are alone there.
         """
         rows = len(logits) // text.batch
-        if self._named is not text.lengths:  # a new step
-            self._named, self._names = text.lengths, {}
-        if rows not in self._names:
-            self._names[rows] = repeated(text.noise(), rows)
         if rows not in self._races:
-            self._races[rows] = repeated(self._race, rows)
-        noise, is_drawn = self._names[rows], self._is_drawn
+            self._races[rows] = Race(self._race, text, [0] * rows, has_step=self._is_drawn)
+        race, is_drawn = self._races[rows], self._is_drawn
         return sample(
             logits,
-            sampling=self._races[rows],
-            noise=noise._replace(position=noise.position + ahead) if ahead else noise,
+            sampling=race.law,
+            noise=race.noise(text, ahead),
             purpose="draft" if is_drawn else "target",
             num_samples=count,
             lane=lanes.repeat(text.batch) if is_drawn and lanes is not None and rows > 1 else 0,
             token_map=self.head.token_map,
             logprobs="raw",
         )
-
-
-def with_runners_up(law: Sampling, text: Text) -> Sampling:
-    """The law for a race whose runners-up are wanted too: where it is an argmax, the largest logits in order."""
-    device = text.tokens.device
-    if law.temperature is None:
-        return law
-    temperature = law.temperature.to(device)
-    is_argmax = temperature < COLD
-    return Sampling(
-        temperature=temperature.clamp(min=COLD),
-        top_k=None if law.top_k is None else torch.where(is_argmax, 0, law.top_k),
-        top_p=None if law.top_p is None else torch.where(is_argmax, 1.0, law.top_p),
-        min_p=None if law.min_p is None else torch.where(is_argmax, 0.0, law.min_p),
-    )

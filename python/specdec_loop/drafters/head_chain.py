@@ -22,7 +22,7 @@ class HeadChain(FeatureDrafter):
         features, rows, drawn = self._run_unseen(text), [], []
         self._confidence.start(text)
         for ahead in range(length):
-            rows.append(self.head.logits(features[:, 0]))
+            rows.append(self._logits(features[:, 0]))
             drawn.append(self._draw(rows[-1], text, ahead))
             if ahead + 1 == length or self._confidence.is_lost(rows[-1], drawn[-1]):
                 break

@@ -10,8 +10,9 @@ from torch import Tensor
 from specdec_kernels import Sampling, sample
 
 from ..text import Text
-from .base import Draft, repeated
+from .base import Draft
 from .draft_model import DraftModel
+from .races import Race
 
 
 class IndependentDrafts(DraftModel):
@@ -47,7 +48,7 @@ class IndependentDrafts(DraftModel):
         links[: 1 + self.chains] = torch.tensor([-1, *[0] * self.chains])
         self._parents = links.to(text.tokens.device).repeat(text.batch, 1)
         self._lanes = torch.arange(self.chains, device=text.tokens.device).repeat(text.batch)
-        self._laws = repeated(self._law, self.chains)
+        self._race = Race(self._law, text, [0] * self.chains, has_step=True)
 
     def draft(self, text: Text, length: int) -> Draft:
         """One forward a depth, of all chains side by side."""
@@ -75,8 +76,8 @@ class IndependentDrafts(DraftModel):
         """A token of each chain, ``[batch, chains]``; chains differ by their lane."""
         drawn = sample(
             logits.flatten(0, 1),
-            sampling=self._laws,
-            noise=repeated(text.noise(ahead), self.chains),
+            sampling=self._race.law,
+            noise=self._race.noise(text, ahead),
             purpose="draft",
             lane=self._lanes,
             token_map=self.token_map,

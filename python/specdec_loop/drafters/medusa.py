@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specdec_kernels import Noise, Sampling, sample, tree_from_paths
+from specdec_kernels import Sampling, sample, tree_from_paths
 
 from ..heads import MedusaHeads
 from ..text import Text
-from .base import Draft, Drafter, Outcome, kept_rows, repeated
-from .feature_drafter import with_runners_up
+from .base import Draft, Drafter, Outcome, kept_rows
+from .races import Race, with_runners_up
 
 CHOICES = ((0,), (1,), (2,), (3,), (0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 0), (0, 0, 0), (0, 0, 1), (0, 1, 0),
            (1, 0, 0), (0, 0, 0, 0))  # fmt: skip
@@ -31,7 +31,7 @@ class _StateDrafter(Drafter):
         """Note the law of a race under ``match``; elsewhere the likeliest tokens are wanted."""
         cold = Sampling(temperature=torch.zeros(text.batch, device=text.tokens.device))
         self._race = with_runners_up(sampling if rule == "match" else cold, text)
-        self._races: dict[int, _Race] = {}
+        self._races: dict[int, Race] = {}  # of so many heads
         some = next(self.heads.parameters())
         self._state = some.new_zeros(text.batch, some.shape[-1])  # of a prompt of one token there is none
         self._places: dict[int, Tensor] = {}  # of a batch's first rows among all, for so many rows a request
@@ -52,25 +52,16 @@ class _StateDrafter(Drafter):
     def _best(self, text: Text, heads: int, count: int) -> Tensor:
         """The `count` best tokens of the first heads, ``[batch, heads, count]``."""
         if heads not in self._races:
-            self._races[heads] = _Race(self._race, text.noise(), heads)
+            self._races[heads] = Race(self._race, text, range(heads))
         race = self._races[heads]
         drawn = sample(
-            self.heads(self._state, heads).flatten(0, 1),
+            self.timed(self.heads, self._state, heads).flatten(0, 1),
             sampling=race.law,
-            noise=Noise(race.seed, (text.lengths[:, None] + race.ahead).flatten()),
+            noise=race.noise(text),
             purpose="target",
             num_samples=count,
         )
         return drawn.token_ids.view(text.batch, heads, count)
-
-
-class _Race:
-    """What a race of several heads has the same in every step."""
-
-    def __init__(self, law: Sampling, noise: Noise, heads: int) -> None:
-        self.law = repeated(law, heads)
-        self.seed = repeated(noise, heads).seed
-        self.ahead = torch.arange(heads, device=self.seed.device)
 
 
 class Blockwise(_StateDrafter):

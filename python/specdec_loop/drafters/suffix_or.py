@@ -41,6 +41,7 @@ class SuffixOr(Drafter):
 
     def begin(self, text: Text, *, rule: str, sampling: Sampling, longest: int) -> None:
         """Both begin."""
+        self.drafter.clock = self.clock
         for drafter in (self.drafter, self.suffixes):
             drafter.begin(text, rule=rule, sampling=sampling, longest=longest)
         self._kept, self._promised = 1.0, 2.0  # tokens of copies

@@ -98,8 +98,8 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
     @property
     def layout(self) -> CacheLayout:
         """Keys and values of every layer as the ops take them."""
-        rows = [t for layer in self.layers if layer.is_initialized for t in (layer.keys, layer.values)]
-        if self._layout is None or len(self._layout.tensors) != len(rows):
+        if self._layout is None or len(self._layout.tensors) < 2 * len(self.layers):
+            rows = [t for layer in self.layers if layer.is_initialized for t in (layer.keys, layer.values)]
             self._layout = CacheLayout(rows, "bhld")
         return self._layout
 
@@ -109,6 +109,7 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         Args:
             parents: int32 or int64 ``[batch, nodes]``, see `specdec_kernels.tree_layout`: all nodes since the last
                 commit. The first ones, whose rows earlier forwards wrote, are not run again: give the model the rest.
+                A tensor that is given again is taken for the same trees: do not write it in between.
             is_root_committed: node 0 is the last committed row, not to be run: for trees of drafts behind a text that
                 has all its rows.
 
@@ -120,8 +121,10 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
             ValueError: wrong parents, no node left to run, no committed root, an attention implementation that takes
                 no 4-D mask, or too small a capacity.
         """
-        depth = tree_mask(parents).mask[:, 0].sum(-1) - 1  # a node attends its ancestors and itself
         done = self._written() + is_root_committed
+        if done == 0 and (kept := self._kept_trees(parents)) is not None:
+            return kept
+        depth = tree_mask(parents).mask[:, 0].sum(-1) - 1  # a node attends its ancestors and itself
         past = self.lengths - int(is_root_committed)
         if is_root_committed and not self._lengths.longest:
             fail("is_root_committed", "False where nothing is committed", True)
@@ -217,6 +220,17 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
             masks[kind] = torch.where(seen, shown, torch.finfo(shown.dtype).min)
         return self._inputs(slots, masks)
 
+    def _kept_trees(self, parents: Tensor) -> dict[str, Any] | None:
+        """The inputs of trees that came before."""
+        if not isinstance(parents, Tensor) or any(self._windows.values()) or not self._has_kept(parents.shape[-1]):
+            return None
+        lengths = self._lengths
+        kept = self._kept.trees(parents, lengths.longest, self._mask_dtype())
+        if kept is None:
+            return None
+        self._reach(parents.shape[1])
+        return self._inputs(kept[0] + lengths.longest, {"full_attention": kept[1]})
+
     def _has_kept(self, nodes: int) -> bool:
         """Whether the masks of so many nodes are views of kept ones, and nobody has to wait to know which."""
         return self._lengths.is_on_host and self._lengths.is_even and nodes <= MOST_NODES
@@ -232,8 +246,8 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
                 rejected token (float16), this keeps them so.
 
         Returns:
-            status, int32 ``[batch]``, to be read only: 32 where num_accepted or the path is bad. Nothing of that request
-            is kept.
+            status, int32 ``[batch]``, to be read only: 32 where num_accepted or the path is bad. Nothing of that
+            request is kept.
 
         Raises:
             ValueError: nothing was written; wrong shapes, dtypes or devices.

@@ -5,7 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from specdec_kernels import tree_mask
+
 MOST_NODES = 64  # of a mask that is kept: it has as many rows, of twice the capacity
+MOST_KEPT = 1 << 22  # elements of a mask of trees
 
 
 class KeptMasks:
@@ -19,6 +22,8 @@ class KeptMasks:
         self.capacity, self.device = capacity, device
         self._numbers: Tensor | None = None
         self._masks: dict[str, Tensor] = {}
+        self._parents: Tensor | None = None  # of the last trees
+        self._trees: tuple[Tensor, Tensor] | None = None  # their depths and mask, if they came twice
 
     def positions(self, first: int, count: int) -> Tensor:
         """The positions from `first` on, ``[1, count]``."""
@@ -47,3 +52,24 @@ class KeptMasks:
             kept = shown.masked_fill_(is_hidden, torch.finfo(dtype).min)[None, None]
             self._masks[kind] = kept
         return kept[:, :, :nodes, self.capacity - first : self.capacity + nodes]
+
+    def trees(self, parents: Tensor, first: int, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
+        """Depths ``[batch, nodes]`` of trees and their additive mask, as `mask`; None unless they came before.
+
+        Args:
+            parents: see `specdec_kernels.tree_layout`; the same tensor means the same trees.
+            first: columns before theirs.
+            dtype: always the same.
+        """
+        if parents is not self._parents:
+            self._parents, self._trees = parents, None
+            return None
+        if self._trees is None:
+            if parents.numel() * (self.capacity + MOST_NODES) > MOST_KEPT:
+                return None
+            seen = tree_mask(parents).mask[:, 0]
+            shown = torch.zeros(*parents.shape, self.capacity + parents.shape[1], dtype=dtype, device=self.device)
+            shown[:, :, self.capacity :].masked_fill_(~seen, torch.finfo(dtype).min)
+            self._trees = seen.sum(-1) - 1, shown[:, None]
+        depth, shown = self._trees
+        return depth, shown[:, :, :, self.capacity - first :]
