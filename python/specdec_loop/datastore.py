@@ -9,15 +9,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-KIND = "specdec_loop datastore"
+from .text import common
+
+KIND = "specdec_loop datastore, read backwards"
 
 
 class Datastore:
-    """Token sequences, and their suffixes in the order of their first `depth` tokens.
+    """Token sequences back to front, and their places in the order of the `depth` tokens before them.
 
-    Sequences are separated by -1, so that nothing is found across two of them. Built by doubling: an order by the first
-    n tokens gives each place a rank, and pairs of ranks n apart the order by the first 2 n. A file is mapped, not read:
-    many processes share its pages.
+    Backwards, an end of a context is a beginning, and the places behind its longest end that occurs are neighbours of
+    the one where the context would stand: one search finds them. Sequences are separated by -1, so that nothing is
+    found across two of them. Built by doubling: an order by the first n tokens gives each place a rank, and pairs of
+    ranks n apart the order by the first 2 n. A file is mapped, not read: many processes share its pages.
 
     Example:
         >>> from specdec_loop.datastore import Datastore
@@ -27,7 +30,7 @@ class Datastore:
     """
 
     def __init__(self, tokens: Tensor, order: Tensor, depth: int) -> None:
-        """Take int32 tokens and places; see `build` and `load`."""
+        """Take int32 tokens, the last one first, and places; see `build` and `load`."""
         self.depth = depth
         self._arrays = tokens, order
         self._tokens, self._order = tokens.numpy().data, order.numpy().data
@@ -38,13 +41,13 @@ class Datastore:
 
     @classmethod
     def build(cls, sequences: Iterable[Sequence[int]], depth: int = 16) -> Datastore:
-        """Sort the suffixes of sequences by their first `depth` tokens, a power of two."""
+        """Sort the places of sequences by the `depth` tokens before them, a power of two."""
         if depth < 1 or depth & (depth - 1):
             raise ValueError(f"Datastore: depth must be a power of two, got {depth}")
         flat = [torch.tensor([*sequence, -1], dtype=torch.int32) for sequence in sequences]
         if not flat:
             raise ValueError("Datastore: sequences must be at least one, got none")
-        tokens = torch.cat(flat)
+        tokens = torch.cat(flat).flip(0)
         rank, span = tokens.long() + 1, 1
         while span < depth:
             behind = torch.cat([rank[span:], rank.new_zeros(min(span, len(rank)))])[: len(rank)]
@@ -80,29 +83,41 @@ class Datastore:
             shortest: an end of fewer tokens is not looked for.
             most: where there are more, this many spread evenly over them.
         """
-        longest = min(self.depth, len(context))
-        hits, matched, low = range(0), 0, shortest
-        while low <= longest:  # an end that occurs has shorter ends that occur
-            middle = (low + longest + 1) // 2
-            found = self._places(list(context[-middle:]))
-            if found:
-                hits, matched, low = found, middle, middle + 1
-            else:
-                longest = middle - 1
+        if not context:
+            return []
+        pattern = list(context[: -self.depth - 1 : -1])
+        place = bisect_left(self._every, pattern, key=lambda i: self._behind(i, len(pattern)))
+        sides = [i for i in (place - 1, place) if 0 <= i < len(self)]
+        matched = max(common(pattern, self._behind(i, len(pattern))) for i in sides)
+        if matched < max(shortest, 1):
+            return []
+        hits = self._neighbours(pattern[:matched], place)
         step = max(-(-len(hits) // most), 1)
-        ends = [self._order[hit] + matched for hit in hits[::step]]
-        return [tokens for end in ends if (tokens := self._until_separator(end, length))]
+        return [tokens for hit in hits[::step] if (tokens := self._until_separator(self._order[hit], length))]
 
-    def _places(self, pattern: list[int]) -> range:
-        """Places in the order whose suffixes begin with a pattern."""
-        tokens, order, size = self._tokens, self._order, len(pattern)
+    @property
+    def _every(self) -> range:
+        return range(len(self))
 
-        def beginning(i: int) -> list[int]:
-            return tokens[order[i] : order[i] + size].tolist()
+    def _behind(self, i: int, size: int) -> list[int]:
+        """Tokens before a place, the nearest first."""
+        start = self._order[i]
+        return self._tokens[start : start + size].tolist()
 
-        every = range(len(order))
-        return range(bisect_left(every, pattern, key=beginning), bisect_right(every, pattern, key=beginning))
+    def _neighbours(self, pattern: list[int], place: int) -> range:
+        """Places before and from `place` on that stand behind a pattern."""
+
+        def tokens(i: int) -> list[int]:
+            return self._behind(i, len(pattern))
+
+        before, after = 1, 1
+        while before <= place and tokens(place - before) == pattern:
+            before *= 2
+        while place + after <= len(self) and tokens(place + after - 1) == pattern:
+            after *= 2
+        first = bisect_left(self._every, pattern, max(place - before, 0), place, key=tokens)
+        return range(first, bisect_right(self._every, pattern, place, min(place + after, len(self)), key=tokens))
 
     def _until_separator(self, start: int, length: int) -> list[int]:
-        tokens = self._tokens[start : start + length].tolist()
+        tokens = self._tokens[max(start - length, 0) : start].tolist()[::-1]
         return tokens[: tokens.index(-1)] if -1 in tokens else tokens

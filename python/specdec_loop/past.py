@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import takewhile
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .text import Text
+from .text import Text, common
 from .tree_cache import TreeCache
 
 
@@ -61,7 +60,7 @@ class Past:
         if len(self._rows) != text.batch:
             raise ValueError(f"generate: past must be used with {len(self._rows)} requests, got {text.batch}")
         rows = zip(self._rows, text.rows, strict=True)
-        kept = [min(_common(old, new), len(new) - 1) if reuse else 0 for old, new in rows]
+        kept = [min(common(old, new), len(new) - 1) if reuse else 0 for old, new in rows]
         self._rows = [[] for _ in text.rows]  # what is in the cache is not known again until `close`
         kept = self._truncate(self.cache, kept)
         lacking = max(end - n for end, n in zip(text.ends, kept, strict=True))
@@ -97,8 +96,3 @@ class Past:
         """Keep at most so many rows of each request; returns how many there are."""
         cache.truncate(torch.tensor(kept, device=cache.lengths.device))
         return cache.read_lengths().tolist()
-
-
-def _common(old: Sequence[int], new: Sequence[int]) -> int:
-    """Tokens that both begin with."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(old, new, strict=False)))

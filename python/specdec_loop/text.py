@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -173,3 +174,13 @@ def on_host(*columns: Tensor) -> list[list[Any]]:
         begin, end = end, end + block.shape[1]
         found.append([row[begin] if column.dim() == 1 else row[begin:end] for row in rows])
     return found
+
+
+def common(some: Sequence[int], others: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    count = 0
+    for one, other in zip(some, others, strict=False):
+        if one != other:
+            break
+        count += 1
+    return count

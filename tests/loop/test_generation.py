@@ -277,7 +277,8 @@ def test_statistics_add_up() -> None:
         assert sum(a + 1 for a in request.accepted[:-1]) < TOKENS - 1 <= sum(a + 1 for a in request.accepted)
         assert all(a <= d <= 3 for a, d in zip(request.accepted, request.drafted, strict=True))
         assert 0 < request.seconds <= sum(result.seconds.values()) * 1.5
-    assert set(result.seconds) == {"draft", "target", "verify", "commit"}
+    assert set(result.seconds) == {"draft", "networks", "target", "verify", "commit"}
+    assert all(seconds > 0 for seconds in result.seconds.values())
 
 
 # --- what goes wrong

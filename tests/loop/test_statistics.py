@@ -40,5 +40,8 @@ def test_the_clock_gives_each_phase_its_time() -> None:
     assert clock.seconds["verify"] == 0
     assert sum(clock.seconds.values()) == pytest.approx(elapsed, abs=2e-3)
     clock.mark("verify")
+    clock.begin()  # and what was marked is forgotten
+    assert clock.settle() < 0.01 and clock.seconds["verify"] == 0
+    clock.mark("verify")
     clock.settle()
     assert clock.latest["draft"] == 0 and clock.seconds["draft"] >= 0.02  # latest: of one step; seconds: of all

@@ -90,6 +90,30 @@ def test_a_tree_that_grows_level_by_level_is_the_whole_one(lengths: list[int], w
         assert_close(got, want[:, depth * width : (depth + 1) * width], f"depth {depth + 1}")
 
 
+@pytest.mark.parametrize(
+    "parents", [[-1, 0, 0, 2, 1], [-1, 0, -1, 1, 0], [-1, 0, 7, 1, 0]], ids=["whole", "padded", "malformed"]
+)
+@pytest.mark.parametrize("lengths", [[6], [6, 6], [6, 4]], ids=["one", "even", "ragged"])
+def test_trees_that_come_again_have_the_same_inputs(parents: list[int], lengths: list[int]) -> None:
+    """Their mask is kept, and must move with the text; other trees in between have masks of their own."""
+    network, batch = model(), len(lengths)
+    again, other = (torch.tensor([row] * batch) for row in (parents, [-1, 0, 1, 2, 3]))
+    caches = [new_cache(network, batch, 40) for _ in range(2)]
+    for cache in caches:
+        network(torch.ones(batch, 6, dtype=torch.int64), **cache.chain_inputs(6))
+        cache.commit(counts(lengths) - 1)
+        cache.know_lengths(lengths)
+    for links in (again, again, again, other, again, again):
+        got, want = caches[0].tree_inputs(links), caches[1].tree_inputs(links.clone())
+        assert torch.equal(*(inputs["position_ids"].expand(batch, -1) for inputs in (got, want)))
+        assert torch.equal(got["attention_mask"], want["attention_mask"])
+        for cache, inputs in zip(caches, (got, want), strict=True):
+            network(torch.ones(batch, 5, dtype=torch.int64), **inputs)
+            cache.commit(1)
+            lengths = cache.read_lengths().tolist()
+            cache.know_lengths(lengths)
+
+
 def test_a_single_request_of_a_single_token() -> None:
     requests = Requests(model(), [1], random.Random(0))
     for nodes in (1, 5, 1, 2):

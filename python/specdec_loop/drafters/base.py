@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from specdec_kernels import SampleResult, Sampling
 
 from ..statistics import Clock
-from ..text import Text
+from ..text import Text, on_host
 
 CHAIN_RULES = ("ratio", "match", "block", "greedy", "typical", "topm", "distance")
 ARGMAX_RULES = ("greedy", "typical", "topm", "distance")  # what they accept is likely: an argmax serves them best
@@ -156,6 +156,7 @@ class Confidence:
             self._warmth = [1 / t if t > COLD else 0.0 for t in temperature.tolist()]
         else:
             self._warmth = []
+        self._has_warm, self._has_cold = not self._warmth or any(self._warmth), 0.0 in self._warmth
 
     def start(self, text: Text) -> None:
         """A new draft."""
@@ -169,10 +170,12 @@ class Confidence:
         """
         if self.least == 0:
             return False
-        best, total, cold = torch.stack([logits.amax(-1).float(), drawn.logsumexp, drawn.logprobs[:, 0]]).tolist()
-        columns = zip(best, total, cold, self._warmth or [1.0] * len(best), strict=True)
-        rows = [warmth * high - normal if warmth else low for high, normal, low, warmth in columns]
-        self._chances = [old + new for old, new in zip(self._chances, rows, strict=True)]
+        high = (logits.amax(-1), drawn.logsumexp) if self._has_warm else ()
+        low = (drawn.logprobs[:, 0],) if self._has_cold else ()
+        columns = on_host(*high, *low)
+        for b in range(len(self._chances)):
+            warmth = self._warmth[b] if self._warmth else 1.0
+            self._chances[b] += warmth * columns[0][b] - columns[1][b] if warmth else columns[-1][b]
         return self.is_below(self._chances)
 
     def is_below(self, chances: Sequence[float]) -> bool:

@@ -60,31 +60,36 @@ class CachedDrafter(Drafter):
         ends, counts = self._unseen(text)
         self._known, self._nodes, count = ends, 0, max(1, *counts)
         if min(ends) == max(ends) and min(counts) == count:  # no request needs a place of its own
-            out = self._run(text.tokens.narrow(1, text.ends[0] - count, count), self._cache.chain_inputs(count), keep=1)
+            out = self.timed(self._run_chain, text.tokens.narrow(1, text.ends[0] - count, count), 1)
             self._cache.commit(count - 1)
         else:
             first = self._cache.lengths + self.lag
             place = first[:, None] + torch.arange(count, device=first.device)
             new = text.tokens.gather(1, place.clamp(max=text.tokens.shape[1] - 1))
-            out = self._run(new, self._cache.chain_inputs(count), keep=[max(n, 1) - 1 for n in counts])
+            out = self.timed(self._run_chain, new, [max(n, 1) - 1 for n in counts])
             self._cache.commit(((text.lengths - first).clamp(min=0) - 1).int())  # -1: nothing is new
         self._cache.know_lengths(ends)
         return out
 
     def _run_next(self, token_ids: Tensor, *before: Tensor) -> Tensor:
         """Run one more token ``[batch, 1]`` of a chain; what its row says."""
-        out = self._run(token_ids, self._cache.chain_inputs(1), *before)
+        out = self.timed(self._run_chain, token_ids, 0, *before)
         self._nodes += 1
         return out
 
     def _run_nodes(self, token_ids: Tensor, parents: Tensor | None, *before: Tensor) -> Tensor:
         """Run nodes of a tree whose parents are rows of the last run, or the texts themselves; what their rows say."""
-        count = token_ids.shape[1]
-        root = self._cache.sibling_inputs
-        self._inputs = root(count) if parents is None else self._cache.child_inputs(self._inputs, parents)
-        out = self._run(token_ids, self._inputs, *before)
-        self._nodes += count
+        out = self.timed(self._run_level, token_ids, parents, *before)
+        self._nodes += token_ids.shape[1]
         return out
+
+    def _run_chain(self, token_ids: Tensor, keep: Sequence[int] | int, *before: Tensor) -> Tensor:
+        return self._run(token_ids, self._cache.chain_inputs(token_ids.shape[1]), *before, keep=keep)
+
+    def _run_level(self, token_ids: Tensor, parents: Tensor | None, *before: Tensor) -> Tensor:
+        root, count = self._cache.sibling_inputs, token_ids.shape[1]
+        self._inputs = root(count) if parents is None else self._cache.child_inputs(self._inputs, parents)
+        return self._run(token_ids, self._inputs, *before)
 
     def _run(self, token_ids: Tensor, inputs: dict[str, Any], *before: Tensor, keep: Sequence[int] | int = 0) -> Tensor:
         """One forward; what its rows say.

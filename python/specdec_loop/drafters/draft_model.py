@@ -99,11 +99,8 @@ class DraftModel(CachedDrafter):
 
     def _logits(self, token_ids: Tensor, inputs: dict[str, Any], keep: int | Tensor) -> Tensor:
         if self._lean is not None:
-            return self.timed(self._lean, self._own(token_ids), inputs, keep)
-        return self.timed(self._say, self._own(token_ids), inputs, keep)
-
-    def _say(self, own_ids: Tensor, inputs: dict[str, Any], keep: int | Tensor) -> Tensor:
-        logits: Tensor = forward(self.model, own_ids, inputs, logits_to_keep=keep).logits
+            return self._lean(self._own(token_ids), inputs, keep)
+        logits: Tensor = forward(self.model, self._own(token_ids), inputs, logits_to_keep=keep).logits
         return logits
 
     def _own(self, ids: Tensor) -> Tensor:

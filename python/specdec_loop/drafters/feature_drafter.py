@@ -43,7 +43,9 @@ class FeatureDrafter(CachedDrafter):
         self._races: dict[int, Race] = {}  # for so many rows a request
         self._confidence.begin(self._race.temperature)
         some = next(self.head.parameters())
-        self.head.reach(self._open(self.head.config, text, longest, some.dtype, some.device))
+        capacity = self._open(self.head.config, text, longest, some.dtype, some.device)
+        self.head.reach(capacity)
+        self._places = torch.arange(capacity, device=some.device)[None]
 
     def prefill(self, text: Text, hidden: Tensor) -> None:
         """Run the prompts' pairs but for their last."""
@@ -63,12 +65,11 @@ class FeatureDrafter(CachedDrafter):
     def _run(self, token_ids: Tensor, inputs: dict[str, Any], *before: Tensor, keep: Sequence[int] | int = 0) -> Tensor:
         """Features; `before` are those of the parents, or else the target's."""
         count = token_ids.shape[1]
-        features = before[0] if before else self.timed(self.head.fuse, self._hidden[:, :count])
+        features = before[0] if before else self.head.fuse(self._hidden[:, :count])
         positions, mask = inputs.get("position_ids"), inputs.get("attention_mask")
         if positions is None:  # all lengths are the same
-            first = self._cache.get_seq_length()
-            positions = torch.arange(first, first + count, device=token_ids.device)[None]
-        return kept_rows(self.timed(self.head, token_ids, features, positions, mask, self._cache), keep)
+            positions = self._places.narrow(1, self._cache.get_seq_length(), count)
+        return kept_rows(self.head(token_ids, features, positions, mask, self._cache), keep)
 
     def _logits(self, features: Tensor) -> Tensor:
         """What features say of the next token."""

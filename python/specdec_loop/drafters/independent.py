@@ -57,7 +57,7 @@ class IndependentDrafts(DraftModel):
         levels = [self._drawn(rows[0].expand(-1, chains, -1), text, 0)]  # the same law for every first token
         for ahead in range(1, length):
             links = self._parents[:, : 1 + ahead * chains].contiguous()
-            rows.append(self._run(levels[-1], self._cache.tree_inputs(links, is_root_committed=True)))
+            rows.append(self.timed(self._run_depth, levels[-1], links))
             self._nodes += chains
             levels.append(self._drawn(rows[-1], text, ahead))
         drafts = self._of_running(torch.cat(levels, 1), text)
@@ -71,6 +71,9 @@ class IndependentDrafts(DraftModel):
             max_depth=length,
             replacement=True,
         )
+
+    def _run_depth(self, token_ids: Tensor, links: Tensor) -> Tensor:
+        return self._run(token_ids, self._cache.tree_inputs(links, is_root_committed=True))
 
     def _drawn(self, logits: Tensor, text: Text, ahead: int) -> Tensor:
         """A token of each chain, ``[batch, chains]``; chains differ by their lane."""

@@ -52,21 +52,25 @@ class Lookahead(Drafter):
         self._rows = text.tokens.gather(1, some).view(text.batch, self.level - 1, self.window)
         self._pool = torch.full((text.batch, self.pool, self.level), -1, dtype=torch.int64, device=device)
         self._links = tree_from_lookahead(self.level, self.window, 0, device=device)[1:]
+        self._behind: dict[int, Tensor] = {}  # the same behind so many candidates, for each request
+        self._age = torch.arange(self.pool, device=device)
 
     def draft(self, text: Text, length: int) -> Draft:
         """The guesses as candidates, the window behind them."""
         root = text.last(1)
         fits = self._pool[:, :, 0] == root
-        newest = (~fits).byte().argsort(dim=1, stable=True)[:, : self.guesses]
-        grams = self._pool.gather(1, newest[:, :, None].expand(-1, -1, self.level))
-        guesses = torch.where(fits.gather(1, newest)[:, :, None], grams[:, :, 1 : 1 + length], -1).contiguous()
+        newest = torch.where(fits, self._age, self.pool).topk(self.guesses, 1, largest=False).values
+        place = newest.clamp(max=self.pool - 1)[:, :, None].expand(-1, -1, self.level)
+        grams = self._pool.gather(1, place)[:, :, 1 : 1 + length]
+        guesses = torch.where(newest[:, :, None] < self.pool, grams, -1).contiguous()
         trie = tree_from_sequences(guesses, num_nodes=self._trie_nodes(length))
         first = trie.parents.shape[1] - 1  # the window's nodes come behind, but for its first, which is the root
-        links = torch.where(self._links > 0, self._links + first, 0).repeat(text.batch, 1)
+        if first not in self._behind:
+            self._behind[first] = torch.where(self._links > 0, self._links + first, 0).repeat(text.batch, 1)
         self._rows[:, :1, 0] = root
         return Draft(
             torch.cat([trie.token_ids, self._rows.flatten(1)[:, 1:]], 1),
-            parents=torch.cat([trie.parents, links], 1),
+            parents=torch.cat([trie.parents, self._behind[first]], 1),
             max_depth=guesses.shape[2],
             candidates=first + 1,
         )

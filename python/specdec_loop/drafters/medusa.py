@@ -12,6 +12,7 @@ from specdec_kernels import Sampling, sample, tree_from_paths
 from ..heads import MedusaHeads
 from ..text import Text
 from .base import Draft, Drafter, Outcome, kept_rows
+from .fixed_tree import FixedTree, Paths
 from .races import Race, with_runners_up
 
 CHOICES = ((0,), (1,), (2,), (3,), (0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 0), (0, 0, 0), (0, 0, 1), (0, 1, 0),
@@ -78,7 +79,7 @@ class Blockwise(_StateDrafter):
         return Draft(self._best(text, min(length, len(self.heads)), 1)[:, :, 0])
 
 
-class Medusa(_StateDrafter):
+class Medusa(FixedTree["_Shape"], _StateDrafter):
     """Drafts a tree of fixed shape: a node at depth d of rank r is the r-th best token of head d."""
 
     rules = ("greedy", "typical", "match", "target_only", "recursive")
@@ -93,36 +94,25 @@ class Medusa(_StateDrafter):
         Raises:
             ValueError: no tree, or one deeper than there are heads.
         """
-        super().__init__(heads)
-        tree_from_paths(choices)
-        if max(map(len, choices)) > len(heads):
-            raise ValueError(
-                f"Medusa: choices must be paths of at most {len(heads)} heads, got {max(map(len, choices))}"
-            )
-        self.choices = [tuple(path) for path in choices]
-
-    def nodes(self, length: int) -> int:
-        """The root, and the paths that are not longer than a draft may be."""
-        return 1 + sum(len(path) <= length for path in self.choices)
-
-    def begin(self, text: Text, *, rule: str, sampling: Sampling, longest: int) -> None:
-        """Forget shapes of another batch."""
-        super().begin(text, rule=rule, sampling=sampling, longest=longest)
-        self._shapes: dict[int, _Shape] = {}
+        FixedTree.__init__(self, choices)
+        _StateDrafter.__init__(self, heads)
+        if self.depth > len(heads):
+            raise ValueError(f"Medusa: choices must be paths of at most {len(heads)} heads, got {self.depth}")
 
     def draft(self, text: Text, length: int) -> Draft:
         """All heads at once, spread over the tree."""
-        if length not in self._shapes:
-            self._shapes[length] = _Shape([p for p in self.choices if len(p) <= length], text)
-        shape = self._shapes[length]
+        shape = self._shape(length, text)
         spread = self._best(text, shape.depth, shape.width).flatten(1).index_select(1, shape.chosen)
         return Draft(torch.cat([text.last(1), spread], 1), parents=shape.parents, max_depth=shape.depth)
+
+    def _planned(self, paths: Paths, text: Text) -> _Shape:
+        return _Shape(paths, text)
 
 
 class _Shape:
     """A tree of fixed shape, for a batch."""
 
-    def __init__(self, choices: Sequence[Sequence[int]], text: Text) -> None:
+    def __init__(self, choices: Paths, text: Text) -> None:
         tree = tree_from_paths(choices, device=text.tokens.device)
         self.parents = tree.parents.repeat(text.batch, 1)
         self.depth, self.width = max(map(len, choices)), 1 + max(map(max, choices))

@@ -68,8 +68,10 @@ class KeptMasks:
             if parents.numel() * (self.capacity + MOST_NODES) > MOST_KEPT:
                 return None
             seen = tree_mask(parents).mask[:, 0]
-            shown = torch.zeros(*parents.shape, self.capacity + parents.shape[1], dtype=dtype, device=self.device)
-            shown[:, :, self.capacity :].masked_fill_(~seen, torch.finfo(dtype).min)
+            before = seen[:, :, :1].expand(-1, -1, self.capacity)  # who sees the root sees what precedes it
+            hidden = ~torch.cat([before, seen], 2)
+            shown = torch.zeros(hidden.shape, dtype=dtype, device=self.device)
+            shown.masked_fill_(hidden, torch.finfo(dtype).min)
             self._trees = seen.sum(-1) - 1, shown[:, None]
         depth, shown = self._trees
         return depth, shown[:, :, :, self.capacity - first :]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,14 +27,14 @@ class RatioResult(NamedTuple):
     status: Tensor
 
 
-def _allocate(draft_ids: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor]:
+def _allocate(draft_ids: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     cu_draft, width = rest[2], rest[3]
     batch = cu_draft.shape[0] - 1 if isinstance(cu_draft, Tensor) else draft_ids.shape[0]
     shape = (batch, width)
     return (
-        draft_ids.new_empty(shape, dtype=torch.float32),  # type: ignore[arg-type]
-        draft_ids.new_empty(shape, dtype=torch.float32),  # type: ignore[arg-type]
-        draft_ids.new_empty((batch,), dtype=torch.int32),
+        draft_ids.new_empty(*shape, dtype=torch.float32),
+        draft_ids.new_empty(*shape, dtype=torch.float32),
+        draft_ids.new_empty(batch, dtype=torch.int32),
     )
 
 

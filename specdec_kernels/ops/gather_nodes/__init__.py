@@ -26,7 +26,7 @@ class GatherResult(NamedTuple):
 
 def _allocate(values: Tensor, path: Tensor) -> tuple[Tensor, Tensor]:
     batch, columns = path.shape
-    return values.new_empty((batch, columns, values.shape[2])), values.new_empty((batch,), dtype=torch.int32)
+    return values.new_empty(batch, columns, values.shape[2]), values.new_empty(batch, dtype=torch.int32)
 
 
 op = Op(reference.gather_nodes, _allocate, results=GatherResult._fields)

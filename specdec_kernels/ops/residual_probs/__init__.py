@@ -31,8 +31,8 @@ def _allocate(target_logits: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor
     batch = target_logits.shape[0]
     return (
         target_logits.new_empty(target_logits.shape, dtype=torch.float32),
-        target_logits.new_empty((batch,), dtype=torch.float32),
-        target_logits.new_empty((batch,), dtype=torch.int32),
+        target_logits.new_empty(batch, dtype=torch.float32),
+        target_logits.new_empty(batch, dtype=torch.int32),
     )
 
 

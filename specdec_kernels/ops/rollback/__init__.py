@@ -36,13 +36,13 @@ def _allocate(
     lengths: Tensor, num_accepted: Tensor, max_tail: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     batch = lengths.shape[0]
-    new_lengths, status = torch.empty_like(lengths), lengths.new_empty((batch,), dtype=torch.int32)
+    new_lengths, status = torch.empty_like(lengths), lengths.new_empty(batch, dtype=torch.int32)
     if block_table is None:
-        freed = lengths.new_empty((0,), dtype=torch.int32)
+        freed = lengths.new_empty(0, dtype=torch.int32)
     else:
         blocks = (max_tail + page_size - 1) // page_size
         freed = block_table.new_empty((batch * min(block_table.shape[1], blocks),))
-    return new_lengths, freed, lengths.new_empty((1,), dtype=torch.int32), status
+    return new_lengths, freed, lengths.new_empty(1, dtype=torch.int32), status
 
 
 op = Op(

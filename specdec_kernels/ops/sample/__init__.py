@@ -37,15 +37,14 @@ class SampleResult(NamedTuple):
     status: Tensor
 
 
-def _allocate(logits: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _allocate(logits: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     batch, count = logits.shape[0], rest[8]
-    shape = (batch, count)
     return (
-        logits.new_empty(shape, dtype=torch.int64),  # type: ignore[arg-type]
-        logits.new_empty(shape, dtype=torch.float32),  # type: ignore[arg-type]
-        logits.new_empty((batch,), dtype=torch.float32),
-        logits.new_empty((batch,), dtype=torch.float32),
-        logits.new_empty((batch,), dtype=torch.int32),
+        logits.new_empty(batch, count, dtype=torch.int64),
+        logits.new_empty(batch, count, dtype=torch.float32),
+        logits.new_empty(batch, dtype=torch.float32),
+        logits.new_empty(batch, dtype=torch.float32),
+        logits.new_empty(batch, dtype=torch.int32),
     )
 
 

@@ -34,9 +34,9 @@ class TreeAttention(NamedTuple):
 def _allocate(query: Tensor, key: Tensor, value: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor]:
     batch, nodes, heads, _ = query.shape
     return (
-        query.new_empty((batch, nodes, heads, value.shape[-1])),
-        query.new_empty((batch, nodes, heads), dtype=torch.float32),
-        query.new_empty((batch,), dtype=torch.int32),
+        query.new_empty(batch, nodes, heads, value.shape[-1]),
+        query.new_empty(batch, nodes, heads, dtype=torch.float32),
+        query.new_empty(batch, dtype=torch.int32),
     )
 
 

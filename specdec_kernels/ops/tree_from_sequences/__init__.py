@@ -14,10 +14,10 @@ from . import reference
 def _allocate(token_ids: Tensor, num_nodes: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     shape = (token_ids.shape[0], num_nodes)
     return (
-        token_ids.new_empty(shape),
-        token_ids.new_empty(shape, dtype=torch.int32),
-        token_ids.new_empty(shape, dtype=torch.int32),
-        token_ids.new_empty(shape[:1], dtype=torch.int32),
+        token_ids.new_empty(*shape),
+        token_ids.new_empty(*shape, dtype=torch.int32),
+        token_ids.new_empty(*shape, dtype=torch.int32),
+        token_ids.new_empty(shape[0], dtype=torch.int32),
     )
 
 

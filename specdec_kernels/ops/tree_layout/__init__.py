@@ -40,7 +40,7 @@ def _allocate(parents: Tensor, lengths: Tensor | None, max_depth: int, max_leave
     batch, nodes = parents.shape
 
     def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
-        return parents.new_empty(shape, dtype=dtype)
+        return parents.new_empty(*shape, dtype=dtype)
 
     return (
         empty(batch, nodes),

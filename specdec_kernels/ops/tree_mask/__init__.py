@@ -51,7 +51,7 @@ def _allocate(parents: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor]:
     return (
         parents.new_empty(_shape(batch, nodes, size, code, dtype), dtype=dtype),
         parents.new_empty((batch + 1 if is_flat else 0,), dtype=torch.int64),
-        parents.new_empty((batch,), dtype=torch.int32),
+        parents.new_empty(batch, dtype=torch.int32),
     )
 
 

@@ -37,10 +37,10 @@ def _allocate(draft_ids: Tensor, target_logits: Tensor, *rest: object) -> tuple[
     batch = cu_draft.shape[0] - 1 if isinstance(cu_draft, Tensor) else draft_ids.shape[0]
     shape = (batch, max_draft + 1)  # type: ignore[operator]
     return (
-        draft_ids.new_empty(shape),
-        draft_ids.new_empty((batch,), dtype=torch.int32),
-        draft_ids.new_empty((batch,), dtype=torch.int32),
-        draft_ids.new_empty(shape if logprobs_mode else (0,), dtype=torch.float32),
+        draft_ids.new_empty(*shape),
+        draft_ids.new_empty(batch, dtype=torch.int32),
+        draft_ids.new_empty(batch, dtype=torch.int32),
+        draft_ids.new_empty(*shape if logprobs_mode else (0,), dtype=torch.float32),
     )
 
 

@@ -36,15 +36,15 @@ class TreeResult(NamedTuple):
     logprobs: Tensor | None
 
 
-def _allocate(token_ids: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _allocate(token_ids: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     max_depth, mode = rest[3], rest[-1]
-    shape = (token_ids.shape[0], max_depth + 1)  # type: ignore[operator]
+    shape = (token_ids.shape[0], max_depth + 1)
     return (
-        token_ids.new_empty(shape),
-        token_ids.new_empty(shape, dtype=torch.int32),
-        token_ids.new_empty(shape[:1], dtype=torch.int32),
-        token_ids.new_empty(shape[:1], dtype=torch.int32),
-        token_ids.new_empty(shape if mode else (0,), dtype=torch.float32),
+        token_ids.new_empty(*shape),
+        token_ids.new_empty(*shape, dtype=torch.int32),
+        token_ids.new_empty(shape[0], dtype=torch.int32),
+        token_ids.new_empty(shape[0], dtype=torch.int32),
+        token_ids.new_empty(*shape if mode else (0,), dtype=torch.float32),
     )
 
 

@@ -1,0 +1,45 @@
+"""Trees whose shape is chosen once: which ranks are drafted behind which."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+from specdec_kernels import tree_from_paths
+
+from ..text import Text
+
+Shape = TypeVar("Shape")
+Paths = Sequence[tuple[int, ...]]
+
+
+class FixedTree(Generic[Shape]):
+    """Paths of child ranks, and what a drafter plans from those that are not longer than a draft may be."""
+
+    def __init__(self, choices: Sequence[Sequence[int]]) -> None:
+        """Take paths of child ranks, see `tree_from_paths`.
+
+        Raises:
+            ValueError: no tree.
+        """
+        tree_from_paths(choices)
+        self.choices = [tuple(path) for path in choices]
+        self.depth = max(map(len, self.choices))
+        self._shapes: dict[tuple[int, int], Shape] = {}  # by length and batch
+
+    def nodes(self, length: int) -> int:
+        """The root and the paths."""
+        return 1 + len(self._paths(length))
+
+    def _paths(self, length: int) -> list[tuple[int, ...]]:
+        return [path for path in self.choices if len(path) <= length]
+
+    def _shape(self, length: int, text: Text) -> Shape:
+        """The plan for a batch, made once."""
+        key = length, text.batch
+        if key not in self._shapes:
+            self._shapes[key] = self._planned(self._paths(length), text)
+        return self._shapes[key]
+
+    def _planned(self, paths: Paths, text: Text) -> Shape:
+        raise NotImplementedError
