@@ -35,7 +35,6 @@ class _StateDrafter(Drafter):
         self._races: dict[int, Race] = {}  # of so many heads
         some = next(self.heads.parameters())
         self._state = some.new_zeros(text.batch, some.shape[-1])  # of a prompt of one token there is none
-        self._places: dict[int, Tensor] = {}  # of a batch's first rows among all, for so many rows a request
 
     def prefill(self, text: Text, hidden: Tensor) -> None:
         """Take the state before each prompt's last token."""
@@ -46,9 +45,10 @@ class _StateDrafter(Drafter):
         assert outcome.hidden is not None
         last = outcome.kept - 1 if outcome.path is None else outcome.path.amax(1)  # a path rises, and ends with -1
         batch, rows, _ = outcome.hidden.shape
-        if rows not in self._places:
-            self._places[rows] = torch.arange(0, batch * rows, rows, device=last.device)
-        self._state = outcome.hidden.flatten(0, 1).index_select(0, last.clamp(min=0) + self._places[rows])
+        row = last.clamp(min=0)
+        if batch > 1:
+            row = row + torch.arange(0, batch * rows, rows, device=row.device)
+        self._state = outcome.hidden.flatten(0, 1).index_select(0, row)
 
     def _best(self, text: Text, heads: int, count: int) -> Tensor:
         """The `count` best tokens of the first heads, ``[batch, heads, count]``."""
