@@ -47,7 +47,6 @@ ABOUT = (
     "*4-grams*: share of different ones in the text; small models repeat themselves when greedy, which flatters "
     "copying. *Text*: how many texts are plain decoding's; *law*: their law is the same (`make lossless`)."
 )
-REST = ("draft", "verify", "commit")
 HEAD = "| {} | tokens/s | speed-up | tokens/step | accepted | theory | rest | 4-grams | text |"
 
 
@@ -93,8 +92,7 @@ def cells(row: dict[str, Any]) -> list[str]:
     def number(value: float | None, form: str) -> str:
         return "" if value is None else format(value, form)
 
-    predicted, phases = row["predicted_tokens_per_second"], row["seconds"]
-    rest = sum(phases[phase] for phase in REST) / sum(phases.values()) if phases else None
+    predicted, rest = row["predicted_tokens_per_second"], Row(**row).rest
     return [
         number(row["tokens_per_second"], ".0f"),
         number(row["speedup"], ".2f"),

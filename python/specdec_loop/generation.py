@@ -182,6 +182,7 @@ def generate(
             last = [statistics[b] for b in running]
             lengths.update([r.drafted[-1] for r in last], [r.accepted[-1] for r in last], clock.latest)
         past.close(text)
+        drafter.clock = None
         with _Naming(drafter, "end"):
             drafter.end(text)
         return _collect(text, statistics, clock, has_logprobs=logprobs is not None)

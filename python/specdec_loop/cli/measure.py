@@ -62,6 +62,13 @@ class Row:
     same_text: str | None = None
     seconds: dict[str, float] | None = None
 
+    @property
+    def rest(self) -> float | None:
+        """Share of a step outside all forwards, the target's and the drafter's."""
+        if not self.seconds:
+            return None
+        return sum(self.seconds[phase] for phase in ("draft", "verify", "commit")) / sum(self.seconds.values())
+
     def json(self) -> dict[str, Any]:
         """As a dictionary."""
         return asdict(self)

@@ -18,10 +18,11 @@ from rich.table import Table
 from .loading import UserError
 from .measure import RIVALS, Row
 
-COLUMNS = ("", "tokens/s", "speed-up", "per step", "accepted", "predicted", "ratio", "4-grams", "text")
+COLUMNS = ("", "tokens/s", "speed-up", "per step", "accepted", "predicted", "ratio", "rest", "4-grams", "text")
 LEGEND = (
     "per step: tokens; predicted: tokens/s by theory from the acceptance and times of the same run, ratio: measured "
-    "to predicted; 4-grams: share of different ones; text: how many are plain decoding's; law: their law is the same"
+    "to predicted; rest: share of a step outside all forwards; 4-grams: share of different ones; text: how many are "
+    "plain decoding's; law: their law is the same"
 )
 WIDTH = 110  # where there is no terminal, or a narrow one
 
@@ -77,6 +78,7 @@ def cells(row: Row) -> list[str]:
         number(row.acceptance, ".2f"),
         number(predicted, ".1f"),
         number(row.tokens_per_second / predicted if predicted else None, ".2f"),
+        number(row.rest, ".1%"),
         number(row.distinct, ".2f"),
         same,
     ]

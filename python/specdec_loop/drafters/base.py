@@ -191,8 +191,8 @@ def padded(drafts: Sequence[Sequence[int]], device: torch.device, length: int | 
     Without a length they are as wide as the longest: what is not drafted need not be run.
     """
     length = max(map(len, drafts)) if length is None else length
-    rows = [[*draft, *[-1] * (length - len(draft))] for draft in drafts]
-    return torch.tensor(rows, dtype=torch.int64).to(device, non_blocking=True)
+    flat = [token for draft in drafts for token in (*draft, *[-1] * (length - len(draft)))]
+    return torch.tensor(flat, dtype=torch.int64).view(len(drafts), length).to(device, non_blocking=True)
 
 
 def kept_rows(rows: Tensor, keep: Tensor | Sequence[int] | int) -> Tensor:
