@@ -24,7 +24,7 @@ LEGEND = (
     "to predicted; rest: share of a step outside all forwards; 4-grams: share of different ones; text: how many are "
     "plain decoding's; law: their law is the same"
 )
-WIDTH = 110  # where there is no terminal, or a narrow one
+WIDTH = 120  # where there is no terminal, or a narrow one
 
 
 def machine() -> dict[str, Any]:
