@@ -10,14 +10,7 @@ namespace specdec::cpu {
 namespace {
 
 constexpr int64_t kOneThreadBytes = 64 << 10;  // less is not worth waking the pool
-constexpr int64_t kLineBytes = 64;
 constexpr int64_t kItemsPerThread = 8;         // so that unequal requests still spread evenly
-
-int64_t bytes_of(const std::vector<Rows>& cache, const Plan& plan) {
-  int64_t token_bytes = 0;
-  for (const Rows& rows : cache) token_bytes += rows.heads * rows.bytes;
-  return token_bytes * static_cast<int64_t>(plan.moves.size());
-}
 
 // f(rows, move, head offset, first byte, number of bytes) for every row of the plan. Work is split
 // by request and tensor, and by columns of the rows where that gives too few items.
@@ -25,7 +18,9 @@ template <class F>
 void for_rows(const std::vector<Rows>& cache, const Plan& plan, const F& f) {
   const auto batch = static_cast<int64_t>(plan.first.size()) - 1;
   const auto tensors = static_cast<int64_t>(cache.size());
-  const int64_t total = bytes_of(cache, plan);
+  int64_t token_bytes = 0;
+  for (const Rows& rows : cache) token_bytes += rows.heads * rows.bytes;
+  const int64_t total = token_bytes * static_cast<int64_t>(plan.moves.size());
   if (total == 0) return;
   const auto threads = total < kOneThreadBytes ? 1 : int64_t{torch::stable::get_num_threads()};
   const int64_t items = batch * tensors;
@@ -72,24 +67,7 @@ bool locate(const BlockTable& table, int64_t b, uint64_t position, Place* place)
   return place->page >= 0 && place->page < table.num_pages;
 }
 
-// A forward has streamed its weights past a row since it was written: few rows wait for memory more
-// than they are copied, and all at once wait as long as one.
-void fetch_rows(const std::vector<Rows>& cache, const Plan& plan) {
-  for (const Rows& rows : cache) {
-    for (const Move& move : plan.moves) {
-      for (int64_t head = 0; head < rows.heads; ++head) {
-        const int64_t offset = head * rows.head_stride;
-        for (int64_t byte = 0; byte < rows.bytes; byte += kLineBytes) {
-          __builtin_prefetch(at(rows, move.from, offset + byte));
-          __builtin_prefetch(at(rows, move.to, offset + byte), 1);
-        }
-      }
-    }
-  }
-}
-
 void move_rows(const std::vector<Rows>& cache, const Plan& plan) {
-  if (bytes_of(cache, plan) < kOneThreadBytes) fetch_rows(cache, plan);
   for_rows(cache, plan, [](const Rows& rows, const Move& move, int64_t offset, int64_t bytes) {
     uint8_t* to = at(rows, move.to, offset);
     const uint8_t* from = at(rows, move.from, offset);
