@@ -98,8 +98,9 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
     @property
     def layout(self) -> CacheLayout:
         """Keys and values of every layer as the ops take them."""
-        if self._layout is None or len(self._layout.tensors) < 2 * len(self.layers):
-            rows = [t for layer in self.layers if layer.is_initialized for t in (layer.keys, layer.values)]
+        used = [layer for layer in self.layers if layer.is_initialized]
+        if self._layout is None or len(self._layout.tensors) != 2 * len(used):
+            rows = [t for layer in used for t in (layer.keys, layer.values)]
             self._layout = CacheLayout(rows, "bhld")
         return self._layout
 
@@ -137,6 +138,7 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
             ]
             for kind, window in self._windows.items()
         }
+        self._kept.remember(parents)
         return self._inputs(past[:, None] + depth[:, done:], masks)
 
     def sibling_inputs(self, tokens: int) -> dict[str, Any]:

@@ -53,6 +53,11 @@ class KeptMasks:
             self._masks[kind] = kept
         return kept[:, :, :nodes, self.capacity - first : self.capacity + nodes]
 
+    def remember(self, parents: Tensor) -> None:
+        """Trees whose inputs were made: they may come again."""
+        if parents is not self._parents:
+            self._parents, self._trees = parents, None
+
     def trees(self, parents: Tensor, first: int, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
         """Depths ``[batch, nodes]`` of trees and their additive mask, as `mask`; None unless they came before.
 
@@ -62,7 +67,6 @@ class KeptMasks:
             dtype: always the same.
         """
         if parents is not self._parents:
-            self._parents, self._trees = parents, None
             return None
         if self._trees is None:
             if parents.numel() * (self.capacity + MOST_NODES) > MOST_KEPT:
