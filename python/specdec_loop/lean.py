@@ -63,10 +63,7 @@ class LeanLlama:
         model, config, cache = self.model.model, self.model.config, inputs["past_key_values"]
         positions, mask = inputs.get("position_ids"), inputs.get("attention_mask")
         x: Tensor = model.embed_tokens(token_ids)
-        table = self._turns.table(x)
-        # Without positions the lengths are even.
-        angles = table.narrow(0, cache.get_seq_length(), x.shape[1])[None] if positions is None else table[positions]
-        rotary = angles[:, :, None].chunk(2, -1)
+        rotary = self._turns.of(x, positions, cache)
         for number, layer in enumerate(model.layers):
             attention = layer.self_attn
             seen = _normed(x, layer.input_layernorm)

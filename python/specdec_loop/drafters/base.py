@@ -112,7 +112,7 @@ class Drafter:
 
     def draft(self, text: Text, length: int) -> Draft:
         """Propose up to `length` tokens a request; fewer, or none, where nothing promises well."""
-        raise NotImplementedError
+        raise NotImplementedError  # every drafter has its own
 
     def skip(self, text: Text) -> None:
         """Called in place of `draft` by a drafter that is made of others, and drafts by another in this step."""

@@ -41,7 +41,7 @@ class CachedDrafter(Drafter):
         count = text.longest - self.lag - 1
         if count > 0:
             prompts = text.tokens[:, self.lag : self.lag + count]
-            self._run(prompts, self._cache.chain_inputs(count), keep=1)
+            self._run_chain(prompts, 1)
             self._cache.commit((text.lengths - self.lag - 2).clamp(min=-1).int())
             self._known = [max(end - self.lag - 1, 0) for end in text.ends]
             self._cache.know_lengths(self._known)
@@ -100,7 +100,7 @@ class CachedDrafter(Drafter):
             before: what the model reads of each node's parent, beside the token.
             keep: which rows are wanted: so many last ones, 0: all; or the number of one of each request.
         """
-        raise NotImplementedError
+        raise NotImplementedError  # a model or a head: its subclasses say which
 
     def _of_running(self, ids: Tensor, text: Text) -> Tensor:
         """Drafts ``[batch, ...]``, none for a finished text."""

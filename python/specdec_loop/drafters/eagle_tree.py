@@ -43,7 +43,7 @@ class EagleTree(FixedTree["_Shape"], FeatureDrafter):
         Raises:
             ValueError: no tree, or siblings that leave out a rank.
         """
-        FixedTree.__init__(self, choices)
+        FixedTree.__init__(self, choices, _Shape)
         FeatureDrafter.__init__(self, head, sampling=sampling)
         held = set(self.choices)
         for path in self.choices:
@@ -80,9 +80,6 @@ class EagleTree(FixedTree["_Shape"], FeatureDrafter):
             parents=shape.parents,
             max_depth=len(shape.levels),
         )
-
-    def _planned(self, paths: Paths, text: Text) -> _Shape:
-        return _Shape(paths, text)
 
 
 class _Level(NamedTuple):

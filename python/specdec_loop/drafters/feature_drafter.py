@@ -43,9 +43,7 @@ class FeatureDrafter(CachedDrafter):
         self._races: dict[int, Race] = {}  # for so many rows a request
         self._confidence.begin(self._race.temperature)
         some = next(self.head.parameters())
-        capacity = self._open(self.head.config, text, longest, some.dtype, some.device)
-        self.head.reach(capacity)
-        self._places = torch.arange(capacity, device=some.device)[None]
+        self.head.reach(self._open(self.head.config, text, longest, some.dtype, some.device))
 
     def prefill(self, text: Text, hidden: Tensor) -> None:
         """Run the prompts' pairs but for their last."""
@@ -67,8 +65,6 @@ class FeatureDrafter(CachedDrafter):
         count = token_ids.shape[1]
         features = before[0] if before else self.head.fuse(self._hidden[:, :count])
         positions, mask = inputs.get("position_ids"), inputs.get("attention_mask")
-        if positions is None:  # all lengths are the same
-            positions = self._places.narrow(1, self._cache.get_seq_length(), count)
         return kept_rows(self.head(token_ids, features, positions, mask, self._cache), keep)
 
     def _logits(self, features: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from specdec_kernels import tree_from_paths
@@ -16,8 +16,8 @@ Paths = Sequence[tuple[int, ...]]
 class FixedTree(Generic[Shape]):
     """Paths of child ranks, and what a drafter plans from those that are not longer than a draft may be."""
 
-    def __init__(self, choices: Sequence[Sequence[int]]) -> None:
-        """Take paths of child ranks, see `tree_from_paths`.
+    def __init__(self, choices: Sequence[Sequence[int]], plan: Callable[[Paths, Text], Shape]) -> None:
+        """Take paths of child ranks, see `tree_from_paths`, and what plans some of them for a batch.
 
         Raises:
             ValueError: no tree.
@@ -25,6 +25,7 @@ class FixedTree(Generic[Shape]):
         tree_from_paths(choices)
         self.choices = [tuple(path) for path in choices]
         self.depth = max(map(len, self.choices))
+        self._plan = plan
         self._shapes: dict[tuple[int, int], Shape] = {}  # by length and batch
 
     def nodes(self, length: int) -> int:
@@ -38,8 +39,5 @@ class FixedTree(Generic[Shape]):
         """The plan for a batch, made once."""
         key = length, text.batch
         if key not in self._shapes:
-            self._shapes[key] = self._planned(self._paths(length), text)
+            self._shapes[key] = self._plan(self._paths(length), text)
         return self._shapes[key]
-
-    def _planned(self, paths: Paths, text: Text) -> Shape:
-        raise NotImplementedError

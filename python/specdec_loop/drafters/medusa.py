@@ -44,11 +44,7 @@ class _StateDrafter(Drafter):
         """Take the state of the last accepted token."""
         assert outcome.hidden is not None
         last = outcome.kept - 1 if outcome.path is None else outcome.path.amax(1)  # a path rises, and ends with -1
-        batch, rows, _ = outcome.hidden.shape
-        row = last.clamp(min=0)
-        if batch > 1:
-            row = row + torch.arange(0, batch * rows, rows, device=row.device)
-        self._state = outcome.hidden.flatten(0, 1).index_select(0, row)
+        self._state = kept_rows(outcome.hidden, last.clamp(min=0).long())[:, 0]
 
     def _best(self, text: Text, heads: int, count: int) -> Tensor:
         """The `count` best tokens of the first heads, ``[batch, heads, count]``."""
@@ -94,7 +90,7 @@ class Medusa(FixedTree["_Shape"], _StateDrafter):
         Raises:
             ValueError: no tree, or one deeper than there are heads.
         """
-        FixedTree.__init__(self, choices)
+        FixedTree.__init__(self, choices, _Shape)
         _StateDrafter.__init__(self, heads)
         if self.depth > len(heads):
             raise ValueError(f"Medusa: choices must be paths of at most {len(heads)} heads, got {self.depth}")
@@ -104,9 +100,6 @@ class Medusa(FixedTree["_Shape"], _StateDrafter):
         shape = self._shape(length, text)
         spread = self._best(text, shape.depth, shape.width).flatten(1).index_select(1, shape.chosen)
         return Draft(torch.cat([text.last(1), spread], 1), parents=shape.parents, max_depth=shape.depth)
-
-    def _planned(self, paths: Paths, text: Text) -> _Shape:
-        return _Shape(paths, text)
 
 
 class _Shape:

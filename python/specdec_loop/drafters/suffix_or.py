@@ -90,6 +90,7 @@ class SuffixOr(Drafter):
 
     def end(self, text: Text) -> None:
         """Both end: continuations are remembered for later texts."""
+        self.drafter.clock = self.clock
         self.drafter.end(text)
         self.suffixes.end(text)
 

@@ -93,6 +93,12 @@ class Turns:
             self._cast = self._table.to(like)
         return self._cast
 
+    def of(self, x: Tensor, positions: Tensor | None, cache: Any) -> tuple[Tensor, ...]:
+        """What `rotate` takes for nodes ``[batch, nodes, width]``; None: behind the cache's rows, as many in each."""
+        table = self.table(x)
+        angles = table.narrow(0, cache.get_seq_length(), x.shape[1])[None] if positions is None else table[positions]
+        return angles[:, :, None].chunk(2, -1)
+
 
 def rotate(x: Tensor, rotary: tuple[Tensor, ...]) -> Tensor:
     """Turn heads ``[batch, nodes, heads, dim]`` by their nodes' angles: Llama's halves, not pairs.
@@ -191,19 +197,24 @@ class FeatureHead(nn.Module):
         return out
 
     def forward(
-        self, token_ids: Tensor, features: Tensor, position_ids: Tensor, mask: Tensor | None = None, cache: Any = None
+        self,
+        token_ids: Tensor,
+        features: Tensor,
+        position_ids: Tensor | None,
+        mask: Tensor | None = None,
+        cache: Any = None,
     ) -> Tensor:
         """The next features.
 
         Args:
             token_ids: ``[batch, nodes]``, each the token after its feature.
             features: ``[batch, nodes, hidden]``.
-            position_ids: ``[batch or 1, nodes]``.
+            position_ids: ``[batch or 1, nodes]``; None: behind the rows of the cache, as many in each request.
             mask: as SDPA takes it, ``[batch, 1, nodes, keys]``; None: see `Attention`.
             cache: of transformers' kind; its layer 0 is used.
         """
-        turns = self._turns.table(features)[position_ids][:, :, None]
-        return self.step(self.embed(token_ids).to(features.dtype), features, turns.chunk(2, -1), mask, cache)
+        turns = self._turns.of(features, position_ids, cache)
+        return self.step(self.embed(token_ids).to(features.dtype), features, turns, mask, cache)
 
     def reach(self, positions: int) -> None:
         """See `Turns.reach`."""
@@ -213,7 +224,7 @@ class FeatureHead(nn.Module):
         self, embedded: Tensor, features: Tensor, rotary: tuple[Tensor, ...], mask: Tensor | None, cache: Any
     ) -> Tensor:
         """The network itself."""
-        raise NotImplementedError
+        raise NotImplementedError  # every published head has its own
 
 
 def norm(config: Any) -> nn.RMSNorm:

@@ -41,7 +41,7 @@ def _allocate(
         freed = lengths.new_empty(0, dtype=torch.int32)
     else:
         blocks = (max_tail + page_size - 1) // page_size
-        freed = block_table.new_empty((batch * min(block_table.shape[1], blocks),))
+        freed = block_table.new_empty(batch * min(block_table.shape[1], blocks))
     return new_lengths, freed, lengths.new_empty(1, dtype=torch.int32), status
 
 
