@@ -97,6 +97,11 @@ class CacheLayout:
         return other
 
     @property
+    def parts(self) -> tuple[object, ...]:
+        """All that an op reads of a layout."""
+        return (self.format, self.page_size, self.num_pages, self.table, self.block_table, *self.tensors)
+
+    @property
     def batch(self) -> int:
         """Requests of a call."""
         return self.num_pages if self.block_table is None else self.block_table.shape[0]

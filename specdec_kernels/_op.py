@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _backends
+from . import _backends, _replay
 
 NAMESPACE = "specdec_kernels"
 _library = torch.library.Library(NAMESPACE, "DEF")
@@ -84,22 +84,22 @@ class Op:
     def __call__(self, *args: Any, device: torch.device, backend: str | None, out: Tensors | None = None) -> Any:
         """Run on the chosen backend; `out` receives the results if given."""
         chosen = _backends.choose(self.name, self.backends, device, backend)
-        if out is None and chosen == "reference":
-            return self.reference(*args)
+        if chosen == "reference":
+            return self.deliver(args, self.reference(*args), out)
         if out is None and torch.compiler.is_compiling():
             return self._calls[chosen][0](*args)
         if out is None:  # what the functional operator does, without a second trip through the dispatcher (25 us)
             results = self._allocate(*args)
-            self._calls[chosen][1](*args, *_listed(results))
-            return results
-        if chosen == "reference":
-            return self.deliver(args, self.reference(*args), out)
-        self._check_out(args, out)
-        self._calls[chosen][1](*args, *out)
-        return out
+        else:
+            self._check_out(args, out)
+            results = out
+        self._calls[chosen][1](*args, *_listed(results))
+        _replay.note(self.name if chosen == "cpu" else None, args, _listed(results))
+        return results
 
     def deliver(self, args: tuple[Any, ...], results: Any, out: Tensors | None) -> Any:
         """Results that another spelling of the op gave for `args`; `out` receives them if given."""
+        _replay.note(None, (), ())
         if out is None:
             return results
         self._check_out(args, out)

@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "../torch/cache_args.h"
+#include "entry.h"
 #include "team.h"
 
 namespace specdec::cpu {
@@ -11,8 +12,9 @@ constexpr int64_t kOneThreadBytes = 64 << 10;
 
 void gather_nodes(SPECDEC_GATHER_NODES_ARGS) {
   const int64_t batch = path.size(0), columns = path.size(1);
-  const int64_t nodes = values.size(1), bytes = values.size(2);
-  const int64_t batch_stride = values.stride(0), node_stride = values.stride(1);
+  const int64_t item = values.element_size(), nodes = values.size(1);
+  const int64_t bytes = values.size(2) * item;
+  const int64_t batch_stride = values.stride(0) * item, node_stride = values.stride(1) * item;
   const auto* from = static_cast<const uint8_t*>(values.const_data_ptr());
   auto* to = output<uint8_t>(out_values);
   auto* status = output<int32_t>(out_status);
@@ -46,6 +48,4 @@ void gather_nodes(SPECDEC_GATHER_NODES_ARGS) {
 }  // namespace
 }  // namespace specdec::cpu
 
-STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
-  m.impl("gather_nodes_out.cpu", TORCH_BOX(&specdec::cpu::gather_nodes));
-}
+SPECDEC_REGISTER(gather_nodes, specdec::cpu::gather_nodes)

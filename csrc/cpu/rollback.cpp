@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cache.h"
+#include "entry.h"
 
 namespace specdec::cpu {
 namespace {
@@ -85,6 +86,4 @@ void rollback(SPECDEC_ROLLBACK_ARGS) {
 }  // namespace
 }  // namespace specdec::cpu
 
-STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
-  m.impl("rollback_out.cpu", TORCH_BOX(&specdec::cpu::rollback));
-}
+SPECDEC_REGISTER(rollback, specdec::cpu::rollback)

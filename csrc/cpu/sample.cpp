@@ -4,8 +4,8 @@
 #include <cmath>
 #include <limits>
 
-#include "../torch/args.h"
 #include "draw.h"
+#include "entry.h"
 
 namespace specdec::cpu {
 namespace {
@@ -122,6 +122,4 @@ void sample(SPECDEC_SAMPLE_ARGS) {
 }  // namespace
 }  // namespace specdec::cpu
 
-STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
-  m.impl("sample_out.cpu", TORCH_BOX(&specdec::cpu::sample));
-}
+SPECDEC_REGISTER(sample, specdec::cpu::sample)

@@ -1,5 +1,6 @@
 // select_state: state num_accepted of each request to slot 0.
 #include "cache.h"
+#include "entry.h"
 
 namespace specdec::cpu {
 namespace {
@@ -26,6 +27,4 @@ void select_state(SPECDEC_SELECT_STATE_ARGS) {
 }  // namespace
 }  // namespace specdec::cpu
 
-STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
-  m.impl("select_state_out.cpu", TORCH_BOX(&specdec::cpu::select_state));
-}
+SPECDEC_REGISTER(select_state, specdec::cpu::select_state)

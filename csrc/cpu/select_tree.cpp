@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "../torch/tree_args.h"
+#include "entry.h"
 #include "row.h"
 #include "tree.h"
 
@@ -57,6 +58,4 @@ void select_tree(SPECDEC_SELECT_TREE_ARGS) {
 }  // namespace
 }  // namespace specdec::cpu
 
-STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
-  m.impl("select_tree_out.cpu", TORCH_BOX(&specdec::cpu::select_tree));
-}
+SPECDEC_REGISTER(select_tree, specdec::cpu::select_tree)

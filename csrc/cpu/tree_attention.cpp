@@ -13,6 +13,7 @@
 
 #include "../torch/dispatch.h"
 #include "cache.h"
+#include "entry.h"
 #include "team.h"
 #include "tile.h"
 
@@ -297,6 +298,4 @@ void tree_attention_out(Tensor query, Tensor key, Tensor value, Tensor ancestors
 
 }  // namespace specdec
 
-STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
-  m.impl("tree_attention_out.cpu", TORCH_BOX(&specdec::tree_attention_out));
-}
+SPECDEC_REGISTER(tree_attention, specdec::tree_attention_out)

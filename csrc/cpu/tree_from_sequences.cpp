@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "../torch/tree_args.h"
+#include "entry.h"
 #include "team.h"
 
 namespace specdec::cpu {
@@ -65,6 +66,4 @@ void tree_from_sequences(SPECDEC_TREE_FROM_SEQUENCES_ARGS) {
 }  // namespace
 }  // namespace specdec::cpu
 
-STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
-  m.impl("tree_from_sequences_out.cpu", TORCH_BOX(&specdec::cpu::tree_from_sequences));
-}
+SPECDEC_REGISTER(tree_from_sequences, specdec::cpu::tree_from_sequences)

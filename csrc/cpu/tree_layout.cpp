@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "../torch/tree_args.h"
+#include "entry.h"
 #include "team.h"
 #include "tree.h"
 
@@ -54,6 +55,4 @@ void tree_layout(SPECDEC_TREE_LAYOUT_ARGS) {
 }  // namespace
 }  // namespace specdec::cpu
 
-STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
-  m.impl("tree_layout_out.cpu", TORCH_BOX(&specdec::cpu::tree_layout));
-}
+SPECDEC_REGISTER(tree_layout, specdec::cpu::tree_layout)

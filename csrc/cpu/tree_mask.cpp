@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "../torch/tree_args.h"
+#include "entry.h"
 #include "team.h"
 #include "tree.h"
 
@@ -177,7 +178,7 @@ void tree_mask(SPECDEC_TREE_MASK_ARGS) {
   const auto kind = static_cast<MaskFormat>(format);
   const bool is_packed = kind == MaskFormat::kFlatPacked;
   const bool is_flat = kind == MaskFormat::kFlat || is_packed;
-  const Element element = element_of(dtype);
+  const Element element = element_of(out_mask.scalar_type());
   auto* mask = output<uint8_t>(out_mask);
   auto* status = output<int32_t>(out_status);
   const auto request_of = [&](int64_t b) {
@@ -232,6 +233,4 @@ void tree_mask(SPECDEC_TREE_MASK_ARGS) {
 }  // namespace
 }  // namespace specdec::cpu
 
-STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
-  m.impl("tree_mask_out.cpu", TORCH_BOX(&specdec::cpu::tree_mask));
-}
+SPECDEC_REGISTER(tree_mask, specdec::cpu::tree_mask)

@@ -7,7 +7,7 @@
 #include <cmath>
 #include <cstdlib>
 
-#include "../torch/args.h"
+#include "entry.h"
 
 namespace specdec::cpu {
 
@@ -278,6 +278,4 @@ void verify_chain(SPECDEC_VERIFY_CHAIN_ARGS) {
 }  // namespace
 }  // namespace specdec::cpu
 
-STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
-  m.impl("verify_chain_out.cpu", TORCH_BOX(&specdec::cpu::verify_chain));
-}
+SPECDEC_REGISTER(verify_chain, specdec::cpu::verify_chain)

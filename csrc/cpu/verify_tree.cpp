@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "../torch/tree_args.h"
+#include "entry.h"
 
 namespace specdec::cpu {
 
@@ -264,6 +265,4 @@ void verify_tree(SPECDEC_VERIFY_TREE_ARGS) {
 }  // namespace
 }  // namespace specdec::cpu
 
-STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
-  m.impl("verify_tree_out.cpu", TORCH_BOX(&specdec::cpu::verify_tree));
-}
+SPECDEC_REGISTER(verify_tree, specdec::cpu::verify_tree)

@@ -60,11 +60,12 @@ void gather_nodes(SPECDEC_GATHER_NODES_ARGS) {
   const DeviceGuard guard(values);
   GatherParams p{};
   p.values = reinterpret_cast<uint64_t>(values.const_data_ptr());
-  p.out = reinterpret_cast<uint64_t>(output<uint8_t>(out_values));
-  p.batch_stride = values.stride(0);
-  p.node_stride = values.stride(1);
+  p.out = reinterpret_cast<uint64_t>(output<void>(out_values));
+  const auto item = static_cast<int64_t>(values.element_size());
+  p.batch_stride = values.stride(0) * item;
+  p.node_stride = values.stride(1) * item;
   p.nodes = values.size(1);
-  p.bytes = values.size(2);
+  p.bytes = values.size(2) * item;
   p.path = global_ids(path);
   p.columns = path.size(1);
   p.status = Global<int32_t>(output<int32_t>(out_status));

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..._check import ID_DTYPES, Checker, fail
 from ..._op import Op
+from ..._replay import replayed
 from . import reference
 
 
@@ -32,6 +33,7 @@ def _allocate(values: Tensor, path: Tensor) -> tuple[Tensor, Tensor]:
 op = Op(reference.gather_nodes, _allocate, results=GatherResult._fields)
 
 
+@replayed
 def gather_nodes(
     values: Tensor, path: Tensor, *, out: GatherResult | None = None, backend: str | None = None
 ) -> GatherResult:
@@ -79,16 +81,19 @@ def gather_nodes(
         if not fits or not out.values.is_contiguous():
             got = f"{out.values.dtype} {list(out.values.shape)}" if isinstance(out.values, Tensor) else "no tensor"
             fail("gather_nodes", "out.values", f"contiguous {values.dtype} {list(shape)}", got)
-        results = _bytes(out.values), out.status
-    rows, status = op(_bytes(values), path, device=values.device, backend=backend, out=results)
-    return out if out is not None else GatherResult(rows.view(values.dtype).view(shape), status)
+        results = _rows(out.values), out.status
+    rows, status = op(_rows(values), path, device=values.device, backend=backend, out=results)
+    if out is not None:
+        return out
+    return GatherResult(rows if values.dim() == 3 else rows.view(shape), status)
 
 
-def _bytes(values: Tensor) -> Tensor:
-    """The view [batch, nodes, byte] of values."""
+def _rows(values: Tensor) -> Tensor:
+    """The view [batch, nodes, n] of values."""
+    if values.dim() == 3 and values.stride(2) == 1 and not values.requires_grad:
+        return values
     rows = values.detach()
     if rows.dim() == 3 and rows.stride(2) == 1:
-        return rows.view(torch.uint8)
+        return rows
     size = rows[0, 0].numel() if rows.shape[0] else 1
-    rows = rows.as_strided((*rows.shape[:2], size), (*rows.stride()[:2], 1))
-    return rows.view(torch.uint8)
+    return rows.as_strided((*rows.shape[:2], size), (*rows.stride()[:2], 1))

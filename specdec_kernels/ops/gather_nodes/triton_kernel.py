@@ -43,6 +43,7 @@ def _gather_kernel(
 
 def gather_nodes_out(values: Tensor, path: Tensor, out_values: Tensor, out_status: Tensor) -> None:
     """Launcher."""
+    values, out_values = values.view(torch.uint8), out_values.view(torch.uint8)
     (batch, columns), (_, nodes, size) = path.shape, values.shape
     strides = values.stride()[:2]
     unit = math.gcd(8, values.data_ptr(), out_values.data_ptr(), size, *strides)

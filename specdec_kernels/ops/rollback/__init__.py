@@ -10,6 +10,7 @@ from torch import Tensor
 from ..._cache import CacheLayout
 from ..._check import Checker, fail
 from ..._op import Op
+from ..._replay import replayed
 from . import reference
 
 
@@ -51,6 +52,7 @@ op = Op(
 )  # fmt: skip
 
 
+@replayed
 def rollback(
     layout: CacheLayout,
     lengths: Tensor,

@@ -11,6 +11,7 @@ from torch import Tensor
 from ... import _shards
 from ..._check import Checker, fail
 from ..._op import Op
+from ..._replay import replayed
 from ..._types import LOGPROBS, PURPOSES, Noise, Sampling
 from . import reference
 
@@ -51,6 +52,7 @@ def _allocate(logits: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tenso
 op = Op(reference.sample, _allocate, results=SampleResult._fields)
 
 
+@replayed
 def sample(
     logits: Tensor,
     *,

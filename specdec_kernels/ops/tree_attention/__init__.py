@@ -10,6 +10,7 @@ from torch import Tensor
 from ..._cache import FORMATS, PAGED
 from ..._check import ID_DTYPES, LOGIT_DTYPES, MAX_NODES, Checker, fail
 from ..._op import Op
+from ..._replay import replayed
 from . import reference
 
 MAX_DIM = 256
@@ -43,6 +44,7 @@ def _allocate(query: Tensor, key: Tensor, value: Tensor, *rest: object) -> tuple
 op = Op(reference.tree_attention, _allocate, results=TreeAttention._fields, backends=("cpu", "triton"))
 
 
+@replayed
 def tree_attention(
     query: Tensor,
     key: Tensor,

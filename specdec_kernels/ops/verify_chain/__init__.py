@@ -11,6 +11,7 @@ from torch import Tensor
 from ... import _shards
 from ..._check import Checker, fail
 from ..._op import Op
+from ..._replay import replayed
 from ..._types import LOGPROBS, Noise, Sampling
 from . import reference
 from .reference import RULES
@@ -47,6 +48,7 @@ def _allocate(draft_ids: Tensor, target_logits: Tensor, *rest: object) -> tuple[
 op = Op(reference.verify_chain, _allocate, results=("token_ids", "num_accepted", "status", "logprobs"))
 
 
+@replayed
 def verify_chain(
     draft_ids: Tensor,
     target_logits: Tensor,

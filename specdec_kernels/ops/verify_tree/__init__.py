@@ -11,6 +11,7 @@ from torch import Tensor
 from ... import _shards
 from ..._check import ID_DTYPES, Checker, fail
 from ..._op import Op
+from ..._replay import replayed
 from ..._types import LOGPROBS, Noise, Sampling
 from . import reference
 from .reference import RULES
@@ -51,6 +52,7 @@ def _allocate(token_ids: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Te
 op = Op(reference.verify_tree, _allocate, results=TreeResult._fields)
 
 
+@replayed
 def verify_tree(
     token_ids: Tensor,
     parents: Tensor,

@@ -1,0 +1,111 @@
+"""A call of every op on small numbers that a seed draws."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from cases import make_chain
+from torch import Tensor
+from tree_cases import make_tree
+
+from specdec_kernels import CacheLayout, Noise, Sampling
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+BATCH, VOCAB = 3, 41
+
+
+def numbers(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def noise(g: torch.Generator) -> Noise:
+    return Noise(*(torch.randint(0, 1000, (BATCH,), generator=g) for _ in range(3)))
+
+
+def law(g: torch.Generator) -> Sampling:
+    return Sampling(torch.rand(BATCH, generator=g), None, 0.5 + torch.rand(BATCH, generator=g) / 2, None)
+
+
+def chain(seed: int) -> Call:
+    case = make_chain(BATCH, 4, VOCAB, seed=seed)
+    return (case.draft_ids, case.target_logits, case.draft_logits), dict(case.keywords)
+
+
+def ratios(seed: int) -> Call:
+    args, kwargs = chain(seed)
+    return args, {name: kwargs[name] for name in ("sampling", "draft_sampling")}
+
+
+def tree(seed: int) -> Call:
+    case = make_tree(BATCH, 9, VOCAB, seed=seed)
+    return case.tensors, dict(case.keywords, logprobs="raw")
+
+
+def sampled(seed: int) -> Call:
+    g = numbers(seed)
+    return (torch.randn(BATCH, VOCAB, generator=g),), {
+        "sampling": law(g),
+        "noise": noise(g),
+        "purpose": "draft",
+        "num_samples": 3,
+    }
+
+
+def residual(seed: int, *, is_drawn: bool = True) -> Call:
+    g = numbers(seed)
+    weights = {name: torch.rand(BATCH, generator=g) for name in "ab"}
+    rows = (torch.randn(BATCH, VOCAB, generator=g), torch.randn(BATCH, VOCAB, generator=g))
+    named = {"noise": noise(g)} if is_drawn else {}
+    return rows, dict(sampling=law(g), draft_sampling=law(g), **weights, **named)
+
+
+def parents(seed: int, nodes: int = 7) -> Tensor:
+    g = numbers(seed)
+    return torch.tensor([[-1, *(int(torch.randint(0, n, (), generator=g)) for n in range(1, nodes))]] * BATCH)
+
+
+def candidates(seed: int) -> Call:
+    g = numbers(seed)
+    ids = torch.randint(0, VOCAB, (BATCH, 7), generator=g)
+    return (ids, parents(seed), torch.randn(BATCH, 7, generator=g)), {"num_nodes": 4}
+
+
+def gathered(seed: int) -> Call:
+    g = numbers(seed)
+    path = torch.tensor([[1, 3, -1], [2, -1, -1], [1, 2, -1]])
+    return (torch.randn(BATCH, 5, 6, generator=g), path), {}
+
+
+def cached(op: str) -> Callable[[int], Call]:
+    def call(seed: int) -> Call:
+        g = numbers(seed)
+        rows = [torch.randn(BATCH, 2, 16, 4, generator=g) for _ in range(4)]
+        accepted = torch.randint(0, 3, (BATCH,), generator=g, dtype=torch.int32)
+        start = torch.randint(0, 5, (BATCH,), generator=g)
+        path = torch.tensor([[2, 3, -1]] * BATCH)
+        rest = {
+            "compact_cache": (path, accepted, start),
+            "select_state": (accepted,),
+            "rollback": (start, accepted),
+        }[op]
+        return (CacheLayout(rows, "bhld"), *rest), {}
+
+    return call
+
+
+CALLS: dict[str, Callable[[int], Call]] = {
+    "verify_chain": chain,
+    "acceptance_ratios": ratios,
+    "verify_tree": tree,
+    "sample": sampled,
+    "residual_sample": residual,
+    "residual_probs": lambda seed: residual(seed, is_drawn=False),
+    "tree_layout": lambda seed: ((parents(seed),), {"max_depth": 5}),
+    "tree_mask": lambda seed: ((parents(seed),), {"past": torch.tensor([1, seed, 3]), "size": 12}),
+    "select_tree": candidates,
+    "tree_from_sequences": lambda seed: ((torch.randint(0, 4, (BATCH, 3, 2), generator=numbers(seed)),), {}),
+    "gather_nodes": gathered,
+    **{op: cached(op) for op in ("compact_cache", "select_state", "rollback")},
+}
