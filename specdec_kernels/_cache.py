@@ -72,6 +72,7 @@ class CacheLayout:
         # Strides of page, slot and head, number of heads, bytes of a row: what a kernel on a device needs of a view.
         numbers = [[*t.stride()[:3], t.shape[2], t.shape[3]] for t in self.tensors]
         self.table = torch.tensor(numbers, dtype=torch.int64).to(first.device)
+        self.parts = self._parts()
 
     def _checked(self, block_table: Tensor | None) -> Tensor | None:
         is_paged = self.format in PAGED
@@ -94,10 +95,10 @@ class CacheLayout:
         other = object.__new__(CacheLayout)
         other.__dict__.update(self.__dict__)
         other.block_table = other._checked(block_table)
+        other.parts = other._parts()
         return other
 
-    @property
-    def parts(self) -> tuple[object, ...]:
+    def _parts(self) -> tuple[object, ...]:
         """All that an op reads of a layout."""
         return (self.format, self.page_size, self.num_pages, self.table, self.block_table, *self.tensors)
 

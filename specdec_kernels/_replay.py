@@ -17,6 +17,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch.autograd import profiler
+from torch.compiler import is_dynamo_compiling
 
 from . import _backends, _native
 from ._cache import CacheLayout
@@ -26,7 +27,7 @@ R = TypeVar("R")
 
 # Called without arguments; one that answers true sends calls to the dispatcher. (The transforms of torch.func show
 # tensors without memory, which the library leaves to the dispatcher by itself.)
-_LISTENERS = ("_len_torch_dispatch_stack", "_len_torch_function_stack", "_get_tracing_state")
+_LISTENERS = ("_len_torch_dispatch_stack", "_is_tracing")
 
 
 class _Calls(threading.local):
@@ -38,18 +39,21 @@ class _Calls(threading.local):
 _calls = _Calls()
 
 
-@functools.cache
-def library() -> Any | None:
-    """The native library as a Python module, or None where this torch or this installation has no such thing."""
-    listeners = tuple(getattr(torch._C, name, None) for name in _LISTENERS)
-    is_known = None not in listeners and hasattr(profiler, "_is_profiler_enabled")
-    if not is_known or _native.cpu_reason() is not None:
-        return None
-    module = importlib.import_module("._cpu", __package__)
-    starts = module.start(
-        torch.Tensor, torch.dtype, CacheLayout, torch.is_grad_enabled, listeners, profiler, "_is_profiler_enabled"
-    )
-    return module if starts else None
+_library: Any = None  # as a Python module; False: this torch or this installation has no such thing
+
+
+def library() -> Any:
+    """The native library, opened by the first call; False where there is none that could replay."""
+    global _library
+    if _library is None:
+        listeners = tuple(getattr(torch._C, name, None) for name in _LISTENERS)
+        is_known = None not in listeners and hasattr(profiler, "_is_profiler_enabled")
+        _library = False
+        if is_known and _native.cpu_reason() is None:
+            module = importlib.import_module("._cpu", __package__)
+            names = vars(profiler), "_is_profiler_enabled"
+            _library = module.start(torch.Tensor, torch.dtype, CacheLayout, listeners, *names) and module
+    return _library
 
 
 def replayed(front: Callable[P, R]) -> Callable[P, R]:
@@ -58,10 +62,10 @@ def replayed(front: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(front)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        if torch.compiler.is_dynamo_compiling():
+        if is_dynamo_compiling():
             return front(*args, **kwargs)
-        native = library()
-        if native is None:
+        native = library() if _library is None else _library
+        if native is False:
             return front(*args, **kwargs)
         answer = native.recall(name, args, kwargs, _backends._chosen)
         if answer is None:

@@ -100,7 +100,7 @@ def fast_backend(request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.fixture
 def long_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every call passes its checks and the dispatcher: nothing is replayed."""
-    monkeypatch.setattr(_replay, "library", lambda: None)
+    monkeypatch.setattr(_replay, "_library", False)
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
 #include "leaves.h"
 
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+
 namespace specdec::python {
 
 World world{};
@@ -70,16 +72,11 @@ void Leaves::clear() {
   held.clear();
 }
 
-void Leaves::start() {
-  const Ref answer(PyObject_CallObject(world.is_grad_enabled, nullptr));
-  PyErr_Clear();
-  gradients_ = answer.get() != Py_False;
-}
-
 bool Leaves::add_tensor(PyObject* tensor) {
   DLTensor t;
   if (!read_tensor(tensor, &t)) return false;
-  if (gradients_ && (t.dtype.code == kDLFloat || t.dtype.code == kDLBfloat)) {
+  const bool is_float = t.dtype.code == kDLFloat || t.dtype.code == kDLBfloat;
+  if (is_float && aoti_torch_grad_mode_is_enabled()) {  // who wants a gradient is refused
     const Ref wanted(PyObject_GetAttrString(tensor, "requires_grad"));
     if (wanted.get() != Py_False) {
       PyErr_Clear();

@@ -40,9 +40,8 @@ struct World {
   PyObject* tensor_type;  // torch.Tensor itself, no subclass
   PyObject* dtype_type;
   PyObject* layout_type;  // CacheLayout: read by its attribute `parts`
-  PyObject* is_grad_enabled;
-  PyObject* listeners;  // called without arguments; one that is true sends calls to torch
-  PyObject *profiler, *is_profiling;  // a module, and the name in it that is False without one
+  PyObject* listeners;    // called without arguments; one that is true sends calls to torch
+  PyObject *profiler, *is_profiling;  // names of a module, and the one that is False without one
   const DLPackExchangeAPI* exchange;
 };
 extern World world;
@@ -63,15 +62,10 @@ struct Leaves {
 
   void clear();
 
-  // To be called before the first `add`: whether tensors that want a gradient are refused.
-  void start();
-
   // Adds what `argument` holds; false, with no error set, if a call with it is not for us.
   bool add(PyObject* argument);
 
  private:
-  bool gradients_ = false;
-
   bool add_tensor(PyObject* tensor);
   bool add_tuple(PyObject* tuple, char tag);
   bool add_text(PyObject* text);

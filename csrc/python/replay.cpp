@@ -42,7 +42,6 @@ class CallLeaves {
 // The leaves of front(*arguments, **options) under a chosen backend.
 bool describe(PyObject* front, PyObject* arguments, PyObject* options, PyObject* backend,
               Leaves* leaves) {
-  leaves->start();
   if (!leaves->add(front) || !leaves->add(backend) || !leaves->add(arguments)) return false;
   PyObject *name = nullptr, *value = nullptr;
   for (Py_ssize_t at = 0; PyDict_Next(options, &at, &name, &value);) {
@@ -61,9 +60,7 @@ bool is_watched() {
       return true;
     }
   }
-  const Ref is_profiling(PyObject_GetAttr(world.profiler, world.is_profiling));
-  PyErr_Clear();
-  return is_profiling.get() != Py_False;
+  return PyDict_GetItemWithError(world.profiler, world.is_profiling) != Py_False;
 }
 
 cpu::Value value_of(const Slot& slot, const Leaves& leaves, const std::vector<DLTensor>& results) {
@@ -228,13 +225,12 @@ PyObject* forget(PyObject*, PyObject*) {
   Py_RETURN_NONE;
 }
 
-// start(Tensor, dtype, CacheLayout, is_grad_enabled, listeners, profiler, is_profiling): once,
-// before the rest. Returns whether this torch shows its tensors to C.
+// start(Tensor, dtype, CacheLayout, listeners, profiler, is_profiling): once, before the rest.
+// Returns whether this torch shows its tensors to C.
 PyObject* start(PyObject*, PyObject* arguments) {
   World w{};
-  if (!PyArg_ParseTuple(arguments, "OOOOO!OO", &w.tensor_type, &w.dtype_type, &w.layout_type,
-                        &w.is_grad_enabled, &PyTuple_Type, &w.listeners, &w.profiler,
-                        &w.is_profiling)) {
+  if (!PyArg_ParseTuple(arguments, "OOOO!O!O", &w.tensor_type, &w.dtype_type, &w.layout_type,
+                        &PyTuple_Type, &w.listeners, &PyDict_Type, &w.profiler, &w.is_profiling)) {
     return nullptr;
   }
   const Ref capsule(PyObject_GetAttrString(w.tensor_type, "__dlpack_c_exchange_api__"));

@@ -34,6 +34,8 @@ class Datastore:
         self.depth = depth
         self._arrays = tokens, order
         self._tokens, self._order = tokens.numpy().data, order.numpy().data
+        # Places behind token t are those from _firsts[t + 1] on: half of a search, the half in memory that is cold.
+        self._firsts = [0, *torch.bincount(tokens + 1).cumsum(0).tolist()] if len(tokens) else [0]
 
     def __len__(self) -> int:
         """Tokens, separators included."""
@@ -86,9 +88,12 @@ class Datastore:
         if not context:
             return []
         pattern = list(context[: -self.depth - 1 : -1])
-        place = bisect_left(self._every, pattern, key=lambda i: self._behind(i, len(pattern)))
-        sides = [i for i in (place - 1, place) if 0 <= i < len(self)]
-        matched = max(common(pattern, self._behind(i, len(pattern))) for i in sides)
+        if pattern[0] + 2 >= len(self._firsts):
+            return []
+        first, end = self._firsts[pattern[0] + 1 : pattern[0] + 3]
+        place = bisect_left(self._every, pattern, first, end, key=lambda i: self._behind(i, len(pattern)))
+        sides = [i for i in (place - 1, place) if first <= i < end]
+        matched = max((common(pattern, self._behind(i, len(pattern))) for i in sides), default=0)
         if matched < max(shortest, 1):
             return []
         hits = self._neighbours(pattern[:matched], place)

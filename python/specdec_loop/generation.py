@@ -138,7 +138,7 @@ def generate(
         plainly = "greedy" if rule in ("greedy", "topm", "distance") else "match"
         nothing = NoDrafter().draft(text, 0)
         verdict = _verify(nothing, hooks.law(text, nothing, logits), text, sampling, plainly, logprobs, {})
-        kept = text.append(verdict.token_ids, verdict.num_accepted, verdict.logprobs)
+        kept, _ = text.append(verdict.token_ids, verdict.num_accepted, verdict.logprobs)
         first, _ = text.read(verdict.token_ids, verdict.status, kept)
         hooks.grown(text, None)
         statistics = [RequestStatistics() for _ in first]
@@ -159,11 +159,11 @@ def generate(
             clock.mark("target")
             verdict = _verify(draft, hooks.law(text, draft, logits), text, sampling, rule, logprobs, rule_options or {})
             clock.mark("verify")
-            kept = text.append(verdict.token_ids, verdict.num_accepted, verdict.logprobs)
+            kept, followers = text.append(verdict.token_ids, verdict.num_accepted, verdict.logprobs)
             path = verdict.path if isinstance(verdict, TreeResult) else None
             # Rows of the last token and of what was accepted; -1: a finished request. Nothing drafted: one row of each.
             is_plain = draft.token_ids.shape[1] == 0 and not any(text.is_finished)
-            cache.commit(0 if is_plain else kept - 1, path)
+            cache.commit(0 if is_plain else followers, path)
             with following:
                 drafter.commit(text, Outcome(logits, kept, path, hidden))
             running = [b for b in range(text.batch) if not text.is_finished[b]]

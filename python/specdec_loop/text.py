@@ -29,6 +29,7 @@ class Text:
         ends: what `lengths` holds, on the host.
         prompts: tokens of each prompt.
         status: of each request, bits of all its steps.
+        steps: calls of `append` so far.
         is_finished: of each request: a stop came, the limit is reached, or the target's row was bad.
     """
 
@@ -56,7 +57,10 @@ class Text:
         self.ends = list(self.prompts)
         self.rows: list[list[int]] = [row[:n] for row, n in zip(prompts.tolist(), self.ends, strict=True)]
         self.status, self.is_finished = [0] * batch, [False] * batch
+        self._is_read = True  # so that `ends` are up to date
         self._seed, self._steps = seed, torch.zeros_like(seed)
+        self.steps = 0
+        self._numbers = torch.arange(self.tokens.shape[1], device=device)[:, None].repeat(1, batch).unbind()
         self._limit, self._stops = limit, stops
         self._last_place = lengths + limit - 1  # where a token may stand
         self._offsets = torch.arange(overhang, device=device)
@@ -73,18 +77,26 @@ class Text:
 
     def noise(self, ahead: int = 0) -> Noise:
         """Names the random numbers of the token `ahead` of the next one: keyed by its absolute position."""
-        return Noise(self._seed, self.lengths + ahead if ahead else self.lengths, self._steps)
+        if ahead == 0:
+            return Noise(self._seed, self.lengths, self._steps)
+        place = self.place(ahead)
+        return Noise(self._seed, self.lengths + ahead if place is None else self._numbers[place], self._steps)
+
+    def place(self, ahead: int) -> int | None:
+        """The position of the token `ahead` of the next one; None where requests differ, or the host does not know."""
+        is_known = self._is_read and self._are_even() and self.ends[0] + ahead < self.tokens.shape[1]
+        return self.ends[0] + ahead if is_known else None
 
     def last(self, count: int) -> Tensor:
         """The last tokens, ``[batch, count]``; where a text is shorter its first token is repeated in front."""
-        if self._are_even() and count <= (end := self.ends[0]):
+        if self._is_read and self._are_even() and count <= (end := self.ends[0]):
             return self.tokens.narrow(1, end - count, count)
         place = (self.lengths - count)[:, None]
         if count > 1:
             place = (place + torch.arange(count, device=place.device)).clamp(min=0)
         return self.tokens.gather(1, place)
 
-    def append(self, token_ids: Tensor, num_accepted: Tensor, logprobs: Tensor | None = None) -> Tensor:
+    def append(self, token_ids: Tensor, num_accepted: Tensor, logprobs: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Take the tokens of a step up to the limit; a finished request takes none. Then `read`.
 
         Args:
@@ -93,18 +105,20 @@ class Text:
             logprobs: of the tokens.
 
         Returns:
-            int32 ``[batch]``: how many were taken; a drawn one counts, be it -1 for a bad row.
+            int32 ``[batch]``: how many were taken; a drawn one counts, be it -1 for a bad row. And how many without it,
+            -1: none, the request is finished.
         """
         width, count = token_ids.shape[1], num_accepted + 1
         if not self._is_roomy(width):
             token_ids = torch.where(self._places(width) > self._last_place[:, None], -1, token_ids)
             count = (self._last_place + 1 - self.lengths).clamp(min=0).minimum(count).int()
+            num_accepted = count - 1
         self._write(self.tokens, token_ids)
         if logprobs is not None:
             self._write(self.logprobs, logprobs.masked_fill(token_ids < 0, 0.0))
         self.lengths = self.lengths + count  # not in place: a step's noise names the positions that it had
-        self._steps = self._steps + 1
-        return count
+        self._steps, self.steps, self._is_read = self._steps + 1, self.steps + 1, False
+        return count, num_accepted
 
     def _is_roomy(self, width: int) -> bool:
         """Whether the host knows that every request takes so many tokens."""
@@ -140,6 +154,7 @@ class Text:
         """
         ids, states, counts, *_ = found = on_host(token_ids, status, *columns)
         new = [self._grow(b, states[b], ids[b][: counts[b]]) for b in range(self.batch)]
+        self._is_read = True
         return new, found[2:]
 
     def finish(self, b: int, length: int) -> None:

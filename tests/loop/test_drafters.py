@@ -102,7 +102,7 @@ def test_lookahead_learns_a_cycle() -> None:
             noise=text.noise(),
             rule="greedy",
         )
-        kept = text.append(verdict.token_ids, verdict.num_accepted)
+        kept, _ = text.append(verdict.token_ids, verdict.num_accepted)
         drafter.commit(text, Outcome(logits, kept, verdict.path))
         text.read(verdict.token_ids, verdict.status, kept)
         accepted.append(verdict.num_accepted.tolist())
@@ -211,7 +211,7 @@ def test_a_draft_model_catches_up_after_copies() -> None:
     def copied(*rows: list[int]) -> None:
         inner.skip(text)
         ids = torch.tensor(rows)
-        text.read(ids, torch.zeros(2).int(), text.append(ids, (ids > -1).sum(1).int() - 1))
+        text.read(ids, torch.zeros(2).int(), text.append(ids, (ids > -1).sum(1).int() - 1)[0])
 
     for _ in range(15):
         copied([9, -1, -1, -1], [9, 10, 11, 12])

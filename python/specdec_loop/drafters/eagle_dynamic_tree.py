@@ -66,8 +66,9 @@ class EagleDynamicTree(FeatureDrafter):
         device, rank = text.tokens.device, torch.arange(self.width, device=text.tokens.device)
         self._chances = math.log(FIRST) + rank * math.log(NEXT)
         self._zero = torch.zeros(text.batch, 1, device=device)
-        self._root = torch.zeros(text.batch, 1, dtype=torch.int64, device=device)
-        self._first = (1 + rank).expand(text.batch, -1)  # nodes of depth 1, which are expanded all
+        # Parents of the root, of depth 1, and of depth 2: nodes of depth 1 are expanded all.
+        first = [-1, *[0] * self.width, *(1 + rank).repeat_interleave(self.width).tolist()]
+        self._first = torch.tensor(first, device=device).repeat(text.batch, 1)
         self._row = rank.repeat_interleave(self.width).expand(text.batch, -1)  # of the parent of each child of a depth
 
     def nodes(self, length: int) -> int:
@@ -80,8 +81,9 @@ class EagleDynamicTree(FeatureDrafter):
         self._confidence.start(text)
         features = self._run_unseen(text)
         ids, scores = self._children(features, text, 0)  # of the last depth; of one parent, the best comes first
-        token_ids, every_score, inner = [text.last(1), ids], [self._zero, scores], [self._root]
-        best_scores, first = scores, 1  # of what is expanded; node number of the last depth's first
+        token_ids, every_score = [text.last(1), ids], [self._zero, scores]
+        parents: list[Tensor] = []  # of the depths below 2
+        best_scores, first, depths = scores, 1, 1  # of what is expanded; node number of the last depth's first
         for depth in range(1, length):
             if depth > 1:
                 best_scores, best = scores.topk(width, 1)
@@ -89,24 +91,24 @@ class EagleDynamicTree(FeatureDrafter):
                 break
             if depth == 1:
                 features = self._run_nodes(ids, None, features.expand(-1, width, -1))
-                inner.append(self._first)
             else:
                 row = self._row.gather(1, best)
                 source = features.gather(1, row[:, :, None].expand(-1, -1, features.shape[2]))
                 features = self._run_nodes(ids.gather(1, best), row, source)
-                inner.append(best + first)
+                parents.append((best + first).repeat_interleave(width, 1))
             first += ids.shape[1]
+            depths += 1
             ids, scores = self._children(features, text, depth, best_scores)
             token_ids.append(ids)
             every_score.append(scores)
-        above = torch.cat(inner, 1)[:, :, None].expand(-1, -1, width).flatten(1)
+        every_parent = [self._first[:, : 1 + width * (1 if depths == 1 else 1 + width)], *parents]
         tree = select_tree(
             torch.cat(token_ids, 1),
-            torch.cat([self._root - 1, above], 1),
+            torch.cat(every_parent, 1),
             torch.cat(every_score, 1),
-            num_nodes=self.nodes(len(inner)),
+            num_nodes=self.nodes(depths),
         )
-        return Draft(tree.token_ids, parents=tree.parents, max_depth=len(inner))
+        return Draft(tree.token_ids, parents=tree.parents, max_depth=depths)
 
     def _children(
         self, features: Tensor, text: Text, ahead: int, scores: Tensor | None = None
@@ -114,14 +116,16 @@ class EagleDynamicTree(FeatureDrafter):
         """The best tokens after each feature and their paths' scores in logarithms, ``[batch, paths * width]``."""
         batch, rows = features.shape[:2]
         drawn = self._draw(self._logits(features).flatten(0, 1), text, ahead, self.width)
-        ids, logprobs = (x.view(batch, rows, self.width) for x in (drawn.token_ids, drawn.logprobs))
-        if self._by_rank in (0, batch):
-            chances = self._chances.expand_as(logprobs) if self._by_rank else logprobs
+        ids = self._of_running(drawn.token_ids.view(batch, rows * self.width), text)
+        if self._by_rank == batch:
+            chances = self._chances.expand(batch, rows, -1)
         else:
-            chances = torch.where(self._counts_by_rank, self._chances, logprobs)
+            chances = drawn.logprobs.view(batch, rows, self.width)
+            if self._by_rank:
+                chances = torch.where(self._counts_by_rank, self._chances, chances)
         if scores is not None:
             chances = chances + scores[:, :, None]
-        return self._of_running(ids, text).flatten(1), chances.flatten(1)
+        return ids, chances.flatten(1)
 
     def _rows(self, longest: int) -> int:
         return longest + 1 + longest * self.width

@@ -83,7 +83,7 @@ class FeatureDrafter(CachedDrafter):
             count: ids a row.
             lanes: ``[rows]``: rank of each row's node in its depth, for rules that draw; None: nodes are alone there.
         """
-        rows = len(logits) // text.batch
+        rows = logits.shape[0] // text.batch
         if rows not in self._races:
             self._races[rows] = Race(self._race, text, [0] * rows, has_step=self._is_drawn)
         race, is_drawn = self._races[rows], self._is_drawn

@@ -20,7 +20,7 @@ class Retrieval(Drafter):
 
     rules = ("match", "greedy", "typical", "target_only", "recursive")
 
-    def __init__(self, store: Datastore, *, candidates: int = 24, shortest: int = 2, hits: int = 128) -> None:
+    def __init__(self, store: Datastore, *, candidates: int = 24, shortest: int = 2, hits: int = 48) -> None:
         """Look up in `store`.
 
         Args:

@@ -12,7 +12,7 @@ from transformers.cache_utils import Cache
 from specdec_kernels import CacheLayout, compact_cache, rollback, tree_mask
 
 from ..attention import NAME
-from .layer import Lengths, TreeLayer, fail
+from .layer import Lengths, TreeLayer, fail, is_in_place
 from .masks import MOST_NODES, KeptMasks
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
@@ -257,6 +257,9 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         done, lengths = self._written(), self._lengths
         if done == 0:
             fail("commit", "called after a forward", "nothing written")
+        for layer in self.layers:
+            if layer.written != done and layer.is_initialized:
+                fail("layers", "equally long at commit", [layer.written for layer in self.layers])
         if isinstance(num_accepted, int):
             if path is not None or isinstance(num_accepted, bool) or not -1 <= num_accepted < done:
                 fail("num_accepted", f"an int in [-1, {done}) of chains, or a tensor of int32", num_accepted)
@@ -274,6 +277,8 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
             status = self._no_status if is_sound else ((rows < 0) | (rows > done)).int() * BAD
         elif not isinstance(path, Tensor):
             fail("path", "a tensor of int32 or int64", type(path).__name__)
+        elif shares and is_in_place(path, num_accepted, done):
+            status, is_sound = self._no_status, True
         else:  # which is no longer than what was written, and so nothing beyond is taken for accepted
             path = path if path.shape[-1] < done else path[..., : done - 1].contiguous()
             status = compact_cache(self.layout, path, num_accepted, lengths.exact)
@@ -364,17 +369,18 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         for layer in self.layers:
             layer.written = 0
 
+    def _first(self) -> TreeLayer:
+        """One of the layers that the model uses, before the first forward one that it may use."""
+        first: TreeLayer = next((layer for layer in self.layers if layer.is_initialized), self.layers[0])
+        return first
+
     def _written(self) -> int:
-        """Rows since the last commit, the same in every layer that the model uses."""
-        counts = {layer.written for layer in self.layers if layer.is_initialized} or {0}
-        if len(counts) > 1:
-            fail("layers", "equally long at commit", sorted(counts))
-        return int(counts.pop())
+        """Rows since the last commit."""
+        return self._first().written
 
     def _reach(self, tokens: int) -> int:
         """Width of a mask for `tokens` more rows."""
-        layer = next((layer for layer in self.layers if layer.is_initialized), self.layers[0])
-        return int(layer.reach(tokens))
+        return self._first().reach(tokens)
 
     def _mask_dtype(self) -> torch.dtype:
         """Of an additive mask, which SDPA takes as it is; a boolean one it would convert in every layer."""
