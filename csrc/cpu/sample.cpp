@@ -96,13 +96,16 @@ void sample_row(const SampleParams& p, const std::vector<int32_t>& inverse, int6
       in_passing    ? finish_draw(law, race, p.num_samples)
       : p.token_map ? draw_mapped(team, law, race, p.token_map, inverse, p.num_samples)
                     : draw_plain(team, law, race, p.num_samples);
+  const bool is_raw = !law.params.greedy && law.params.inv_t == 1.f && !law.source.allowed &&
+                      !law.params.filtered(p.logits.vocab);
+  const bool asks_raw = p.logprobs_mode == LogprobsMode::kRaw && !is_raw;
   RowLaw raw;
-  if (p.logprobs_mode == LogprobsMode::kRaw) {
+  if (asks_raw) {
     raw.source = row_source(p.logits, 0, b);
     Examine ask_raw{&raw, true};
     examine(team, &ask_raw, 1);
   }
-  write_row(p, b, law, p.logprobs_mode == LogprobsMode::kRaw ? raw : law, ids, inverse);
+  write_row(p, b, law, asks_raw ? raw : law, ids, inverse);
 }
 
 void sample(SPECDEC_SAMPLE_ARGS) {

@@ -55,11 +55,12 @@ class RequestStatistics:
             self.drafted.append(sum(token >= 0 for token in token_ids))
             self.children += [0] * accepted
             return
-        depth = [0] * len(parents)
-        for node, parent in enumerate(parents):
-            if parent >= 0:
-                depth[node] = depth[parent] + 1
-        self.drafted.append(max((d for d, token in zip(depth, token_ids, strict=True) if token >= 0), default=0))
+        depth, deepest = [0], 0
+        for parent, token in zip(parents[1:], token_ids[1:], strict=True):
+            depth.append(below := depth[parent] + 1 if parent >= 0 else 0)
+            if below > deepest and token >= 0:
+                deepest = below
+        self.drafted.append(deepest)
         self.children += [parents[:node].count(parents[node]) for node in path[:accepted]]
 
     @property

@@ -57,10 +57,9 @@ class Text:
         self.ends = list(self.prompts)
         self.rows: list[list[int]] = [row[:n] for row, n in zip(prompts.tolist(), self.ends, strict=True)]
         self.status, self.is_finished = [0] * batch, [False] * batch
-        self._is_read = True  # so that `ends` are up to date
-        self._seed, self._steps = seed, torch.zeros_like(seed)
-        self.steps = 0
+        self._seed, self.steps = seed, 0
         self._numbers = torch.arange(self.tokens.shape[1], device=device)[:, None].repeat(1, batch).unbind()
+        self._end = self._common_end()  # of every text; None: they differ, or the host does not know
         self._limit, self._stops = limit, stops
         self._last_place = lengths + limit - 1  # where a token may stand
         self._offsets = torch.arange(overhang, device=device)
@@ -77,20 +76,20 @@ class Text:
 
     def noise(self, ahead: int = 0) -> Noise:
         """Names the random numbers of the token `ahead` of the next one: keyed by its absolute position."""
+        step = self._numbers[self.steps]
         if ahead == 0:
-            return Noise(self._seed, self.lengths, self._steps)
+            return Noise(self._seed, self.lengths, step)
         place = self.place(ahead)
-        return Noise(self._seed, self.lengths + ahead if place is None else self._numbers[place], self._steps)
+        return Noise(self._seed, self.lengths + ahead if place is None else self._numbers[place], step)
 
     def place(self, ahead: int) -> int | None:
         """The position of the token `ahead` of the next one; None where requests differ, or the host does not know."""
-        is_known = self._is_read and self._are_even() and self.ends[0] + ahead < self.tokens.shape[1]
-        return self.ends[0] + ahead if is_known else None
+        return None if self._end is None or self._end + ahead >= len(self._numbers) else self._end + ahead
 
     def last(self, count: int) -> Tensor:
         """The last tokens, ``[batch, count]``; where a text is shorter its first token is repeated in front."""
-        if self._is_read and self._are_even() and count <= (end := self.ends[0]):
-            return self.tokens.narrow(1, end - count, count)
+        if self._end is not None and count <= self._end:
+            return self.tokens.narrow(1, self._end - count, count)
         place = (self.lengths - count)[:, None]
         if count > 1:
             place = (place + torch.arange(count, device=place.device)).clamp(min=0)
@@ -117,7 +116,7 @@ class Text:
         if logprobs is not None:
             self._write(self.logprobs, logprobs.masked_fill(token_ids < 0, 0.0))
         self.lengths = self.lengths + count  # not in place: a step's noise names the positions that it had
-        self._steps, self.steps, self._is_read = self._steps + 1, self.steps + 1, False
+        self.steps, self._end = self.steps + 1, None
         return count, num_accepted
 
     def _is_roomy(self, width: int) -> bool:
@@ -132,14 +131,14 @@ class Text:
     def _write(self, columns: Tensor, values: Tensor) -> None:
         """Put values behind each text."""
         width = values.shape[1]
-        if self._are_even():
-            columns.narrow(1, self.ends[0], width).copy_(values)
+        if self._end is not None:
+            columns.narrow(1, self._end, width).copy_(values)
         else:
             columns.scatter_(1, self._places(width), values)
 
-    def _are_even(self) -> bool:
-        """Whether all texts have the same length, as the host knows it since the last `read`."""
-        return self.ends.count(self.ends[0]) == len(self.ends)
+    def _common_end(self) -> int | None:
+        """Where all texts end, if at the same place."""
+        return self.ends[0] if self.ends.count(self.ends[0]) == len(self.ends) else None
 
     def read(self, token_ids: Tensor, status: Tensor, *columns: Tensor) -> tuple[list[list[int]], list[Any]]:
         """Bring what a step gave to the host, in one copy: the one wait of a step.
@@ -154,7 +153,7 @@ class Text:
         """
         ids, states, counts, *_ = found = on_host(token_ids, status, *columns)
         new = [self._grow(b, states[b], ids[b][: counts[b]]) for b in range(self.batch)]
-        self._is_read = True
+        self._end = self._common_end()
         return new, found[2:]
 
     def finish(self, b: int, length: int) -> None:

@@ -77,19 +77,26 @@ class CachedDrafter(Drafter):
         self._nodes += 1
         return out
 
-    def _run_nodes(self, token_ids: Tensor, parents: Tensor | None, *before: Tensor) -> Tensor:
-        """Run nodes of a tree whose parents are rows of the last run, or the texts themselves; what their rows say."""
-        out = self.timed(self._run_level, token_ids, parents, *before)
+    def _run_nodes(self, token_ids: Tensor, parents: Tensor | None, *said: Tensor) -> Tensor:
+        """Run nodes of a tree whose parents are rows of the last run, which `said` something; what their rows say.
+
+        `parents` int64 ``[batch, nodes]``; None: the texts themselves, with one row of each request.
+        """
+        out = self.timed(self._run_level, token_ids, parents, *said)
         self._nodes += token_ids.shape[1]
         return out
 
     def _run_chain(self, token_ids: Tensor, keep: Sequence[int] | int, *before: Tensor) -> Tensor:
         return self._run(token_ids, self._cache.chain_inputs(token_ids.shape[1]), *before, keep=keep)
 
-    def _run_level(self, token_ids: Tensor, parents: Tensor | None, *before: Tensor) -> Tensor:
-        root, count = self._cache.sibling_inputs, token_ids.shape[1]
-        self._inputs = root(count) if parents is None else self._cache.child_inputs(self._inputs, parents)
-        return self._run(token_ids, self._inputs, *before)
+    def _run_level(self, token_ids: Tensor, parents: Tensor | None, *said: Tensor) -> Tensor:
+        count = token_ids.shape[1]
+        if parents is None:
+            self._inputs = self._cache.sibling_inputs(count)
+            return self._run(token_ids, self._inputs, *(rows.expand(-1, count, -1) for rows in said))
+        self._inputs = self._cache.child_inputs(self._inputs, parents)
+        chosen = (rows.gather(1, parents[:, :, None].expand(-1, -1, rows.shape[2])) for rows in said)
+        return self._run(token_ids, self._inputs, *chosen)
 
     def _run(self, token_ids: Tensor, inputs: dict[str, Any], *before: Tensor, keep: Sequence[int] | int = 0) -> Tensor:
         """One forward; what its rows say.

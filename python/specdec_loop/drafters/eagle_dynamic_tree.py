@@ -90,11 +90,9 @@ class EagleDynamicTree(FeatureDrafter):
             if self._confidence.least > 0 and self._confidence.is_below(best_scores[:, 0].tolist()):
                 break
             if depth == 1:
-                features = self._run_nodes(ids, None, features.expand(-1, width, -1))
+                features = self._run_nodes(ids, None, features)
             else:
-                row = self._row.gather(1, best)
-                source = features.gather(1, row[:, :, None].expand(-1, -1, features.shape[2]))
-                features = self._run_nodes(ids.gather(1, best), row, source)
+                features = self._run_nodes(ids.gather(1, best), self._row.gather(1, best), features)
                 parents.append((best + first).repeat_interleave(width, 1))
             first += ids.shape[1]
             depths += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -59,13 +60,13 @@ class EagleTree(FixedTree["_Shape"], FeatureDrafter):
         features = self._run_unseen(text)
         for depth, level in enumerate(shape.levels):
             logits.append(self._logits(features))
-            drawn = self._draw(logits[-1].flatten(0, 1), text, depth, level.width, level.ranks)
+            drawn = self._draw(logits[-1].flatten(0, 1), text, depth, level.width, level.lanes)
             ids = self._of_running(drawn.token_ids.view(text.batch, -1), text)
-            token_ids.append(ids.index_select(1, level.chosen))
+            token_ids.append(ids if level.chosen is None else ids.index_select(1, level.chosen))
             if len(level.going):
                 going = token_ids[-1].index_select(1, level.going)
                 parents = level.parents.expand(text.batch, -1) if depth else None
-                features = self._run_nodes(going, parents, features.index_select(1, level.parents))
+                features = self._run_nodes(going, parents, features)
         ids = torch.cat(token_ids, 1)
         if not self._is_drawn:
             return Draft(ids, parents=shape.parents, max_depth=len(shape.levels))
@@ -86,16 +87,16 @@ class _Level(NamedTuple):
     """Children of one depth, and the nodes above that have them.
 
     Attributes:
-        ranks: of those nodes among all of their depth.
+        lanes: ranks of those nodes among all of their depth, for each request; None: there is one.
         width: most children of one of them.
-        chosen: number of each child among `width` drawn ids of each of them.
+        chosen: number of each child among `width` drawn ids of each of them; None: all are children.
         going: children that have children.
         parents: of these, the number of the parent among those nodes.
     """
 
-    ranks: Tensor
+    lanes: Tensor | None
     width: int
-    chosen: Tensor
+    chosen: Tensor | None
     going: Tensor
     parents: Tensor
 
@@ -105,6 +106,7 @@ class _Shape:
 
     def __init__(self, choices: Paths, text: Text) -> None:
         device = text.tokens.device
+        numbers = partial(torch.tensor, dtype=torch.int64, device=device)
         self.parents = tree_from_paths(choices, device=device).parents.repeat(text.batch, 1)
         deepest = max(map(len, choices))
         depths = [[path for path in sorted([(), *choices]) if len(path) == depth] for depth in range(deepest + 1)]
@@ -114,13 +116,15 @@ class _Shape:
             inner = [path for path in above if path in having]
             width = 1 + max(path[-1] for path in below)
             going = [i for i, path in enumerate(below) if path in having]
-            numbers = (
-                [above.index(path) for path in inner],
-                [inner.index(path[:-1]) * width + path[-1] for path in below],
-                going,
-                [inner.index(below[i][:-1]) for i in going],
+            chosen = [inner.index(path[:-1]) * width + path[-1] for path in below]
+            self.levels.append(
+                _Level(
+                    numbers([above.index(path) for path in inner] * text.batch) if len(inner) > 1 else None,
+                    width,
+                    None if chosen == list(range(len(inner) * width)) else numbers(chosen),
+                    numbers(going),
+                    numbers([inner.index(below[i][:-1]) for i in going]),
+                )
             )
-            ranks, *others = (torch.tensor(n, dtype=torch.int64, device=device) for n in numbers)
-            self.levels.append(_Level(ranks, width, *others))
         flat = [path for level in depths for path in level]
         self.inner = torch.tensor([i for i, path in enumerate(flat) if path in having], device=device)

@@ -81,7 +81,8 @@ class FeatureDrafter(CachedDrafter):
             text: names the noise.
             ahead: how far the drawn tokens are from the next one.
             count: ids a row.
-            lanes: ``[rows]``: rank of each row's node in its depth, for rules that draw; None: nodes are alone there.
+            lanes: ``[batch * rows]``: rank of each row's node in its depth, for rules that draw; None: nodes are alone
+                there.
         """
         rows = logits.shape[0] // text.batch
         if rows not in self._races:
@@ -93,7 +94,7 @@ class FeatureDrafter(CachedDrafter):
             noise=race.noise(text, ahead),
             purpose="draft" if is_drawn else "target",
             num_samples=count,
-            lane=lanes.repeat(text.batch) if is_drawn and lanes is not None and rows > 1 else 0,
+            lane=0 if lanes is None or not is_drawn else lanes,
             token_map=self.head.token_map,
             logprobs="raw",
         )

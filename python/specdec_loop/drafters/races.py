@@ -37,7 +37,7 @@ class Race:
     def noise(self, text: Text, ahead: int = 0) -> Noise:
         """Names the random numbers of rows whose first token is so far from the next one."""
         place = text.place(ahead)
-        if place is not None and text.steps < len(self._numbers):
+        if place is not None:
             return Noise(self._seed, self._places[place], self._numbers[text.steps] if self.has_step else None)
         now = text.noise(ahead)
         position = now.position if self.rows == 1 else (now.position[:, None] + self._offsets).flatten()

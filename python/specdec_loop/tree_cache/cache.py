@@ -98,10 +98,9 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
     @property
     def layout(self) -> CacheLayout:
         """Keys and values of every layer as the ops take them."""
-        used = [layer for layer in self.layers if layer.is_initialized]
-        if self._layout is None or len(self._layout.tensors) != 2 * len(used):
-            rows = [t for layer in used for t in (layer.keys, layer.values)]
-            self._layout = CacheLayout(rows, "bhld")
+        if self._layout is None or len(self._layout.tensors) != 2 * self._lengths.layers:
+            used = [layer for layer in self.layers if layer.is_initialized]
+            self._layout = CacheLayout([t for layer in used for t in (layer.keys, layer.values)], "bhld")
         return self._layout
 
     def tree_inputs(self, parents: Tensor, *, is_root_committed: bool = False) -> dict[str, Any]:
@@ -271,20 +270,21 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         if num_accepted.dtype != torch.int32 or num_accepted.shape != lengths.exact.shape:
             got = f"{num_accepted.dtype} {list(num_accepted.shape)}"
             fail("num_accepted", f"int32 {list(lengths.exact.shape)}, or an int", got)
-        rows, shares = num_accepted + 1, lengths.is_on_host  # its host looks, where a device has to reckon
-        if path is None:
-            is_sound = shares and all(0 <= n <= done for n in rows.tolist())
-            status = self._no_status if is_sound else ((rows < 0) | (rows > done)).int() * BAD
-        elif not isinstance(path, Tensor):
+        if path is not None and not isinstance(path, Tensor):
             fail("path", "a tensor of int32 or int64", type(path).__name__)
-        elif shares and is_in_place(path, num_accepted, done):
-            status, is_sound = self._no_status, True
-        else:  # which is no longer than what was written, and so nothing beyond is taken for accepted
+        known = num_accepted.tolist() if lengths.is_on_host else []  # its host looks, where a device has to reckon
+        if path is None:
+            is_good = bool(known) and all(-1 <= n < done for n in known)
+            status = self._no_status if is_good else ((num_accepted < -1) | (num_accepted >= done)).int() * BAD
+        elif known and is_in_place(path, known, done):
+            status = self._no_status
+        else:  # a path no longer than what was written, and so nothing beyond is taken for accepted
             path = path if path.shape[-1] < done else path[..., : done - 1].contiguous()
             status = compact_cache(self.layout, path, num_accepted, lengths.exact)
-            is_sound = shares and not any(status.tolist())
-        if not is_sound:
-            rows = rows.masked_fill(status > 0, 0)
+        is_sound = bool(known) and (status is self._no_status or not any(status.tolist()))
+        if is_sound and not zero_tail and known.count(known[0]) == len(known):
+            return self._keep(known[0] + 1)
+        rows = num_accepted + 1 if is_sound else (num_accepted + 1).masked_fill(status > 0, 0)
         if zero_tail:  # else there is nothing to do: a dense cache has no pages to give back
             rollback(self.layout, lengths.exact, rows - 1, max_tail=done, zero_tail=True)
         lengths.exact = lengths.exact + rows
