@@ -103,6 +103,14 @@ def test_a_level_of_a_tree_sees_its_own_branch_alone() -> None:
             assert [ids[n] for n in children] == best, f"request {b}, behind nodes {branch}"
 
 
+def test_the_tree_that_ranks_alone_choose_is_the_one_that_grows() -> None:
+    drafter = EagleDynamicTree(feature_head("eagle", model()), width=2, total=3)
+    laws = [Sampling.full(7, temperature=0.8, top_k=top_k) for top_k in (None, 0)]  # given, but off: it grows
+    both = [generate(model(), drafter, prompts(7), sampling=s, max_new_tokens=TOKENS, draft_length=2) for s in laws]
+    known, grown = ([(r.drafted, r.accepted, r.children) for r in result.statistics] for result in both)
+    assert known == grown and sum(sum(r[1]) for r in known) > 10
+
+
 # --- the law
 
 
@@ -353,8 +361,7 @@ def test_a_drafter_may_have_a_dtype_of_its_own(tmp_path: Path, kind: str) -> Non
     assert near.dtype == half
     assert (near - want).abs().max() < 0.05 * want.abs().max()
     sampling = Sampling.full(3, temperature=0.8)
-    got = run(draws(small), 3, sampling)
-    assert_same(got, run(None, 3, sampling), target, prompts(3), sampling, SEED)
+    assert_same(run(draws(small), 3, sampling), run(None, 3, sampling), target, prompts(3), sampling, SEED)
     for rule in set(draws.rules) & {"ratio", "block", "recursive", "traversal"}:
         run(draws(small), 3, sampling, rule=rule)
 

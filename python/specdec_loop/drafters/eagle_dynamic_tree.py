@@ -12,17 +12,19 @@ from specdec_kernels import Sampling, select_tree
 from ..heads import FeatureHead
 from ..text import Text
 from .base import COLD, Draft
-from .feature_drafter import FeatureDrafter
+from .eagle_tree import GrownTree, Shape
+from .fixed_tree import Paths
 
 # Chance that the best of a race is the target's token, and of each further rank beside the one before it.
 FIRST, NEXT = 0.6, 0.35
 
 
-class EagleDynamicTree(FeatureDrafter):
+class EagleDynamicTree(GrownTree):
     """Expands the `width` likeliest paths of each depth by `width` children, and keeps the best nodes of all.
 
     A path's score is the product of the head's probabilities along it. Under ``match`` the candidates of a sampled
-    request are the first of the race that the target will run, on the head's law, and count by rank. Either way they
+    request are the first of the race that the target will run, on the head's law, and count by rank: where all requests
+    are such, and no filter may leave a rank out, the tree is the same in every step (`likely_paths`). Either way they
     are deterministic, and so are kept or dropped without bias.
     """
 
@@ -63,6 +65,8 @@ class EagleDynamicTree(FeatureDrafter):
         is_sampled = text.lengths > 0 if warm is None else warm > COLD
         self._counts_by_rank = (is_sampled & (rule == "match"))[:, None, None]
         self._by_rank = int(self._counts_by_rank.sum())  # so many requests
+        self._is_known = self._by_rank == text.batch and self._race[1:] == (None, None, None)  # the tree
+        self._shapes: dict[int, Shape] = {}  # of each length
         device, rank = text.tokens.device, torch.arange(self.width, device=text.tokens.device)
         self._chances = math.log(FIRST) + rank * math.log(NEXT)
         self._zero = torch.zeros(text.batch, 1, device=device)
@@ -77,6 +81,8 @@ class EagleDynamicTree(FeatureDrafter):
 
     def draft(self, text: Text, length: int) -> Draft:
         """Expand `length` times, then select."""
+        if self._is_known:
+            return self._grow(self._known_shape(length, text), text)
         width = self.width
         self._confidence.start(text)
         features = self._run_unseen(text)
@@ -108,6 +114,15 @@ class EagleDynamicTree(FeatureDrafter):
         )
         return Draft(tree.token_ids, parents=tree.parents, max_depth=depths)
 
+    def _known_shape(self, length: int, text: Text) -> Shape:
+        """The tree that ranks alone choose, as deep as `draft` would grow it."""
+        if length not in self._shapes:
+            depth = 1
+            while depth < length and FIRST**depth >= self._confidence.least:
+                depth += 1
+            self._shapes[length] = Shape(likely_paths(self.width, self.total, depth), text)
+        return self._shapes[length]
+
     def _children(
         self, features: Tensor, text: Text, ahead: int, scores: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
@@ -127,3 +142,24 @@ class EagleDynamicTree(FeatureDrafter):
 
     def _rows(self, longest: int) -> int:
         return longest + 1 + longest * self.width
+
+
+def likely_paths(width: int, total: int, depth: int) -> Paths:
+    """The `total` likeliest paths of ranks, where the `width` likeliest of each depth have `width` children each.
+
+    Example:
+        >>> from specdec_loop.drafters.eagle_dynamic_tree import likely_paths
+        >>> likely_paths(2, 5, 3)
+        [(0,), (0, 0), (0, 0, 0), (1,), (0, 1)]
+    """
+
+    def chance(path: tuple[int, ...]) -> float:
+        return len(path) * math.log(FIRST) + sum(path) * math.log(NEXT)
+
+    every: list[tuple[int, ...]] = []
+    best: list[tuple[int, ...]] = [()]
+    for _ in range(depth):
+        below = sorted(((*path, rank) for path in best for rank in range(width)), key=chance, reverse=True)
+        every += below
+        best = below[:width]
+    return sorted(every, key=chance, reverse=True)[:total]

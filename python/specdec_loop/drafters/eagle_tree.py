@@ -21,41 +21,11 @@ from .fixed_tree import FixedTree, Paths
 CHOICES = ((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1), (0, 0, 0, 0), (0, 0, 0, 0, 0))
 
 
-class EagleTree(FixedTree["_Shape"], FeatureDrafter):
-    """Grows the tree depth by depth: one forward of the head for all nodes of a depth that have children.
+class GrownTree(FeatureDrafter):
+    """Grows a tree of a known shape, depth by depth."""
 
-    Under ``recursive`` and ``traversal`` the children of a node are the first of one race on the head's law, which are
-    draws without replacement. Under ``match`` the race runs on the target's noise, so that equal laws choose equal
-    tokens; under the other rules the children are the likeliest tokens.
-    """
-
-    rules = ("recursive", "traversal", "match", "greedy", "typical", "target_only")
-
-    def __init__(
-        self, head: FeatureHead, choices: Sequence[Sequence[int]] = CHOICES, *, sampling: Sampling | None = None
-    ) -> None:
-        """Choose the shape.
-
-        Args:
-            head: on the target's device.
-            choices: paths of child ranks, see `tree_from_paths`; the ranks of siblings are 0, 1, ...
-            sampling: see `FeatureDrafter`.
-
-        Raises:
-            ValueError: no tree, or siblings that leave out a rank.
-        """
-        FixedTree.__init__(self, choices, _Shape)
-        FeatureDrafter.__init__(self, head, sampling=sampling)
-        held = set(self.choices)
-        for path in self.choices:
-            if path[-1] > 0 and (*path[:-1], path[-1] - 1) not in held:
-                raise ValueError(
-                    f"EagleTree: a drawn sibling cannot be left out, but {list(path)} has no elder brother"
-                )
-
-    def draft(self, text: Text, length: int) -> Draft:
+    def _grow(self, shape: Shape, text: Text) -> Draft:
         """One forward a depth."""
-        shape = self._shape(length, text)
         token_ids, logits = [text.last(1)], []
         features = self._run_unseen(text)
         for depth, level in enumerate(shape.levels):
@@ -83,6 +53,43 @@ class EagleTree(FixedTree["_Shape"], FeatureDrafter):
         )
 
 
+class EagleTree(FixedTree["Shape"], GrownTree):
+    """Grows the tree depth by depth: one forward of the head for all nodes of a depth that have children.
+
+    Under ``recursive`` and ``traversal`` the children of a node are the first of one race on the head's law, which are
+    draws without replacement. Under ``match`` the race runs on the target's noise, so that equal laws choose equal
+    tokens; under the other rules the children are the likeliest tokens.
+    """
+
+    rules = ("recursive", "traversal", "match", "greedy", "typical", "target_only")
+
+    def __init__(
+        self, head: FeatureHead, choices: Sequence[Sequence[int]] = CHOICES, *, sampling: Sampling | None = None
+    ) -> None:
+        """Choose the shape.
+
+        Args:
+            head: on the target's device.
+            choices: paths of child ranks, see `tree_from_paths`; the ranks of siblings are 0, 1, ...
+            sampling: see `FeatureDrafter`.
+
+        Raises:
+            ValueError: no tree, or siblings that leave out a rank.
+        """
+        FixedTree.__init__(self, choices, Shape)
+        GrownTree.__init__(self, head, sampling=sampling)
+        held = set(self.choices)
+        for path in self.choices:
+            if path[-1] > 0 and (*path[:-1], path[-1] - 1) not in held:
+                raise ValueError(
+                    f"EagleTree: a drawn sibling cannot be left out, but {list(path)} has no elder brother"
+                )
+
+    def draft(self, text: Text, length: int) -> Draft:
+        """The paths that are not longer."""
+        return self._grow(self._shape(length, text), text)
+
+
 class _Level(NamedTuple):
     """Children of one depth, and the nodes above that have them.
 
@@ -101,10 +108,11 @@ class _Level(NamedTuple):
     parents: Tensor
 
 
-class _Shape:
+class Shape:
     """A tree of fixed shape, for a batch."""
 
     def __init__(self, choices: Paths, text: Text) -> None:
+        """Plan the levels of the tree of these paths."""
         device = text.tokens.device
         numbers = partial(torch.tensor, dtype=torch.int64, device=device)
         self.parents = tree_from_paths(choices, device=device).parents.repeat(text.batch, 1)
