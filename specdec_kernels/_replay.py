@@ -1,10 +1,10 @@
 """Calls that were made before are run again natively, without their checks and without torch's dispatcher.
 
 The front of an op (the public function) checks its arguments, lays them out flat and allocates the results. All of it
-follows from what is not numbers in a tensor: shapes, strides, dtypes, scalars, names. The first call with such a key
-goes the long way and leaves a plan in the native library (csrc/python/replay.cpp); later ones follow the plan. Where
-something listens to the dispatcher (a compiler, a mode, a transform, a trace, a profiler) every call goes the long way,
-as does one that the library cannot read: subclasses, gradients, other devices, tensors the front made itself.
+follows from what is not numbers in a tensor: shapes, strides, dtypes, scalars, names. The first calls with such a key
+go the long way, and the second leaves a plan in the native library (csrc/python/replay.cpp); later ones follow it.
+Where something listens to the dispatcher (a compiler, a mode, a transform, a trace, a profiler) every call goes the
+long way, as does one that the library cannot read: subclasses, gradients, other devices, tensors the front made itself.
 """
 
 from __future__ import annotations
@@ -37,8 +37,6 @@ class _Calls(threading.local):
 
 
 _calls = _Calls()
-
-
 _library: Any = None  # as a Python module; False: this torch or this installation has no such thing
 
 
@@ -69,14 +67,14 @@ def replayed(front: Callable[P, R]) -> Callable[P, R]:
             return front(*args, **kwargs)
         answer = native.recall(name, args, kwargs, _backends._chosen)
         if answer is None:
-            return _first(native, front, args, kwargs)
+            return _noted(native, front, args, kwargs)
         return front(*args, **kwargs) if answer is NotImplemented else answer
 
     return call
 
 
-def _first(native: Any, front: Callable[..., R], args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
-    """A call with a new key: how it went is kept."""
+def _noted(native: Any, front: Callable[..., R], args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+    """The second call with a key: how it went is kept."""
     seen: set[int] = set()
     args, kwargs = _told_apart(args, seen), {name: _told_apart(value, seen) for name, value in kwargs.items()}
     outer, _calls.made = _calls.made, []

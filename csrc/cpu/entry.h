@@ -31,7 +31,8 @@ struct Argument {  // int64_t, bool and ScalarType travel as an int
 
 template <>
 inline double Argument<double>::of(const Value& value) {
-  return std::get<double>(value);
+  const int64_t* whole = std::get_if<int64_t>(&value);
+  return whole ? static_cast<double>(*whole) : std::get<double>(value);
 }
 
 template <>
