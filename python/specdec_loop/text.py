@@ -13,6 +13,7 @@ from specdec_kernels import Noise
 from .stops import Stops
 
 BAD_ROW = 1  # status bit: a target row from which no token could be drawn
+MOST_KEPT = 1 << 18  # numbers of a `Counted`
 
 
 class Text:
@@ -30,6 +31,8 @@ class Text:
         prompts: tokens of each prompt.
         status: of each request, bits of all its steps.
         steps: calls of `append` so far.
+        first: position behind the longest prompt.
+        room: more tokens than may follow it.
         is_finished: of each request: a stop came, the limit is reached, or the target's row was bad.
     """
 
@@ -57,8 +60,9 @@ class Text:
         self.ends = list(self.prompts)
         self.rows: list[list[int]] = [row[:n] for row, n in zip(prompts.tolist(), self.ends, strict=True)]
         self.status, self.is_finished = [0] * batch, [False] * batch
-        self._seed, self.steps = seed, 0
-        self._numbers = torch.arange(self.tokens.shape[1], device=device)[:, None].repeat(1, batch).unbind()
+        self._seed, self.steps, self.first, self.room = seed, 0, max(self.prompts), limit + overhang
+        self._step = Counted(torch.zeros_like(seed), self.room)
+        self._place = Counted(torch.full_like(seed, self.first), self.room)
         self._end = self._common_end()  # of every text; None: they differ, or the host does not know
         self._limit, self._stops = limit, stops
         self._last_place = lengths + limit - 1  # where a token may stand
@@ -76,15 +80,13 @@ class Text:
 
     def noise(self, ahead: int = 0) -> Noise:
         """Names the random numbers of the token `ahead` of the next one: keyed by its absolute position."""
-        step = self._numbers[self.steps]
-        if ahead == 0:
-            return Noise(self._seed, self.lengths, step)
-        place = self.place(ahead)
-        return Noise(self._seed, self.lengths + ahead if place is None else self._numbers[place], step)
+        place = self.place(ahead) if ahead else None
+        position = self.lengths if ahead == 0 else self.lengths + ahead if place is None else self._place[place]
+        return Noise(self._seed, position, self._step[self.steps])
 
     def place(self, ahead: int) -> int | None:
-        """The position of the token `ahead` of the next one; None where requests differ, or the host does not know."""
-        return None if self._end is None or self._end + ahead >= len(self._numbers) else self._end + ahead
+        """How far behind `first` the token `ahead` of the next one is; None where the host knows no such number."""
+        return None if self._end is None else self._end - self.first + ahead
 
     def last(self, count: int) -> Tensor:
         """The last tokens, ``[batch, count]``; where a text is shorter its first token is repeated in front."""
@@ -176,6 +178,19 @@ class Text:
         elif status & BAD_ROW or len(row) >= self.prompts[b] + self._limit:
             self.finish(b, len(row))
         return row[before:]
+
+
+class Counted:
+    """A vector plus 0, 1, 2, ...: the first sums are made once, for on cold caches an addition costs 10 us of a step."""
+
+    def __init__(self, base: Tensor, count: int) -> None:
+        """Make so many, but no more than a few megabytes."""
+        kept = max(min(count, MOST_KEPT // base.numel()), 1)
+        self._sums = (base + torch.arange(kept, device=base.device)[:, None]).unbind()
+
+    def __getitem__(self, i: int) -> Tensor:
+        """The vector plus i."""
+        return self._sums[i] if i < len(self._sums) else self._sums[0] + i
 
 
 def on_host(*columns: Tensor) -> list[list[Any]]:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from specdec_kernels import Sampling
 from specdec_loop.drafters import Drafter, HeadChain
+from specdec_loop.drafters.races import Race
 from specdec_loop.generation import Generation, Hooks, generate
 from specdec_loop.stops import Stops
 from specdec_loop.text import BAD_ROW, Text
@@ -120,3 +121,21 @@ def test_bad_sampling_is_flagged_whatever_the_confidence(temperature: float) -> 
     drafter = HeadChain(feature_head("mtp", model()), confidence=0.4)
     got, want = (generate(model(), d, prompts(2), sampling=sampling, max_new_tokens=9) for d in (drafter, None))
     assert got.status == want.status == [64, 0] and got.tokens == want.tokens
+
+
+@pytest.mark.parametrize("lengths", [[3, 3], [3, 1]], ids=["even", "uneven"])
+def test_noise_names_position_and_step_of_every_token(lengths: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as are kept in a table, and those behind them; prompts are padded further than need be."""
+    monkeypatch.setattr("specdec_loop.text.MOST_KEPT", 8)
+    seed = torch.tensor([8, 9])
+    text = Text(torch.ones(2, 5).long(), torch.tensor(lengths), seed=seed, limit=9, stops=Stops(()), overhang=4)
+    race = Race(Sampling.full(2), text, [0, 2], has_step=True)
+    for step in range(7):
+        for ahead in range(4):
+            here, there = text.noise(ahead), race.noise(text, ahead)
+            assert here.position.tolist() == [n + step + ahead for n in lengths]
+            assert there.position.tolist() == [n + step + ahead + offset for n in lengths for offset in (0, 2)]
+            assert here.step is not None and there.step is not None
+            assert here.step.tolist() == [step] * 2 and there.step.tolist() == [step] * 4
+            assert here.seed.tolist() == [8, 9] and there.seed.tolist() == [8, 8, 9, 9]
+        append(text, [[1, -1], [1, -1]])

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specdec_kernels import Noise, Sampling
 
-from ..text import Text
+from ..text import Counted, Text
 from .base import COLD
 
 
@@ -29,16 +29,14 @@ class Race:
         self.law = repeated(law, self.rows)
         self._seed = spread(text.noise().seed, self.rows)
         self._offsets = torch.tensor(offsets, device=self._seed.device)
-        # Number i for every row; and the positions of their tokens where that of each first row is i.
-        numbers = torch.arange(text.tokens.shape[1], device=self._seed.device)[:, None].repeat(1, len(self._seed))
-        self._numbers = numbers.unbind()
-        self._places = (numbers + self._offsets.repeat(text.batch)).unbind() if any(offsets) else self._numbers
+        behind = text.first + self._offsets.repeat(text.batch)
+        self._step, self._place = Counted(torch.zeros_like(behind), text.room), Counted(behind, text.room)
 
     def noise(self, text: Text, ahead: int = 0) -> Noise:
         """Names the random numbers of rows whose first token is so far from the next one."""
         place = text.place(ahead)
         if place is not None:
-            return Noise(self._seed, self._places[place], self._numbers[text.steps] if self.has_step else None)
+            return Noise(self._seed, self._place[place], self._step[text.steps] if self.has_step else None)
         now = text.noise(ahead)
         position = now.position if self.rows == 1 else (now.position[:, None] + self._offsets).flatten()
         step = spread(now.step, self.rows) if self.has_step and now.step is not None else None
