@@ -63,7 +63,7 @@ bool describe(PyObject* front, PyObject* arguments, PyObject* options, PyObject*
 // Whether something listens to torch's dispatcher: a mode, a trace, a profiler.
 bool is_watched() {
   for (Py_ssize_t i = 0, n = PyTuple_Size(world.listeners); i < n; ++i) {
-    const Ref answer(PyObject_CallObject(PyTuple_GetItem(world.listeners, i), nullptr));
+    const Ref answer(PyObject_CallNoArgs(PyTuple_GetItem(world.listeners, i)));
     if (answer.get() == Py_None || answer.get() == Py_False) continue;
     if (!answer || PyObject_IsTrue(answer.get()) != 0) {
       PyErr_Clear();

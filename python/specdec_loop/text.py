@@ -181,7 +181,7 @@ class Text:
 
 
 class Counted:
-    """A vector plus 0, 1, 2, ...: the first sums are made once, for on cold caches an addition costs 10 us of a step."""
+    """A vector plus 0, 1, 2, ...: the first sums are made once; on cold caches an addition costs 10 us of a step."""
 
     def __init__(self, base: Tensor, count: int) -> None:
         """Make so many, but no more than a few megabytes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -103,6 +104,8 @@ class Comparison:
         The cases take turns on every prompt, so that a machine that slows down does so for all of them. A round has
         drafters of its own: they must not know these texts from the last one. Lengths that adapt go on between prompts.
         """
+        gc.collect()
+        gc.freeze()  # all that is loaded: looking through it takes 0.2 s, in the midst of somebody's step
         for _ in range(count):
             policies = {case: self._policy(case) for case in self.cases}
             rounds = {case: Round() for case in self.cases}
@@ -113,6 +116,7 @@ class Comparison:
                         yield case
             for case in self.cases:
                 self.runs[case].append(rounds[case])
+        gc.unfreeze()
 
     def rows(self) -> list[Row]:
         """A row for each case, in their order."""
