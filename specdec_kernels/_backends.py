@@ -104,15 +104,19 @@ def _explicit(op: str, declared: tuple[str, ...], kind: str, explicit: str) -> s
 
 
 @_constant_when_traced
-@functools.cache
 def _default(op: str, declared: tuple[str, ...], kind: str) -> str:
+    return _first_that_runs(op, declared, kind)  # a call apart: the compiler looks inside a cache, marked or not
+
+
+@functools.cache
+def _first_that_runs(op: str, declared: tuple[str, ...], kind: str) -> str:
     reasons: dict[str, str] = {}
     for backend in PREFERENCE.get(kind, ("reference",)):
         reason = _refusal(backend, kind) if backend in ("reference", *declared) else "not declared for this op"
         if reason is None:
             if backend == "reference" and reasons:
                 why = "; ".join(f"{b}: {r}" for b, r in reasons.items())
-                warnings.warn(f"{op}: running the slow PyTorch reference on {kind} ({why})", stacklevel=4)
+                warnings.warn(f"{op}: running the slow PyTorch reference on {kind} ({why})", stacklevel=5)
             return backend
         reasons[backend] = reason
     raise AssertionError("reference runs everywhere")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+from importlib.machinery import ExtensionFileLoader
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 
 import torch
 
@@ -11,9 +14,13 @@ _FOLDER = Path(__file__).parent
 _test_backends: list[str] = []
 
 
+def _files(stem: str) -> list[Path]:
+    return sorted(_FOLDER.glob(f"{stem}.*so")) + sorted(_FOLDER.glob(f"{stem}.*pyd"))
+
+
 def _load(stem: str) -> str | None:
     """Load `<stem>*.so` of this package; None, or why it cannot be used."""
-    files = sorted(_FOLDER.glob(f"{stem}.*so")) + sorted(_FOLDER.glob(f"{stem}.*pyd"))
+    files = _files(stem)
     if not files:
         return f"this installation was built without {stem} (see README, Building)"
     try:
@@ -27,6 +34,19 @@ def _load(stem: str) -> str | None:
 def cpu_reason() -> str | None:
     """Why the native CPU library is unusable, or None after loading it."""
     return _load("_cpu")
+
+
+@functools.cache
+def cpu_module() -> ModuleType | None:
+    """The native CPU library as a Python module: the file whose ops are loaded, and no other."""
+    if cpu_reason() is not None:
+        return None
+    path = str(_files("_cpu")[0])
+    spec = spec_from_file_location("_cpu", path, loader=ExtensionFileLoader("_cpu", path))
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @functools.cache

@@ -10,7 +10,6 @@ long way, as does one that the library cannot read: subclasses, gradients, other
 from __future__ import annotations
 
 import functools
-import importlib
 import threading
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
@@ -47,8 +46,7 @@ def library() -> Any:
         listeners = tuple(getattr(torch._C, name, None) for name in _LISTENERS)
         is_known = None not in listeners and hasattr(profiler, "_is_profiler_enabled")
         _library = False
-        if is_known and _native.cpu_reason() is None:
-            module = importlib.import_module("._cpu", __package__)
+        if is_known and (module := _native.cpu_module()) is not None:
             names = vars(profiler), "_is_profiler_enabled"
             _library = module.start(torch.Tensor, torch.dtype, CacheLayout, listeners, *names) and module
     return _library

@@ -60,6 +60,18 @@ def test_the_environment_chooses_too() -> None:
     assert out.stdout.strip() == "True"
 
 
+def test_a_fresh_process_compiles_before_anything_ran() -> None:
+    """The first choice of a backend is made while tracing, by functions that keep their answer."""
+    code = (
+        "import torch\n"
+        "from specdec_kernels import tree_layout\n"
+        "step = torch.compile(lambda parents: tree_layout(parents, max_depth=2), fullgraph=True, backend='eager')\n"
+        "print(step(torch.tensor([[-1, 0, 1]])).depth.tolist())\n"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[[0, 1, 2]]"
+
+
 def test_import_needs_torch_alone() -> None:
     """No triton, no numpy, no native library is touched by importing the package."""
     code = (
