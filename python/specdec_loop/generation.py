@@ -138,8 +138,8 @@ def generate(
         plainly = "greedy" if rule in ("greedy", "topm", "distance") else "match"
         nothing = NoDrafter().draft(text, 0)
         verdict = _verify(nothing, hooks.law(text, nothing, logits), text, sampling, plainly, logprobs, {})
-        kept, _ = text.append(verdict.token_ids, verdict.num_accepted, verdict.logprobs)
-        first, _ = text.read(verdict.token_ids, verdict.status, kept)
+        followers = text.append(verdict.token_ids, verdict.num_accepted, verdict.logprobs)
+        first, _ = text.read(verdict.token_ids, verdict.status, followers)
         hooks.grown(text, None)
         statistics = [RequestStatistics() for _ in first]
         for b, tokens in enumerate(first if streamer is not None else []):
@@ -159,16 +159,16 @@ def generate(
             clock.mark("target")
             verdict = _verify(draft, hooks.law(text, draft, logits), text, sampling, rule, logprobs, rule_options or {})
             clock.mark("verify")
-            kept, followers = text.append(verdict.token_ids, verdict.num_accepted, verdict.logprobs)
+            followers = text.append(verdict.token_ids, verdict.num_accepted, verdict.logprobs)
             path = verdict.path if isinstance(verdict, TreeResult) else None
             # Rows of the last token and of what was accepted; -1: a finished request. Nothing drafted: one row of each.
             is_plain = draft.token_ids.shape[1] == 0 and not any(text.is_finished)
             cache.commit(0 if is_plain else followers, path)
             with following:
-                drafter.commit(text, Outcome(logits, kept, path, hidden))
+                drafter.commit(text, Outcome(logits, followers, path, hidden))
             running = [b for b in range(text.batch) if not text.is_finished[b]]
             new, (_, accepted, *shape) = text.read(  # the one wait for the device
-                verdict.token_ids, verdict.status, kept, verdict.num_accepted, *_shape(draft, path)
+                verdict.token_ids, verdict.status, followers, verdict.num_accepted, *_shape(draft, path)
             )
             hooks.grown(text, path)
             cache.know_lengths([end - 1 for end in text.ends])
@@ -250,7 +250,7 @@ def _verify(
     return verify_tree(
         ids,
         parents,
-        logits[:, : draft.candidates],
+        logits if draft.candidates is None else logits[:, : draft.candidates],
         draft.logits,
         max_depth=draft.max_depth,
         sampling=sampling,

@@ -23,14 +23,14 @@ class Node:
 
     def learn(self, token: int, row: Sequence[int], at: int) -> Node:
         """A token followed, which stands before `at`; returns the longer sequence."""
-        children = self.known()
-        child = children.get(token)
+        children = self.known() if self.children is None else self.children
+        child, best = children.get(token), self.best
         if child is None:
             child = children[token] = Node(token, row, at)
         else:
             child.count += 1
         self.continued += 1
-        if self.best is None or child.count > self.best.count:
+        if best is None or child.count > best.count:
             self.best = child
         return child
 
@@ -78,8 +78,13 @@ class Suffixes:
 
     def find(self, token: int) -> None:
         """One more token of a text that the trie does not hold."""
-        longer = [child for node in self.nodes if (child := node.known().get(token)) is not None]
-        self.nodes = [self.root, *longer][: self.depth]
+        longer = [self.root]
+        for node in self.nodes:
+            children = node.children
+            child = (node.known() if children is None else children).get(token)
+            if child is not None:
+                longer.append(child)
+        self.nodes = longer[: self.depth]
 
 
 def empty() -> Node:

@@ -24,7 +24,6 @@ class Text:
 
     Attributes:
         tokens: int64 ``[batch, columns]``, prompt and what followed, from column 0 on; -1 behind it.
-        lengths: int64 ``[batch]``; also the position of the next token.
         logprobs: float32 ``[batch, columns]``, 0 at the prompt.
         rows: tokens of each text as lists on the host, up to the last `read` and to a stop.
         ends: what `lengths` holds, on the host.
@@ -54,7 +53,7 @@ class Text:
         self.tokens = torch.full((batch, longest + limit + overhang), -1, dtype=torch.int64, device=device)
         inside = torch.arange(longest, device=device) < lengths[:, None]
         self.tokens[:, :longest] = torch.where(inside, prompts, -1)
-        self.lengths = lengths.clone()
+        self._lengths: Tensor | None = lengths.clone()
         self.logprobs = torch.zeros(self.tokens.shape, device=device)
         self.prompts: list[int] = lengths.tolist()
         self.ends = list(self.prompts)
@@ -67,11 +66,19 @@ class Text:
         self._limit, self._stops = limit, stops
         self._last_place = lengths + limit - 1  # where a token may stand
         self._offsets = torch.arange(overhang, device=device)
+        self._before, self._followers = lengths, torch.zeros_like(lengths)  # lengths before a step, and what it added
 
     @property
     def batch(self) -> int:
         """Requests."""
         return len(self.rows)
+
+    @property
+    def lengths(self) -> Tensor:
+        """int64 ``[batch]``; also the position of the next token."""
+        if self._lengths is None:  # a sum costs 10 us of a step, and is not wanted where all texts end together
+            self._lengths = self._before + (self._followers + 1)
+        return self._lengths
 
     @property
     def longest(self) -> int:
@@ -97,7 +104,7 @@ class Text:
             place = (place + torch.arange(count, device=place.device)).clamp(min=0)
         return self.tokens.gather(1, place)
 
-    def append(self, token_ids: Tensor, num_accepted: Tensor, logprobs: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def append(self, token_ids: Tensor, num_accepted: Tensor, logprobs: Tensor | None = None) -> Tensor:
         """Take the tokens of a step up to the limit; a finished request takes none. Then `read`.
 
         Args:
@@ -106,20 +113,19 @@ class Text:
             logprobs: of the tokens.
 
         Returns:
-            int32 ``[batch]``: how many were taken; a drawn one counts, be it -1 for a bad row. And how many without it,
-            -1: none, the request is finished.
+            int32 ``[batch]``: how many were taken but for the last, which was drawn and may be the -1 of a bad row; -1:
+            none was, the request is finished.
         """
-        width, count = token_ids.shape[1], num_accepted + 1
+        width, followers = token_ids.shape[1], num_accepted
         if not self._is_roomy(width):
             token_ids = torch.where(self._places(width) > self._last_place[:, None], -1, token_ids)
-            count = (self._last_place + 1 - self.lengths).clamp(min=0).minimum(count).int()
-            num_accepted = count - 1
+            followers = (self._last_place - self.lengths).clamp(min=-1).minimum(num_accepted).int()
         self._write(self.tokens, token_ids)
         if logprobs is not None:
             self._write(self.logprobs, logprobs.masked_fill(token_ids < 0, 0.0))
-        self.lengths = self.lengths + count  # not in place: a step's noise names the positions that it had
+        self._before, self._followers, self._lengths = self.lengths, followers, None
         self.steps, self._end = self.steps + 1, None
-        return count, num_accepted
+        return followers
 
     def _is_roomy(self, width: int) -> bool:
         """Whether the host knows that every request takes so many tokens."""
@@ -153,9 +159,11 @@ class Text:
         Returns:
             The new tokens of each request; and of each of the columns, an int or a list of ints for every request.
         """
-        ids, states, counts, *_ = found = on_host(token_ids, status, *columns)
-        new = [self._grow(b, states[b], ids[b][: counts[b]]) for b in range(self.batch)]
+        ids, states, followers, *_ = found = on_host(token_ids, status, *columns)
+        new = [self._grow(b, states[b], ids[b][: followers[b] + 1]) for b in range(self.batch)]
         self._end = self._common_end()
+        if self._end is not None:
+            self._lengths = self._place[self._end - self.first]
         return new, found[2:]
 
     def finish(self, b: int, length: int) -> None:

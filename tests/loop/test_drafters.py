@@ -102,9 +102,9 @@ def test_lookahead_learns_a_cycle() -> None:
             noise=text.noise(),
             rule="greedy",
         )
-        kept, _ = text.append(verdict.token_ids, verdict.num_accepted)
-        drafter.commit(text, Outcome(logits, kept, verdict.path))
-        text.read(verdict.token_ids, verdict.status, kept)
+        followers = text.append(verdict.token_ids, verdict.num_accepted)
+        drafter.commit(text, Outcome(logits, followers, verdict.path))
+        text.read(verdict.token_ids, verdict.status, followers)
         accepted.append(verdict.num_accepted.tolist())
     assert accepted[-3:] == [[3, 3]] * 3
     assert all((row[i] + 1) % 5 == row[i + 1] for row in text.rows for i in range(6, len(row) - 1))
@@ -211,7 +211,7 @@ def test_a_draft_model_catches_up_after_copies() -> None:
     def copied(*rows: list[int]) -> None:
         inner.skip(text)
         ids = torch.tensor(rows)
-        text.read(ids, torch.zeros(2).int(), text.append(ids, (ids > -1).sum(1).int() - 1)[0])
+        text.read(ids, torch.zeros(2).int(), text.append(ids, (ids > -1).sum(1).int() - 1))
 
     for _ in range(15):
         copied([9, -1, -1, -1], [9, 10, 11, 12])

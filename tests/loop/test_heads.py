@@ -92,7 +92,7 @@ def test_a_level_of_a_tree_sees_its_own_branch_alone() -> None:
     said = generate(model(), drafter, starts, sampling=Sampling.full(7, temperature=0.0), max_new_tokens=2).tokens
     for b, start in enumerate(starts):
         ids, start = drafts[0].token_ids[b].tolist(), [*start, said[b][0]]
-        for branch, children in (((), (1, 2)), ((1,), (3, 4)), ((2,), (5,)), ((1, 4), (6,))):
+        for branch, children in (((), (1, 5)), ((1,), (2, 3)), ((5,), (6,)), ((1, 3), (4,))):
             row = torch.tensor([start + [ids[n] for n in branch]])
             features = model()(row[:, : len(start) - 1], output_hidden_states=True).hidden_states[-1]
             for _ in range(len(branch) + 1):  # the head goes on from its own features

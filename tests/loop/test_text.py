@@ -29,10 +29,11 @@ def new_text(limit: int = 6, stop: tuple[tuple[int, ...], ...] = ()) -> Text:
 def append(text: Text, rows: list[list[int]], status: torch.Tensor = NO_STATUS) -> list[int]:
     ids = torch.tensor(rows)
     drawn = 1 - (status & BAD_ROW)  # a bad row gives no token
-    kept, followers = text.append(ids, (ids > -1).sum(1).int() - drawn)
-    assert torch.equal(followers, kept - 1)
-    new, (taken,) = text.read(ids, status, kept)
-    assert text.ends == text.lengths.tolist() and kept.tolist() == taken
+    before = text.lengths
+    followers = text.append(ids, (ids > -1).sum(1).int() - drawn)
+    assert torch.equal(text.lengths, before + followers + 1)
+    new, (taken,) = text.read(ids, status, followers)
+    assert text.ends == text.lengths.tolist() and followers.tolist() == taken
     return [len(tokens) for tokens in new]
 
 

@@ -52,14 +52,14 @@ class Outcome(NamedTuple):
 
     Attributes:
         logits: the target's, ``[batch, draft + 1 or nodes, vocab]``: row 0 follows the last committed token.
-        kept: int32 ``[batch]``: tokens that the text took, accepted ones and the drawn one; 0 where it was finished.
-            A stop among them is found later, when the host reads.
+        followers: int32 ``[batch]``: accepted tokens that the text took, -1 where it was finished. A stop among them is
+            found later, when the host reads.
         path: of a tree: accepted nodes, see `verify_tree`; None: a chain.
         hidden: the target's states at the same nodes, those of `Drafter.features` side by side; None: none are wanted.
     """
 
     logits: Tensor
-    kept: Tensor
+    followers: Tensor
     path: Tensor | None
     hidden: Tensor | None = None
 

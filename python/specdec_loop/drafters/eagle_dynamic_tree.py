@@ -73,6 +73,9 @@ class EagleDynamicTree(GrownTree):
         # Parents of the root, of depth 1, and of depth 2: nodes of depth 1 are expanded all.
         first = [-1, *[0] * self.width, *(1 + rank).repeat_interleave(self.width).tolist()]
         self._first = torch.tensor(first, device=device).repeat(text.batch, 1)
+        # Number of the first node of the depth of each node that is expanded, from depth 2 on.
+        begins = 1 + self.width + self.width**2 * torch.arange(longest, device=device)
+        self._depth_begins = begins.repeat_interleave(self.width)
         self._row = rank.repeat_interleave(self.width).expand(text.batch, -1)  # of the parent of each child of a depth
 
     def nodes(self, length: int) -> int:
@@ -88,31 +91,38 @@ class EagleDynamicTree(GrownTree):
         features = self._run_unseen(text)
         ids, scores = self._children(features, text, 0)  # of the last depth; of one parent, the best comes first
         token_ids, every_score = [text.last(1), ids], [self._zero, scores]
-        parents: list[Tensor] = []  # of the depths below 2
-        best_scores, first, depths = scores, 1, 1  # of what is expanded; node number of the last depth's first
+        expanded: list[Tensor] = []  # of the depths from 2 on: which nodes of theirs
+        best_scores, depths = scores, 1  # of what is expanded
         for depth in range(1, length):
             if depth > 1:
                 best_scores, best = scores.topk(width, 1)
-            if self._confidence.least > 0 and self._confidence.is_below(best_scores[:, 0].tolist()):
+            if self._confidence.least > 0 and self._confidence.is_below([row[0] for row in best_scores.tolist()]):
                 break
             if depth == 1:
                 features = self._run_nodes(ids, None, features)
             else:
                 features = self._run_nodes(ids.gather(1, best), self._row.gather(1, best), features)
-                parents.append((best + first).repeat_interleave(width, 1))
-            first += ids.shape[1]
+                expanded.append(best)
             depths += 1
             ids, scores = self._children(features, text, depth, best_scores)
             token_ids.append(ids)
             every_score.append(scores)
-        every_parent = [self._first[:, : 1 + width * (1 if depths == 1 else 1 + width)], *parents]
         tree = select_tree(
             torch.cat(token_ids, 1),
-            torch.cat(every_parent, 1),
+            self._parents(expanded, depths),
             torch.cat(every_score, 1),
             num_nodes=self.nodes(depths),
         )
         return Draft(tree.token_ids, parents=tree.parents, max_depth=depths)
+
+    def _parents(self, expanded: list[Tensor], depths: int) -> Tensor:
+        """Of all nodes, where of the depths from 2 on these were expanded."""
+        if not expanded:
+            return self._first[:, : 1 + self.width * (1 if depths == 1 else 1 + self.width)].contiguous()
+        every = expanded[0] if len(expanded) == 1 else torch.cat(expanded, 1)
+        parents = every + self._depth_begins[: every.shape[1]]
+        below = parents[:, :, None].expand(-1, -1, self.width).flatten(1)
+        return torch.cat([self._first, below], 1)
 
     def _known_shape(self, length: int, text: Text) -> Shape:
         """The tree that ranks alone choose, as deep as `draft` would grow it."""

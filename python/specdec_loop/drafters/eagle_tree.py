@@ -10,13 +10,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec_kernels import Sampling, tree_from_paths
+from specdec_kernels import Sampling
 
 from ..heads import FeatureHead
 from ..text import Text
 from .base import Draft
 from .feature_drafter import FeatureDrafter
-from .fixed_tree import FixedTree, Paths
+from .fixed_tree import FixedTree, Paths, in_preorder
 
 CHOICES = ((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1), (0, 0, 0, 0), (0, 0, 0, 0, 0))
 
@@ -31,13 +31,14 @@ class GrownTree(FeatureDrafter):
         for depth, level in enumerate(shape.levels):
             logits.append(self._logits(features))
             drawn = self._draw(logits[-1].flatten(0, 1), text, depth, level.width, level.lanes)
-            ids = self._of_running(drawn.token_ids.view(text.batch, -1), text)
-            token_ids.append(ids if level.chosen is None else ids.index_select(1, level.chosen))
-            if len(level.going):
-                going = token_ids[-1].index_select(1, level.going)
+            token_ids.append(self._of_running(drawn.token_ids.view(text.batch, -1), text))
+            if depth + 1 < len(shape.levels):
                 parents = level.parents.expand(text.batch, -1) if depth else None
+                going = token_ids[-1]
+                going = going[:, level.going] if isinstance(level.going, slice) else going.index_select(1, level.going)
                 features = self._run_nodes(going, parents, features)
-        ids = torch.cat(token_ids, 1)
+        drawn_ids = torch.cat(token_ids, 1)
+        ids = drawn_ids if shape.nodes is None else drawn_ids.index_select(1, shape.nodes)
         if not self._is_drawn:
             return Draft(ids, parents=shape.parents, max_depth=len(shape.levels))
         drafted = torch.cat(logits, 1)
@@ -95,16 +96,15 @@ class _Level(NamedTuple):
 
     Attributes:
         lanes: ranks of those nodes among all of their depth, for each request; None: there is one.
-        width: most children of one of them.
-        chosen: number of each child among `width` drawn ids of each of them; None: all are children.
-        going: children that have children.
+        width: most children of one of them, and so ids that are drawn for each.
+        going: numbers, among the drawn ids, of the children that have children; of neighbours a view, which costs a
+            step nothing.
         parents: of these, the number of the parent among those nodes.
     """
 
     lanes: Tensor | None
     width: int
-    chosen: Tensor | None
-    going: Tensor
+    going: Tensor | slice
     parents: Tensor
 
 
@@ -115,24 +115,27 @@ class Shape:
         """Plan the levels of the tree of these paths."""
         device = text.tokens.device
         numbers = partial(torch.tensor, dtype=torch.int64, device=device)
-        self.parents = tree_from_paths(choices, device=device).parents.repeat(text.batch, 1)
-        deepest = max(map(len, choices))
-        depths = [[path for path in sorted([(), *choices]) if len(path) == depth] for depth in range(deepest + 1)]
+        paths, self.parents = in_preorder(choices, text)
+        depths = [[path for path in paths if len(path) == depth] for depth in range(1 + max(map(len, paths)))]
         having = {path[:-1] for path in choices}
         self.levels: list[_Level] = []
+        columns, count = dict.fromkeys(paths[:1], 0), 1  # places among the root and all drawn ids
         for above, below in pairwise(depths):
             inner = [path for path in above if path in having]
             width = 1 + max(path[-1] for path in below)
-            going = [i for i, path in enumerate(below) if path in having]
-            chosen = [inner.index(path[:-1]) * width + path[-1] for path in below]
+            places = [inner.index(path[:-1]) * width + path[-1] for path in below]
+            going = [place for place, path in zip(places, below, strict=True) if path in having]
+            span = range(min(going, default=0), max(going, default=-1) + 1)
             self.levels.append(
                 _Level(
                     numbers([above.index(path) for path in inner] * text.batch) if len(inner) > 1 else None,
                     width,
-                    None if chosen == list(range(len(inner) * width)) else numbers(chosen),
-                    numbers(going),
-                    numbers([inner.index(below[i][:-1]) for i in going]),
+                    slice(span.start, span.stop) if going == list(span) else numbers(going),
+                    numbers([place // width for place in going]),
                 )
             )
-        flat = [path for level in depths for path in level]
-        self.inner = torch.tensor([i for i, path in enumerate(flat) if path in having], device=device)
+            columns |= {path: count + place for place, path in zip(places, below, strict=True)}
+            count += len(inner) * width
+        nodes = [columns[path] for path in paths]
+        self.nodes = None if nodes == list(range(count)) else numbers(nodes)
+        self.inner = numbers([paths.index(path) for level in depths for path in level if path in having])

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
+import torch
+from torch import Tensor
+
 from specdec_kernels import tree_from_paths
 
 from ..text import Text
@@ -41,3 +44,14 @@ class FixedTree(Generic[Shape]):
         if key not in self._shapes:
             self._shapes[key] = self._plan(self._paths(length), text)
         return self._shapes[key]
+
+
+def in_preorder(choices: Paths, text: Text) -> tuple[list[tuple[int, ...]], Tensor]:
+    """Paths of a tree's nodes from the root on, a node's descendants right behind it, and parents for a batch.
+
+    A path of first children, which is often the accepted one, are then neighbours: their rows are in place.
+    """
+    paths = sorted([(), *choices])
+    number = {path: i for i, path in enumerate(paths)}
+    parents = torch.tensor([-1, *(number[path[:-1]] for path in paths[1:])], dtype=torch.int32)
+    return paths, parents.to(text.tokens.device).repeat(text.batch, 1)

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specdec_kernels import Sampling, sample, tree_from_paths
+from specdec_kernels import Sampling, sample
 
 from ..heads import MedusaHeads
 from ..text import Text
 from .base import Draft, Drafter, Outcome, kept_rows
-from .fixed_tree import FixedTree, Paths
+from .fixed_tree import FixedTree, Paths, in_preorder
 from .races import Race, with_runners_up
 
 CHOICES = ((0,), (1,), (2,), (3,), (0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 0), (0, 0, 0), (0, 0, 1), (0, 1, 0),
@@ -43,7 +43,7 @@ class _StateDrafter(Drafter):
     def commit(self, text: Text, outcome: Outcome) -> None:
         """Take the state of the last accepted token."""
         assert outcome.hidden is not None
-        last = outcome.kept - 1 if outcome.path is None else outcome.path.amax(1)  # a path rises, and ends with -1
+        last = outcome.followers if outcome.path is None else outcome.path.amax(1)  # a path rises, and ends with -1
         self._state = kept_rows(outcome.hidden, last.clamp(min=0).long())[:, 0]
 
     def _best(self, text: Text, heads: int, count: int) -> Tensor:
@@ -106,7 +106,7 @@ class _Shape:
     """A tree of fixed shape, for a batch."""
 
     def __init__(self, choices: Paths, text: Text) -> None:
-        tree = tree_from_paths(choices, device=text.tokens.device)
-        self.parents = tree.parents.repeat(text.batch, 1)
+        (_, *paths), self.parents = in_preorder(choices, text)
         self.depth, self.width = max(map(len, choices)), 1 + max(map(max, choices))
-        self.chosen = ((tree.depth[1:] - 1) * self.width + tree.ranks[1:]).long()  # by each node, of all heads' best
+        chosen = [(len(path) - 1) * self.width + path[-1] for path in paths]  # by each node, of all heads' best
+        self.chosen = torch.tensor(chosen, device=text.tokens.device)

@@ -17,11 +17,12 @@ class SuffixDecoding(Drafter):
     continuations of earlier `generate` calls; the text itself wins a tie, and the longer suffix.
     """
 
-    def __init__(self, *, depth: int = 24, factor: float = 1.0, offset: float = 0.0, least: float = 0.1) -> None:
+    def __init__(self, *, depth: int = 16, factor: float = 1.0, offset: float = 0.0, least: float = 0.1) -> None:
         """Remember sequences of up to `depth` tokens.
 
         Args:
-            depth: of the tries; a suffix that came twice and what is drafted behind it together are no longer.
+            depth: of the tries; a suffix that came twice and what is drafted behind it together are no longer. Reading
+                a token takes time by it; more than 16 was seen to help looping texts alone, and hardly them.
             factor: a suffix of m tokens is trusted for ``factor * m + offset`` drafts.
             offset: see factor.
             least: smallest product of frequencies of a draft.

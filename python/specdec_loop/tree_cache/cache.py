@@ -157,9 +157,9 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
             fail("sibling_inputs", "called right after a commit", f"{self._written()} rows since")
         size, lengths, dtype = self._reach(tokens), self._lengths, self._mask_dtype()
         if self._has_kept(tokens):
-            places = self._kept.positions(lengths.longest, 1).expand(len(lengths.exact), tokens)
+            places = self._kept.positions(lengths.longest, 1).expand(lengths.batch, tokens)
             return self._inputs(places, {"full_attention": self._kept.mask("siblings", tokens, size - tokens, dtype)})
-        key = torch.arange(size, device=lengths.exact.device)
+        key = torch.arange(size, device=lengths.device)
         shown = torch.zeros((), dtype=dtype, device=key.device)
         mask = torch.where(key < lengths.exact[:, None, None, None], shown, torch.finfo(shown.dtype).min)
         mask = mask.expand(-1, -1, tokens, -1).scatter(3, lengths.slots(0, tokens)[:, None, :, None], 0.0)
@@ -210,7 +210,7 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
             return {"past_key_values": self}
         dtype = self._mask_dtype()
         if self._has_kept(tokens) and not any(self._windows.values()):
-            places = self._kept.positions(size - tokens, tokens).expand(len(lengths.exact), -1)
+            places = self._kept.positions(size - tokens, tokens).expand(lengths.batch, -1)
             return self._inputs(places, {"full_attention": self._kept.mask("stairs", tokens, size - tokens, dtype)})
         slots = lengths.slots(done, tokens)
         key, query = torch.arange(size, device=slots.device), slots[:, None, :, None]
@@ -264,12 +264,12 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
                 fail("num_accepted", f"an int in [-1, {done}) of chains, or a tensor of int32", num_accepted)
             if not zero_tail:
                 return self._keep(num_accepted + 1)
-            num_accepted = lengths.exact.new_full((len(lengths.exact),), num_accepted, dtype=torch.int32)
+            num_accepted = torch.full((lengths.batch,), num_accepted, dtype=torch.int32, device=lengths.device)
         if not isinstance(num_accepted, Tensor):
             fail("num_accepted", "a tensor of int32 or an int", type(num_accepted).__name__)
-        if num_accepted.dtype != torch.int32 or num_accepted.shape != lengths.exact.shape:
+        if num_accepted.dtype != torch.int32 or num_accepted.shape != (lengths.batch,):
             got = f"{num_accepted.dtype} {list(num_accepted.shape)}"
-            fail("num_accepted", f"int32 {list(lengths.exact.shape)}, or an int", got)
+            fail("num_accepted", f"int32 [{lengths.batch}], or an int", got)
         if path is not None and not isinstance(path, Tensor):
             fail("path", "a tensor of int32 or int64", type(path).__name__)
         known = num_accepted.tolist() if lengths.is_on_host else []  # its host looks, where a device has to reckon
@@ -295,9 +295,7 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
 
     def _keep(self, rows: int) -> Tensor:
         """Keep the first rows of every request, the same number of each."""
-        lengths = self._lengths
-        lengths.exact = lengths.exact + rows
-        lengths.changed(lengths.longest + rows, is_even=lengths.is_even, is_exact=lengths.is_even)
+        self._lengths.grow(rows)
         self._begin_step()
         return self._no_status
 

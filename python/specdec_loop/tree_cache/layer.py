@@ -14,19 +14,36 @@ class Lengths:
 
     def __init__(self, batch: int, device: torch.device | str) -> None:
         """Begin with empty requests."""
-        self.exact = torch.zeros(batch, dtype=torch.int64, device=device)
         self.request = torch.arange(batch, device=device)[:, None]
+        self.batch, self.device = batch, self.request.device
         self.layers = 0  # that have buffers
         self.longest = 0  # no length exceeds it
         self.is_even = True  # the host knows that every length is `longest`
-        self.is_on_host = self.exact.device.type == "cpu"  # reading waits for nobody
+        self.is_on_host = self.device.type == "cpu"  # reading waits for nobody
         self._is_loose = False  # reading may tell more
         self._slots: tuple[int, int, Tensor] | None = None  # of this forward: every layer asks for the same
+        self._exact: Tensor | None = None  # even ones are made when somebody asks: most steps do without
+
+    @property
+    def exact(self) -> Tensor:
+        """int64 ``[batch]``."""
+        if self._exact is None:
+            self._exact = torch.full((self.batch,), self.longest, dtype=torch.int64, device=self.device)
+        return self._exact
+
+    @exact.setter
+    def exact(self, lengths: Tensor) -> None:
+        self._exact = lengths
+
+    def grow(self, rows: int) -> None:
+        """Every request keeps so many more."""
+        self._exact = None if self.is_even else self.exact + rows
+        self.changed(self.longest + rows, is_even=self.is_even, is_exact=self.is_even)
 
     def slots(self, written: int, tokens: int) -> Tensor:
         """Slots [batch, tokens] of the rows that a forward adds."""
         if self._slots is None or self._slots[:2] != (written, tokens):
-            offsets = torch.arange(written, written + tokens, device=self.exact.device)
+            offsets = torch.arange(written, written + tokens, device=self.device)
             self._slots = written, tokens, self.exact[:, None] + offsets
         return self._slots[2]
 
@@ -57,7 +74,7 @@ class TreeLayer(CacheLayerMixin):  # type: ignore[misc] # transformers has no ty
         """Share the lengths; the buffers are made when the first keys tell their heads and dims."""
         super().__init__()
         self.lengths, self.capacity, self.dtype = lengths, capacity, dtype
-        self.batch_size, self.device = len(lengths.exact), lengths.exact.device
+        self.batch_size, self.device = lengths.batch, lengths.device
         self.written = 0  # rows since the last commit
 
     @torch.inference_mode(mode=False)  # they may outlive it
