@@ -66,6 +66,7 @@ class Text:
         self._limit, self._stops = limit, stops
         self._last_place = lengths + limit - 1  # where a token may stand
         self._offsets = torch.arange(overhang, device=device)
+        self._positions: Tensor | None = None  # int64 [overhang, batch]: of the next tokens
         self._before, self._followers = lengths, torch.zeros_like(lengths)  # lengths before a step, and what it added
 
     @property
@@ -87,9 +88,17 @@ class Text:
 
     def noise(self, ahead: int = 0) -> Noise:
         """Names the random numbers of the token `ahead` of the next one: keyed by its absolute position."""
-        place = self.place(ahead) if ahead else None
-        position = self.lengths if ahead == 0 else self.lengths + ahead if place is None else self._place[place]
-        return Noise(self._seed, position, self._step[self.steps])
+        return Noise(self._seed, self._position(ahead), self._step[self.steps])
+
+    def _position(self, ahead: int) -> Tensor:
+        if ahead == 0:
+            return self.lengths
+        place = self.place(ahead)
+        if place is not None:
+            return self._place[place]
+        if self._positions is None:  # one sum a step, not one a token ahead
+            self._positions = self.lengths + self._offsets[:, None]
+        return self._positions[ahead]
 
     def place(self, ahead: int) -> int | None:
         """How far behind `first` the token `ahead` of the next one is; None where the host knows no such number."""
@@ -123,7 +132,7 @@ class Text:
         self._write(self.tokens, token_ids)
         if logprobs is not None:
             self._write(self.logprobs, logprobs.masked_fill(token_ids < 0, 0.0))
-        self._before, self._followers, self._lengths = self.lengths, followers, None
+        self._before, self._followers, self._lengths, self._positions = self.lengths, followers, None, None
         self.steps, self._end = self.steps + 1, None
         return followers
 

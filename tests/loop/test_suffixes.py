@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections import Counter
 
@@ -10,7 +11,7 @@ from texts import text_of
 
 from specdec_kernels import Sampling
 from specdec_loop.drafters import SuffixDecoding
-from specdec_loop.suffixes import Node, Suffixes, empty
+from specdec_loop.suffixes import Suffixes, Trie
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -52,14 +53,33 @@ def test_drafts_are_those_of_plain_python(seed: int) -> None:
         assert [tokens for _, tokens in drafter.propose(text, 5)] == [best(row) for row in text.rows]
 
 
-def test_a_text_makes_about_one_node_a_token() -> None:
+def test_a_text_makes_about_one_sequence_a_token_and_no_objects() -> None:
     """What occurs once has no children of its own: 400 random tokens have 9 000 sequences of up to 24."""
-
-    def size(node: Node) -> int:
-        return 1 + sum(map(size, (node.children or {}).values()))
-
-    rng, root = random.Random(1), empty()
-    row, suffixes = [rng.randrange(1000) for _ in range(400)], Suffixes(root, 24)
+    rng, trie = random.Random(1), Trie()
+    row, suffixes = [rng.randrange(1000) for _ in range(400)], Suffixes(trie, 24)
+    gc.collect()
+    before = len(gc.get_objects())
     for i in range(len(row)):
         suffixes.learn(row, i)
-    assert len(set(row)) < size(root) < 600
+    assert len(set(row)) < len(trie.counts) < 600
+    assert len(gc.get_objects()) < before + 20  # that the garbage collector would look through
+
+
+def test_only_so_much_is_remembered() -> None:
+    """The older half is forgotten, the newer continuations are drafted."""
+    drafter = SuffixDecoding(memory=40)
+    for start in range(100, 1000, 100):  # of ten tokens each
+        told = text_of([1])
+        drafter.begin(told, rule="match", sampling=Sampling(), longest=4)
+        told.rows[0] += range(start, start + 10)
+        drafter.end(told)
+
+    def drafted(token: int) -> list[int]:
+        text = text_of([token])
+        drafter.begin(text, rule="match", sampling=Sampling(), longest=4)
+        return drafter.propose(text, 1)[0][1]
+
+    assert [start for start in range(100, 1000, 100) if drafted(start)] == [700, 800, 900]
+    assert drafted(900) == [901]
+    with pytest.raises(ValueError, match="memory must be at least 0, got -1"):
+        SuffixDecoding(memory=-1)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 from specdec_kernels import Sampling
 
-from ..suffixes import Suffixes, empty
+from ..suffixes import Suffixes, Trie
 from ..text import Text
 from .base import Draft, Drafter, padded
 
@@ -17,7 +19,15 @@ class SuffixDecoding(Drafter):
     continuations of earlier `generate` calls; the text itself wins a tie, and the longer suffix.
     """
 
-    def __init__(self, *, depth: int = 16, factor: float = 1.0, offset: float = 0.0, least: float = 0.1) -> None:
+    def __init__(
+        self,
+        *,
+        depth: int = 16,
+        factor: float = 1.0,
+        offset: float = 0.0,
+        least: float = 0.1,
+        memory: int = 1 << 17,
+    ) -> None:
         """Remember sequences of up to `depth` tokens.
 
         Args:
@@ -26,19 +36,23 @@ class SuffixDecoding(Drafter):
             factor: a suffix of m tokens is trusted for ``factor * m + offset`` drafts.
             offset: see factor.
             least: smallest product of frequencies of a draft.
+            memory: most tokens of earlier calls; behind the call that goes beyond, the older half is forgotten. A token
+                takes some 300 bytes, forgetting 6 us for each that is kept.
 
         Raises:
-            ValueError: depth below 2.
+            ValueError: depth below 2, or a negative memory.
         """
         if depth < 2:
             raise ValueError(f"SuffixDecoding: depth must be at least 2, got {depth}")
-        self.depth, self.factor, self.offset, self.least = depth, factor, offset, least
-        self._past = empty()
+        if memory < 0:
+            raise ValueError(f"SuffixDecoding: memory must be at least 0, got {memory}")
+        self.depth, self.factor, self.offset, self.least, self.memory = depth, factor, offset, least, memory
+        self._past, self._told, self._size = Trie(), deque[list[int]](), 0  # continuations, and their tokens
 
     def begin(self, text: Text, *, rule: str, sampling: Sampling, longest: int) -> None:
         """A trie for each text."""
         self._read = [0] * text.batch
-        self._own = [Suffixes(empty(), self.depth) for _ in text.rows]
+        self._own = [Suffixes(Trie(), self.depth) for _ in text.rows]
         self._others = [Suffixes(self._past, self.depth) for _ in text.rows]
 
     def draft(self, text: Text, length: int) -> Draft:
@@ -60,18 +74,29 @@ class SuffixDecoding(Drafter):
     def end(self, text: Text) -> None:
         """Remember the continuations for later texts."""
         for row, prompt in zip(text.rows, text.prompts, strict=True):
-            suffixes, told = Suffixes(self._past, self.depth), row[prompt:]
-            for i in range(len(told)):
-                suffixes.learn(told, i)
+            self._remember(row[prompt:])
+        if self._size > self.memory:
+            while self._size > self.memory // 2:
+                self._size -= len(self._told.popleft())
+            kept, self._past, self._told, self._size = self._told, Trie(), deque(), 0
+            for told in kept:
+                self._remember(told)
+
+    def _remember(self, told: list[int]) -> None:
+        suffixes = Suffixes(self._past, self.depth)
+        for i in range(len(told)):
+            suffixes.learn(told, i)
+        self._told.append(told)
+        self._size += len(told)
 
     def _best(self, suffixes: Suffixes, length: int) -> tuple[float, list[int]]:
         """Expected accepted tokens, and the draft."""
         best: tuple[float, list[int]] = (0.0, [])
-        for matched in range(len(suffixes.nodes) - 1, 0, -1):
+        for matched in range(len(suffixes.found) - 1, 0, -1):
             budget = min(length, int(self.factor * matched + self.offset))
             if budget <= best[0]:  # nor do shorter suffixes promise more
                 break
-            found = suffixes.nodes[matched].follow(budget, self.least)
+            found = suffixes.follow(matched, budget, self.least)
             if found[0] > best[0]:
                 best = found
         return best
