@@ -94,7 +94,7 @@ def table(content: Row) -> list[str]:
 
 
 def words(content: Row) -> str:
-    """Machine, versions, commits of a file."""
+    """Machine, versions, commits of a file, and the ops in it."""
     facts = content["machine"]
     where = facts.get("gpu") or f"{facts['cpu']}, {facts['cores']} cores, {facts['simd']}"
     versions = content["rows"][0]["versions"]
@@ -102,7 +102,13 @@ def words(content: Row) -> str:
     commits = ", ".join(dict.fromkeys(row["commit"] for row in content["rows"]))
     ceilings = content.get("ceilings")
     extra = f"; copy {ceilings['copy_gb_per_s']} GB/s measured in the same run" if ceilings else ""
-    return f"**{where}** ({shown}; commit {commits}{extra})"
+    ops = ", ".join(f"<code>{op}</code>" for op in dict.fromkeys(op for op, _ in by_case(content)))
+    return f"<b>{where}</b>: {ops} ({shown}; commit {commits}{extra})"
+
+
+def folded(title: str, lines: list[str]) -> list[str]:
+    """Lines that a page shows when somebody asks for them."""
+    return ["", "<details>", f"<summary>{title}</summary>", *lines, "", "</details>"]
 
 
 def generate(files: list[Path]) -> str:
@@ -113,7 +119,8 @@ def generate(files: list[Path]) -> str:
     lines += [
         "Medians; a rival's column says how many times longer it takes than ours without draft_stats (below 1: it is "
         "faster). Contenders take turns in one run, each checked against the reference first. Rows are shaped like a "
-        "language model's at temperature 0.8, half of the drafts accepted ([bench/rows.py](bench/rows.py)).",
+        "language model's at temperature 0.8, half of the drafts accepted ([bench/rows.py](bench/rows.py)). "
+        "All cases, a fold for each machine:",
     ]
     if any(told(json.loads(file.read_text())) for file in files):
         lines += ["", f"![Speed beside PyTorch and transformers]({CHART.relative_to(ROOT)})"]
@@ -121,7 +128,7 @@ def generate(files: list[Path]) -> str:
         lines += ["", f"![A decode step against context length]({CURVE.relative_to(ROOT)})"]
     for file in files:
         content = json.loads(file.read_text())
-        lines += ["", words(content), *table(content)]
+        lines += folded(words(content), table(content))
     return "\n".join([*lines, *loop.table(), *traffic_table(), END])
 
 
@@ -134,11 +141,13 @@ def traffic_table() -> list[str]:
     for row in content["rows"]:
         cases[f"`{row['op']}` {row['case']}"][row["contender"]] = row
     names = list(dict.fromkeys(r["contender"] for r in content["rows"] if "draft_stats" not in r["contender"]))
+    title = (
+        "<b>Bytes moved, as a multiple of what the rule must read</b> "
+        '(<a href="bench/minimum.py">bench/minimum.py</a>), '
+        'counted without a GPU (<a href="bench/meters.py">bench/meters.py</a>); <code>python -m bench.traffic</code>, '
+        f"commit {content['rows'][0]['commit']}"
+    )
     lines = [
-        "",
-        "**Bytes moved, as a multiple of what the rule must read** ([bench/minimum.py](bench/minimum.py)), "
-        "counted without a GPU ([bench/meters.py](bench/meters.py)); `python -m bench.traffic`, "
-        f"commit {content['rows'][0]['commit']}",
         "",
         f"| case | budget | {' | '.join(names)} |",
         f"|---|--:|{'--:|' * len(names)}",
@@ -147,7 +156,7 @@ def traffic_table() -> list[str]:
         budget = next((str(r["budget"]) for r in rows.values() if r["budget"]), "")
         cells = [f"{rows[n]['times_min']:.3g}" if n in rows else "" for n in names]
         lines.append(f"| {case} | {budget} | {' | '.join(cells)} |")
-    return lines
+    return folded(title, lines)
 
 
 def insert(readme: str, text: str) -> str:
