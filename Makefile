@@ -5,7 +5,7 @@
 #   make check       formatters, linters, types; make format mends what can be mended
 #   make wheel       one cp310-abi3 wheel in dist/, its symbols audited; make smoke: run it in an empty environment
 #   make test-engines  the plug-in inside real vLLM, in an environment of its own (3 GB; its first run installs for minutes)
-#   make lossless    every method held against the target's law, every known fault injected; make losslessness-page: docs/
+#   make lossless    every method held against the target's distribution, every known fault injected; make losslessness-page: docs/
 #   make compile     every kernel for every GPU, without one; make sanitize, make traffic, make bench, make clean
 # TORCH=existing uses the torch of $(PYTHON) instead of installing the pinned one.
 PYTHON ?= python3

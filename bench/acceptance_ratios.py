@@ -11,7 +11,7 @@ from specdec_kernels import RatioResult, acceptance_ratios
 from . import cases as case_tables
 from .cases import Case
 from .rows import ChainInput
-from .suite import Contender, chain_inputs, first_requests, law, pytest_speed, rivals_for, same_check
+from .suite import Contender, chain_inputs, distribution, first_requests, pytest_speed, rivals_for, same_check
 
 
 def cases(extent: str) -> list[Case]:
@@ -47,7 +47,7 @@ def check(run: Callable[[ChainInput], tuple[torch.Tensor, ...]]) -> Callable[[Ch
 def contenders(case: Case, made: Sequence[ChainInput], backends: Sequence[str]) -> list[Contender]:
     """Ours, then the rivals."""
     rivals = {
-        rival.NAME: lambda x, rival=rival: rival.acceptance_ratios(x.draft_ids, x.target, x.draft, *law(x))
+        rival.NAME: lambda x, rival=rival: rival.acceptance_ratios(x.draft_ids, x.target, x.draft, *distribution(x))
         for rival in rivals_for(case, "acceptance_ratios")
     }
     return same_check(ours, backends, rivals, check)

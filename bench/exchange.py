@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from specdec_kernels import Noise, Sampling, sample, verify_chain, verify_tree
+from specdec_kernels import RngKey, Sampling, sample, verify_chain, verify_tree
 
 from .cases import BOTH, FILTERS
 
@@ -96,7 +96,7 @@ def meter(call: str, filters: str, ranks: int) -> Line:
     has_draft = rule in ("ratio", "block", "recursive", "greedy_multi_draft", "traversal")
     zero = torch.zeros(BATCH, dtype=torch.int64)
     sampling = FILTERS[filters].sampling(BATCH)
-    shared: dict[str, Any] = {"noise": Noise(zero, zero, zero), "group": Pretended(ranks), "vocab_offsets": offsets}
+    shared: dict[str, Any] = {"rng": RngKey(zero, zero, zero), "group": Pretended(ranks), "vocab_offsets": offsets}
     drafted: dict[str, Any] = {"sampling": sampling, "draft_sampling": sampling if has_draft else Sampling()}
     rows = BATCH * nodes
     with exchange_meter(ranks) as sent:

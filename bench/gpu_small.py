@@ -24,7 +24,7 @@ def main() -> int:
     for dtype in (torch.float32, torch.bfloat16):
         for filters in ("none", BOTH):
             x = chain(3, 3, VOCAB, dtype=dtype, filters=FILTERS[filters]).to("cuda")
-            x = x._replace(noise=x.noise._replace(step=torch.zeros_like(x.noise.seed)))
+            x = x._replace(rng=x.rng._replace(step=torch.zeros_like(x.rng.seed)))
             pair = x._replace(target=x.target[:, 0].contiguous(), draft=x.draft[:, 0].contiguous())
             for backend in backends:
                 checks = [(f"verify_chain {r}", verify_chain.check_ours(r, backend, False), x) for r in RULES]

@@ -15,7 +15,7 @@ import torch
 
 from specdec_kernels import (
     CacheLayout,
-    Noise,
+    RngKey,
     Sampling,
     _replay,
     compact_cache,
@@ -39,17 +39,17 @@ def calls() -> dict[str, Callable[[], object]]:
         return torch.randn(*shape, VOCAB, generator=numbers)
 
     sampling = Sampling.full(1, temperature=0.7)
-    noise = Noise(torch.tensor([7]), torch.tensor([20]), torch.tensor([3]))
+    rng = RngKey(torch.tensor([7]), torch.tensor([20]), torch.tensor([3]))
     parents, ids = torch.tensor(PARENTS), torch.randint(0, VOCAB, (1, 6), generator=numbers)
     drafts = ids[:, 1:].contiguous()
     chain, tree, features, scores = rows(1, 6), rows(1, 6), rows(1, 6), rows(1)[:, :6]
     path, accepted, lengths = torch.tensor([[1, 3, -1]]), torch.tensor([2]).int(), torch.tensor([3])
     cache = CacheLayout([torch.zeros(1, 4, 128, 16) for _ in range(16)], "bhld")
-    law = {"sampling": sampling, "noise": noise}
+    distribution = {"sampling": sampling, "rng": rng}
     return {
-        "sample": lambda: sample(chain[:, 0], **law, purpose="target"),
-        "verify_chain": lambda: verify_chain(drafts, chain, **law, rule="match"),
-        "verify_tree": lambda: verify_tree(ids, parents, tree, max_depth=2, **law, rule="match"),
+        "sample": lambda: sample(chain[:, 0], **distribution, purpose="target"),
+        "verify_chain": lambda: verify_chain(drafts, chain, **distribution, rule="match"),
+        "verify_tree": lambda: verify_tree(ids, parents, tree, max_depth=2, **distribution, rule="match"),
         "select_tree": lambda: select_tree(ids, parents, scores, num_nodes=4),
         "tree_mask": lambda: tree_mask(parents, past=lengths, size=64, format="additive"),
         "compact_cache, 16 tensors": lambda: compact_cache(cache, path, accepted, lengths),

@@ -45,7 +45,7 @@ ABOUT = (
     "acceptance and the times of the same run. *Rest*: share of a step outside all forwards, the target's and the "
     "drafter's: drafting, verify and commit. "
     "*4-grams*: share of different ones in the text; small models repeat themselves when greedy, which flatters "
-    "copying. *Text*: how many texts are plain decoding's; *law*: their law is the same (`make lossless`)."
+    "copying. *Text*: how many texts are plain decoding's; *distribution*: same distribution (`make lossless`)."
 )
 HEAD = "| {} | tokens/s | speed-up | tokens/step | accepted | theory | rest | 4-grams | text |"
 
@@ -101,7 +101,7 @@ def cells(row: dict[str, Any]) -> list[str]:
         number(row["tokens_per_second"] / predicted if predicted else None, ".2f"),
         number(rest, ".1%"),
         number(row["distinct"], ".2f"),
-        row["same_text"] or ("law" if predicted else ""),
+        row["same_text"] or ("distribution" if predicted else ""),
     ]
 
 

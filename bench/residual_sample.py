@@ -13,8 +13,8 @@ from . import cases as case_tables
 from .cases import Case
 from .residual_probs import inputs as residual_inputs
 from .rows import ChainInput
-from .rows import law as exact_law
-from .suite import Contender, first_requests, law, pytest_speed, rivals_for
+from .rows import distribution as exact_distribution
+from .suite import Contender, distribution, first_requests, pytest_speed, rivals_for
 
 
 def cases(extent: str) -> list[Case]:
@@ -30,9 +30,7 @@ def inputs(case: Case) -> list[ChainInput]:
 def ours(x: ChainInput, backend: str) -> ResidualSample:
     """One call of the package."""
     sampling = x.filters.sampling(len(x.target), str(x.target.device))
-    return residual_sample(
-        x.target, x.draft, sampling=sampling, draft_sampling=sampling, noise=x.noise, backend=backend
-    )
+    return residual_sample(x.target, x.draft, sampling=sampling, draft_sampling=sampling, rng=x.rng, backend=backend)
 
 
 def check_ours(backend: str) -> Callable[[ChainInput], None]:
@@ -49,7 +47,7 @@ def check_ours(backend: str) -> Callable[[ChainInput], None]:
 
 def check_drawn(x: ChainInput, tokens: Tensor) -> None:
     """Every token has mass."""
-    weight = exact_law(x.target.cpu(), x.filters)[0] - exact_law(x.draft.cpu(), x.filters)[0]
+    weight = exact_distribution(x.target.cpu(), x.filters)[0] - exact_distribution(x.draft.cpu(), x.filters)[0]
     mass = weight.gather(1, tokens.view(-1, 1).cpu())
     assert bool((mass > -1e-9).all()), f"a token without mass: {tokens.tolist()}"
 
@@ -58,7 +56,7 @@ def contenders(case: Case, made: Sequence[ChainInput], backends: Sequence[str]) 
     """Ours, then the rivals."""
     field = [Contender(b, True, lambda x, b=b: ours(x, b), check_ours(b)) for b in backends]
     for rival in rivals_for(case, "residual_sample"):
-        run = lambda x, rival=rival: rival.residual_sample(x.target, x.draft, *law(x))  # noqa: E731
+        run = lambda x, rival=rival: rival.residual_sample(x.target, x.draft, *distribution(x))  # noqa: E731
         field.append(Contender(rival.NAME, False, run, lambda x, run=run: check_drawn(x, run(x))))
     return field
 

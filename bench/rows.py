@@ -31,7 +31,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec_kernels import Noise, Sampling, random_words
+from specdec_kernels import RngKey, Sampling, random_words
 
 POOL = 48
 DRAFT_NOISE = 1.0
@@ -73,13 +73,13 @@ class ChainInput(NamedTuple):
     logsumexp: Tensor  # float32 [batch, draft], of the scaled kept draft logits
     threshold: Tensor  # float32 [batch, draft], smallest kept draft logit
     filters: Filters
-    noise: Noise
+    rng: RngKey
     num_accepted: Tensor  # int64 [batch], in float64 from the definition
 
     def to(self, device: str) -> ChainInput:
         """The same input on another device."""
         moved = [x.to(device) if isinstance(x, Tensor) else x for x in self]
-        moved[6] = Noise(*(x if x is None else x.to(device) for x in self.noise))
+        moved[6] = RngKey(*(x if x is None else x.to(device) for x in self.rng))
         return ChainInput(*moved)  # type: ignore[arg-type]
 
 
@@ -123,7 +123,7 @@ def rows(count: int, vocab: int, *, dtype: torch.dtype, shape: str = "llm", seed
     return target, draft
 
 
-def law(logits: Tensor, filters: Filters) -> tuple[Tensor, Tensor, Tensor]:
+def distribution(logits: Tensor, filters: Filters) -> tuple[Tensor, Tensor, Tensor]:
     """(probabilities, log-sum of the scaled kept logits, threshold) of rows [n, vocab], by sorting."""
     temperature, top_k, top_p, min_p = filters
     raw = logits.float()
@@ -154,11 +154,11 @@ def chain(
     seed: int = 0,
     accepted_so_far: float = 0.0,
 ) -> ChainInput:
-    """One batch: rows, ids drawn from the draft law, and noise under which about half of the drafts are accepted.
+    """One batch: rows, ids drawn from the draft distribution, and a key under which half of the drafts are accepted.
 
-    The law accepts 2.5 of 5 on average, one small batch may not: of TRIED_SEEDS noise seeds the one is kept whose total
-    comes closest to ACCEPTED * batch * draft. `accepted_so_far`, the surplus of the batches before, lets a series
-    of single requests (2, 3, 2, 3 accepted) meet the average too.
+    The distribution accepts 2.5 of 5 on average, one small batch may not: of TRIED_SEEDS noise seeds the one is kept
+    whose total comes closest to ACCEPTED * batch * draft. `accepted_so_far`, the surplus of the batches before, lets a
+    series of single requests (2, 3, 2, 3 accepted) meet the average too.
     """
     generator = torch.Generator().manual_seed(seed * 104729 + vocab)
     target, drafted = rows(batch * (draft + 1), vocab, dtype=dtype, shape=shape, seed=seed)
@@ -168,16 +168,16 @@ def chain(
     ratio = torch.empty(batch, draft, dtype=torch.float64)
     logsumexp, threshold = torch.empty(batch, draft), torch.empty(batch, draft)
     for b in range(batch):  # a request at a time: no probabilities of the whole batch in memory
-        q, logsumexp[b], threshold[b] = law(drafted[b], filters)
-        noise = torch.empty_like(q).exponential_(generator=generator)
-        ids[b] = (q / noise).argmax(-1)
-        p = law(target[b, :draft], filters)[0]
+        q, logsumexp[b], threshold[b] = distribution(drafted[b], filters)
+        rng = torch.empty_like(q).exponential_(generator=generator)
+        ids[b] = (q / rng).argmax(-1)
+        p = distribution(target[b, :draft], filters)[0]
         ratio[b] = p.gather(1, ids[b, :, None])[:, 0].double() / q.gather(1, ids[b, :, None])[:, 0].double()
     wanted = ACCEPTED * batch * draft - accepted_so_far
-    best: tuple[float, Noise, Tensor] | None = None
+    best: tuple[float, RngKey, Tensor] | None = None
     for attempt in range(TRIED_SEEDS if shape == "llm" else 1):
         first = (seed * TRIED_SEEDS + attempt) * batch
-        noise_ = Noise(torch.arange(first, first + batch), torch.arange(batch) * 17 + 100)
+        noise_ = RngKey(torch.arange(first, first + batch), torch.arange(batch) * 17 + 100)
         accepted = (coins(noise_, draft) < ratio).cumprod(1).sum(1)
         miss = abs(float(accepted.sum()) - wanted)
         if best is None or miss < best[0]:
@@ -186,11 +186,11 @@ def chain(
     return ChainInput(ids, target, drafted, logsumexp, threshold, filters, best[1], best[2])
 
 
-def coins(noise: Noise, draft: int) -> Tensor:
+def coins(rng: RngKey, draft: int) -> Tensor:
     """Acceptance coins float64 [batch, draft], by the package's public definition."""
-    index = torch.zeros(1, dtype=torch.int64, device=noise.seed.device)
+    index = torch.zeros(1, dtype=torch.int64, device=rng.seed.device)
     words = [
-        random_words(Noise(noise.seed, noise.position + i, noise.step), purpose="coin", index=index)[:, 0]
+        random_words(RngKey(rng.seed, rng.position + i, rng.step), purpose="coin", index=index)[:, 0]
         for i in range(draft)
     ]
     return (torch.stack(words, 1) >> 8).double() * 2.0**-24

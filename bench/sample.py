@@ -13,8 +13,8 @@ from specdec_kernels import SampleResult, sample
 from . import cases as case_tables
 from .cases import Case
 from .rows import ChainInput
-from .rows import law as exact_law
-from .suite import Contender, chain_inputs, first_requests, law, pytest_speed, rivals_for
+from .rows import distribution as exact_distribution
+from .suite import Contender, chain_inputs, distribution, first_requests, pytest_speed, rivals_for
 
 
 def cases(extent: str) -> list[Case]:
@@ -31,7 +31,7 @@ def inputs(case: Case) -> list[ChainInput]:
 def ours(x: ChainInput, backend: str) -> SampleResult:
     """One call of the package."""
     sampling = x.filters.sampling(len(x.target), str(x.target.device))
-    return sample(x.target, sampling=sampling, noise=x.noise, purpose="draft", backend=backend)
+    return sample(x.target, sampling=sampling, rng=x.rng, purpose="draft", backend=backend)
 
 
 def check_ours(backend: str) -> Callable[[ChainInput], None]:
@@ -49,7 +49,7 @@ def check_ours(backend: str) -> Callable[[ChainInput], None]:
 
 def check_drawn(x: ChainInput, tokens: Tensor) -> None:
     """Every token has mass."""
-    p = exact_law(x.target.cpu(), x.filters)[0]
+    p = exact_distribution(x.target.cpu(), x.filters)[0]
     mass = p.gather(1, tokens.view(-1, 1).cpu())
     assert bool((mass > 0).all()), f"a token without mass: {tokens.tolist()}"
 
@@ -57,11 +57,11 @@ def check_drawn(x: ChainInput, tokens: Tensor) -> None:
 def contenders(case: Case, made: Sequence[ChainInput], backends: Sequence[str]) -> list[Contender]:
     """Ours, then the rivals."""
     field = [Contender(b, True, lambda x, b=b: ours(x, b), check_ours(b)) for b in backends]
-    laws = {id(x): law(x) for x in made}
+    distributions = {id(x): distribution(x) for x in made}
     for rival in rivals_for(case, "sample"):
 
         def run(x: ChainInput, rival: Any = rival) -> Tensor:
-            parameters = list(laws[id(x)])
+            parameters = list(distributions[id(x)])
             if rival.NAME.startswith("topk"):
                 parameters[1] = x.filters.top_k  # torch.topk wants a host number
             return rival.sample(x.target, *parameters)

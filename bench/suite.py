@@ -76,7 +76,7 @@ def chain_inputs(case: Case) -> list[ChainInput]:
     return [x.to("cuda") for x in made] if torch.cuda.is_available() else made
 
 
-def law(x: ChainInput) -> tuple[Tensor | None, ...]:
+def distribution(x: ChainInput) -> tuple[Tensor | None, ...]:
     """(temperature, top_k, top_p, min_p) as tensors [batch], made before the clock."""
     return tuple(x.filters.sampling(len(x.draft_ids), str(x.target.device)))
 
@@ -84,7 +84,7 @@ def law(x: ChainInput) -> tuple[Tensor | None, ...]:
 def first_requests(x: ChainInput, count: int = CHECKED_REQUESTS) -> ChainInput:
     """The first requests of a batch, as views."""
     parts = [p[:count] if isinstance(p, Tensor) else p for p in x]
-    parts[6] = specdec_kernels.Noise(*(n if n is None else n[:count] for n in x.noise))
+    parts[6] = specdec_kernels.RngKey(*(n if n is None else n[:count] for n in x.rng))
     return ChainInput(*parts)  # type: ignore[arg-type]
 
 

@@ -102,7 +102,7 @@ def build_input(case: OpCase) -> Any:
     x = chain(case.batch, draft, case.vocab, dtype=DTYPES[case.dtype], filters=FILTERS[case.filters], shape=case.rows)
     if case.op in ("sample", "residual_probs", "residual_sample"):
         x = x._replace(target=x.target[:, 0].contiguous(), draft=x.draft[:, 0].contiguous())
-    return x._replace(noise=x.noise._replace(step=torch.zeros_like(x.noise.seed)))
+    return x._replace(rng=x.rng._replace(step=torch.zeros_like(x.rng.seed)))
 
 
 def calls(case: Case, backend: str) -> list[tuple[str, bool, Callable[[Any], Any]]]:

@@ -17,14 +17,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec_kernels import Noise, Sampling
+from specdec_kernels import RngKey, Sampling
 
 from .cases import MODELS, OpCase
 from .rows import DTYPES, rows
 
 HIT = 0.6
 MAX_DEPTH = 8
-DRAWN = ("recursive", "traversal")  # rules whose candidates are drawn from the draft law
+DRAWN = ("recursive", "traversal")  # rules whose candidates are drawn from the draft distribution
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class TreeInput(NamedTuple):
     draft: Tensor | None
     leaf_paths: list[Tensor]  # of each request, int64 [leaves, depth + 1], -1 padded: made before the clock
     sampling: Sampling
-    noise: Noise
+    rng: RngKey
 
 
 def best_paths(nodes: int, hit: float) -> list[tuple[int, ...]]:
@@ -132,7 +132,7 @@ def tree_input(case: TreeCase, seed: int = 0) -> TreeInput:
         draft.to(device) if case.rule in DRAWN else None,
         [paths] * case.batch,
         Sampling.full(case.batch, temperature=1.0, device=device),
-        Noise(first, first * 17 + 100, torch.zeros_like(first)),
+        RngKey(first, first * 17 + 100, torch.zeros_like(first)),
     )
 
 

@@ -14,8 +14,8 @@ from . import cases as case_tables
 from .cases import Case
 from .rivals import eager
 from .rows import ChainInput, coins
-from .rows import law as exact_law
-from .suite import Contender, chain_inputs, first_requests, law, pytest_speed, rivals_for
+from .rows import distribution as exact_distribution
+from .suite import Contender, chain_inputs, distribution, first_requests, pytest_speed, rivals_for
 
 FUNCTIONS = ("verify_chain", "verify_prepared", "verify_step")
 
@@ -28,7 +28,7 @@ def cases(extent: str) -> list[Case]:
 def inputs(case: Case) -> list[ChainInput]:
     """Batches that a case walks through; rules that need a step get one."""
     made = chain_inputs(case)
-    return [x._replace(noise=x.noise._replace(step=torch.zeros_like(x.noise.seed))) for x in made]
+    return [x._replace(rng=x.rng._replace(step=torch.zeros_like(x.rng.seed))) for x in made]
 
 
 def ours(x: ChainInput, rule: str, backend: str, stats: bool = False) -> ChainResult:
@@ -42,7 +42,7 @@ def ours(x: ChainInput, rule: str, backend: str, stats: bool = False) -> ChainRe
         draft_stats=(x.logsumexp, x.threshold) if stats else None,
         sampling=sampling,
         draft_sampling=sampling if with_draft else None,
-        noise=x.noise,
+        rng=x.rng,
         rule=rule,
         backend=backend,
     )
@@ -62,10 +62,10 @@ def check_ours(rule: str, backend: str, stats: bool) -> Callable[[ChainInput], N
 
 
 def check_rival(run: Callable[[ChainInput, Tensor], tuple[Tensor, Tensor]]) -> Callable[[ChainInput], None]:
-    """The same number accepted with the same coins, and a drawn token that the exact law can give."""
+    """The same number accepted with the same coins, and a drawn token that the exact distribution can give."""
 
     def check(x: ChainInput) -> None:
-        uniforms = coins(x.noise._replace(step=None), x.draft_ids.shape[1]).float()
+        uniforms = coins(x.rng._replace(step=None), x.draft_ids.shape[1]).float()
         tokens, count = run(x, uniforms.to(x.target.device))
         assert torch.equal(count.cpu(), x.num_accepted.cpu()), f"accepts {count}, exact arithmetic {x.num_accepted}"
         check_drawn(x, tokens, count)
@@ -74,11 +74,11 @@ def check_rival(run: Callable[[ChainInput, Tensor], tuple[Tensor, Tensor]]) -> C
 
 
 def check_drawn(x: ChainInput, tokens: Tensor, count: Tensor) -> None:
-    """Each drawn token has mass under the law it must come from."""
+    """Each drawn token has mass under the distribution it must come from."""
     for b, n in enumerate(count.tolist()):
-        p = exact_law(x.target[b, n : n + 1].cpu(), x.filters)[0][0]
+        p = exact_distribution(x.target[b, n : n + 1].cpu(), x.filters)[0][0]
         if n < x.draft.shape[1]:
-            p = p - exact_law(x.draft[b, n : n + 1].cpu(), x.filters)[0][0]
+            p = p - exact_distribution(x.draft[b, n : n + 1].cpu(), x.filters)[0][0]
         assert float(p[tokens[b, n]]) > -1e-9, f"request {b}: token {int(tokens[b, n])} has no mass"
 
 
@@ -96,27 +96,29 @@ def contenders(case: Case, made: Sequence[ChainInput], backends: Sequence[str]) 
                 )
             )
     if case.rule == "ratio":
-        laws = {id(x): law(x) for x in made}
+        distributions = {id(x): distribution(x) for x in made}
         for function in FUNCTIONS:
-            field += [ratio_rival(rival, function, case, made, laws) for rival in rivals_for(case, function)]
+            field += [ratio_rival(rival, function, case, made, distributions) for rival in rivals_for(case, function)]
     elif case.rule == "greedy":
         greedy = lambda x: eager.verify_greedy(x.draft_ids, x.target)  # noqa: E731
         field.append(Contender(eager.NAME, False, greedy, check_greedy))
     elif case.rule == "match":
-        match = lambda x: eager.verify_match(x.draft_ids, x.target, law(x)[0])  # noqa: E731
+        match = lambda x: eager.verify_match(x.draft_ids, x.target, distribution(x)[0])  # noqa: E731
         field.append(Contender(eager.NAME, False, match, lambda x: None))  # its own noise: nothing to compare
     return field
 
 
-def ratio_rival(rival: Any, function: str, case: Case, made: Sequence[ChainInput], laws: dict[int, Any]) -> Contender:
+def ratio_rival(
+    rival: Any, function: str, case: Case, made: Sequence[ChainInput], distributions: dict[int, Any]
+) -> Contender:
     """A rival under rule ratio, its parameters as it takes them, prepared before the clock where it takes that."""
     call = getattr(rival, function)
     filters = made[0].filters
     if function != "verify_chain":  # transformers: draws its own coins
         ready = (
-            {id(x): rival.prepare(x.target, x.draft, *laws[id(x)]) for x in made}
+            {id(x): rival.prepare(x.target, x.draft, *distributions[id(x)]) for x in made}
             if function == FUNCTIONS[1]
-            else {id(x): prepared_draft(x, laws[id(x)]) for x in made}
+            else {id(x): prepared_draft(x, distributions[id(x)]) for x in made}
         )
 
         def run_step(x: ChainInput) -> Any:
@@ -127,7 +129,7 @@ def ratio_rival(rival: Any, function: str, case: Case, made: Sequence[ChainInput
         return Contender(rival.NAME, False, run_step, lambda x: check_drawn(x, *run_step(x)))
 
     def arguments(x: ChainInput) -> list[Any]:
-        parameters = list(laws.get(id(x)) or law(x))
+        parameters = list(distributions.get(id(x)) or distribution(x))
         if rival.NAME.startswith("topk"):
             parameters[1] = filters.top_k  # torch.topk wants a host number: one for the batch
         return [x.draft_ids, x.target, x.draft, *parameters]

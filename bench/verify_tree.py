@@ -51,7 +51,7 @@ def ours(x: TreeInput, rule: str, backend: str) -> TreeResult:
         max_depth=max(paths.shape[1] for paths in x.leaf_paths) - 1,
         sampling=x.sampling,
         draft_sampling=None if x.draft is None else x.sampling,
-        noise=x.noise,
+        rng=x.rng,
         rule=rule,
         backend=backend,
     )
@@ -60,10 +60,10 @@ def ours(x: TreeInput, rule: str, backend: str) -> TreeResult:
 def first_requests(x: TreeInput, count: int) -> TreeInput:
     """The first requests of a batch, as views."""
     sampling = type(x.sampling)(*(p if p is None else p[:count] for p in x.sampling))
-    noise = type(x.noise)(*(n if n is None else n[:count] for n in x.noise))
+    rng = type(x.rng)(*(n if n is None else n[:count] for n in x.rng))
     draft = None if x.draft is None else x.draft[:count]
     ids, parents, target = (t[:count] for t in x[:3])
-    return TreeInput(ids, parents, target, draft, x.leaf_paths[:count], sampling, noise)
+    return TreeInput(ids, parents, target, draft, x.leaf_paths[:count], sampling, rng)
 
 
 def minimum(case: TreeCase, x: TreeInput, result: TreeResult) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from specdec_kernels import ChainResult, Noise, Sampling, available_backends, sample, verify_chain
+from specdec_kernels import ChainResult, RngKey, Sampling, available_backends, sample, verify_chain
 
 BATCH, DRAFT, VOCAB = 16, 5, 128256  # vocabulary of Llama 3
 TEMPERATURE, ROUNDS = 0.8, 15
@@ -26,11 +26,11 @@ def model_like_rows(rows: int, device: str) -> Tensor:
     return logits.scatter_(1, ids, peaks)
 
 
-def drafted(target: Tensor, sampling: Sampling, noise: Noise) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+def drafted(target: Tensor, sampling: Sampling, rng: RngKey) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
     """Draft logits near the target's, the ids drawn from them, and what `sample` knows about each row."""
     draft = target[:, :DRAFT] + 0.9 * torch.randn(BATCH, DRAFT, VOCAB, device=target.device)
     drawn = [
-        sample(draft[:, i], sampling=sampling, noise=noise._replace(position=noise.position + i), purpose="draft")
+        sample(draft[:, i], sampling=sampling, rng=rng._replace(position=rng.position + i), purpose="draft")
         for i in range(DRAFT)
     ]
     stats = (torch.stack([d.logsumexp for d in drawn], 1), torch.stack([d.threshold for d in drawn], 1))
@@ -38,7 +38,7 @@ def drafted(target: Tensor, sampling: Sampling, noise: Noise) -> tuple[Tensor, T
 
 
 def plain_pytorch(ids: Tensor, target: Tensor, draft: Tensor) -> tuple[Tensor, Tensor]:
-    """The rule as it is usually written: both laws as float32 probabilities, then gather, compare, subtract, draw."""
+    """The rule as it is usually written: float32 probabilities of both, then gather, compare, subtract, draw."""
     p = torch.softmax(target.float() / TEMPERATURE, -1)
     q = torch.softmax(draft.float() / TEMPERATURE, -1)
     p_x = p[:, :DRAFT].gather(-1, ids[..., None]).squeeze(-1)
@@ -81,18 +81,20 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     sampling = Sampling.full(BATCH, temperature=TEMPERATURE, device=device)
     seed = torch.arange(BATCH, device=device)
-    noise = Noise(seed, position=torch.full_like(seed, 100), step=torch.zeros_like(seed))
+    rng = RngKey(seed, position=torch.full_like(seed, 100), step=torch.zeros_like(seed))
     target = model_like_rows(BATCH * (DRAFT + 1), device).view(BATCH, DRAFT + 1, VOCAB)
-    draft, ids, stats = drafted(target, sampling, noise)
-    laws = {"sampling": sampling, "draft_sampling": sampling, "noise": noise}
-    result = verify_chain(ids, target, draft, draft_stats=stats, **laws)
+    draft, ids, stats = drafted(target, sampling, rng)
+    distributions = {"sampling": sampling, "draft_sampling": sampling, "rng": rng}
+    result = verify_chain(ids, target, draft, draft_stats=stats, **distributions)
     show_tokens(ids, result)
 
     pytorch = "plain PyTorch"
     calls: dict[str, Callable[[], object]] = {
         pytorch: lambda: plain_pytorch(ids, target, draft),
-        "verify_chain": lambda: verify_chain(ids, target, draft, **laws),
-        "verify_chain, statistics from sample": lambda: verify_chain(ids, target, draft, draft_stats=stats, **laws),
+        "verify_chain": lambda: verify_chain(ids, target, draft, **distributions),
+        "verify_chain, statistics from sample": lambda: verify_chain(
+            ids, target, draft, draft_stats=stats, **distributions
+        ),
     }
     taken = median_seconds(calls, device)
     print(f"batch {BATCH}, {DRAFT} drafts, vocabulary {VOCAB}, float32, {device}, {torch.get_num_threads()} threads")

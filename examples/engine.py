@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer
 
-from specdec_kernels import CacheLayout, Noise, Sampling, rollback, tree_attention, tree_layout, verify_chain
+from specdec_kernels import CacheLayout, RngKey, Sampling, rollback, tree_attention, tree_layout, verify_chain
 
 PIECE = 64  # most tokens of a prompt in one step, so that a long one does not hold up the others
 
@@ -216,7 +216,7 @@ class Engine:
                 each("temperature", torch.float32), each("top_k", torch.int32),
                 each("top_p", torch.float32), each("min_p", torch.float32),
             ),
-            noise=Noise(each("seed", torch.int64), positions),
+            rng=RngKey(each("seed", torch.int64), positions),
             rule="match",
         )  # fmt: skip
 

@@ -5,7 +5,7 @@ from ._cache import CacheLayout
 from ._random import random_words
 from ._tree_build import PathTree, tree_from_lookahead, tree_from_parents, tree_from_paths
 from ._tree_links import LinkedTree, TreeLinks, tree_from_links, tree_from_mask, tree_links
-from ._types import CandidateTree, Noise, Sampling
+from ._types import CandidateTree, RngKey, Sampling
 from .ops.acceptance_ratios import RatioResult, acceptance_ratios
 from .ops.compact_cache import compact_cache
 from .ops.gather_nodes import GatherResult, gather_nodes
@@ -29,11 +29,11 @@ __all__ = [
     "ChainResult",
     "GatherResult",
     "LinkedTree",
-    "Noise",
     "PathTree",
     "RatioResult",
     "ResidualProbs",
     "ResidualSample",
+    "RngKey",
     "RollbackResult",
     "SampleResult",
     "Sampling",

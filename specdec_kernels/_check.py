@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from ._types import Noise, Sampling
+from ._types import RngKey, Sampling
 
 LOGIT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ID_DTYPES = (torch.int32, torch.int64)
@@ -76,14 +76,14 @@ class Checker:
                 self.vector(f"{name}.{Sampling._fields[i]}", part, SAMPLING_DTYPES[i], batch)
         return value
 
-    def noise(self, value: Any, batch: int) -> Noise:
-        """A Noise whose tensors are all int64 [batch]."""
-        if not isinstance(value, Noise):
-            fail(self.op, "noise", "a Noise(seed, position, step=None)", type(value).__name__)
-        self.vector("noise.seed", value.seed, torch.int64, batch)
-        self.vector("noise.position", value.position, torch.int64, batch)
+    def rng(self, value: Any, batch: int) -> RngKey:
+        """A RngKey whose tensors are all int64 [batch]."""
+        if not isinstance(value, RngKey):
+            fail(self.op, "rng", "an RngKey(seed, position, step=None)", type(value).__name__)
+        self.vector("rng.seed", value.seed, torch.int64, batch)
+        self.vector("rng.position", value.position, torch.int64, batch)
         if value.step is not None:
-            self.vector("noise.step", value.step, torch.int64, batch)
+            self.vector("rng.step", value.step, torch.int64, batch)
         return value
 
     def vector(self, name: str, value: Any, dtype: torch.dtype, length: int) -> Tensor:
@@ -202,7 +202,7 @@ def check_residual(
         check.logits("draft_logits", draft_logits, (batch, "draft_vocab"))
         draft_vocab = draft_logits.shape[1]
         if draft_sampling is None:
-            fail(op, "draft_sampling", "given with draft_logits: the law of the draft", None)
+            fail(op, "draft_sampling", "given with draft_logits: the distribution of the draft", None)
     sampling = check.sampling("sampling", sampling, batch)
     drafted = check.sampling("draft_sampling", draft_sampling or Sampling(), batch)
     token_map = check.token_map(token_map, draft_vocab, vocab)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._types import PURPOSES, Noise
+from ._types import PURPOSES, RngKey
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
@@ -73,11 +73,11 @@ def vocab_words(
     return _blocks(seed, position, step, purpose, lane, block).flatten(1)[:, first % 4 : first % 4 + vocab]
 
 
-def random_words(noise: Noise, *, purpose: str, index: Tensor, lane: int = 0) -> Tensor:
+def random_words(rng: RngKey, *, purpose: str, index: Tensor, lane: int = 0) -> Tensor:
     """The random words that the ops use, for whoever wants to reproduce or audit a draw.
 
     Args:
-        noise: seed, position and step of each request, int64 ``[batch]``. Draft token i uses ``position + i``.
+        rng: seed, position and step of each request, int64 ``[batch]``. Draft token i uses ``position + i``.
         purpose: ``"target"``, ``"coin"``, ``"residual"`` or ``"draft"``.
         index: int64 ``[n]``: target token ids for a draw over the vocabulary, 0 for the coin of a chain.
         lane: 0 but for drafts of a tree.
@@ -87,16 +87,16 @@ def random_words(noise: Noise, *, purpose: str, index: Tensor, lane: int = 0) ->
 
     Example:
         >>> import torch
-        >>> from specdec_kernels import Noise, random_words
-        >>> noise = Noise(seed=torch.tensor([7]), position=torch.tensor([0]))
+        >>> from specdec_kernels import RngKey, random_words
+        >>> rng = RngKey(seed=torch.tensor([7]), position=torch.tensor([0]))
         >>> random_words(noise, purpose="target", index=torch.arange(2)).shape
         torch.Size([1, 2])
     """
     if purpose not in PURPOSES:
         raise ValueError(f"random_words: purpose must be one of {sorted(PURPOSES)}, got {purpose!r}")
-    step = None if purpose == "target" else noise.step
-    lanes = torch.full_like(noise.seed, lane)
-    return words(noise.seed, noise.position, step, PURPOSES[purpose], lanes, index.to(torch.int64))
+    step = None if purpose == "target" else rng.step
+    lanes = torch.full_like(rng.seed, lane)
+    return words(rng.seed, rng.position, step, PURPOSES[purpose], lanes, index.to(torch.int64))
 
 
 def coin(seed: Tensor, position: Tensor, step: Tensor | None, index: Tensor | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""The one correction law, norm((a p - b q)+), in plain PyTorch; every lossless rule ends with a case of it."""
+"""The one correction distribution, norm((a p - b q)+), in plain PyTorch; every lossless rule ends with a case of it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from . import _chains, _rows
-from ._rows import Law
+from ._rows import Distribution
 
 
 class Residual(NamedTuple):
     """Weights of one residual row a request, and what the rule for its edge cases needs."""
 
-    row: Law  # the target's
+    row: Distribution  # the target's
     weight: Tensor  # float32 [batch, vocab]: (a p - b q)+
     mass: Tensor  # float32 [batch]: its sum
     point: Tensor  # bool [batch]: q is a point mass at `ids`
@@ -46,7 +46,7 @@ def residual(
     target = _rows.parameters(batch, device, temperature, top_k, top_p, min_p)
     draft = _rows.parameters(batch, device, draft_temperature, draft_top_k, draft_top_p, draft_min_p)
     status = torch.where(target.bad, _chains.BAD_SAMPLING, 0)
-    row = _rows.law(target_logits, target, allowed)
+    row = _rows.distribution(target_logits, target, allowed)
     status = status | torch.where(row.bad, _chains.BAD_TARGET, 0)
 
     # A draft id outside the vocabulary is no draft at all.
@@ -60,7 +60,7 @@ def residual(
     q = torch.nn.functional.one_hot(ids, vocab).double() * known[:, None]
     plain = ~known
     if draft_logits is not None:
-        drafted = _rows.law(draft_logits, draft)
+        drafted = _rows.distribution(draft_logits, draft)
         status = status | torch.where(draft.bad, _chains.BAD_SAMPLING, 0)
         status = status | torch.where(drafted.bad & ~draft.greedy, _chains.BAD_DRAFT, 0)
         over_ids = _rows.to_target_ids(drafted.probs(), token_map, vocab)

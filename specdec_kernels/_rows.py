@@ -1,7 +1,8 @@
-"""Rows of logits as laws, in plain PyTorch: temperature, filters, probabilities, draws. The definition.
+"""Rows of logits as distributions, in plain PyTorch: temperature, filters, probabilities, draws. The definition.
 
-A law is kept as the raw row plus a handful of numbers (maximum, threshold, mass); kernels keep the same numbers and
-never write a probability row. Sums run in float64 here, so that this file is the most exact spelling there is.
+A distribution is kept as the raw row plus a handful of numbers (maximum, threshold, mass); kernels keep the same
+numbers and never write a probability row. Sums run in float64 here, so that this file is the most exact spelling there
+is.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ class Parameters(NamedTuple):
     ranks: bool  # whether top-k or top-p may be on: only then a row is sorted
 
 
-class Law(NamedTuple):
-    """Law of each row: softmax of logits * inv_t over the kept ids; a greedy row is a point mass at its argmax."""
+class Distribution(NamedTuple):
+    """Distribution of each row: softmax of logits * inv_t over the kept ids; greedy: a point mass at the argmax."""
 
     logits: Tensor  # float32 [batch, vocab], -inf where not allowed
     inv_t: Tensor  # float32 [batch]
@@ -128,8 +129,8 @@ def _rank_threshold(logits: Tensor, maximum: Tensor, threshold: Tensor, paramete
     return torch.where(has_p, torch.maximum(threshold, edge), threshold)
 
 
-def law(logits: Tensor, parameter: Parameters, allowed: Tensor | None = None) -> Law:
-    """The law of each row [batch, vocab] after mask, temperature, min-p, top-k and top-p."""
+def distribution(logits: Tensor, parameter: Parameters, allowed: Tensor | None = None) -> Distribution:
+    """The distribution of each row [batch, vocab] after mask, temperature, min-p, top-k and top-p."""
     logits = mask_allowed(logits, allowed)
     vocab = logits.shape[1]
     maximum = logits.amax(1)
@@ -147,7 +148,7 @@ def law(logits: Tensor, parameter: Parameters, allowed: Tensor | None = None) ->
     first = torch.arange(vocab, device=logits.device) == argmax[:, None]
     kept = torch.where(parameter.greedy[:, None], first, kept)
     mass = _weights(safe, maximum, parameter.inv_t, kept).sum(1)
-    return Law(safe, parameter.inv_t, kept, maximum, argmax, threshold, mass, parameter.greedy, bad)
+    return Distribution(safe, parameter.inv_t, kept, maximum, argmax, threshold, mass, parameter.greedy, bad)
 
 
 def race_scores(logweight: Tensor, competes: Tensor, word: Tensor) -> Tensor:
@@ -156,14 +157,14 @@ def race_scores(logweight: Tensor, competes: Tensor, word: Tensor) -> Tensor:
     return torch.where(competes & score.isfinite(), score, -_INF)
 
 
-def plain_scores(row: Law, word: Tensor, exclude: Tensor | None = None) -> Tensor:
+def plain_scores(row: Distribution, word: Tensor, exclude: Tensor | None = None) -> Tensor:
     """Race scores of a plain draw; `exclude` bool [batch, vocab] takes ids out of it."""
     competes = row.kept if exclude is None else row.kept & ~exclude
     return race_scores(row.logits * row.inv_t[:, None], competes, word)
 
 
-def plain_draw(row: Law, word: Tensor, exclude: Tensor | None = None) -> Tensor:
-    """One id [batch] from each law, or the first kept one where every score overflowed."""
+def plain_draw(row: Distribution, word: Tensor, exclude: Tensor | None = None) -> Tensor:
+    """One id [batch] from each distribution, or the first kept one where every score overflowed."""
     competes = row.kept if exclude is None else row.kept & ~exclude
     score = plain_scores(row, word, exclude)
     best = torch.where(competes, row.logits, -_INF)

@@ -53,7 +53,7 @@ class Sampling(NamedTuple):
         )
 
 
-class Noise(NamedTuple):
+class RngKey(NamedTuple):
     """Names every random number of a call: Philox of (seed, position, step, purpose, token id).
 
     Attributes:

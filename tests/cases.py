@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_kernels import Noise, Sampling, sample, use_backend
+from specdec_kernels import RngKey, Sampling, sample, use_backend
 
 FILTERS: dict[str, dict[str, float]] = {
     "none": {},
@@ -36,7 +36,7 @@ class ChainCase:
         def move(value: Any) -> Any:
             if isinstance(value, Tensor):
                 return value.to(device)
-            if isinstance(value, (Sampling, Noise)):
+            if isinstance(value, (Sampling, RngKey)):
                 return type(value)(*(move(v) for v in value))
             return tuple(move(v) for v in value) if isinstance(value, tuple) else value
 
@@ -44,10 +44,10 @@ class ChainCase:
         return ChainCase(move(self.draft_ids), move(self.target_logits), move(self.draft_logits), keywords)
 
 
-def make_noise(batch: int, first: int = 0) -> Noise:
+def make_rng(batch: int, first: int = 0) -> RngKey:
     """Distinct 64-bit seeds, positions and steps."""
     i = torch.arange(first, first + batch)
-    return Noise(seed=i * 0x9E3779B97F4A7C1 + 12345, position=3 + 7 * (i % 1000), step=i % 5)
+    return RngKey(seed=i * 0x9E3779B97F4A7C1 + 12345, position=3 + 7 * (i % 1000), step=i % 5)
 
 
 def mixed_sampling(batch: int, filters: dict[str, float], greedy_every: int = 0) -> Sampling:
@@ -85,19 +85,19 @@ def make_chain(
     target, noisy = target.to(dtype), noisy.to(dtype)
     sampling = mixed_sampling(batch, FILTERS[filters], greedy_every)
     drafted = mixed_sampling(batch, FILTERS[filters])
-    noise = make_noise(batch, first=seed * batch)
+    rng = make_rng(batch, first=seed * batch)
     purpose = "target" if rule == "match" else "draft"
     ids, logsumexp, threshold = [], [], []
     with use_backend("reference"):
         for i in range(draft):
-            step = noise._replace(position=noise.position + i)
-            drawn = sample(noisy[:, i], sampling=drafted, noise=step, purpose=purpose)
+            step = rng._replace(position=rng.position + i)
+            drawn = sample(noisy[:, i], sampling=drafted, rng=step, purpose=purpose)
             ids.append(drawn.token_ids[:, 0])
             logsumexp.append(drawn.logsumexp)
             threshold.append(drawn.threshold)
     draft_ids = torch.stack(ids, 1) if draft else torch.zeros(batch, 0, dtype=torch.int64)
     stats = (torch.stack(logsumexp, 1), torch.stack(threshold, 1)) if draft else None
-    keywords: dict[str, Any] = {"sampling": sampling, "noise": noise, "rule": rule}
+    keywords: dict[str, Any] = {"sampling": sampling, "rng": rng, "rule": rule}
     lengths = torch.full((batch,), draft)
     if ragged:
         lengths = torch.arange(batch) % (draft + 1)

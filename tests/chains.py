@@ -8,7 +8,7 @@ import torch
 from cases import ChainCase
 from check import assert_same, of_the_reference
 
-from specdec_kernels import ChainResult, Noise, Sampling, verify_chain
+from specdec_kernels import ChainResult, RngKey, Sampling, verify_chain
 
 NAMES = ChainResult._fields
 
@@ -35,14 +35,14 @@ def one(
     """Verify one request given plain numbers: (token_ids, num_accepted, status)."""
     device = keywords.pop("device", "cpu")
     sampling = keywords.pop("sampling", Sampling())
-    noise = keywords.pop("noise", Noise(*(torch.tensor([v], device=device) for v in (7, 5, 0))))
+    rng = keywords.pop("rng", RngKey(*(torch.tensor([v], device=device) for v in (7, 5, 0))))
     result = verify_chain(
         torch.tensor([ids], device=device).reshape(1, -1).long(),
         torch.tensor([target], device=device),
         None if draft is None else torch.tensor([draft], device=device),
         sampling=sampling,
         draft_sampling=None if draft is None else keywords.pop("draft_sampling", Sampling()),
-        noise=noise,
+        rng=rng,
         **keywords,
     )
     return result.token_ids[0].tolist(), int(result.num_accepted), int(result.status)

@@ -24,20 +24,20 @@ def of_the_reference(ours: T, again: Callable[[], T]) -> T:
         return again()
 
 
-def law_p_value(counts: Tensor, law: Tensor) -> float:
-    """p-value of observed counts under a law; 0 where an outcome of probability 0 was observed."""
-    return fit(counts, law).chi_square
+def distribution_p_value(counts: Tensor, distribution: Tensor) -> float:
+    """p-value of observed counts under a distribution; 0 where an outcome of probability 0 was observed."""
+    return fit(counts, distribution).chi_square
 
 
-def assert_law(counts: Tensor, law: Tensor, what: str) -> None:
-    """The counts could come from the law; fails by chance with probability FALSE_ALARM."""
-    p = law_p_value(counts, law)
+def assert_distribution(counts: Tensor, distribution: Tensor, what: str) -> None:
+    """The counts could come from the distribution; fails by chance with probability FALSE_ALARM."""
+    p = distribution_p_value(counts, distribution)
     assert p > FALSE_ALARM, f"{what}: p-value {p:.3g} below the false-alarm rate {FALSE_ALARM}"
 
 
-def assert_biased(counts: Tensor, law: Tensor, what: str) -> None:
-    """The twin of `assert_law`: an injected bias must be found, or the test above proves nothing."""
-    p = law_p_value(counts, law)
+def assert_biased(counts: Tensor, distribution: Tensor, what: str) -> None:
+    """The twin of `assert_distribution`: an injected bias must be found, or the test above proves nothing."""
+    p = distribution_p_value(counts, distribution)
     assert p < FALSE_ALARM, f"{what}: the injected bias was not found (p-value {p:.3g})"
 
 

@@ -35,7 +35,7 @@ MANY = (
     "batch_sd_follows",
     "frequencies",
     "second_samples",
-    "residual_law",
+    "residual_distribution",
     "every_shape",
 )  # hundreds of requests
 # What smaller vocabularies do not reach: sums and races over tiles, rows beyond their lists.

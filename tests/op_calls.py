@@ -10,7 +10,7 @@ from cases import make_chain
 from torch import Tensor
 from tree_cases import make_tree
 
-from specdec_kernels import CacheLayout, Noise, Sampling
+from specdec_kernels import CacheLayout, RngKey, Sampling
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 BATCH, VOCAB = 3, 41
@@ -20,11 +20,11 @@ def numbers(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def noise(g: torch.Generator) -> Noise:
-    return Noise(*(torch.randint(0, 1000, (BATCH,), generator=g) for _ in range(3)))
+def rng(g: torch.Generator) -> RngKey:
+    return RngKey(*(torch.randint(0, 1000, (BATCH,), generator=g) for _ in range(3)))
 
 
-def law(g: torch.Generator) -> Sampling:
+def distribution(g: torch.Generator) -> Sampling:
     return Sampling(torch.rand(BATCH, generator=g), None, 0.5 + torch.rand(BATCH, generator=g) / 2, None)
 
 
@@ -46,8 +46,8 @@ def tree(seed: int) -> Call:
 def sampled(seed: int) -> Call:
     g = numbers(seed)
     return (torch.randn(BATCH, VOCAB, generator=g),), {
-        "sampling": law(g),
-        "noise": noise(g),
+        "sampling": distribution(g),
+        "rng": rng(g),
         "purpose": "draft",
         "num_samples": 3,
     }
@@ -57,8 +57,8 @@ def residual(seed: int, *, is_drawn: bool = True) -> Call:
     g = numbers(seed)
     weights = {name: torch.rand(BATCH, generator=g) for name in "ab"}
     rows = (torch.randn(BATCH, VOCAB, generator=g), torch.randn(BATCH, VOCAB, generator=g))
-    named = {"noise": noise(g)} if is_drawn else {}
-    return rows, dict(sampling=law(g), draft_sampling=law(g), **weights, **named)
+    named = {"rng": rng(g)} if is_drawn else {}
+    return rows, dict(sampling=distribution(g), draft_sampling=distribution(g), **weights, **named)
 
 
 def parents(seed: int, nodes: int = 7) -> Tensor:

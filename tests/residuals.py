@@ -9,7 +9,7 @@ import torch
 from cases import FILTERS, mixed_sampling
 from torch import Tensor
 
-from specdec_kernels import Noise, Sampling
+from specdec_kernels import RngKey, Sampling
 
 
 def make_residual(
@@ -37,10 +37,10 @@ def make_residual(
 
 
 def move(value: Any, device: str) -> Any:
-    """Tensors, Sampling and Noise on another device."""
+    """Tensors, Sampling and RngKey on another device."""
     if isinstance(value, Tensor):
         return value.to(device)
-    return type(value)(*(move(v, device) for v in value)) if isinstance(value, (Sampling, Noise)) else value
+    return type(value)(*(move(v, device) for v in value)) if isinstance(value, (Sampling, RngKey)) else value
 
 
 def run(op: Callable[..., Any], device: str, case: dict[str, Any]) -> Any:

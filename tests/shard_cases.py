@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from cases import FILTERS, RULES, make_chain, make_noise, mixed_sampling
+from cases import FILTERS, RULES, make_chain, make_rng, mixed_sampling
 from torch import Tensor
 from tree_cases import TREE_RULES, make_tree
 
@@ -127,7 +127,7 @@ def sample_calls(vocab: int, batch: int, filters: str, seed: int, logprobs: str 
     rows[2] *= 1e38  # every score overflows
     keywords = {
         "sampling": mixed_sampling(batch, FILTERS[filters], 5),
-        "noise": make_noise(batch, seed),
+        "rng": make_rng(batch, seed),
         "purpose": "draft",
         "num_samples": 3,
         "exclude_ids": torch.randint(-1, vocab, (batch, 2), generator=g),
@@ -157,7 +157,7 @@ def hard_rows_call(vocab: int, batch: int, seed: int) -> Call:
         pick([-1.0, 0.0, 0.1, 0.5, 0.9, 0.999, 1 - 2.0**-24, 1.0], torch.float32),
         pick([0.0, 0.0, 1e-6, 0.05, 0.9, 1.0, 2.0], torch.float32),
     )
-    keywords = {"sampling": sampling, "noise": make_noise(batch, seed), "purpose": "residual", "num_samples": 2}
+    keywords = {"sampling": sampling, "rng": make_rng(batch, seed), "purpose": "residual", "num_samples": 2}
     return Call("hard rows", sample, {"logits": rows}, keywords, vocab, 4)
 
 
@@ -194,7 +194,7 @@ def branch_call(vocab: int, batch: int, seed: int) -> Call:
         "draft_ids": draft[:, :6].softmax(-1).flatten(0, 1).multinomial(1, generator=g).view(batch, 3, 2),
         "sampling": Sampling(),
         "draft_sampling": Sampling(),
-        "noise": make_noise(batch, seed),
+        "rng": make_rng(batch, seed),
     }
     return Call("batch_sd", batch_sd, {"target_logits": target, "draft_logits": draft}, keywords, vocab, 4)
 

@@ -1,4 +1,4 @@
-"""The benchmarks tell the truth: rows as stated, rivals of the right law, meters that count, tables in step."""
+"""Benchmarks: rows as stated, rivals with the right distribution, meters that count, current tables."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from bench.machine import ROOT
 from bench.meters import torch_only_meter, triton_meter
 from bench.minimum import minimum
 from bench.rivals import _sglang_tree, eager, hf, lazy, rivals, sglang_tree, topk
-from bench.rows import Filters, chain, chains, coins, law, pool, rows
+from bench.rows import Filters, chain, chains, coins, distribution, pool, rows
 from bench.suite import module
 from bench.timing import summary
 from bench.tree_mask import MaskCase
 from bench.trees import TreeCase
 from specdec_kernels import gather_nodes, verify_chain
-from specdec_kernels.dialects import sglang as dialect
+from specdec_kernels.compat import sglang as compat_sglang
 
 TOP_K, TOP_P = 50, 0.95
 
@@ -30,7 +30,7 @@ def overlap(vocab: int, temperature: float) -> float:
 
 
 @pytest.mark.parametrize("vocab", [32000, 128256])  # the smallest and the one that is promised
-def test_half_of_five_drafts_is_accepted_by_law(vocab: int) -> None:
+def test_half_of_five_drafts_is_accepted_by_distribution(vocab: int) -> None:
     rate = overlap(vocab, 0.8)
     assert 2.2 < sum(rate**k for k in range(1, 6)) < 2.8
 
@@ -60,7 +60,7 @@ def test_inputs_say_what_the_reference_accepts(filters: str) -> None:
     sampling = x.filters.sampling(3)
     result = verify_chain(
         x.draft_ids, x.target, x.draft, draft_stats=(x.logsumexp, x.threshold), sampling=sampling,
-        draft_sampling=sampling, noise=x.noise, backend="reference",
+        draft_sampling=sampling, rng=x.rng, backend="reference",
     )  # fmt: skip
     assert torch.equal(result.num_accepted.long(), x.num_accepted)
     assert result.status.tolist() == [0, 0, 0]
@@ -70,7 +70,7 @@ def test_inputs_say_what_the_reference_accepts(filters: str) -> None:
 def test_plain_rivals_decide_as_the_reference_does(filters: str) -> None:
     x = chain(8, 5, 2048, filters=FILTERS[filters], seed=1)
     parameters = x.filters.sampling(8)
-    uniforms = coins(x.noise, 5).float()
+    uniforms = coins(x.rng, 5).float()
     found = {
         "eager": eager.verify_chain(x.draft_ids, x.target, x.draft, *parameters, uniforms),
         "lazy": lazy.verify_chain(x.draft_ids, x.target, x.draft, *parameters, uniforms),
@@ -88,10 +88,10 @@ def test_plain_rivals_decide_as_the_reference_does(filters: str) -> None:
 
 
 def first_tokens(rival: object, filters: Filters, draws: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(counts of the first token over `draws` requests with drafts from q, target law), vocabulary 12, one draft."""
+    """(counts of the first token over `draws` requests with drafts from q, target distribution); 12 ids, one draft."""
     generator = torch.Generator().manual_seed(11)
     target, draft = torch.randn(2, 1, 2, 12, generator=generator)
-    q, p = law(draft[:, 0], filters)[0], law(target[:, 0], filters)[0]
+    q, p = distribution(draft[:, 0], filters)[0], distribution(target[:, 0], filters)[0]
     ids = torch.multinomial(q.expand(draws, -1), 1, generator=generator)
     parameters = list(filters.sampling(draws))
     if rival is topk:
@@ -115,13 +115,13 @@ def first_tokens(rival: object, filters: Filters, draws: int) -> tuple[torch.Ten
     ],
     ids=lambda v: getattr(v, "NAME", None),
 )
-def test_plain_rivals_draw_from_the_target_law(rival: object, filters: Filters) -> None:
+def test_plain_rivals_draw_from_the_target_distribution(rival: object, filters: Filters) -> None:
     counts, p = first_tokens(rival, filters, 40000)
     kept = p > 0
     assert counts[~kept].sum() == 0
     expected = p[kept] * counts.sum()
     chi_square = float(((counts[kept] - expected) ** 2 / expected).sum())
-    assert chi_square < 45.0  # at most 11 degrees of freedom: a right law fails once in 2e5; the seed is fixed
+    assert chi_square < 45.0  # at most 11 degrees of freedom: a right distribution fails once in 2e5; the seed is fixed
 
 
 @pytest.mark.skipif(hf.available() is not None, reason="transformers is not installed")
@@ -146,9 +146,11 @@ def test_transformers_is_called_as_it_calls_itself() -> None:
     ids=lambda case: f"{case.op}-{case.id}",
 )
 def test_sglang_is_called_as_it_calls_itself(case: TreeCase, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With our dialect in place of its kernels: the arguments are right where its files are not."""
+    """With our interface in place of its kernels: the arguments are right where its files are not."""
     kernels = _sglang_tree.Kernels(
-        dialect.build_tree_kernel_efficient, dialect.verify_tree_greedy, dialect.tree_speculative_sampling_target_only
+        compat_sglang.build_tree_kernel_efficient,
+        compat_sglang.verify_tree_greedy,
+        compat_sglang.tree_speculative_sampling_target_only,
     )
     monkeypatch.setattr(sglang_tree, "kernels", lambda: kernels)
     monkeypatch.setattr(sglang_tree, "available", lambda: None)

@@ -9,13 +9,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from check import assert_biased, assert_law
+from check import assert_biased, assert_distribution
 from torch import Tensor
 
-from specdec_kernels import Noise, Sampling, sample, use_backend, verify_chain
+from specdec_kernels import RngKey, Sampling, sample, use_backend, verify_chain
+from specdec_loop.lossless.distributions import constant_table, joint_counts, joint_distribution
 from specdec_loop.lossless.experiments import decode
 from specdec_loop.lossless.faults import confident
-from specdec_loop.lossless.laws import constant_table, joint_counts, joint_law
 from specdec_loop.lossless.methods import METHODS
 from specdec_loop.lossless.tradeoff import Over
 
@@ -28,17 +28,17 @@ def _check(verdict, rule: str, device: str = "cpu", table=TABLE, length: int = L
     """Texts of a method with some of its fields changed."""
     method = replace(BY_NAME[rule], **broken)
     tokens, _ = decode(method, table, {}, texts=SEQUENCES, length=length, seed=0, device=device)
-    keys, law = joint_law(table, length, {})
+    keys, distribution = joint_distribution(table, length, {})
     counts = joint_counts(tokens, table.vocab, keys)
-    verdict(counts, torch.cat([law, torch.zeros(1)]), f"{rule} {broken}")
+    verdict(counts, torch.cat([distribution, torch.zeros(1)]), f"{rule} {broken}")
 
 
 @pytest.mark.parametrize("rule", ["ratio", "block", "match"])
 def test_streams_of_six_tokens_follow_the_target(fast_backend: str, rule: str) -> None:
-    _check(assert_law, rule, device="cuda" if fast_backend == "cuda" else "cpu")
+    _check(assert_distribution, rule, device="cuda" if fast_backend == "cuda" else "cpu")
 
 
-def test_g1_argmax_drafts_scored_with_the_full_draft_law_are_biased() -> None:
+def test_g1_argmax_drafts_scored_with_the_full_draft_distribution_are_biased() -> None:
     _check(assert_biased, "ratio", drawn={"temperature": 0.0})
 
 
@@ -50,7 +50,7 @@ def test_g2_drafts_that_share_the_residual_noise_are_biased() -> None:
     """On eight tokens: the residual reuses the race the draft lost."""
     g = torch.Generator().manual_seed(3)
     p, q = torch.randn(8, generator=g).softmax(0).double(), torch.randn(8, generator=g).softmax(0).double()
-    for purpose, verdict in (("draft", assert_law), ("residual", assert_biased)):
+    for purpose, verdict in (("draft", assert_distribution), ("residual", assert_biased)):
         _check(verdict, "ratio", table=constant_table(p, q), length=1, widths=(1,), purpose=purpose)
 
 
@@ -59,7 +59,7 @@ def test_g3_block_verification_without_a_step_is_biased() -> None:
 
 
 def test_g3_the_token_rule_needs_no_step() -> None:
-    _check(assert_law, "ratio", has_step=False)
+    _check(assert_distribution, "ratio", has_step=False)
 
 
 def test_g4_a_length_that_looks_at_the_drafted_id_is_biased() -> None:
@@ -71,18 +71,18 @@ def test_g4_a_length_that_does_not_look_is_free() -> None:
         slot = torch.arange(len(ids), device=ids.device)[:, None]
         return torch.arange(ids.shape[1], device=ids.device) < slot % 3
 
-    _check(assert_law, "ratio", keep=every_third)
+    _check(assert_distribution, "ratio", keep=every_third)
 
 
 def test_g7_a_coin_compared_with_less_or_equal_emits_impossible_tokens() -> None:
     """Coin 0 at a token of target probability zero: `<=` accepts it, the strict comparison does not."""
     seed, position = 1, 1012415  # coin is exactly 0
-    noise = Noise(torch.tensor([seed]), torch.tensor([position]))
+    rng = RngKey(torch.tensor([seed]), torch.tensor([position]))
     coin, p, q = 0.0, 0.0, 0.5
     assert coin * q <= p
     rows = torch.tensor([[[0.0, -torch.inf], [0.0, 0.0]]])
     result = verify_chain(
-        torch.tensor([[1]]), rows, torch.zeros(1, 1, 2), sampling=Sampling(), draft_sampling=Sampling(), noise=noise
+        torch.tensor([[1]]), rows, torch.zeros(1, 1, 2), sampling=Sampling(), draft_sampling=Sampling(), rng=rng
     )
     assert result.num_accepted.tolist() == [0] and result.token_ids[0, 0] == 0
 
@@ -98,10 +98,10 @@ def test_over_acceptance_is_biased_by_exactly_what_the_theory_says() -> None:
     epsilon, batch = 0.1, 400_000
     logits = P.log().float().expand(batch, 2, 2)
     drafted = Q.log().float().expand(batch, 1, 2)
-    noise = Noise(torch.arange(batch), torch.zeros(batch, dtype=torch.int64))
-    ids = sample(drafted[:, 0], sampling=Sampling(), noise=noise, purpose="draft").token_ids
+    rng = RngKey(torch.arange(batch), torch.zeros(batch, dtype=torch.int64))
+    ids = sample(drafted[:, 0], sampling=Sampling(), rng=rng, purpose="draft").token_ids
     result = verify_chain(
-        ids, logits, drafted, sampling=Sampling(), draft_sampling=Sampling(), noise=noise, over_acceptance=epsilon
+        ids, logits, drafted, sampling=Sampling(), draft_sampling=Sampling(), rng=rng, over_acceptance=epsilon
     )
     over = (Q - P).clamp(min=0)
     rejected = 1 - float(result.num_accepted.double().mean())
@@ -114,7 +114,9 @@ def test_over_acceptance_is_biased_by_exactly_what_the_theory_says() -> None:
 def test_first_tokens_over_128256_ids_follow_the_target(fast_backend: str) -> None:
     """Chi-square of 20,000 tokens over the vocabulary, rare ids pooled; false-alarm rate 1e-6."""
     if fast_backend == "reference":
-        pytest.skip("the reference draws 128256 ids a row in plain PyTorch: minutes; its law is enumerated elsewhere")
+        pytest.skip(
+            "the reference draws 128256 ids a row in plain PyTorch: minutes; its distribution is enumerated elsewhere"
+        )
     vocab, rounds, batch = 128_256, 20, 1000
     device = "cuda" if fast_backend == "cuda" else "cpu"
     g = torch.Generator().manual_seed(8)
@@ -127,13 +129,13 @@ def test_first_tokens_over_128256_ids_follow_the_target(fast_backend: str) -> No
     draft = drafted.to(device).expand(batch, 1, vocab)
     for i in range(rounds):
         seed = torch.arange(i * batch, (i + 1) * batch, device=device)
-        noise = Noise(seed, torch.zeros_like(seed))
-        ids = sample(draft[:, 0], sampling=sampling, noise=noise, purpose="draft").token_ids
-        result = verify_chain(ids, target, draft, sampling=sampling, draft_sampling=sampling, noise=noise)
+        rng = RngKey(seed, torch.zeros_like(seed))
+        ids = sample(draft[:, 0], sampling=sampling, rng=rng, purpose="draft").token_ids
+        result = verify_chain(ids, target, draft, sampling=sampling, draft_sampling=sampling, rng=rng)
         counts += torch.bincount(result.token_ids[:, 0].cpu(), minlength=vocab)
-    assert_law(counts, p, "first tokens")
+    assert_distribution(counts, p, "first tokens")
     tilted = p * torch.exp(0.1 * torch.sign(drafted - row))
-    assert_biased(counts, tilted / tilted.sum(), "a law tilted by a tenth towards the draft")
+    assert_biased(counts, tilted / tilted.sum(), "a distribution tilted by a tenth towards the draft")
 
 
 def test_reference_and_default_backend_draw_the_same_stream() -> None:

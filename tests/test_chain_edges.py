@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cases import RULES, ChainCase, make_chain, make_noise
+from cases import RULES, ChainCase, make_chain, make_rng
 from chains import NAMES, compare, one, run
 from check import assert_same
 from torch import Tensor
 
-from specdec_kernels import ChainResult, Noise, Sampling, random_words, verify_chain
+from specdec_kernels import ChainResult, RngKey, Sampling, random_words, verify_chain
 
 INF, NAN = float("inf"), float("nan")
 COIN_ZERO = (1, 1012415)  # seed, position whose coin is exactly 0 (found by search)
@@ -33,7 +33,7 @@ def test_result_does_not_depend_on_batch_slot_or_padding(backend: str, device: s
         pad = torch.nn.functional.pad
         chosen = {
             name: type(value)(*(None if t is None else t[order] for t in value))
-            if isinstance(value, (Sampling, Noise))
+            if isinstance(value, (Sampling, RngKey))
             else value
             for name, value in case.keywords.items()
         }
@@ -82,7 +82,7 @@ def test_offsets_beyond_two_to_the_thirty_one(backend: str, device: str) -> None
     small = torch.randn(batch, 2, 32).half().to(device)
     rows.copy_(small)
     ids = small[:, :1].argmax(-1)
-    keywords = {"sampling": Sampling(), "noise": Noise(*(n.to(device) for n in make_noise(batch)))}
+    keywords = {"sampling": Sampling(), "rng": RngKey(*(n.to(device) for n in make_rng(batch)))}
     assert_same(tuple(verify_chain(ids, rows, **keywords)), tuple(verify_chain(ids, small, **keywords)), NAMES)
 
 
@@ -163,12 +163,12 @@ def test_zero_draft_probability_is_rejected_and_flagged(backend: str, device: st
 def test_zero_target_probability_is_never_accepted_not_even_with_coin_zero(backend: str, device: str) -> None:
     """Global rule G7: strict comparison. Seed and position were searched for a coin of exactly 0."""
     seed, position = COIN_ZERO
-    noise = Noise(torch.tensor([seed]), torch.tensor([position]))
-    assert int(random_words(noise, purpose="coin", index=torch.zeros(1, dtype=torch.int64))) >> 8 == 0
-    moved = Noise(*(n.to(device) if n is not None else None for n in noise))
+    rng = RngKey(torch.tensor([seed]), torch.tensor([position]))
+    assert int(random_words(rng, purpose="coin", index=torch.zeros(1, dtype=torch.int64))) >> 8 == 0
+    moved = RngKey(*(n.to(device) if n is not None else None for n in rng))
     for rule in ("ratio", "topm", "distance", "typical"):
         knobs = {"top_m": 3} if rule == "topm" else {"max_distance": 3} if rule == "distance" else {}
-        result = one([1], [[0.0, -INF, 0.0]] * 2, [[0.0, 0.0, 0.0]], noise=moved, rule=rule, device=device, **knobs)
+        result = one([1], [[0.0, -INF, 0.0]] * 2, [[0.0, 0.0, 0.0]], rng=moved, rule=rule, device=device, **knobs)
         assert result[1] == 0 and result[0][0] in (0, 2)
 
 

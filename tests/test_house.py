@@ -15,7 +15,7 @@ import specdec_kernels
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "specdec_kernels"
-MAX_FILE, MAX_FUNCTION = 400, 80  # lines; a signature and a docstring are not counted against a function
+MAX_FUNCTION = 80  # lines; a signature and a docstring are not counted against a function
 CODE = (".py", ".cpp", ".cu", ".h", ".cuh")
 OPS = sorted(p.parent.name for p in PACKAGE.glob("ops/*/reference.py"))
 BACKENDS = {"cpu": ("csrc/cpu", ".cpp"), "cuda": ("csrc/cuda", ".cu")}
@@ -143,7 +143,7 @@ def test_a_native_file_registers_its_own_op_only() -> None:
 
 def test_no_orphans_beside_the_ops() -> None:
     stems = [(p, p.stem.removeprefix("test_")) for p in (ROOT / "tests/ops").glob("test_*.py")]
-    about_all_ops = {"laws"}  # one table over every op
+    about_all_ops = {"distributions"}  # one table over every op
     no_faults([f"{name(p)} tests no op" for p, stem in stems if stem not in (*OPS, *about_all_ops)])
 
 
@@ -155,11 +155,6 @@ def test_every_module_of_the_loop_has_its_tests_and_no_test_is_an_orphan() -> No
     no_faults(
         [f"python/specdec_loop/{stem}.py and tests/loop/test_{stem}.py: one is missing" for stem in modules ^ tested]
     )
-
-
-def test_files_fit_a_page() -> None:
-    sizes = {name(p): len(p.read_text().splitlines()) for p in tracked(*CODE)}
-    no_faults([f"{path} has {n} lines, more than {MAX_FILE}" for path, n in sizes.items() if n > MAX_FILE])
 
 
 def test_functions_fit_a_screen() -> None:

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from specdec_kernels import Sampling
 from specdec_loop import generate
 from specdec_loop.heads import load_draft_model
-from specdec_loop.methods import METHODS, Kit
+from specdec_loop.methods import METHODS, DrafterAssets
 
 FOLDER = Path(__file__).parents[1] / "python/models"
 LIMIT = 44 * 2**20  # bytes of all weights
@@ -53,7 +53,7 @@ def test_the_target_knows_python(target: Any, prompt: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_drafter_keeps_the_text_and_is_often_right(name: str, target: Any, prompt: torch.Tensor) -> None:
-    kit = Kit(
+    kit = DrafterAssets(
         target,
         heads=FOLDER,
         load_draft=lambda: load_draft_model(FOLDER / "draft", target),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import FILTERS, make_noise
+from cases import FILTERS, make_rng
 from shard_cases import (
     Call,
     branch_call,
@@ -111,13 +111,13 @@ def coin_edges(batch: int, vocab: int) -> tuple[dict[str, Any], Tensor, Tensor]:
     g = torch.Generator().manual_seed(5)
     rows, draft = torch.randn(batch, 2, vocab, generator=g), torch.zeros(batch, 1, vocab)
     draft[:, :, vocab // 2] = 3.0
-    noise = make_noise(batch)
+    rng = make_rng(batch)
     keywords: dict[str, Any] = {
         "draft_ids": torch.full((batch, 1), vocab // 2),
         "draft_logits": draft,
         "sampling": Sampling(),
         "draft_sampling": Sampling(),
-        "noise": noise,
+        "rng": rng,
     }
     low, high = torch.full((batch,), 1e-3), torch.full((batch,), 30.0)
     for _ in range(40):  # bisection down to neighbouring float32 logits
@@ -162,7 +162,7 @@ class Group:
 
 
 def test_wrong_arguments_are_refused_before_anything_is_sent() -> None:
-    keywords: dict[str, Any] = {"sampling": Sampling(), "noise": make_noise(2), "purpose": "target"}
+    keywords: dict[str, Any] = {"sampling": Sampling(), "rng": make_rng(2), "purpose": "target"}
     rows = torch.zeros(2, 5)
     for offsets in (None, [0, 5], [0, 5, 5], [1, 5, 9], [0, 6, 5]):
         with pytest.raises(ValueError, match="sample: vocab_offsets must be 3 rising ints from 0"):

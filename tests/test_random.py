@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from check import assert_law
+from check import assert_distribution
 
-from specdec_kernels import Noise, Sampling, random_words, sample
+from specdec_kernels import RngKey, Sampling, random_words, sample
 from specdec_kernels import _random as definition
 
 # Random123 (Salmon et al., SC 2011), file kat_vectors, philox4x32 10 rounds: counter, key, result.
@@ -38,17 +38,17 @@ def test_public_words_are_philox_of_the_documented_counter() -> None:
     seed = seed - 2**64 if seed >= 2**63 else seed
     purpose, lane = counter[3] & 3, counter[3] >> 2
     name = ("target", "coin", "residual", "draft")[purpose]
-    noise = Noise(*(torch.tensor([v]) for v in (seed, counter[1] + 5 * 2**32, counter[2])))
+    rng = RngKey(*(torch.tensor([v]) for v in (seed, counter[1] + 5 * 2**32, counter[2])))
     index = 4 * counter[0] + torch.arange(4)
-    assert random_words(noise, purpose=name, index=index, lane=lane)[0].tolist() == list(result)
+    assert random_words(rng, purpose=name, index=index, lane=lane)[0].tolist() == list(result)
 
 
 def test_target_words_do_not_depend_on_the_step() -> None:
-    noise = [Noise(*(torch.tensor([v]) for v in (9, 4, step))) for step in (0, 3)]
+    rng = [RngKey(*(torch.tensor([v]) for v in (9, 4, step))) for step in (0, 3)]
     index = torch.arange(8)
-    first, second = (random_words(n, purpose="target", index=index) for n in noise)
+    first, second = (random_words(n, purpose="target", index=index) for n in rng)
     assert torch.equal(first, second)
-    first, second = (random_words(n, purpose="draft", index=index) for n in noise)
+    first, second = (random_words(n, purpose="draft", index=index) for n in rng)
     assert not torch.equal(first, second)
 
 
@@ -72,10 +72,10 @@ def test_log_is_within_two_ulp() -> None:
 
 
 def test_words_are_uniform() -> None:
-    noise = Noise(torch.arange(64), torch.arange(64) * 3)
-    word = random_words(noise, purpose="draft", index=torch.arange(4096))
+    rng = RngKey(torch.arange(64), torch.arange(64) * 3)
+    word = random_words(rng, purpose="draft", index=torch.arange(4096))
     counts = torch.bincount((word >> 24).flatten(), minlength=256)
-    assert_law(counts, torch.full((256,), 1 / 256), "top byte of the words")
+    assert_distribution(counts, torch.full((256,), 1 / 256), "top byte of the words")
 
 
 @pytest.mark.parametrize("purpose", ["target", "residual", "draft"])
@@ -83,7 +83,7 @@ def test_words_are_uniform() -> None:
 def test_every_backend_races_with_these_words(backend: str, device: str, purpose: str, vocab: int) -> None:
     """On a flat row the order of the race is the order of the words: 64 winners in order are 64 words compared."""
     batch = 5
-    noise = Noise(
+    rng = RngKey(
         torch.tensor([0, 1, -1, 2**40 + 7, -(2**63)]), torch.tensor([0, 2**31, 2**32 + 1, 5, 6]), torch.arange(5)
     )
     lane = torch.tensor([0, 1, 2, 77, 2**20])
@@ -91,13 +91,13 @@ def test_every_backend_races_with_these_words(backend: str, device: str, purpose
     found = sample(
         torch.zeros(batch, vocab, device=device),
         sampling=Sampling(),
-        noise=Noise(*(n.to(device) for n in noise)),
+        rng=RngKey(*(n.to(device) for n in rng)),
         purpose=purpose,
         num_samples=count,
         lane=lane.to(device),
     )
     for b in range(batch):
-        own = Noise(*(n[b : b + 1] for n in noise))
+        own = RngKey(*(n[b : b + 1] for n in rng))
         word = random_words(own, purpose=purpose, index=torch.arange(vocab), lane=int(lane[b]))[0]
         order = definition.exponential(word).sort(stable=True).indices
         assert found.token_ids[b].tolist() == order[:count].tolist()

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import specdec_kernels
 from specdec_kernels import (
     CacheLayout,
-    Noise,
+    RngKey,
     _replay,
     compact_cache,
     gather_nodes,
@@ -113,7 +113,7 @@ def test_preallocated_results_are_filled_and_returned() -> None:
 def test_one_tensor_in_two_places_says_nothing_of_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
     args, kwargs = sampled(0)
     both = torch.arange(BATCH)
-    kwargs["noise"] = Noise(both, both, both)
+    kwargs["rng"] = RngKey(both, both, both)
     twice(sample, args, kwargs)
     for seed in range(1, 6):
         call = sampled(seed)
@@ -124,11 +124,11 @@ def test_arguments_of_another_look_are_checked_again(library: Any) -> None:
     args, kwargs = sampled(0)
     sample(*args, **kwargs)
     sample(*args, **kwargs)
-    noise_of = kwargs["noise"]
+    rng_of = kwargs["rng"]
     for change, message in (
-        ({"noise": noise_of._replace(seed=noise_of.seed[:2])}, r"noise.seed must be \[3\]"),
-        ({"noise": noise_of._replace(seed=noise_of.seed.int())}, "noise.seed must be int64"),
-        ({"noise": tuple(noise_of)}, "noise must be a Noise"),
+        ({"rng": rng_of._replace(seed=rng_of.seed[:2])}, r"rng.seed must be \[3\]"),
+        ({"rng": rng_of._replace(seed=rng_of.seed.int())}, "rng.seed must be int64"),
+        ({"rng": tuple(rng_of)}, "noise must be an RngKey"),
         ({"purpose": "drafts"}, "purpose must be one of"),
         ({"num_samples": 3.0}, "num_samples must be an int"),
         ({"num_samples": 65}, "num_samples must be an int"),

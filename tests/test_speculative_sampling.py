@@ -1,4 +1,4 @@
-"""`speculative_sampling` in the place of transformers' `_speculative_sampling`: the same results, the exact law."""
+"""`speculative_sampling` in place of transformers' `_speculative_sampling`: same results, exact distribution."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 import transformers
-from check import assert_biased, assert_law
-from laws import chain_law
+from check import assert_biased, assert_distribution
+from distributions import chain_distribution
 from torch import Tensor
 from transformers.generation import candidate_generator, utils
 
@@ -21,15 +21,15 @@ def random_rows(rows: int, vocab: int, seed: int) -> Tensor:
     return 2 * torch.randn(1, rows, vocab, generator=torch.Generator().manual_seed(seed))
 
 
-def test_speculative_sampling_follows_the_law_by_enumeration() -> None:
+def test_speculative_sampling_follows_the_distribution_by_enumeration() -> None:
     vocab, drafts, runs = 4, 2, 3000
     p, q = random_rows(drafts + 1, vocab, 0), random_rows(drafts, vocab, 1)
     p[0, 0, 3] = -float("inf")  # what the target forbids is never accepted
-    laws = p[0].double().softmax(-1), q[0].double().softmax(-1)
+    distributions = p[0].double().softmax(-1), q[0].double().softmax(-1)
     expected: dict[tuple[int, ...], float] = {}
     for draft in itertools.product(range(vocab), repeat=drafts):
-        weight = float(laws[1][0, draft[0]] * laws[1][1, draft[1]])
-        for outcome, probability in chain_law(draft, *laws, "ratio").items():
+        weight = float(distributions[1][0, draft[0]] * distributions[1][1, draft[1]])
+        for outcome, probability in chain_distribution(draft, *distributions, "ratio").items():
             expected[outcome] = expected.get(outcome, 0.0) + weight * probability
     outcomes = list(expected)
     counts = torch.zeros(len(outcomes))
@@ -39,7 +39,7 @@ def test_speculative_sampling_follows_the_law_by_enumeration() -> None:
         assert tokens.shape == (1, int(matches) + 1) and matches.dim() == 0
         assert tokens[0, :-1].tolist() == draft[: int(matches)].tolist()
         counts[outcomes.index(tuple(tokens[0].tolist()))] += 1
-    assert_law(counts, torch.tensor([expected[o] for o in outcomes]), "speculative_sampling")
+    assert_distribution(counts, torch.tensor([expected[o] for o in outcomes]), "speculative_sampling")
 
 
 def test_speculative_sampling_takes_what_transformers_gives() -> None:
@@ -57,7 +57,7 @@ def test_speculative_sampling_takes_what_transformers_gives() -> None:
         hf.speculative_sampling(ids, random_rows(2, 4, 0), 2, torch.full((1, 3, 4), float("nan")))
 
 
-def gemma_law(row: Tensor, target: Tensor, runs: int) -> Tensor:
+def gemma_distribution(row: Tensor, target: Tensor, runs: int) -> Tensor:
     """How often each token comes first when a Gemma-4 assistant drafts from `row`."""
     class_ = candidate_generator.SinglePositionMultiTokenCandidateGenerator
     states = SimpleNamespace(hidden_states=[torch.zeros(1, 1, 1)], shared_kv_states={})
@@ -72,10 +72,10 @@ def gemma_law(row: Tensor, target: Tensor, runs: int) -> Tensor:
 
 
 @pytest.mark.skipif(transformers_gemma4.available() is not None, reason=str(transformers_gemma4.available()))
-def test_a_gemma_4_assistant_gets_the_law_that_it_drafted_from() -> None:
+def test_a_gemma_4_assistant_gets_the_distribution_that_it_drafted_from() -> None:
     target = random_rows(2, 6, 2)
     row = target[0, 0] + 0.3 * torch.randn(6)
     want = target[0, 0].double().softmax(-1)
     with hf.patched():
-        assert_law(gemma_law(row, target, 1000), want, "patched")
-    assert_biased(gemma_law(row, target, 1000), want, "transformers alone")
+        assert_distribution(gemma_distribution(row, target, 1000), want, "patched")
+    assert_biased(gemma_distribution(row, target, 1000), want, "transformers alone")

@@ -26,9 +26,9 @@ def arguments(name: str, device: str) -> tuple[Any, ...]:
     past = torch.tensor([3, 5], device=device)
     if name == "verify_tree":
         case = VERIFIED.to(device)
-        law = tuple(Sampling.full(BATCH, temperature=0.8, device=device))
-        noise = tuple(case.keywords["noise"])
-        return (*case.tensors, 4, *law, *law, *noise, 3, False, None, None, 0.09, 0.3, 1)
+        distribution = tuple(Sampling.full(BATCH, temperature=0.8, device=device))
+        rng = tuple(case.keywords["rng"])
+        return (*case.tensors, 4, *distribution, *distribution, *rng, 3, False, None, None, 0.09, 0.3, 1)
     return {
         "tree_layout": (parents, past, 4, NODES),
         "tree_mask": (parents, past, None, 0, 20, 1, torch.bfloat16),

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from cases import FILTERS, make_noise, mixed_sampling
+from cases import FILTERS, make_rng, mixed_sampling
 from torch import Tensor
 
-from specdec_kernels import Noise, Sampling
+from specdec_kernels import RngKey, Sampling
 
 TREE_RULES = ("match", "greedy", "typical", "recursive", "greedy_multi_draft", "target_only", "traversal")
 
@@ -34,7 +34,7 @@ class TreeCase:
         def move(value: Any) -> Any:
             if isinstance(value, Tensor):
                 return value.to(device)
-            return type(value)(*map(move, value)) if isinstance(value, (Sampling, Noise)) else value
+            return type(value)(*map(move, value)) if isinstance(value, (Sampling, RngKey)) else value
 
         return TreeCase(*map(move, self.tensors), {name: move(value) for name, value in self.keywords.items()})
 
@@ -44,7 +44,7 @@ class TreeCase:
         def choose(value: Any) -> Any:
             if isinstance(value, Tensor):
                 return value[order]
-            return type(value)(*map(choose, value)) if isinstance(value, (Sampling, Noise)) else value
+            return type(value)(*map(choose, value)) if isinstance(value, (Sampling, RngKey)) else value
 
         return TreeCase(*map(choose, self.tensors), {name: choose(value) for name, value in self.keywords.items()})
 
@@ -64,7 +64,7 @@ def random_parents(batch: int, nodes: int, max_depth: int, *, ragged: bool = Fal
 
 
 def distinct_tokens(parents: Tensor, rows: Tensor, generator: torch.Generator) -> Tensor:
-    """Ids [batch, nodes] drawn from the rows' laws, siblings without replacement in node order."""
+    """Ids [batch, nodes] drawn from the rows' distributions, siblings without replacement in node order."""
     uniform = torch.rand(rows.shape, generator=generator).clamp(min=1e-7)
     order = (rows.float() - (-uniform.log()).log()).argsort(dim=-1, descending=True)
     batch, nodes = parents.shape
@@ -93,7 +93,7 @@ def make_tree(
     keywords: dict[str, Any] = {
         "sampling": mixed_sampling(batch, FILTERS[filters], greedy_every),
         "draft_sampling": mixed_sampling(batch, FILTERS[filters]),
-        "noise": make_noise(batch, first=seed * batch),
+        "rng": make_rng(batch, first=seed * batch),
         "rule": rule,
         "max_depth": max_depth,
     }

@@ -13,7 +13,7 @@ import torch
 
 import specdec_kernels
 import specdec_loop
-from specdec_kernels import Noise, Sampling, available_backends, use_backend
+from specdec_kernels import RngKey, Sampling, available_backends, use_backend
 
 BATCH, DRAFT, VOCAB = 4, 3, 1000
 
@@ -29,19 +29,19 @@ def inputs() -> dict[str, torch.Tensor]:
 def run_every_op(backend: str) -> dict[str, tuple[torch.Tensor, ...]]:
     given = inputs()
     ids, target, draft = given["ids"], given["target"], given["draft"]
-    noise = Noise(torch.arange(BATCH), torch.full((BATCH,), 7), torch.zeros(BATCH, dtype=torch.int64))
-    law = Sampling.full(BATCH, temperature=0.8, top_k=50, top_p=0.95)
-    laws = {"sampling": law, "draft_sampling": law}
+    rng = RngKey(torch.arange(BATCH), torch.full((BATCH,), 7), torch.zeros(BATCH, dtype=torch.int64))
+    distribution = Sampling.full(BATCH, temperature=0.8, top_k=50, top_p=0.95)
+    distributions = {"sampling": distribution, "draft_sampling": distribution}
     with use_backend(backend):
         results = {
-            "sample": specdec_kernels.sample(target[:, 0], sampling=law, noise=noise, purpose="draft"),
-            "acceptance_ratios": specdec_kernels.acceptance_ratios(ids, target, draft, **laws),
-            "residual_probs": specdec_kernels.residual_probs(target[:, 0], draft[:, 0], **laws),
-            "residual_sample": specdec_kernels.residual_sample(target[:, 0], draft[:, 0], noise=noise, **laws),
+            "sample": specdec_kernels.sample(target[:, 0], sampling=distribution, rng=rng, purpose="draft"),
+            "acceptance_ratios": specdec_kernels.acceptance_ratios(ids, target, draft, **distributions),
+            "residual_probs": specdec_kernels.residual_probs(target[:, 0], draft[:, 0], **distributions),
+            "residual_sample": specdec_kernels.residual_sample(target[:, 0], draft[:, 0], rng=rng, **distributions),
         }
         for rule in ("ratio", "match", "block", "greedy", "typical", "topm", "distance"):
             results[f"verify_chain {rule}"] = specdec_kernels.verify_chain(
-                ids, target, draft, noise=noise, rule=rule, logprobs="processed", **laws
+                ids, target, draft, rng=rng, rule=rule, logprobs="processed", **distributions
             )
     return results
 

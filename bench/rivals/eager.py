@@ -85,8 +85,8 @@ def ratio_test(
     count = accepted.sum(-1)
     residual = (target[:, :draft] - drafted).clamp(min=0)
     residual = residual / residual.sum(-1, keepdim=True).clamp(min=1e-30)
-    laws = torch.cat([residual, target[:, draft:]], dim=1)
-    drawn = torch.multinomial(laws[torch.arange(batch, device=count.device), count], 1)
+    distributions = torch.cat([residual, target[:, draft:]], dim=1)
+    drawn = torch.multinomial(distributions[torch.arange(batch, device=count.device), count], 1)
     return assemble(draft_ids, count, drawn), count
 
 

@@ -41,9 +41,9 @@ def supports(case: Any) -> str | None:
     return "no min-p" if "min-p" in case.filters else None
 
 
-def prepare(target_logits: Tensor, draft_logits: Tensor, *law: Tensor | None) -> tuple[Any, ...]:
+def prepare(target_logits: Tensor, draft_logits: Tensor, *distribution: Tensor | None) -> tuple[Any, ...]:
     """(target logits, draft probabilities, parameters); the drafter made its probabilities."""
-    return target_logits, scaled(draft_logits, *law).softmax(-1), law
+    return target_logits, scaled(draft_logits, *distribution).softmax(-1), distribution
 
 
 def verify_prepared(draft_ids: Tensor, prepared: tuple[Any, ...]) -> tuple[Tensor, Tensor]:

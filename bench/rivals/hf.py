@@ -35,11 +35,11 @@ def supports(case: Any) -> str | None:
     return "takes one request at a time" if case.batch != 1 else None
 
 
-def prepare(target_logits: Tensor, draft_logits: Tensor, *law: Tensor | None) -> tuple[Tensor, Tensor]:
+def prepare(target_logits: Tensor, draft_logits: Tensor, *distribution: Tensor | None) -> tuple[Tensor, Tensor]:
     """Processed float32 logits, as assisted decoding holds them; not timed."""
     from .lazy import scaled
 
-    return scaled(target_logits, *law), scaled(draft_logits, *law)
+    return scaled(target_logits, *distribution), scaled(draft_logits, *distribution)
 
 
 def verify_prepared(draft_ids: Tensor, processed: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

@@ -32,9 +32,9 @@ def supports(case: Any) -> str | None:
     return None if case.filters == "none" else "its filters are FlashInfer's, on the probabilities"
 
 
-def prepare(target_logits: Tensor, draft_logits: Tensor, *law: Tensor | None) -> tuple[Any, ...]:
+def prepare(target_logits: Tensor, draft_logits: Tensor, *distribution: Tensor | None) -> tuple[Any, ...]:
     """(target logits, draft probabilities, temperature)."""
-    return target_logits, scaled(draft_logits, *law).softmax(-1), law[0]
+    return target_logits, scaled(draft_logits, *distribution).softmax(-1), distribution[0]
 
 
 def verify_prepared(draft_ids: Tensor, prepared: tuple[Any, ...]) -> tuple[Tensor, Tensor]:

@@ -50,7 +50,7 @@ def verify_prepared(draft_ids: Tensor, prepared: tuple[Any, ...]) -> tuple[Tenso
     return ids, count.long() - 1
 
 
-def prepare(target_logits: Tensor, draft_logits: Tensor, *law: Tensor | None) -> tuple[Any, ...]:
+def prepare(target_logits: Tensor, draft_logits: Tensor, *distribution: Tensor | None) -> tuple[Any, ...]:
     """Layouts as the engine holds them: flat target rows, draft logits before the temperature, a seed a request."""
     seed = torch.arange(len(target_logits), device=target_logits.device)
-    return target_logits.flatten(0, 1), draft_logits, law, seed
+    return target_logits.flatten(0, 1), draft_logits, distribution, seed

@@ -27,9 +27,9 @@ def supports(case: Any) -> str | None:
     return None
 
 
-def prepare(target_logits: Tensor, draft_logits: Tensor, *law: Tensor | None) -> tuple[Any, ...]:
+def prepare(target_logits: Tensor, draft_logits: Tensor, *distribution: Tensor | None) -> tuple[Any, ...]:
     """(target logits, draft probabilities, parameters)."""
-    return target_logits, scaled(draft_logits, *law).softmax(-1).flatten(0, 1).contiguous(), law
+    return target_logits, scaled(draft_logits, *distribution).softmax(-1).flatten(0, 1).contiguous(), distribution
 
 
 def verify_prepared(draft_ids: Tensor, prepared: tuple[Any, ...]) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,7 @@
 """transformers' assisted decoding with a Gemma-4 assistant: its own candidate generator, then `_speculative_sampling`.
 
-The assistant drafts the argmax and hands over the logits, and verification takes their softmax for the draft's law.
-Only the assistant network is ours: a stand-in that answers with a given row.
+The assistant drafts the argmax and hands over the logits, and verification takes their softmax for the draft's
+distribution. Only the assistant network is ours: a stand-in that answers with a given row.
 """
 
 from __future__ import annotations

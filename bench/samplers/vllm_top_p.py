@@ -83,7 +83,7 @@ def verify_chain(
     top_p: Tensor | None = None,
     min_p: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(token ids [batch, draft + 1], number accepted [batch]); the drafts' law is filtered exactly."""
+    """(token ids [batch, draft + 1], number accepted [batch]); the drafts' distribution is filtered exactly."""
     assert min_p is None
     p = filtered_logits(target_logits, temperature, top_k, top_p).softmax(-1)
     q = scaled(draft_logits, temperature, top_k, top_p, None).softmax(-1)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         SuffixOr,
     )
     from .generation import Generation, generate
-    from .past import Past
+    from .prefix_cache import PrefixCache
     from .tree_cache import TreeCache
 
 _HOMES = {
@@ -38,7 +38,7 @@ _HOMES = {
     "IndependentDrafts": "drafters",
     "Lookahead": "drafters",
     "Medusa": "drafters",
-    "Past": "past",
+    "PrefixCache": "prefix_cache",
     "PromptLookup": "drafters",
     "Retrieval": "drafters",
     "SuffixDecoding": "drafters",
@@ -58,7 +58,7 @@ __all__ = [
     "IndependentDrafts",
     "Lookahead",
     "Medusa",
-    "Past",
+    "PrefixCache",
     "PromptLookup",
     "Retrieval",
     "SuffixDecoding",

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .text import common
+from .sequences import common
 
 KIND = "specdec_loop datastore, read backwards"
 

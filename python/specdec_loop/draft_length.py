@@ -29,9 +29,10 @@ class FixedLength:
 class AdaptiveLength(FixedLength):
     """The length of largest expected speed-up (as `theory.optimal_draft`) at the acceptance and cost of late.
 
-    The choice looks at past steps alone, whose random numbers no later step uses again, so the output law stays the
-    target's. At least one token is drafted: without drafts nothing would be measured any more. With measured times the
-    lengths, and so the texts of ``ratio`` and ``block``, differ from run to run; give `cost` where they must not.
+    The choice looks at past steps alone, whose random numbers no later step uses again, so the output distribution
+    stays the target's. At least one token is drafted: without drafts nothing would be measured any more. With measured
+    times the lengths, and so the texts of ``ratio`` and ``block``, differ from run to run; give `cost` where they must
+    not.
     """
 
     def __init__(self, longest: int = 8, *, cost: float | None = None, memory: float = 16.0) -> None:

@@ -15,11 +15,11 @@ from .attention import forward
 from .draft_length import FixedLength
 from .drafters import Draft, Drafter, NoDrafter, Outcome
 from .drafters.base import kept_rows
-from .linear import few_rows
-from .past import Past
+from .linear import small_batch_linear
+from .prefix_cache import PrefixCache
+from .sequences import Sequences
 from .statistics import Clock, RequestStatistics
 from .stops import Stops
-from .text import Text
 from .tree_cache import TreeCache
 
 Streamer = Callable[[int, list[int], int], None]
@@ -28,15 +28,15 @@ Streamer = Callable[[int, list[int], int], None]
 class Hooks:
     """What a caller may do inside `generate`: here, nothing."""
 
-    def law(self, text: Text, draft: Draft, logits: Tensor) -> Tensor:
+    def distribution(self, sequences: Sequences, draft: Draft, logits: Tensor) -> Tensor:
         """Change the target's logits, ``[batch, draft + 1 or nodes, vocab]``, before they are verified.
 
         Row i of a chain follows the text and i drafts; a tree's rows follow the paths to its nodes.
         """
         return logits
 
-    def grown(self, text: Text, path: Tensor | None) -> None:
-        """Look at the texts after each step, a tree's accepted path beside them, and `Text.finish` what is complete."""
+    def grown(self, sequences: Sequences, path: Tensor | None) -> None:
+        """Look at the sequences and a tree's accepted path after each step; `Sequences.finish` complete ones."""
 
 
 @dataclass(frozen=True)
@@ -74,16 +74,16 @@ def generate(
     stop: Sequence[int | Sequence[int] | str] | None = None,
     tokenizer: Any = None,
     logprobs: str | None = None,
-    past: Past | None = None,
+    past: PrefixCache | None = None,
     streamer: Streamer | None = None,
     hooks: Hooks | None = None,
 ) -> Generation:
     """Continue a batch of prompts by speculative decoding.
 
     Under rule ``match`` the text is that of plain decoding with the same seed, whatever the drafter; under ``greedy``
-    it is greedy decoding; under ``ratio``, ``block``, ``recursive`` and ``traversal`` it follows the target's law.
-    Requests are independent: a text does not depend on the others of its batch, but through rounding in the model, and
-    where drafts end by what is measured or promised of all of them: then its law does not.
+    it is greedy decoding; under ``ratio``, ``block``, ``recursive`` and ``traversal`` it follows the target's
+    distribution. Requests are independent: a text does not depend on the others of its batch, but through rounding in
+    the model, and where drafts end by what is measured or promised of all of them: then its distribution does not.
 
     Args:
         target: a transformers causal LM that `TreeCache` serves.
@@ -128,16 +128,16 @@ def generate(
     hooks = Hooks() if hooks is None else hooks
     lengths = FixedLength(draft_length) if isinstance(draft_length, int) else draft_length
     _check(target, drafter, lengths, rule, max_new_tokens)
-    with few_rows(target, *drafter.networks):
+    with small_batch_linear(target, *drafter.networks):
         overhang = max(drafter.nodes(lengths.longest), 1 + lengths.longest)  # a verifier's columns, whatever the tree
         text = _begin_text(target, input_ids, attention_mask, seed, max_new_tokens, stop, tokenizer, overhang)
-        past = Past(text.tokens.shape[1]) if past is None else past
+        past = PrefixCache(text.tokens.shape[1]) if past is None else past
         cache, lacking = past.open(target, text, reuse=not drafter.features)
         logits, hidden = _prefill(target, cache, text, lacking, drafter.features)
         # The first token is drawn as plain decoding draws it; only argmax decoding is argmax decoding from the start.
         plainly = "greedy" if rule in ("greedy", "topm", "distance") else "match"
         nothing = NoDrafter().draft(text, 0)
-        verdict = _verify(nothing, hooks.law(text, nothing, logits), text, sampling, plainly, logprobs, {})
+        verdict = _verify(nothing, hooks.distribution(text, nothing, logits), text, sampling, plainly, logprobs, {})
         followers = text.append(verdict.token_ids, verdict.num_accepted, verdict.logprobs)
         first, _ = text.read(verdict.token_ids, verdict.status, followers)
         hooks.grown(text, None)
@@ -157,7 +157,9 @@ def generate(
             clock.mark("draft")
             logits, hidden = _forward(target, cache, text, draft, drafter.features)
             clock.mark("target")
-            verdict = _verify(draft, hooks.law(text, draft, logits), text, sampling, rule, logprobs, rule_options or {})
+            verdict = _verify(
+                draft, hooks.distribution(text, draft, logits), text, sampling, rule, logprobs, rule_options or {}
+            )
             clock.mark("verify")
             followers = text.append(verdict.token_ids, verdict.num_accepted, verdict.logprobs)
             path = verdict.path if isinstance(verdict, TreeResult) else None
@@ -189,29 +191,29 @@ def generate(
 
 
 def _prefill(
-    target: Any, cache: TreeCache, text: Text, lacking: int, features: Sequence[int]
+    target: Any, cache: TreeCache, sequences: Sequences, lacking: int, features: Sequence[int]
 ) -> tuple[Tensor, Tensor | None]:
     """Run what the cache lacks of the prompts; logits ``[batch, 1, vocab]`` of their last tokens, and all features."""
     place = cache.lengths[:, None] + torch.arange(lacking, device=cache.lengths.device)
-    prompts = text.tokens.gather(1, place.clamp(max=text.tokens.shape[1] - 1)).clamp(min=0)
-    last = text.lengths - 1 - cache.lengths
+    prompts = sequences.tokens.gather(1, place.clamp(max=sequences.tokens.shape[1] - 1)).clamp(min=0)
+    last = sequences.lengths - 1 - cache.lengths
     rows, own = last.unique(return_inverse=True)
     inputs, states = cache.chain_inputs(lacking), bool(features)
     out = forward(target, prompts, inputs, logits_to_keep=rows, output_hidden_states=states)
     cache.commit(last.int())
-    cache.know_lengths(text.ends)
+    cache.know_lengths(sequences.ends)
     return kept_rows(out.logits, own), _chosen(out, features)
 
 
 def _forward(
-    target: Any, cache: TreeCache, text: Text, draft: Draft, features: Sequence[int]
+    target: Any, cache: TreeCache, sequences: Sequences, draft: Draft, features: Sequence[int]
 ) -> tuple[Tensor, Tensor | None]:
     """Logits and features of the last committed token and of every draft, ``[batch, nodes, ...]``."""
     if draft.parents is None:
-        nodes = torch.cat([text.last(1), draft.token_ids], 1) if draft.token_ids.shape[1] else text.last(1)
+        nodes = torch.cat([sequences.last(1), draft.token_ids], 1) if draft.token_ids.shape[1] else sequences.last(1)
         inputs = cache.chain_inputs(nodes.shape[1])
     else:
-        nodes = torch.cat([text.last(1), draft.token_ids[:, 1:]], 1)
+        nodes = torch.cat([sequences.last(1), draft.token_ids[:, 1:]], 1)
         inputs = cache.tree_inputs(draft.parents)
     out = forward(target, nodes.clamp(min=0), inputs, output_hidden_states=bool(features))
     return out.logits, _chosen(out, features)
@@ -225,7 +227,7 @@ def _chosen(out: Any, features: Sequence[int]) -> Tensor | None:
 def _verify(
     draft: Draft,
     logits: Tensor,
-    text: Text,
+    sequences: Sequences,
     sampling: Sampling,
     rule: str,
     logprobs: str | None,
@@ -240,7 +242,7 @@ def _verify(
             draft_stats=draft.stats,
             sampling=sampling,
             draft_sampling=draft.sampling,
-            noise=text.noise(),
+            rng=sequences.rng(),
             rule=rule,
             token_map=draft.token_map,
             logprobs=logprobs,
@@ -255,7 +257,7 @@ def _verify(
         max_depth=draft.max_depth,
         sampling=sampling,
         draft_sampling=draft.sampling,
-        noise=text.noise(),
+        rng=sequences.rng(),
         rule=rule,
         replacement=draft.replacement,
         token_map=draft.token_map,
@@ -277,15 +279,17 @@ def _shape(draft: Draft, path: Tensor | None) -> Sequence[Tensor]:
     return (draft.token_ids,) if path is None else (*_candidates(draft), path)
 
 
-def _collect(text: Text, statistics: list[RequestStatistics], clock: Clock, *, has_logprobs: bool) -> Generation:
-    starts = text.prompts
-    for request, row, start in zip(statistics, text.rows, starts, strict=True):
+def _collect(
+    sequences: Sequences, statistics: list[RequestStatistics], clock: Clock, *, has_logprobs: bool
+) -> Generation:
+    starts = sequences.prompts
+    for request, row, start in zip(statistics, sequences.rows, starts, strict=True):
         request.tokens = len(row) - start
-    rows = text.logprobs.tolist() if has_logprobs else []
+    rows = sequences.logprobs.tolist() if has_logprobs else []
     return Generation(
-        tokens=[row[start:] for row, start in zip(text.rows, starts, strict=True)],
-        logprobs=[rows[b][starts[b] : len(row)] for b, row in enumerate(text.rows)] if has_logprobs else None,
-        status=text.status,
+        tokens=[row[start:] for row, start in zip(sequences.rows, starts, strict=True)],
+        logprobs=[rows[b][starts[b] : len(row)] for b, row in enumerate(sequences.rows)] if has_logprobs else None,
+        status=sequences.status,
         statistics=statistics,
         seconds=clock.seconds,
     )
@@ -316,7 +320,7 @@ def _begin_text(
     stop: Sequence[int | Sequence[int] | str] | None,
     tokenizer: Any,
     overhang: int,
-) -> Text:
+) -> Sequences:
     prompts, lengths = _right_padded(input_ids, attention_mask, target.device)
     config = target.config.get_text_config(decoder=True)
     shortest, longest, least, most = (int(x) for x in (*lengths.aminmax(), *prompts.aminmax()))
@@ -335,7 +339,7 @@ def _begin_text(
         eos = target.generation_config.eos_token_id
         stop = [] if eos is None else [eos] if isinstance(eos, int) else eos
     stops = Stops(stop, tokenizer)
-    return Text(prompts, lengths, seed=seeds, limit=limit, stops=stops, overhang=overhang)
+    return Sequences(prompts, lengths, seed=seeds, limit=limit, stops=stops, overhang=overhang)
 
 
 def _right_padded(
@@ -359,13 +363,13 @@ def _right_padded(
     return kept, is_token.sum(1)
 
 
-def _checked(draft: Draft, text: Text, most: int) -> Draft:
+def _checked(draft: Draft, sequences: Sequences, most: int) -> Draft:
     """A draft of the right shape; else the loop would fail far from the cause."""
     ids = draft.token_ids
     nodes = ids.shape[-1] + (draft.parents is None)
-    if ids.dim() != 2 or ids.shape[0] != text.batch or ids.dtype != torch.int64 or nodes > most:
+    if ids.dim() != 2 or ids.shape[0] != sequences.batch or ids.dtype != torch.int64 or nodes > most:
         got = f"{ids.dtype} {list(ids.shape)}"
-        raise ValueError(f"token_ids must be int64 [{text.batch}, at most {most - 1} drafts], got {got}")
+        raise ValueError(f"token_ids must be int64 [{sequences.batch}, at most {most - 1} drafts], got {got}")
     return draft
 
 

@@ -21,7 +21,7 @@ AMX = 3  # cpu_isa() of a CPU that multiplies bfloat16 by itself
 
 
 @contextmanager
-def few_rows(*networks: Any) -> Iterator[None]:
+def small_batch_linear(*networks: Any) -> Iterator[None]:
     """Meanwhile the `nn.Linear` layers of these networks multiply few rows by a kernel of this package.
 
     It reads the weights once for all rows, as fast as memory gives them. Up to 15 rows a row's sum, which is float32,
@@ -33,9 +33,9 @@ def few_rows(*networks: Any) -> Iterator[None]:
 
     Example:
         >>> import torch
-        >>> from specdec_loop.linear import few_rows
+        >>> from specdec_loop.linear import small_batch_linear
         >>> layer, x = torch.nn.Linear(32, 48), torch.randn(1, 5, 32)
-        >>> with torch.no_grad(), few_rows(layer):
+        >>> with torch.no_grad(), small_batch_linear(layer):
         ...     five, one = layer(x), layer(x[:, :1])
         >>> torch.equal(five[:, :1], one)
         True

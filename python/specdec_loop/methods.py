@@ -30,7 +30,7 @@ from .drafters import (
 from .heads import FeatureHead, load_eagle, load_eagle3, load_medusa, load_mtp
 
 
-class Kit:
+class DrafterAssets:
     """What drafters are made of; each part is loaded when a method first asks for it."""
 
     def __init__(
@@ -98,7 +98,7 @@ class Method:
     """
 
     about: str
-    make: Callable[[Kit], Drafter | None]
+    make: Callable[[DrafterAssets], Drafter | None]
     rule: str = "match"
     draft_length: int = 4
     adapts: bool = False
@@ -109,7 +109,7 @@ class Method:
 
     @property
     def keeps_the_text(self) -> bool:
-        """Whether a text is that of plain decoding with the same seed at any temperature; else its law is the same."""
+        """Whether a text equals seeded plain decoding at any temperature; else only its distribution does."""
         return self.rule == "match"
 
 

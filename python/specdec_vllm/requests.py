@@ -35,7 +35,8 @@ class Batch(NamedTuple):
 
     Attributes:
         sampling: the parameters of each request.
-        draft_sampling: the law its drafts are drawn from: the same, but the temperature alone where vLLM verifies.
+        draft_sampling: the distribution its drafts are drawn from: the same, but the temperature alone where vLLM
+            verifies.
         seed: int64 ``[batch]``.
         others: bool ``[batch]``, requests that vLLM serves; None: there are none.
     """

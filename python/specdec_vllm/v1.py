@@ -1,8 +1,9 @@
 """vLLM's V1 runner: `_sample` and the drafter's `_sample_draft_tokens`, from the logits as the model gave them.
 
 A batch is served whole; where some requests are vLLM's (requests.py), its own sampler runs after ours on the same
-logits, and each row takes its own. The law of a token is named by its absolute position, so a text does not depend on
-the batch, on chunks of its prompt or on pre-emption; the step is the position of the first token that it decides.
+logits, and each row takes its own. The distribution of a token is named by its absolute position, so a text does not
+depend on the batch, on chunks of its prompt or on pre-emption; the step is the position of the first token that it
+decides.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_kernels import Noise, Sampling, sample, verify_chain
+from specdec_kernels import RngKey, Sampling, sample, verify_chain
 
 from .patch import original, replace
 from .requests import Batch, read
@@ -39,9 +40,9 @@ class Drafting:
         sampling = Sampling(*(None if x is None else x.repeat_interleave(count) for x in self.sampling))
         seed, position = self.seed.repeat_interleave(count), self.position.repeat_interleave(count)
         purpose = "target" if self.rule == "match" else "draft"
-        noise = Noise(seed, position + self.drawn + at_once, position)
+        rng = RngKey(seed, position + self.drawn + at_once, position)
         self.drawn += count
-        return sample(logits, sampling=sampling, noise=noise, purpose=purpose).token_ids[:, 0]
+        return sample(logits, sampling=sampling, rng=rng, purpose=purpose).token_ids[:, 0]
 
 
 def install(rule: str) -> None:
@@ -71,11 +72,11 @@ def sampled(rule: str, theirs: Callable[..., Any], runner: Any, logits: Tensor, 
         return theirs(runner, logits, spec)
     position = first_position(runner, len(batch.seed), spec)
     if spec is None:
-        noise = Noise(batch.seed, position)
-        result = sample(logits, sampling=batch.sampling, noise=noise, purpose="target")
+        rng = RngKey(batch.seed, position)
+        result = sample(logits, sampling=batch.sampling, rng=rng, purpose="target")
         ids, accepted = result.token_ids.clamp(min=0), torch.zeros_like(position)
     else:
-        ids, accepted = verified(rule, runner, logits, spec, batch, Noise(batch.seed, position, position))
+        ids, accepted = verified(rule, runner, logits, spec, batch, RngKey(batch.seed, position, position))
     if batch.others is not None:
         # vLLM 0.32 fails on a step of verification in which nobody has a draft; it is plain sampling then.
         output = theirs(runner, logits, spec if spec is not None and spec.max_spec_len > 0 else None)
@@ -103,7 +104,7 @@ def first_position(runner: Any, count: int, spec: Any) -> Tensor:
     return device_tensor(runner.positions)[rows].long() + 1
 
 
-def verified(rule: str, runner: Any, logits: Tensor, spec: Any, batch: Batch, noise: Noise) -> tuple[Tensor, Tensor]:
+def verified(rule: str, runner: Any, logits: Tensor, spec: Any, batch: Batch, rng: RngKey) -> tuple[Tensor, Tensor]:
     """(ids ``[batch, longest draft + 1]``, -1 behind the last; accepted drafts)."""
     kept = None if rule == "match" else original(type(runner), "_get_spec_decode_draft_probs")(runner, spec)
     cu_draft = torch.nn.functional.pad(spec.cu_num_draft_tokens, (1, 0))
@@ -115,7 +116,7 @@ def verified(rule: str, runner: Any, logits: Tensor, spec: Any, batch: Batch, no
         max_draft=spec.max_spec_len,
         sampling=batch.sampling,
         draft_sampling=None if kept is None else batch.draft_sampling,
-        noise=noise,
+        rng=rng,
         rule=rule,
     )
     accepted = result.num_accepted.long()
@@ -143,8 +144,8 @@ def drafted(
 ) -> tuple[Tensor, Tensor | None]:
     """`_sample_draft_tokens`: (ids, their logits where the rule needs them)."""
     drafting: Drafting | None = getattr(drafter, "specdec", None)
-    keeps_law = drafter._enable_probabilistic_draft_probs
-    is_ours = drafting is not None and (drafting.rule == "match" or keeps_law) and not metadata.all_greedy
+    keeps_distribution = drafter._enable_probabilistic_draft_probs
+    is_ours = drafting is not None and (drafting.rule == "match" or keeps_distribution) and not metadata.all_greedy
     if not is_ours or drafter.use_heterogeneous_vocab or drafter.use_local_argmax_reduction:
         found: tuple[Tensor, Tensor | None] = theirs(drafter, hidden_states, metadata)
         return found

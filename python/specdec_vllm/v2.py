@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_kernels import Noise, Sampling, sample, verify_chain
+from specdec_kernels import RngKey, Sampling, sample, verify_chain
 
 from .patch import replace
 from .requests import GREEDY, leave, reason_against
@@ -61,7 +61,7 @@ def needs_processed(sampler: Any) -> bool:
     )
 
 
-def law(sampler: Any, places: Tensor, places_np: Any) -> tuple[Sampling, Tensor]:
+def distribution(sampler: Any, places: Tensor, places_np: Any) -> tuple[Sampling, Tensor]:
     """(sampling parameters, seeds) of the requests at these places; filters only where the host knows of one."""
     states = sampler.sampling_states
     temperature = states.temperature.gpu[places]
@@ -98,8 +98,8 @@ def sampled(
     if not is_any or len(logits) != len(places):
         found: tuple[Tensor, Tensor] = theirs(sampler, logits, expanded, places, places_np, pos, *args, **keywords)
         return found
-    sampling, seed = law(sampler, places, places_np)
-    drawn = sample(logits, sampling=sampling, noise=Noise(seed, pos.long() + 1), purpose="target")
+    sampling, seed = distribution(sampler, places, places_np)
+    drawn = sample(logits, sampling=sampling, rng=RngKey(seed, pos.long() + 1), purpose="target")
     ids = drawn.token_ids[:, 0].clamp(min=0)
     if others is None:
         return ids, logits
@@ -136,7 +136,7 @@ def verified(
     is_any, others = mine_and_theirs(sampler, places_np, logits.device)
     if not is_any or verifier.synthetic_conditional_rates is not None:
         return vllm()
-    sampling, seed = law(sampler, places, places_np)
+    sampling, seed = distribution(sampler, places, places_np)
     batch, total = len(places), len(draft_sampled) - len(places)
     cu_draft = cu_num_logits - torch.arange(batch + 1, device=logits.device, dtype=cu_num_logits.dtype)
     place = torch.arange(total, device=logits.device)
@@ -153,7 +153,7 @@ def verified(
         max_draft=steps,
         sampling=sampling,
         draft_sampling=None if kept is None else Sampling(sampling.temperature),
-        noise=Noise(seed, position, position),
+        rng=RngKey(seed, position, position),
         rule=rule,
     )
     count = result.num_accepted + 1
@@ -200,7 +200,7 @@ def drafted(
         return found
     logits = speculator.compute_draft_logits(hidden_states, spec_step_idx)
     if draft_logits is not None:
-        logits = logits.to(draft_logits.dtype)  # the law that will be verified is that of the kept logits
+        logits = logits.to(draft_logits.dtype)  # the distribution that will be verified is that of the kept logits
         keep(draft_logits, places.long(), draft_step.long(), logits)
     position = positions.long() + 1
     owner = places.long().clamp(min=0)
@@ -208,7 +208,7 @@ def drafted(
     drawn = sample(
         logits,
         sampling=Sampling(torch.where(scale < GREEDY, 0.0, scale)),
-        noise=Noise(seeds[owner], position, position - draft_step.long()),
+        rng=RngKey(seeds[owner], position, position - draft_step.long()),
         purpose="target" if rule == "match" else "draft",
     )
     speculator._maybe_predict_acceptance(logits, places, draft_step)

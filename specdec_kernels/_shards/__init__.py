@@ -1,7 +1,8 @@
 """Tensor parallelism: each rank holds a part of the vocabulary, and ranks exchange numbers about rows, never rows.
 
 * `group.py`: who holds which ids, and the one collective.
-* `laws.py`: laws of sharded rows. Without filters a maximum and a sum; thresholds of filters by two further exchanges.
+* `distributions.py`: distributions of sharded rows. Without filters a maximum and a sum; thresholds of filters by two
+further exchanges.
 * `races.py`: the winner of a race that every rank ran over its own ids.
 * `nodes.py`, `walks.py`, `multi_round.py`: rules of chains and trees over the exchanged numbers. A chain is a tree.
 * `verify.py`, `sample.py`: the calls.

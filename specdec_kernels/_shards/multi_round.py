@@ -3,7 +3,7 @@
 `block` sends the masses together with the draws of all rows, since its weights are known after the first exchange.
 `recursive` takes one exchange for each further sibling, for all nodes of the tree at once: what the rejection of the
 first j children leaves does not depend on the walk. `traversal` takes one for each node it deletes, because each
-deletion changes the law that the next one starts from.
+deletion changes the distribution that the next one starts from.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def block(nodes: Nodes, lost: Tensor, status: Tensor) -> tuple[End, Tensor]:
     q = torch.where(points, nodes.marked(nodes.every, nodes.usable).double(), q)
     scaled = w.flatten()[:, None] * p
     mass = (scaled - q).clamp(min=0).sum(1).view(w.shape)
-    weight = torch.where(nodes.law.kept, scaled.float() - q.float(), 0.0)
+    weight = torch.where(nodes.distribution.kept, scaled.float() - q.float(), 0.0)
     plain, left, got = nodes.race(nodes.every, RESIDUAL_PURPOSE, weight, nodes.usable, point, (mass,))
     mass = added(got[0])
 
@@ -137,7 +137,7 @@ class _Traversal:
         return torch.where(at(self.is_fixed, child), at(self.fixed, child), plain)
 
     def delete(self, node: Tensor, weight: Tensor, child: Tensor, where: Tensor) -> None:
-        """Take a child from the laws of its parent `node`: one exchange."""
+        """Take a child from the distributions of its parent `node`: one exchange."""
         nodes, has = self.nodes, self.nodes.has_draft_row[:, None]
         is_child = (nodes.tree.node == child[:, None]) & where[:, None]
         x = nodes.marked(node[:, None], is_child)

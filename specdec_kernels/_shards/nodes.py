@@ -1,6 +1,7 @@
-"""What the rules of a tree look at, agreed on by all ranks: laws, each candidate under p and q, coins, races, masses.
+"""Inputs of the tree rules, agreed on by all ranks: distributions, candidates under p and q, coins, races, masses.
 
-A node's row is the law of its children. `rows` are numbers of nodes, [batch, chosen]; what has a vocabulary is flat.
+A node's row is the distribution of its children. `rows` are numbers of nodes, [batch, chosen]; what has a vocabulary is
+flat.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ import torch
 from torch import Tensor
 
 from .. import _random, _trees
-from .._rows import Law, Parameters
+from .._rows import Distribution, Parameters
 from .._trees import Tree
-from . import laws, races
+from . import distributions, races
+from .distributions import Rows
 from .group import Shards
-from .laws import Rows
 from .sample import mask_allowed, pad
 
 TARGET_PURPOSE, RESIDUAL_PURPOSE = 0, 2
@@ -48,15 +49,15 @@ class Nodes:
 
     def __init__(
         self, shards: Shards, tree: Tree, ids: Tensor, target_logits: Tensor, target: Parameters,
-        filters: tuple[bool, bool, bool], drafted: Drafted | None, noise: tuple[Tensor, Tensor, Tensor | None],
+        filters: tuple[bool, bool, bool], drafted: Drafted | None, rng: tuple[Tensor, Tensor, Tensor | None],
         token_map: Tensor | None, allowed: Tensor | None, scored: Parameters | None, logprobs_mode: int,
     ) -> None:  # fmt: skip
-        """`scored`: parameters of the law whose log-probabilities are wanted, if it is another than the target's."""
+        """`scored`: parameters of the distribution for the log-probabilities, if it is not the target's."""
         if drafted is not None and drafted.logits.shape[1] == 0:
             drafted = None
         self.shards, self.tree, self.ids = shards, tree, ids
         self.target, self.drafted = target, drafted
-        self.seed, self.position, self.step = noise
+        self.seed, self.position, self.step = rng
         self.batch, self.nodes = ids.shape
         self.request = torch.arange(self.batch, device=ids.device)
         self.outside = tree.present & ((ids < -1) | (ids >= shards.size))
@@ -69,20 +70,20 @@ class Nodes:
         request = self.request[:, None].expand_as(ids).flatten()
         given = pad(target_logits.flatten(0, 1), shards.widest)
         masked = mask_allowed(shards, given, allowed)
-        tables = [Rows(masked, laws.expand(target, request), *filters)]
+        tables = [Rows(masked, distributions.expand(target, request), *filters)]
         items = [self._item(masked)]
         if drafted is not None:
             rows = self._draft_rows(drafted.logits, token_map)
             of = self.request[:, None].expand(-1, drafted.logits.shape[1]).flatten()
             if drafted.stats is None:
-                tables.append(Rows(rows, laws.expand(drafted.parameter, of), *drafted.filters))
+                tables.append(Rows(rows, distributions.expand(drafted.parameter, of), *drafted.filters))
             items.append(self._item(rows))
             self.draft_rows = rows
         if scored is not None:
             rows = given if logprobs_mode == 2 else masked
-            tables.append(Rows(rows, laws.expand(scored, request), False, False, False))
+            tables.append(Rows(rows, distributions.expand(scored, request), False, False, False))
             items.append(self._item(rows))
-        finish = laws.begin(shards, tables, *items)
+        finish = distributions.begin(shards, tables, *items)
 
         # While the message travels: what needs no logits.
         self.rank = _trees.ranks(tree)
@@ -91,20 +92,20 @@ class Nodes:
         self.children_coin = self._coins(depth, self.rank)
 
         found, logits = finish()
-        self.law = found.pop(0)
-        self.bad = self.law.bad.view(self.batch, -1)
-        self.argmax = self.law.argmax.view(self.batch, -1)
+        self.distribution = found.pop(0)
+        self.bad = self.distribution.bad.view(self.batch, -1)
+        self.argmax = self.distribution.argmax.view(self.batch, -1)
         self.p_logit = logits[0].amax(0)
-        self.p = self._probability(self.law, self.p_logit, self.above)
+        self.p = self._probability(self.distribution, self.p_logit, self.above)
         self._read_draft(found, logits)
-        self.scored = found.pop(0) if scored is not None else self.law
+        self.scored = found.pop(0) if scored is not None else self.distribution
         self.x_logit = (logits[-1] if scored is not None else logits[0]).amax(0)
         self.scored_rows = tables[0 if scored is None else -1].logits if logprobs_mode else None
 
     def _coins(self, offset: Tensor, index: Tensor) -> Tensor:
         """Coins [batch, nodes]."""
-        noise = [self.seed, self.position, torch.zeros_like(self.seed) if self.step is None else self.step]
-        seed, position, step = (n[:, None].expand_as(index).flatten() for n in noise)
+        rng = [self.seed, self.position, torch.zeros_like(self.seed) if self.step is None else self.step]
+        seed, position, step = (n[:, None].expand_as(index).flatten() for n in rng)
         return _random.coin(seed, position + offset.flatten(), step, index.flatten()).view(index.shape)
 
     def _draft_rows(self, logits: Tensor, token_map: Tensor | None) -> Tensor:
@@ -133,30 +134,32 @@ class Nodes:
         value = rows[self.request[:, None], row, column.clamp(0, self.shards.widest - 1)]
         return torch.where(mine, value, -torch.inf)
 
-    def _probability(self, law: Law, logit: Tensor, row: Tensor) -> Tensor:
+    def _probability(self, distribution: Distribution, logit: Tensor, row: Tensor) -> Tensor:
         """Probability of each candidate, float64 [batch, nodes]."""
 
         def of(values: Tensor) -> Tensor:
             return values.view(self.batch, -1).gather(1, row)
 
-        weight = ((logit.double() - of(law.maximum).double()) * of(law.inv_t).double()).exp() / of(law.mass)
-        kept = (logit > -torch.inf) & (logit >= of(law.threshold)) & ~of(law.bad)
-        kept = kept & (~of(law.greedy) | (of(law.argmax) == self.x))
+        weight = ((logit.double() - of(distribution.maximum).double()) * of(distribution.inv_t).double()).exp() / of(
+            distribution.mass
+        )
+        kept = (logit > -torch.inf) & (logit >= of(distribution.threshold)) & ~of(distribution.bad)
+        kept = kept & (~of(distribution.greedy) | (of(distribution.argmax) == self.x))
         return torch.where(kept, weight, 0.0)
 
-    def _read_draft(self, found: list[Law], logits: list[Tensor]) -> None:
+    def _read_draft(self, found: list[Distribution], logits: list[Tensor]) -> None:
         """Candidates under q, and those whose row of q cannot be read."""
         self.q = torch.ones_like(self.p)
         self.bad_draft = torch.zeros_like(self.bad)
-        self.draft_law: Law | None = None
+        self.draft_distribution: Distribution | None = None
         if self.drafted is None:
             return
         logit = logits[1].amax(0)
         row = self.above.clamp(max=self.drafted.logits.shape[1] - 1)
         if self.drafted.stats is None:
-            self.draft_law = found.pop(0)
-            q = self._probability(self.draft_law, logit, row)
-            bad = self.draft_law.bad.view(self.batch, -1).gather(1, row)
+            self.draft_distribution = found.pop(0)
+            q = self._probability(self.draft_distribution, logit, row)
+            bad = self.draft_distribution.bad.view(self.batch, -1).gather(1, row)
         else:
             logsumexp, threshold = (part.gather(1, row) for part in self.drafted.stats)
             scaled = logit.double() * self.drafted.parameter.inv_t.double()[:, None] - logsumexp.double()
@@ -165,23 +168,23 @@ class Nodes:
         self.q = torch.where(self.has_draft_row[:, None], q, 1.0)
         self.bad_draft = bad & self.has_draft_row[:, None]
 
-    def laws(self, rows: Tensor) -> Law:
-        """Target laws of chosen rows [batch, chosen], flattened."""
-        return take(self.law, (self.request[:, None] * self.nodes + rows).flatten())
+    def distributions(self, rows: Tensor) -> Distribution:
+        """Target distributions of chosen rows [batch, chosen], flattened."""
+        return take(self.distribution, (self.request[:, None] * self.nodes + rows).flatten())
 
     def probs(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """(p, q) of chosen rows [batch, chosen] at this rank's ids, float64 [batch * chosen, widest].
 
         Where the draft is a point mass q is 0.
         """
-        p = self.laws(rows).probs()
+        p = self.distributions(rows).probs()
         if self.drafted is None:
             return p, torch.zeros_like(p)
         width = self.drafted.logits.shape[1]
         row = rows.clamp(max=width - 1)
         flat = (self.request[:, None] * width + row).flatten()
-        if self.draft_law is not None:
-            q = take(self.draft_law, flat).probs()
+        if self.draft_distribution is not None:
+            q = take(self.draft_distribution, flat).probs()
         else:
             assert self.drafted.stats is not None
             logsumexp, threshold = (part.gather(1, row).flatten()[:, None] for part in self.drafted.stats)
@@ -228,19 +231,21 @@ class Nodes:
 
         What is left: `weight` float32 [batch * chosen, widest], or where `point` [batch] p without the nodes `tried`.
         """
-        law, word = self.laws(rows), self.words(rows, purpose)
+        distribution, word = self.distributions(rows), self.words(rows, purpose)
         ids = self.shards.columns(word.device)
         flat = (self.request[:, None] * self.nodes + rows).flatten()
-        shown = self.scored_rows[flat] if self.scored_rows is not None else law.logits
+        shown = self.scored_rows[flat] if self.scored_rows is not None else distribution.logits
 
         def best(score: Tensor, ran: Tensor) -> tuple[Tensor, ...]:
             message = races.best(score, ran, ids, shown)
             return message if self.scored_rows is not None else message[:2]
 
-        fields = best(*races.plain(law.logits, law.inv_t, law.kept, word))
+        fields = best(*races.plain(distribution.logits, distribution.inv_t, distribution.kept, word))
         if weight is not None:
             assert tried is not None and point is not None
-            without, ran = races.plain(law.logits, law.inv_t, law.kept & ~self.marked(rows, tried), word)
+            without, ran = races.plain(
+                distribution.logits, distribution.inv_t, distribution.kept & ~self.marked(rows, tried), word
+            )
             score = races.corrected(weight, word)
             points = point[:, None].expand_as(rows).flatten()
             score = torch.where(points[:, None], without, score)
@@ -256,6 +261,6 @@ class Nodes:
         return draws[0], draws[-1], got
 
 
-def take(law: Law, rows: Tensor) -> Law:
+def take(distribution: Distribution, rows: Tensor) -> Distribution:
     """Some rows of a table."""
-    return Law(*(part[rows] for part in law))
+    return Distribution(*(part[rows] for part in distribution))

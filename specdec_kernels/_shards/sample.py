@@ -1,4 +1,4 @@
-"""`sample` over a sharded vocabulary: the law of each row, then one race; 2 exchanges, 4 with filters."""
+"""`sample` over a sharded vocabulary: the distribution of each row, then one race; 2 exchanges, 4 with filters."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from .. import _chains, _random, _rows
-from .._rows import Law
-from . import laws, races
+from .._rows import Distribution
+from . import distributions, races
+from .distributions import Rows
 from .group import Shards
-from .laws import Rows
 
 
 def pad(logits: Tensor, width: int) -> Tensor:
@@ -26,13 +26,13 @@ def mask_allowed(shards: Shards, logits: Tensor, allowed: Tensor | None) -> Tens
     return torch.where(bit == 1, logits, -torch.inf)
 
 
-def log_probability(law: Law, logit: Tensor) -> Tensor:
+def log_probability(distribution: Distribution, logit: Tensor) -> Tensor:
     """float32 [rows, ...]: log-probability of ids, given their logits; NaN where the row is bad."""
     shape = (-1, *[1] * (logit.dim() - 1))
-    value = (logit.double() - law.maximum.double().view(shape)) * law.inv_t.double().view(shape)
-    value = (value - law.mass.log().view(shape)).float()
-    value = torch.where((logit >= law.threshold.view(shape)) & (logit > -torch.inf), value, -torch.inf)
-    return torch.where(law.bad.view(shape), float("nan"), value)
+    value = (logit.double() - distribution.maximum.double().view(shape)) * distribution.inv_t.double().view(shape)
+    value = (value - distribution.mass.log().view(shape)).float()
+    value = torch.where((logit >= distribution.threshold.view(shape)) & (logit > -torch.inf), value, -torch.inf)
+    return torch.where(distribution.bad.view(shape), float("nan"), value)
 
 
 def sample(
@@ -62,7 +62,7 @@ def sample(
     ]
     if logprobs_mode == 2:
         tables.append(Rows(given, _rows.parameters(batch, device, None, None, None, None), False, False, False))
-    finish = laws.begin(shards, tables)
+    finish = distributions.begin(shards, tables)
 
     step = None if purpose == 0 else step
     ids = shards.columns(device)
@@ -75,20 +75,20 @@ def sample(
     if exclude_ids is not None:
         for j in range(exclude_ids.shape[1]):
             excluded = excluded | (ids == exclude_ids[:, j : j + 1])
-    (law, *raw), _ = finish()
+    (distribution, *raw), _ = finish()
 
-    score, ran = races.plain(law.logits, law.inv_t, law.kept & ~excluded, word)
-    source = raw[0] if raw else law
+    score, ran = races.plain(distribution.logits, distribution.inv_t, distribution.kept & ~excluded, word)
+    source = raw[0] if raw else distribution
     message = races.best(score, ran, ids, source.logits, num_samples)
     won = races.winner(*shards.send(*message)())
-    drawn = (won.ids >= 0) & ~law.bad[:, None]
+    drawn = (won.ids >= 0) & ~distribution.bad[:, None]
     status = torch.where(parameter.bad, _chains.BAD_SAMPLING, 0)
-    status = status | torch.where(law.bad, _chains.BAD_TARGET, 0)
-    nan = torch.full_like(law.maximum, float("nan"))
+    status = status | torch.where(distribution.bad, _chains.BAD_TARGET, 0)
+    nan = torch.full_like(distribution.maximum, float("nan"))
     return (
         torch.where(drawn, won.ids, -1),
         torch.where(drawn, log_probability(source, won.logit), 0.0),
-        torch.where(law.bad, nan, law.logsumexp()),
-        torch.where(law.bad, nan, law.threshold),
+        torch.where(distribution.bad, nan, distribution.logsumexp()),
+        torch.where(distribution.bad, nan, distribution.threshold),
         status.int(),
     )

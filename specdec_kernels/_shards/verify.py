@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .. import _chains, _rows, _trees
-from .._rows import Law, Parameters
+from .._rows import Distribution, Parameters
 from . import multi_round, walks
 from .group import Shards
 from .nodes import Drafted, Nodes, at
@@ -32,7 +32,7 @@ def _prepare(
 
 
 def _scored(rule: str, processed: Parameters, mode: int) -> Parameters | None:
-    """Parameters of the law of log-probabilities where it is another than the one that is verified."""
+    """Parameters of the distribution of log-probabilities where it is another than the one that is verified."""
     plain = _rows.parameters(len(processed.greedy), processed.greedy.device, None, None, None, None)
     return plain if mode == 2 or (mode == 1 and rule in ARGMAX_RULES) else None
 
@@ -53,8 +53,8 @@ def _logprobs(nodes: Nodes, path: Tensor, tokens: Tensor, end: End, mode: int) -
     logit = nodes.x_logit.gather(1, following.clamp(min=0))
     logit = torch.where(following >= 0, logit, end.logit[:, None])
     rows = (nodes.request[:, None] * nodes.nodes + path.clamp(min=0)).flatten()
-    law = Law(*(part[rows] if part.dim() == 1 else part for part in nodes.scored))
-    return torch.where(tokens >= 0, log_probability(law, logit.flatten()).view(tokens.shape), 0.0)
+    distribution = Distribution(*(part[rows] if part.dim() == 1 else part for part in nodes.scored))
+    return torch.where(tokens >= 0, log_probability(distribution, logit.flatten()).view(tokens.shape), 0.0)
 
 
 def _result(

@@ -76,7 +76,7 @@ def finish(
     """Draw after `stand`: from (p - scale q)+, or p without `tried` where the draft is a point mass."""
     rows = stand[:, None]
     p, q = nodes.probs(rows)
-    weight = torch.where(nodes.laws(rows).kept, p.float() - (scale[:, None] * q).float(), 0.0)
+    weight = torch.where(nodes.distributions(rows).kept, p.float() - (scale[:, None] * q).float(), 0.0)
     point = torch.ones_like(nodes.has_draft_row) if excludes else ~nodes.has_draft_row
     tried = tried & (nodes.tree.parents == rows)
     stats = nodes.drafted is not None and nodes.drafted.stats is not None
@@ -113,14 +113,14 @@ def argmax(nodes: Nodes, max_depth: int, status: Tensor, near: Tensor | None = N
     fine, faults = testable(nodes, False)
     near = nodes.ids == of_parent(nodes, nodes.argmax) if near is None else near
     stand, status = descend(nodes, fine & near, max_depth, faults, status, in_order=False)
-    maximum = at(nodes.law.maximum.view(nodes.batch, -1), stand)
+    maximum = at(nodes.distribution.maximum.view(nodes.batch, -1), stand)
     return End(stand, at(nodes.argmax, stand), maximum, status)
 
 
 def stern(nodes: Nodes, rule: str, top_m: int, max_distance: int, min_block: int) -> Tensor:
     """Rules `topm` and `distance` of a chain: candidates near the argmax, and the first min_block - 1 anyway."""
     if rule == "topm":
-        raw = nodes.law.logits.view(nodes.batch, nodes.nodes, -1)[nodes.request[:, None], nodes.above]
+        raw = nodes.distribution.logits.view(nodes.batch, nodes.nodes, -1)[nodes.request[:, None], nodes.above]
         logit, ids = nodes.p_logit[:, :, None], nodes.shards.columns(raw.device)
         before = (raw > logit) | ((raw == logit) & (ids < nodes.x[:, :, None]))
         (rank,) = nodes.shards.sum((before & (ids < nodes.shards.end)).sum(2))
@@ -199,7 +199,7 @@ def greedy_multi_draft(nodes: Nodes, max_depth: int, status: Tensor) -> End:
     p, q = nodes.probs(nodes.every)
     q = torch.where(nodes.marked(nodes.every, hidden), 0.0, q)
     weight = p.float() - (scale.flatten()[:, None] * q).float()
-    weight = torch.where(nodes.law.kept, weight, 0.0)
+    weight = torch.where(nodes.distribution.kept, weight, 0.0)
     plain, left, _ = nodes.race(nodes.every, RESIDUAL_PURPOSE, weight, tried, point)
     rejected = (children & tried[:, None, :]).any(2)
     empty = rejected & left.empty

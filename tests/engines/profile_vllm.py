@@ -37,7 +37,7 @@ def make_models(folder: Path) -> None:
 
 
 def measure(folder: str) -> None:
-    """In a process of its own: prints milliseconds a step and in the sampler, by law."""
+    """In a process of its own: prints milliseconds a step and in the sampler, by distribution."""
     os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     from vllm import LLM, SamplingParams
@@ -70,9 +70,10 @@ def measure(folder: str) -> None:
     runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
     timed(type(runner.drafter.model), "compute_logits", "head")  # target and draft: one class
     result = {}
-    for name, law in LAWS.items():
+    for name, distribution in LAWS.items():
         params = [
-            SamplingParams(seed=i, max_tokens=TOKENS, detokenize=False, ignore_eos=True, **law) for i in range(BATCH)
+            SamplingParams(seed=i, max_tokens=TOKENS, detokenize=False, ignore_eos=True, **distribution)
+            for i in range(BATCH)
         ]
         for _ in range(2):  # the first run warms up
             spent.update(sampler=0.0, head=0.0, steps=0)
@@ -105,13 +106,13 @@ def main() -> None:
                 lines = [line for line in out.stdout.splitlines() if line.startswith("RESULT ")]
                 if not lines:
                     sys.exit(out.stderr[-3000:])
-                for law, times in json.loads(lines[-1][7:]).items():
-                    seen.setdefault((law, kind), []).append(times)
+                for distribution, times in json.loads(lines[-1][7:]).items():
+                    seen.setdefault((distribution, kind), []).append(times)
     print(f"| {BATCH} requests, {DRAFTS} drafts, vocabulary {VOCAB} | | ms a step | ms in the sampler |")
     print("|---|---|--:|--:|")
-    for (law, kind), times in seen.items():
+    for (distribution, kind), times in seen.items():
         step, sampler = (statistics.median(column) for column in zip(*times, strict=True))
-        print(f"| {law} | {kind} | {step:.1f} | {sampler:.1f} |")
+        print(f"| {distribution} | {kind} | {step:.1f} | {sampler:.1f} |")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec_kernels import Noise, Sampling, sample
+from specdec_kernels import RngKey, Sampling, sample
 from specdec_vllm import v2
 
 VOCAB, STEPS, PLACES = 64, 3, 7
@@ -21,12 +21,12 @@ def table(values: Any, dtype: torch.dtype) -> SimpleNamespace:
     return SimpleNamespace(gpu=tensor, np=tensor.numpy())
 
 
-def make_sampler(vocab: int = VOCAB, **law: Any) -> SimpleNamespace:
+def make_sampler(vocab: int = VOCAB, **distribution: Any) -> SimpleNamespace:
     states = SimpleNamespace(
         vocab_size=vocab,
-        temperature=table(law.get("temperature", [1.0] * PLACES), torch.float32),
-        top_k=table(law.get("top_k", [vocab] * PLACES), torch.int32),
-        top_p=table(law.get("top_p", [1.0] * PLACES), torch.float32),
+        temperature=table(distribution.get("temperature", [1.0] * PLACES), torch.float32),
+        top_k=table(distribution.get("top_k", [vocab] * PLACES), torch.int32),
+        top_p=table(distribution.get("top_p", [1.0] * PLACES), torch.float32),
         min_p=table([0.0] * PLACES, torch.float32),
         seeds=table(range(100, 100 + PLACES), torch.int64),
     )
@@ -60,9 +60,9 @@ def plain(sampler: Any, logits: Tensor, place: int, position: int) -> int:
     """The token of plain decoding at a position."""
     states = sampler.sampling_states
     one = slice(place, place + 1)
-    law = Sampling(states.temperature.gpu[one], states.top_k.gpu[one], states.top_p.gpu[one])
-    noise = Noise(states.seeds.gpu[one], torch.tensor([position]))
-    return int(sample(logits[None].contiguous(), sampling=law, noise=noise, purpose="target").token_ids)
+    distribution = Sampling(states.temperature.gpu[one], states.top_k.gpu[one], states.top_p.gpu[one])
+    rng = RngKey(states.seeds.gpu[one], torch.tensor([position]))
+    return int(sample(logits[None].contiguous(), sampling=distribution, rng=rng, purpose="target").token_ids)
 
 
 @pytest.mark.parametrize("is_strided", [False, True])
@@ -119,11 +119,11 @@ def test_ratio_rules_follow_the_target(rule: str) -> None:
                      states.temperature.gpu, states.seeds.gpu, torch.tensor(0), kept)  # fmt: skip
     rows = target.repeat(requests, 1)
     _, tokens, _ = verify(rule, sampler, rows, kept, [[int(i)] for i in ids], seeds.tolist(), [9] * requests)
-    law = (target[0].double() / 0.8).softmax(0)
+    distribution = (target[0].double() / 0.8).softmax(0)
     seen = tokens[:, 0].bincount(minlength=vocab).double()
     assert seen[2] == 0
-    expected = law * requests
-    statistic = float(((seen - expected) ** 2 / expected)[law > 0].sum())
+    expected = distribution * requests
+    statistic = float(((seen - expected) ** 2 / expected)[distribution > 0].sum())
     assert statistic < 27.6  # 2 degrees of freedom, 1e-6
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specdec_kernels import Noise, Sampling, sample, verify_chain
+from specdec_kernels import RngKey, Sampling, sample, verify_chain
 
 pytestmark = [
     pytest.mark.gpu,
@@ -13,9 +13,9 @@ pytestmark = [
 ]
 
 
-def noise_of(batch: int) -> Noise:
+def rng_of(batch: int) -> RngKey:
     i = torch.arange(batch, device="cuda")
-    return Noise(seed=i * 7919 + 1, position=i % 512, step=torch.zeros_like(i))
+    return RngKey(seed=i * 7919 + 1, position=i % 512, step=torch.zeros_like(i))
 
 
 @pytest.mark.parametrize("batch", [1, 7, 256])
@@ -24,11 +24,11 @@ def test_a_thousand_repeats_give_the_same_bits(batch: int, filters: dict[str, fl
     """32 blocks meet for each row. A partial that is not yet visible would change a sum or a winner."""
     logits = 3 * torch.randn(batch, 128256, device="cuda", dtype=torch.bfloat16)
     sampling = Sampling.full(batch, temperature=0.8, **filters, device="cuda")
-    noise = noise_of(batch)
-    first = sample(logits, sampling=sampling, noise=noise, purpose="draft", backend="cuda")
+    rng = rng_of(batch)
+    first = sample(logits, sampling=sampling, rng=rng, purpose="draft", backend="cuda")
     differing = torch.zeros((), dtype=torch.int64, device="cuda")
     for _ in range(1000 if batch < 256 else 200):
-        again = sample(logits, sampling=sampling, noise=noise, purpose="draft", backend="cuda")
+        again = sample(logits, sampling=sampling, rng=rng, purpose="draft", backend="cuda")
         for a, b in zip(first, again, strict=True):
             differing += (a != b).sum()
     assert int(differing) == 0
@@ -41,7 +41,7 @@ def test_streams_do_not_share_tickets() -> None:
     drafted = target[:, :draft] + torch.randn(batch, draft, vocab, device="cuda")
     ids = drafted.argmax(-1)
     sampling = Sampling.full(batch, temperature=0.9, device="cuda")
-    arguments = {"sampling": sampling, "draft_sampling": sampling, "noise": noise_of(batch), "backend": "cuda"}
+    arguments = {"sampling": sampling, "draft_sampling": sampling, "rng": rng_of(batch), "backend": "cuda"}
     expected = verify_chain(ids, target, drafted, **arguments)
     streams = [torch.cuda.Stream() for _ in range(2)]
     torch.cuda.synchronize()
@@ -59,10 +59,10 @@ def test_a_graph_replays_beside_its_stream() -> None:
     """A capture brings its own tickets, so replays and eager calls may overlap."""
     batch, vocab = 8, 50257
     logits = 3 * torch.randn(batch, vocab, device="cuda", dtype=torch.float16)
-    sampling, noise = Sampling.full(batch, temperature=0.7, top_p=0.9, device="cuda"), noise_of(batch)
+    sampling, rng = Sampling.full(batch, temperature=0.7, top_p=0.9, device="cuda"), rng_of(batch)
 
     def call() -> torch.Tensor:
-        return sample(logits, sampling=sampling, noise=noise, purpose="target", backend="cuda").token_ids
+        return sample(logits, sampling=sampling, rng=rng, purpose="target", backend="cuda").token_ids
 
     expected = call()
     torch.cuda.synchronize()

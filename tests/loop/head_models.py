@@ -35,7 +35,7 @@ from specdec_loop.heads import (
     load_medusa,
     load_mtp,
 )
-from specdec_loop.text import Text
+from specdec_loop.sequences import Sequences
 
 HEADS = 4
 
@@ -89,11 +89,11 @@ def watch(drafter: CachedDrafter, whole: Callable[[Tensor], Tensor]) -> list[int
     """Compare what a drafter's drafts begin from with what `whole` says of each text ``[1, length]``; their lengths."""
     run_unseen, compared = drafter._run_unseen, []
 
-    def checked(text: Text) -> Tensor:
-        last = run_unseen(text)
-        for b, n in enumerate(text.lengths.tolist()):
-            if n > 1 and not text.is_finished[b]:
-                want = whole(text.tokens[b : b + 1, :n])
+    def checked(sequences: Sequences) -> Tensor:
+        last = run_unseen(sequences)
+        for b, n in enumerate(sequences.lengths.tolist()):
+            if n > 1 and not sequences.is_finished[b]:
+                want = whole(sequences.tokens[b : b + 1, :n])
                 assert torch.allclose(last[b, 0], want, atol=1e-4), f"request {b} of {n} tokens"
                 compared.append(n)
         return last

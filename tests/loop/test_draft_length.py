@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from text_laws import law, many, surprise, tiny
+from text_distributions import distribution, many, surprise, tiny
 from texts import text_of
 
-from specdec_kernels import Noise, Sampling, sample
+from specdec_kernels import RngKey, Sampling, sample
 from specdec_loop import AdaptiveLength, DraftModel, generate
 from specdec_loop.draft_length import FixedLength
 from specdec_loop.drafters.base import Confidence
 from specdec_loop.theory import optimal_draft
 
-FALSE_ALARM = 1e-6  # of the law test below; seeds are fixed, so an alarm would stay
+FALSE_ALARM = 1e-6  # of the distribution test below; seeds are fixed, so an alarm would stay
 SECONDS = {"draft": 0.0, "networks": 0.0, "target": 1.0, "verify": 0.0, "commit": 0.0}
 
 
@@ -74,7 +74,7 @@ def test_wrong_values_are_refused(wrong: dict[str, Any]) -> None:
         AdaptiveLength(**wrong)
 
 
-def test_lengths_that_adapt_leave_the_law_alone() -> None:
+def test_lengths_that_adapt_leave_the_distribution_alone() -> None:
     texts = []
     for call in range(300):  # small batches, or the lengths would follow the mean of all
         arguments = many(requests=8)
@@ -82,7 +82,7 @@ def test_lengths_that_adapt_leave_the_law_alone() -> None:
         lengths = AdaptiveLength(3, cost=0.2, memory=1.0)
         result = generate(tiny(0), DraftModel(tiny(1)), rule="ratio", draft_length=lengths, **arguments)
         texts += result.tokens
-    assert surprise(texts, law(tiny(0), 1.0)) > FALSE_ALARM
+    assert surprise(texts, distribution(tiny(0), 1.0)) > FALSE_ALARM
 
 
 # --- drafts that end early
@@ -94,9 +94,9 @@ def test_chains_end_where_their_chance_falls_in_the_mean(warm: torch.Tensor | No
     sure, likely, unsure = torch.tensor([9.0, 0.0]), torch.tensor([1.0, 0.0]), torch.tensor([0.0, 0.0])
 
     def is_lost(*rows: torch.Tensor) -> bool:
-        noise = Noise(torch.arange(3), torch.zeros(3).long())
+        rng = RngKey(torch.arange(3), torch.zeros(3).long())
         logits = torch.stack(rows)
-        drawn = sample(logits, sampling=Sampling(temperature=warm), noise=noise, purpose="target", logprobs="raw")
+        drawn = sample(logits, sampling=Sampling(temperature=warm), rng=rng, purpose="target", logprobs="raw")
         return confidence.is_lost(logits, drawn)
 
     confidence.begin(warm)
@@ -114,8 +114,8 @@ def test_chains_end_where_their_chance_falls_in_the_mean(warm: torch.Tensor | No
 @pytest.mark.parametrize("seed", range(20))  # whichever token is drawn
 def test_a_chance_is_that_of_the_best_token_at_its_own_temperature(seed: int) -> None:
     warm, logits = torch.tensor([2.0, 0.5, 0.0]), torch.tensor([[1.0, 0.0]] * 3)  # .622, .881, .731: .745
-    noise = Noise(torch.arange(3) + seed, torch.zeros(3).long())
-    drawn = sample(logits, sampling=Sampling(temperature=warm), noise=noise, purpose="target", logprobs="raw")
+    rng = RngKey(torch.arange(3) + seed, torch.zeros(3).long())
+    drawn = sample(logits, sampling=Sampling(temperature=warm), rng=rng, purpose="target", logprobs="raw")
     for least, want in ((0.74, False), (0.75, True)):
         confidence = Confidence(least)
         confidence.begin(warm)

@@ -1,4 +1,4 @@
-"""Each drafter: what it proposes, and that sampled drafts leave the target's law alone."""
+"""Each drafter: what it proposes, and that sampled drafts leave the target's distribution alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from head_models import feature_head, watch
 from models import model
-from text_laws import REQUESTS, law, many, surprise, tiny
+from text_distributions import REQUESTS, distribution, many, surprise, tiny
 from texts import prompts, text_of
 from torch import Tensor
 
@@ -17,22 +17,22 @@ from specdec_kernels import SampleResult, Sampling, verify_tree
 from specdec_loop import Datastore, DraftModel, IndependentDrafts, Lookahead, PromptLookup, Retrieval, generate
 from specdec_loop.drafters import Draft, Drafter, HeadChain, Outcome, SuffixDecoding, SuffixOr
 from specdec_loop.drafters.base import Confidence
-from specdec_loop.text import Text
+from specdec_loop.sequences import Sequences
 
-FALSE_ALARM = 1e-6  # of each law test below; seeds are fixed, so an alarm would stay
+FALSE_ALARM = 1e-6  # of each distribution test below; seeds are fixed, so an alarm would stay
 
 # --- what is proposed
 
 
-def proposed(drafter: Drafter, text: Text, length: int, rule: str = "match") -> list[list[int]]:
-    drafter.begin(text, rule=rule, sampling=Sampling.full(text.batch), longest=length)
-    ids = drafter.draft(text, length).token_ids
+def proposed(drafter: Drafter, sequences: Sequences, length: int, rule: str = "match") -> list[list[int]]:
+    drafter.begin(sequences, rule=rule, sampling=Sampling.full(sequences.batch), longest=length)
+    ids = drafter.draft(sequences, length).token_ids
     assert ids.shape[1] == 0 or bool((ids[:, -1] >= 0).any())  # no wider than the longest
     return [[i for i in row if i >= 0] for row in ids.tolist()]
 
 
 def test_prompt_lookup_copies_what_followed_the_longest_match() -> None:
-    text = text_of(
+    sequences = text_of(
         [1, 2, 3, 9, 4, 2, 3, 5, 1, 2, 3],  # 1, 2, 3 stood at the front: what followed 2, 3 later does not count
         [2, 3, 5, 4, 2, 3, 6, 4, 2, 3],  # 4, 2, 3 once; of two equally long matches the latest
         [7, 8, 7, 8, 7],  # a period goes on
@@ -40,10 +40,10 @@ def test_prompt_lookup_copies_what_followed_the_longest_match() -> None:
         [4],
     )
     want = [[9, 4, 2, 3, 5], [6, 4, 2, 3, 6], [8, 7, 8, 7, 8], [], []]
-    assert proposed(PromptLookup(4), text, 5) == want
-    assert proposed(PromptLookup(4, shortest=4), text, 5)[:2] == [[], []]
-    assert proposed(PromptLookup(4, factor=1), text, 5) == [[9, 4, 2], [6, 4, 2], [8, 7, 8], [], []]
-    assert proposed(PromptLookup(1, factor=2.5), text, 5)[0] == [5, 1]
+    assert proposed(PromptLookup(4), sequences, 5) == want
+    assert proposed(PromptLookup(4, shortest=4), sequences, 5)[:2] == [[], []]
+    assert proposed(PromptLookup(4, factor=1), sequences, 5) == [[9, 4, 2], [6, 4, 2], [8, 7, 8], [], []]
+    assert proposed(PromptLookup(1, factor=2.5), sequences, 5)[0] == [5, 1]
 
 
 def test_prompt_lookup_agrees_with_a_search_in_plain_python() -> None:
@@ -62,11 +62,11 @@ def test_prompt_lookup_agrees_with_a_search_in_plain_python() -> None:
 
 
 def test_suffix_decoding_follows_the_most_frequent_continuation() -> None:
-    text = text_of([1, 2, 3, 1, 2, 3, 1, 2, 4, 1, 2], [5, 6, 5], [9])
+    sequences = text_of([1, 2, 3, 1, 2, 3, 1, 2, 4, 1, 2], [5, 6, 5], [9])
     # 1, 2 was followed by 3 twice and by 4 once: 3 with 2 / 3; then 1 and 2, always.
-    assert proposed(SuffixDecoding(factor=2), text, 4) == [[3, 1, 2, 3], [6, 5], []]
-    assert proposed(SuffixDecoding(factor=2, least=0.7), text, 4)[0] == []
-    assert proposed(SuffixDecoding(factor=1), text, 4)[1] == [6]  # a match of one token: one draft
+    assert proposed(SuffixDecoding(factor=2), sequences, 4) == [[3, 1, 2, 3], [6, 5], []]
+    assert proposed(SuffixDecoding(factor=2, least=0.7), sequences, 4)[0] == []
+    assert proposed(SuffixDecoding(factor=1), sequences, 4)[1] == [6]  # a match of one token: one draft
 
 
 def test_suffix_decoding_remembers_other_texts() -> None:
@@ -99,7 +99,7 @@ def test_lookahead_learns_a_cycle() -> None:
             logits[:, some],
             max_depth=draft.max_depth,
             sampling=sampling,
-            noise=text.noise(),
+            rng=text.rng(),
             rule="greedy",
         )
         followers = text.append(verdict.token_ids, verdict.num_accepted)
@@ -133,8 +133,8 @@ def test_a_draft_model_may_have_another_vocabulary() -> None:
 def test_retrieval_drafts_the_most_frequent_beginnings() -> None:
     store = Datastore.build([[1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 3, 5, 6], [8, 2, 9], [1, 2, 7]])
     drafter = Retrieval(store, candidates=4)
-    text = text_of([4, 1, 2], [1, 9], [3, 8, 2])
-    draft = drafter.draft(text, 3)
+    sequences = text_of([4, 1, 2], [1, 9], [3, 8, 2])
+    draft = drafter.draft(sequences, 3)
     # 3 follows 1, 2 three times, then twice 5; then 7 and 3, 4 came once, the shorter one first.
     assert draft.token_ids.tolist() == [[-1, 3, 5, 7, 4], [-1] * 5, [-1, 9, -1, -1, -1]]
     assert draft.parents is not None
@@ -229,15 +229,15 @@ def test_a_draft_model_catches_up_after_copies() -> None:
     assert ids[0].tolist() == row[0, 57:].tolist()
 
 
-# --- the law of three tokens in a row
+# --- the distribution of three tokens in a row
 
 
 @pytest.mark.parametrize(
     ("rule", "length", "temperature"), [("ratio", 1, 0.7), ("ratio", 3, 1.0), ("block", 3, 1.0), ("match", 3, 0.7)]
 )
-def test_chains_leave_the_law_alone(rule: str, length: int, temperature: float) -> None:
+def test_chains_leave_the_distribution_alone(rule: str, length: int, temperature: float) -> None:
     result = generate(tiny(0), DraftModel(tiny(1)), rule=rule, draft_length=length, **many(temperature))
-    assert surprise(result.tokens, law(tiny(0), temperature)) > FALSE_ALARM
+    assert surprise(result.tokens, distribution(tiny(0), temperature)) > FALSE_ALARM
     # Drafts are neither all right nor all wrong, or nothing would have been tested.
     assert 0.2 < sum(r.accepted[0] > 0 for r in result.statistics) / len(result.tokens) < 0.95
 
@@ -245,14 +245,14 @@ def test_chains_leave_the_law_alone(rule: str, length: int, temperature: float) 
 def test_drafts_may_have_a_temperature_of_their_own() -> None:
     drafter = DraftModel(tiny(1), sampling=Sampling.full(REQUESTS, temperature=1.7))
     result = generate(tiny(0), drafter, rule="ratio", **many())
-    assert surprise(result.tokens, law(tiny(0), 1.0)) > FALSE_ALARM
+    assert surprise(result.tokens, distribution(tiny(0), 1.0)) > FALSE_ALARM
 
 
 @pytest.mark.parametrize("rule", ["ratio", "block"])
-def test_a_smaller_vocabulary_leaves_the_law_alone(rule: str) -> None:
+def test_a_smaller_vocabulary_leaves_the_distribution_alone(rule: str) -> None:
     drafter = DraftModel(tiny(2, vocab=3), token_map=torch.tensor([3, 0, 2]).int())
     result = generate(tiny(0), drafter, rule=rule, **many())
-    assert surprise(result.tokens, law(tiny(0), 1.0)) > FALSE_ALARM
+    assert surprise(result.tokens, distribution(tiny(0), 1.0)) > FALSE_ALARM
 
 
 def small_calls(drafter: DraftModel, rule: str) -> tuple[list[list[int]], set[int]]:
@@ -269,9 +269,9 @@ def small_calls(drafter: DraftModel, rule: str) -> tuple[list[list[int]], set[in
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", ["ratio", "block"])
-def test_chains_that_end_where_they_are_unsure_leave_the_law_alone(rule: str) -> None:
+def test_chains_that_end_where_they_are_unsure_leave_the_distribution_alone(rule: str) -> None:
     texts, lengths = small_calls(DraftModel(tiny(1), confidence=0.2), rule)
-    assert lengths == {2, 3} and surprise(texts, law(tiny(0), 1.0)) > FALSE_ALARM
+    assert lengths == {2, 3} and surprise(texts, distribution(tiny(0), 1.0)) > FALSE_ALARM
 
 
 class Peeping(Confidence):
@@ -284,9 +284,9 @@ class Peeping(Confidence):
 class Shortened(DraftModel):
     """Drops the token at which its chain ended."""
 
-    def draft(self, text: Text, length: int) -> Draft:
+    def draft(self, sequences: Sequences, length: int) -> Draft:
         self._confidence.__class__ = Peeping
-        draft = super().draft(text, length)
+        draft = super().draft(sequences, length)
         width = draft.token_ids.shape[1]
         if width == length:
             return draft
@@ -298,17 +298,17 @@ class Shortened(DraftModel):
 @pytest.mark.parametrize("rule", ["ratio", "block"])
 def test_chains_that_end_by_what_was_drawn_are_seen(rule: str) -> None:
     texts, lengths = small_calls(Shortened(tiny(1), confidence=0.2), rule)
-    assert len(lengths) > 1 and surprise(texts, law(tiny(0), 1.0)) < FALSE_ALARM
+    assert len(lengths) > 1 and surprise(texts, distribution(tiny(0), 1.0)) < FALSE_ALARM
 
 
 def test_a_text_that_repeats_itself_is_copied_and_another_is_left_to_the_head() -> None:
     head, cold = feature_head("mtp", model()), Sampling.full(2, temperature=0.0)
-    text = text_of([5, 6, 7, 8] * 6, list(range(1, 25)))
+    sequences = text_of([5, 6, 7, 8] * 6, list(range(1, 25)))
     hidden, drafts = torch.randn(2, 23, 32), []
     for drafter in (SuffixOr(HeadChain(head)), HeadChain(head)):
-        drafter.begin(text, rule="match", sampling=cold, longest=6)
-        drafter.prefill(text, hidden)
-        drafts.append(drafter.draft(text, 6).token_ids.tolist())
+        drafter.begin(sequences, rule="match", sampling=cold, longest=6)
+        drafter.prefill(sequences, hidden)
+        drafts.append(drafter.draft(sequences, 6).token_ids.tolist())
     assert drafts[0] == [[5, 6, 7, 8, 5, 6], drafts[1][1]] and min(drafts[1][1]) >= 0
 
 
@@ -324,13 +324,13 @@ def test_one_made_of_another_follows_and_ends_with_it() -> None:
 
 def test_a_drafter_of_trees_is_refused_when_it_drafts() -> None:
     class Tree(Drafter):
-        def draft(self, text: Text, length: int) -> Draft:
-            return Draft(text.last(1), parents=torch.full((text.batch, 1), -1))
+        def draft(self, sequences: Sequences, length: int) -> Draft:
+            return Draft(sequences.last(1), parents=torch.full((sequences.batch, 1), -1))
 
-    text = text_of([1, 2, 3])
-    (drafter := SuffixOr(Tree())).begin(text, rule="match", sampling=Sampling(), longest=3)
+    sequences = text_of([1, 2, 3])
+    (drafter := SuffixOr(Tree())).begin(sequences, rule="match", sampling=Sampling(), longest=3)
     with pytest.raises(ValueError, match="drafter must draft chains, but Tree drafts trees"):
-        drafter.draft(text, 3)
+        drafter.draft(sequences, 3)
 
 
 def test_copies_are_trusted_as_far_as_they_were_right() -> None:
@@ -364,10 +364,10 @@ def test_copies_of_some_of_a_batch_leave_seeded_texts_alone(seed: int) -> None:
 
 
 @pytest.mark.parametrize("length", [1, 3])
-def test_independent_drafts_leave_the_law_alone(length: int) -> None:
+def test_independent_drafts_leave_the_distribution_alone(length: int) -> None:
     drafter, arguments = IndependentDrafts(tiny(1), 2), many()
     result = generate(tiny(0), drafter, rule="recursive", draft_length=length, **arguments)
-    assert surprise(result.tokens, law(tiny(0), 1.0)) > FALSE_ALARM
+    assert surprise(result.tokens, distribution(tiny(0), 1.0)) > FALSE_ALARM
     alone = generate(tiny(0), DraftModel(tiny(1)), rule="ratio", draft_length=length, **arguments)
     first, first_alone = (sum(r.accepted[0] > 0 for r in g.statistics) / REQUESTS for g in (result, alone))
     assert first > first_alone + 0.02  # two first tokens are tried
@@ -376,15 +376,19 @@ def test_independent_drafts_leave_the_law_alone(length: int) -> None:
 class Liar(DraftModel):
     """Says that its drafts were drawn at another temperature than they were."""
 
-    def draft(self, text: Text, length: int) -> Draft:
-        return super().draft(text, length)._replace(stats=None, sampling=Sampling.full(text.batch, temperature=2.0))
+    def draft(self, sequences: Sequences, length: int) -> Draft:
+        return (
+            super()
+            .draft(sequences, length)
+            ._replace(stats=None, sampling=Sampling.full(sequences.batch, temperature=2.0))
+        )
 
 
 class Picky(DraftModel):
     """Looks at a token that it drew before it decides whether to draft it."""
 
-    def draft(self, text: Text, length: int) -> Draft:
-        draft = super().draft(text, length)
+    def draft(self, sequences: Sequences, length: int) -> Draft:
+        draft = super().draft(sequences, length)
         return draft._replace(token_ids=draft.token_ids.masked_fill((draft.token_ids == 1).cumsum(1) > 0, -1))
 
 
@@ -392,4 +396,4 @@ class Picky(DraftModel):
 @pytest.mark.parametrize("wrong", [Liar, Picky])
 def test_a_small_bias_is_seen(wrong: type[DraftModel], rule: str) -> None:
     result = generate(tiny(0), wrong(tiny(1)), rule=rule, draft_length=3, **many())
-    assert surprise(result.tokens, law(tiny(0), 1.0)) < FALSE_ALARM
+    assert surprise(result.tokens, distribution(tiny(0), 1.0)) < FALSE_ALARM

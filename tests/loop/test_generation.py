@@ -1,4 +1,4 @@
-"""What `generate` promises: plain decoding's text whatever is drafted, the target's law, limits, stops, errors."""
+"""`generate`: the text of plain decoding whatever is drafted, the target distribution, limits, stops, errors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from specdec_loop import (
     generate,
 )
 from specdec_loop.drafters import Draft, Drafter, EagleDynamicTree, SuffixOr
-from specdec_loop.text import Text
+from specdec_loop.sequences import Sequences
 
 TOKENS = 24  # several steps of any drafter, and n-grams that come back
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
@@ -288,9 +288,9 @@ class Broken(Drafter):
     def __init__(self, method: str) -> None:
         self.method = method
 
-    def draft(self, text: Text, length: int) -> Draft:
+    def draft(self, sequences: Sequences, length: int) -> Draft:
         self.fail("draft")
-        return Draft(torch.full((text.batch, length), -1))
+        return Draft(torch.full((sequences.batch, length), -1))
 
     def begin(self, *args: Any, **kwargs: Any) -> None:
         self.fail("begin")
@@ -317,7 +317,7 @@ class Misshapen(Drafter):
     def __init__(self, ids: torch.Tensor) -> None:
         self.ids = ids
 
-    def draft(self, text: Text, length: int) -> Draft:
+    def draft(self, sequences: Sequences, length: int) -> Draft:
         return Draft(self.ids)
 
 

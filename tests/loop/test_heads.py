@@ -1,4 +1,4 @@
-"""Heads and the drafters that use them: texts, laws, caches, and files as they are published."""
+"""Heads and the drafters that use them: texts, distributions, caches, and files as they are published."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from head_models import DRAFTERS, HEADS, LOADS, config, draft_model, feature_head, medusa, watch
 from models import VOCAB, model
 from safetensors.torch import save_file
-from text_laws import law, many, surprise, tiny
+from text_distributions import distribution, many, surprise, tiny
 from texts import assert_same, prompts
 from torch import Tensor
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
@@ -23,9 +23,9 @@ from specdec_loop import heads
 from specdec_loop.drafters import Blockwise, Drafter, EagleDynamicTree, EagleTree, HeadChain, Medusa
 from specdec_loop.drafters.feature_drafter import FeatureDrafter
 from specdec_loop.generation import generate
-from specdec_loop.text import Text
+from specdec_loop.sequences import Sequences
 
-FALSE_ALARM = 1e-6  # of each law test below; seeds are fixed, so an alarm would stay
+FALSE_ALARM = 1e-6  # of each distribution test below; seeds are fixed, so an alarm would stay
 TOKENS, SEED = 24, 3
 MIXED = Sampling(torch.tensor([0.0, 0.8, 0.0, 1.0, 0.5, 0.0, 1.3]), top_p=torch.tensor([1, 0.9, 0.9, 1, 1, 0.5, 1.0]))
 
@@ -105,13 +105,15 @@ def test_a_level_of_a_tree_sees_its_own_branch_alone() -> None:
 
 def test_the_tree_that_ranks_alone_choose_is_the_one_that_grows() -> None:
     drafter = EagleDynamicTree(feature_head("eagle", model()), width=2, total=3)
-    laws = [Sampling.full(7, temperature=0.8, top_k=top_k) for top_k in (None, 0)]  # given, but off: it grows
-    both = [generate(model(), drafter, prompts(7), sampling=s, max_new_tokens=TOKENS, draft_length=2) for s in laws]
+    distributions = [Sampling.full(7, temperature=0.8, top_k=top_k) for top_k in (None, 0)]  # given, but off: it grows
+    both = [
+        generate(model(), drafter, prompts(7), sampling=s, max_new_tokens=TOKENS, draft_length=2) for s in distributions
+    ]
     known, grown = ([(r.drafted, r.accepted, r.children) for r in result.statistics] for result in both)
     assert known == grown and sum(sum(r[1]) for r in known) > 10
 
 
-# --- the law
+# --- the distribution
 
 
 @pytest.mark.parametrize(
@@ -127,25 +129,25 @@ def test_the_tree_that_ranks_alone_choose_is_the_one_that_grows() -> None:
         (HeadChain, "ratio", "eagle"),
     ],
 )
-def test_drafts_leave_the_law_alone(shape: Any, rule: str, kind: str) -> None:
+def test_drafts_leave_the_distribution_alone(shape: Any, rule: str, kind: str) -> None:
     head = feature_head(kind, tiny(0), draft_ids=[0, 2, 3])
     options = {"width": 2, "total": 6} if shape is EagleDynamicTree else {}
     if shape is EagleTree:
         options = {"choices": [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]}
     result = generate(tiny(0), shape(head, **options), rule=rule, draft_length=3, **many())
-    assert surprise(result.tokens, law(tiny(0), 1.0)) > FALSE_ALARM
+    assert surprise(result.tokens, distribution(tiny(0), 1.0)) > FALSE_ALARM
     accepted = sum(r.accepted[0] > 0 for r in result.statistics) / len(result.tokens)
     assert 0.1 < accepted < 0.98  # or nothing would have been tested
 
 
-def test_siblings_from_another_law_are_seen() -> None:
+def test_siblings_from_another_distribution_are_seen() -> None:
     class Liar(EagleTree):
-        def draft(self, text: Text, length: int) -> Any:
-            return super().draft(text, length)._replace(sampling=Sampling.full(text.batch, temperature=3.0))
+        def draft(self, sequences: Sequences, length: int) -> Any:
+            return super().draft(sequences, length)._replace(sampling=Sampling.full(sequences.batch, temperature=3.0))
 
     liar = Liar(feature_head("eagle", tiny(0)), [(0,), (1,), (0, 0)])
     result = generate(tiny(0), liar, rule="recursive", draft_length=3, **many())
-    assert surprise(result.tokens, law(tiny(0), 1.0)) < FALSE_ALARM
+    assert surprise(result.tokens, distribution(tiny(0), 1.0)) < FALSE_ALARM
 
 
 # --- Stern et al.

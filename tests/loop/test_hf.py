@@ -12,8 +12,8 @@ import pytest
 import torch
 import transformers
 from callbacks import Banned, Counting, Heard, StopsAt
-from check import assert_law
-from laws import processed
+from check import assert_distribution
+from distributions import processed
 from models import VOCAB, model
 from texts import assert_same, prompts
 from torch import Tensor
@@ -30,7 +30,7 @@ from transformers.generation import (
 from specdec_kernels import Sampling
 from specdec_loop import Lookahead, PromptLookup, generate, hf
 from specdec_loop.drafters import NoDrafter
-from specdec_loop.hf.laws import likely, split
+from specdec_loop.hf.distributions import likely, split
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKENS = 20
@@ -170,7 +170,7 @@ WARPERS = {
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 5])
-def test_calls_and_law_together_are_all_processors_in_any_order(count: int) -> None:
+def test_calls_and_distribution_together_are_all_processors_in_any_order(count: int) -> None:
     logits, nothing = 3 * torch.randn(8, 13), torch.zeros(8, 1, dtype=torch.int64)
     for names in itertools.permutations(WARPERS, count):
         listed = [WARPERS[name]() for name in names]
@@ -224,7 +224,7 @@ def test_torch_seeds_a_text_that_has_no_seed() -> None:
 
 
 @pytest.mark.parametrize("rule", ["ratio", "block"])
-def test_other_rules_follow_the_law_of_the_first_tokens(rule: str) -> None:
+def test_other_rules_follow_the_distribution_of_the_first_tokens(rule: str) -> None:
     network, batch = model(), 2000
     prompt, temperature = torch.tensor([[5, 6, 7]]), 0.25
     ids = network.generate(
@@ -236,7 +236,7 @@ def test_other_rules_follow_the_law_of_the_first_tokens(rule: str) -> None:
     first = processed(network(prompt).logits[0, -1:].double(), temperature=temperature, top_k=3)[0]
     behind = torch.cat([prompt.expand(VOCAB, -1), torch.arange(VOCAB)[:, None]], 1)
     then = processed(network(behind).logits[:, -1].double(), temperature=temperature, top_k=3)
-    assert_law(counts.flatten(), (first[:, None] * then).flatten(), rule)
+    assert_distribution(counts.flatten(), (first[:, None] * then).flatten(), rule)
 
 
 # --- criteria, streamers

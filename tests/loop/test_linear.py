@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from specdec_kernels import Sampling, _native
 from specdec_loop import DraftModel, HeadChain, SuffixOr, generate
 from specdec_loop.drafters import Drafter
-from specdec_loop.linear import AMX, ROWS, few_rows
+from specdec_loop.linear import AMX, ROWS, small_batch_linear
 
 pytestmark = pytest.mark.skipif(_native.cpu_reason() is not None, reason=str(_native.cpu_reason()))
 
@@ -50,7 +50,7 @@ def test_as_many_rows_as_are_faster(dtype: torch.dtype) -> None:
     if dtype == torch.bfloat16 and torch.ops.specdec_kernels.cpu_isa() == AMX:
         pytest.skip("this machine multiplies bfloat16 by itself")
     layer = nn.Linear(32, 20).to(dtype)
-    with few_rows(layer):
+    with small_batch_linear(layer):
         for rows, kernel in ((1, 1), (ROWS[dtype], 1), (ROWS[dtype] + 1, 0)):
             assert _calls(lambda rows=rows: layer(torch.ones(rows, 32, dtype=dtype))) == (kernel, 1 - kernel)
         x = torch.randn(2, 3, 32).to(dtype)
@@ -85,13 +85,13 @@ def _hooked() -> nn.Module:
 )
 def test_what_is_left_as_it_is(network: Any) -> None:
     before = dict(vars(network)) if isinstance(network, nn.Module) else {}
-    with few_rows(network):
+    with small_batch_linear(network):
         assert not isinstance(network, nn.Module) or vars(network) == before
 
 
 def test_calls_that_are_left_to_torch() -> None:
     layer = nn.Linear(32, 20)
-    with few_rows(layer):
+    with small_batch_linear(layer):
         assert _calls(lambda: layer(torch.ones(2, 64)[:, ::2])) == (0, 1)
         out = layer(torch.ones(2, 32))  # under autograd
     assert out.requires_grad
@@ -99,11 +99,11 @@ def test_calls_that_are_left_to_torch() -> None:
 
 def test_layers_come_back_whatever_happens() -> None:
     layer, x = nn.Linear(32, 20), torch.ones(1, 32)
-    with pytest.raises(KeyError), few_rows(layer):
+    with pytest.raises(KeyError), small_batch_linear(layer):
         raise KeyError
     assert "forward" not in vars(layer)
-    with few_rows(layer):
-        with few_rows(nn.Sequential(layer)):
+    with small_batch_linear(layer):
+        with small_batch_linear(nn.Sequential(layer)):
             pass
         assert _calls(lambda: layer(x)) == (1, 0)  # the inner one has not taken it away
     assert "forward" not in vars(layer)
@@ -113,7 +113,7 @@ def test_a_network_may_be_cast_between_two_calls() -> None:
     layer = nn.Linear(32, 20)
     for dtype in (torch.float32, torch.float16, torch.float32):
         layer.to(dtype)
-        with few_rows(layer), torch.no_grad():
+        with small_batch_linear(layer), torch.no_grad():
             assert layer(torch.ones(1, 32, dtype=dtype)).dtype == dtype
 
 
@@ -139,6 +139,6 @@ def test_a_token_of_a_chain_reads_the_same_bits_as_alone() -> None:
     torch.manual_seed(1)
     network = nn.Sequential(nn.Linear(32, 64), nn.SiLU(), nn.Linear(64, 32))
     x = torch.randn(1, 9, 32)
-    with torch.no_grad(), few_rows(network):
+    with torch.no_grad(), small_batch_linear(network):
         together = network(x)
         assert all(torch.equal(network(x[:, i : i + 1]), together[:, i : i + 1]) for i in range(9))

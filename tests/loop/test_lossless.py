@@ -1,4 +1,4 @@
-"""The laboratory itself: its statistics, its laws, that it passes what is right and finds every known fault."""
+"""The laboratory: its statistics, its distributions; it passes what is right and finds every known fault."""
 
 from __future__ import annotations
 
@@ -14,17 +14,24 @@ from specdec_kernels import Sampling, residual_probs, use_backend
 from specdec_loop.drafters import DraftModel
 from specdec_loop.lossless import goodness
 from specdec_loop.lossless.acceptance import accepted_ids, expected_tokens, recursive_ids
+from specdec_loop.lossless.distributions import (
+    constant_table,
+    flat_table,
+    joint_counts,
+    joint_distribution,
+    processed,
+    random_table,
+)
 from specdec_loop.lossless.experiments import Finding, decode, follow, judge
 from specdec_loop.lossless.family import Job, impossible, run_all, small_tables, stream_jobs
 from specdec_loop.lossless.faults import FAULTS, coins_of_zero
-from specdec_loop.lossless.laws import constant_table, flat_table, joint_counts, joint_law, processed, random_table
 from specdec_loop.lossless.methods import METHODS, Method
 from specdec_loop.lossless.models import BORROWED, Pair, first_tokens, next_tokens, read
 from specdec_loop.lossless.others import judged, other_jobs
 from specdec_loop.lossless.rejections import as_table, improvement, observe, random_chain
 from specdec_loop.lossless.samplers import Foreign, load, method_of
 from specdec_loop.lossless.texts import compare, jobs, texts_of, written
-from specdec_loop.lossless.tradeoff import duels, front, measure, output_law, win_rates
+from specdec_loop.lossless.tradeoff import duels, front, measure, output_distribution, win_rates
 from specdec_loop.methods import METHODS as LOOP
 from specdec_loop.theory import batch_rejections, over_acceptance, with_replacement, without_replacement
 
@@ -54,10 +61,11 @@ def test_fit_by_hand_and_what_is_impossible() -> None:
 
 
 def test_p_values_of_a_fair_sampler_are_uniform_and_the_noise_is_the_predicted_one() -> None:
-    law = torch.randn(50, generator=torch.Generator().manual_seed(0)).softmax(0).double()
+    distribution = torch.randn(50, generator=torch.Generator().manual_seed(0)).softmax(0).double()
     g = torch.Generator().manual_seed(1)
     found = [
-        goodness.fit(torch.bincount(law.multinomial(4000, True, generator=g), minlength=50), law) for _ in range(200)
+        goodness.fit(torch.bincount(distribution.multinomial(4000, True, generator=g), minlength=50), distribution)
+        for _ in range(200)
     ]
     for p_values in ([f.chi_square for f in found], [f.g for f in found]):
         counts = torch.histc(torch.tensor(p_values), 5, 0, 1)
@@ -80,22 +88,22 @@ def test_holm_by_hand() -> None:
 
 def test_power_is_that_of_a_simulation() -> None:
     """The promised probability 0.99 of the least bias, over 1000 experiments: within five standard errors."""
-    law, towards, draws = P, Q, 2000
-    least = goodness.least_bias(law, towards, draws, 0.01)
-    broken = law + (towards - law) * least / float((law - towards).abs().sum() / 2)
+    distribution, towards, draws = P, Q, 2000
+    least = goodness.least_bias(distribution, towards, draws, 0.01)
+    broken = distribution + (towards - distribution) * least / float((distribution - towards).abs().sum() / 2)
     g = torch.Generator().manual_seed(2)
     drawn = broken.multinomial(1000 * draws, True, generator=g).view(1000, draws)
     counts = torch.stack([torch.bincount(row, minlength=4) for row in drawn])
-    found = sum(goodness.fit(row, law).chi_square < 0.01 for row in counts)
+    found = sum(goodness.fit(row, distribution).chi_square < 0.01 for row in counts)
     assert found / 1000 == pytest.approx(0.99, abs=5 * math.sqrt(0.99 * 0.01 / 1000))
     assert goodness.power(0.0, 3, 0.01) == pytest.approx(0.01, rel=1e-6)
 
 
-# --- laws and theory
+# --- distributions and theory
 
 
 @pytest.mark.parametrize("filters", FILTERS)
-def test_processed_is_the_law_of_the_kernels(filters: str) -> None:
+def test_processed_is_the_distribution_of_the_kernels(filters: str) -> None:
     rows = 2 * torch.randn(16, 33, generator=torch.Generator().manual_seed(5))
     sampling = Sampling.full(16, **FILTERS[filters])  # type: ignore[arg-type]
     with use_backend("reference"):
@@ -104,13 +112,13 @@ def test_processed_is_the_law_of_the_kernels(filters: str) -> None:
     torch.testing.assert_close(exact, theirs, rtol=1e-5, atol=1e-7)
 
 
-def test_joint_law_and_counts_by_hand() -> None:
+def test_joint_distribution_and_counts_by_hand() -> None:
     table = random_table(2, 3, seed=1)
-    keys, law = joint_law(table, 3, {})
+    keys, distribution = joint_distribution(table, 3, {})
     p = processed(table.target)
     assert keys.tolist() == list(range(8))
-    assert float(law.sum()) == pytest.approx(1)
-    assert float(law[0b101]) == pytest.approx(float(p[0, 1] * p[2, 0] * p[5, 1]))  # contexts: root, "1", "10"
+    assert float(distribution.sum()) == pytest.approx(1)
+    assert float(distribution[0b101]) == pytest.approx(float(p[0, 1] * p[2, 0] * p[5, 1]))  # contexts: root, "1", "10"
     counts = joint_counts(torch.tensor([[1, 0, 1], [0, 0, 0], [1, 0, 1]]), 2, keys[:5])
     assert counts.tolist() == [1, 0, 0, 0, 0, 2]
 
@@ -198,14 +206,14 @@ def test_real_rows_become_tables(pair: Pair) -> None:
     text = torch.tensor([pair.prompts[0]])
     torch.testing.assert_close(first.target[0], pair.target(text).logits[0, -1])
     joint = next_tokens(pair, pair.prompts[0])
-    keys, law = joint_law(joint, 3, {"top_k": 4})
+    keys, distribution = joint_distribution(joint, 3, {"top_k": 4})
     assert len(keys) == 64
     exact = processed(pair.target(text).logits[0, -1], top_k=4)
-    roots = torch.zeros(joint.vocab, dtype=torch.float64).index_add(0, keys // joint.vocab**2, law)
+    roots = torch.zeros(joint.vocab, dtype=torch.float64).index_add(0, keys // joint.vocab**2, distribution)
     assert sorted(roots[roots > 0].tolist()) == pytest.approx(sorted(exact[exact > 0].tolist()))
 
 
-def test_first_tokens_and_joint_laws_of_a_model_pass(pair: Pair) -> None:
+def test_first_tokens_and_joint_distributions_of_a_model_pass(pair: Pair) -> None:
     jobs = [
         Job(
             "first token", "", replace(BY_NAME["ratio"], widths=(1,)), first_tokens(pair, pair.prompts[0]), {}, 4000, 1
@@ -301,8 +309,8 @@ def test_over_acceptance_lies_on_the_front() -> None:
         exact = over_acceptance(P, Q, point.epsilon)
         wanted = exact.bias if point.residual == "OPT" else exact.bias_target
         assert point.bias_theory == pytest.approx(float(wanted), abs=1e-6)
-    law, rejected = output_law(torch.tensor([0.0, 1.0]), torch.tensor([0.4, 0.6]), 0.9, "OPT")
-    assert law.tolist() == [0, 1]  # what the target excludes is refused whatever epsilon
+    distribution, rejected = output_distribution(torch.tensor([0.0, 1.0]), torch.tensor([0.4, 0.6]), 0.9, "OPT")
+    assert distribution.tolist() == [0, 1]  # what the target excludes is refused whatever epsilon
     assert rejected == pytest.approx(0.4)
     places = front({"a": (P.log(), Q.log())}, 100)
     assert len(places) == 12
@@ -320,15 +328,15 @@ def test_win_rates_of_a_draft_that_is_the_target_are_even() -> None:
         assert row.opt == pytest.approx(0.5, abs=0.1)
 
 
-def test_win_rates_are_those_of_the_exact_laws() -> None:
-    """False-alarm rate 1e-4 for each of eight numbers; OPT is nearer to the target, and the exact law says so."""
+def test_win_rates_are_those_of_the_exact_distributions() -> None:
+    """False-alarm rate 1e-4 for each of eight numbers; OPT is nearer to the target, as the exact distribution says."""
     table = random_table(4, 3, 8, 2.0)
     found = [duels(table, {"top_k": 3}, length=3, pairs=2000, number=number) for number in range(2)]
     for row in win_rates(found, pairs=2000, length=3):
         assert row.p_value > 1e-4, row
         assert row.bias_opt < row.bias_uno
     by_hand = duels(constant_table(P, Q), {}, length=1, pairs=2, number=0)[0]  # one token, epsilon 0.1
-    opt, uno = output_law(P, Q, 0.1, "OPT")[0], output_law(P, Q, 0.1, "UNO")[0]
+    opt, uno = output_distribution(P, Q, 0.1, "OPT")[0], output_distribution(P, Q, 0.1, "UNO")[0]
     above = (P[:, None] > P).double() + 0.5 * (P[:, None] == P)
     assert by_hand.exact == pytest.approx(float(opt @ above @ uno))
     assert by_hand.bias[0] == pytest.approx(float(over_acceptance(P, Q, 0.1).bias), abs=1e-6)

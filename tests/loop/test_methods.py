@@ -12,10 +12,10 @@ from texts import prompts
 
 from specdec_kernels import Sampling
 from specdec_loop import Datastore, generate
-from specdec_loop.methods import METHODS, Kit
+from specdec_loop.methods import METHODS, DrafterAssets
 
 
-class TinyKit(Kit):
+class TinyKit(DrafterAssets):
     """Random parts."""
 
     medusa: Any = medusa()
@@ -55,7 +55,7 @@ def test_parts_are_loaded_when_they_are_wanted(tmp_path: Path) -> None:
         loaded.append("draft")
         return model(seed=1)
 
-    kit = Kit(model(), heads=tmp_path, load_draft=load, load_store=lambda: Datastore.build([[1]]))
+    kit = DrafterAssets(model(), heads=tmp_path, load_draft=load, load_store=lambda: Datastore.build([[1]]))
     METHODS["prompt-lookup"].make(kit)
     assert loaded == []
     for name in ("draft-model", "draft-model-ratio"):

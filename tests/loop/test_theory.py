@@ -14,21 +14,21 @@ from specdec_loop import theory
 RATES = (0.0, 0.05, 0.3, 0.6, 0.8, 0.97, 1.0)
 
 
-def laws(count: int, vocab: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+def distributions(count: int, vocab: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     g = torch.Generator().manual_seed(seed)
     made = torch.rand(2, count, vocab, generator=g, dtype=torch.float64) ** 2 + 1e-3
     return tuple(made / made.sum(-1, keepdim=True))  # type: ignore[return-value]
 
 
 def markov(vocab: int, length: int, seed: int) -> theory.Markov:
-    rows = laws(1 + vocab * (length - 1), vocab, seed)[0] / 2 + 0.5 / vocab  # no id is rare
+    rows = distributions(1 + vocab * (length - 1), vocab, seed)[0] / 2 + 0.5 / vocab  # no id is rare
     return theory.Markov(rows[0], rows[1:].view(length - 1, vocab, vocab))
 
 
 @pytest.mark.parametrize("rate", RATES)
 @pytest.mark.parametrize("draft", [0, 1, 4, 9])
-def test_counts_agree_with_their_law_and_the_recursion(rate: float, draft: int) -> None:
-    pmf = theory.accepted_law(rate, draft)
+def test_counts_agree_with_their_distribution_and_the_recursion(rate: float, draft: int) -> None:
+    pmf = theory.accepted_distribution(rate, draft)
     assert pmf.sum().item() == pytest.approx(1)
     mean = (pmf * torch.arange(draft + 1)).sum().item()
     assert theory.expected_accepted(rate, draft).item() == pytest.approx(mean)
@@ -80,7 +80,7 @@ def test_accepted_tokens_of_the_textbook_pair(length: int) -> None:
 
 def test_a_block_keeps_a_prefix_as_often_as_its_weight_says() -> None:
     """P(tau >= i | x_1..x_i) = w_i: the coins of later places, which see what else was drafted, add up to it."""
-    p, q = laws(3, 3, 18)
+    p, q = distributions(3, 3, 18)
     for prefix in itertools.product(range(3), repeat=1):
         kept = 0.0
         for rest in itertools.product(range(3), repeat=2):
@@ -94,7 +94,7 @@ def test_a_block_keeps_a_prefix_as_often_as_its_weight_says() -> None:
 
 
 def test_point_mass_drafts_gain_nothing_from_blocks() -> None:
-    p, q = laws(1, 4)[0][0], torch.tensor([0.0, 1.0, 0.0, 0.0]).double()
+    p, q = distributions(1, 4)[0][0], torch.tensor([0.0, 1.0, 0.0, 0.0]).double()
     chain = theory.chain_accepted(lambda _: p, lambda _: q, 4)
     assert theory.block_accepted(lambda _: p, lambda _: q, 4) == pytest.approx(chain)
 
@@ -105,13 +105,13 @@ def simulated_rejections(target: theory.Markov, draft: theory.Markov, drafts: in
     length, count = len(target.steps) + 1, 0
     uniform = iter(torch.rand(runs * length * (2 * drafts * length + 4), generator=g).tolist())
 
-    def draw(law: list[float]) -> int:
-        u = next(uniform) * sum(law)
-        for x, weight in enumerate(law):
+    def draw(distribution: list[float]) -> int:
+        u = next(uniform) * sum(distribution)
+        for x, weight in enumerate(distribution):
             u -= weight
             if u < 0:
                 return x
-        return max(range(len(law)), key=law.__getitem__)
+        return max(range(len(distribution)), key=distribution.__getitem__)
 
     p_rows = [target.rows(n).tolist() for n in range(1, length + 1)]
     q_rows = [draft.rows(n).tolist() for n in range(1, length + 1)]
@@ -126,25 +126,25 @@ def simulated_rejections(target: theory.Markov, draft: theory.Markov, drafts: in
                     path.append(draw(q_rows[n][before]))
                 batch.append(path)
             n, before = len(text), text[-1] if text else 0
-            law, q, hit = p_rows[n][before], q_rows[n][before], None
+            distribution, q, hit = p_rows[n][before], q_rows[n][before], None
             for path in batch:
-                if next(uniform) * q[path[0]] < law[path[0]]:
+                if next(uniform) * q[path[0]] < distribution[path[0]]:
                     hit = path
                     break
-                left = [max(a - b, 0.0) for a, b in zip(law, q, strict=True)]
-                law = [a / sum(left) for a in left]
+                left = [max(a - b, 0.0) for a, b in zip(distribution, q, strict=True)]
+                distribution = [a / sum(left) for a in left]
             if hit is None:
-                text.append(draw(law))
+                text.append(draw(distribution))
                 count += 1
                 continue
             text.append(hit[0])
             for x in hit[1:]:
                 n, before = len(text), text[-1]
-                law, q = p_rows[n][before], q_rows[n][before]
-                if next(uniform) * q[x] < law[x]:
+                distribution, q = p_rows[n][before], q_rows[n][before]
+                if next(uniform) * q[x] < distribution[x]:
                     text.append(x)
                     continue
-                text.append(draw([max(a - b, 0.0) for a, b in zip(law, q, strict=True)]))
+                text.append(draw([max(a - b, 0.0) for a, b in zip(distribution, q, strict=True)]))
                 count += 1
                 break
     return count / runs
@@ -169,7 +169,7 @@ def test_rejections_fall_with_drafts_to_a_positive_limit() -> None:
 
 
 def test_no_lossless_acceptance_rejects_less() -> None:
-    p, q = laws(200, 5, 7)
+    p, q = distributions(200, 5, 7)
     accept = torch.rand(p.shape, dtype=torch.float64) * torch.minimum(torch.ones_like(p), p / q)  # b q <= p: lossless
     rejected = ((1 - accept) * q).sum(-1)
     assert bool((rejected >= theory.total_variation(p, q) - 1e-12).all())
@@ -185,43 +185,43 @@ def test_speculation_helps_where_drafts_are_accepted_more_often_than_they_cost()
 
 
 def test_what_several_tries_leave_is_the_iterated_definition_and_their_sum_is_the_target() -> None:
-    p, q = laws(20, 6, 13)
-    left, missed, law = p, torch.ones(20, dtype=torch.float64), torch.zeros_like(p)
+    p, q = distributions(20, 6, 13)
+    left, missed, distribution = p, torch.ones(20, dtype=torch.float64), torch.zeros_like(p)
     for tries in range(1, 5):
-        law = law + missed[:, None] * torch.minimum(left, q)
+        distribution = distribution + missed[:, None] * torch.minimum(left, q)
         variation = theory.total_variation(left, q)
         missed, left = missed * variation, (left - q).clamp(min=0) / variation[:, None]
         mass, residual = theory.residuals(p, q, tries)
         torch.testing.assert_close(mass, missed)
         seen = missed > 1e-6  # of what is hardly left, the direction is rounding
         torch.testing.assert_close(residual[seen], left[seen], rtol=1e-6, atol=1e-8)
-        torch.testing.assert_close(law + mass[:, None] * residual, p)
+        torch.testing.assert_close(distribution + mass[:, None] * residual, p)
 
 
 def test_the_residual_of_theorem_4_attains_its_loss_and_no_other_does_better() -> None:
-    p, q = laws(50, 5, 14)
+    p, q = distributions(50, 5, 14)
     accept = torch.rand(p.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     left = (p - accept * q).clamp(min=0)
-    best = theory.output_law(q, accept, left / left.sum(-1, keepdim=True))
+    best = theory.output_distribution(q, accept, left / left.sum(-1, keepdim=True))
     torch.testing.assert_close(theory.total_variation(best, p), theory.loss(p, q, accept))
-    other = theory.output_law(q, accept, laws(50, 5, 15)[0])
+    other = theory.output_distribution(q, accept, distributions(50, 5, 15)[0])
     assert bool((theory.total_variation(other, p) >= theory.loss(p, q, accept) - 1e-12).all())
     for epsilon in (0.0, 0.1):  # over-acceptance leaves the residual as it is
         over = ((p + epsilon) / q).clamp(max=1)
         left, plain = (p - over * q).clamp(min=0), (p - q).clamp(min=0)
         torch.testing.assert_close(left / left.sum(-1, keepdim=True), plain / plain.sum(-1, keepdim=True))
-        output = theory.output_law(q, over, plain / plain.sum(-1, keepdim=True))
+        output = theory.output_distribution(q, over, plain / plain.sum(-1, keepdim=True))
         torch.testing.assert_close(theory.total_variation(output, p), theory.over_acceptance(p, q, epsilon).bias)
 
 
 def test_lenient_acceptance_stays_below_its_bound() -> None:
-    p, q = laws(50, 5, 16)
+    p, q = distributions(50, 5, 16)
     for lenience in (0.2, 0.7, 1.0):
         found = theory.lenient(p, q, lenience)
-        torch.testing.assert_close(found.law.sum(-1), torch.ones(50, dtype=torch.float64))
-        assert bool((found.law <= p / lenience + 1e-12).all())
+        torch.testing.assert_close(found.distribution.sum(-1), torch.ones(50, dtype=torch.float64))
+        assert bool((found.distribution <= p / lenience + 1e-12).all())
         assert bool((found.accepted >= 1 - theory.total_variation(p, q) - 1e-12).all())
-    torch.testing.assert_close(theory.lenient(p, q, 1.0).law, p)
+    torch.testing.assert_close(theory.lenient(p, q, 1.0).distribution, p)
 
 
 def test_toys_of_batch_decoding() -> None:
@@ -239,7 +239,7 @@ def test_over_acceptance_lies_on_the_front() -> None:
     assert torch.stack([x.rejected for x in points]).tolist() == pytest.approx([0.35, 0.2, 0.1, 0.0])
     assert torch.stack([x.bias for x in points]).tolist() == pytest.approx([0.0, 0.15, 0.25, 0.35])
     assert torch.stack([x.bias_target for x in points]).tolist() == pytest.approx([0.21, 0.27, 0.31, 0.35])
-    rows_p, rows_q = laws(100, 6, 8)
+    rows_p, rows_q = distributions(100, 6, 8)
     for epsilon in (0.0, 0.05, 0.3):
         point = theory.over_acceptance(rows_p, rows_q, epsilon)
         assert torch.allclose(point.rejected + point.bias, theory.total_variation(rows_p, rows_q))
@@ -248,7 +248,7 @@ def test_over_acceptance_lies_on_the_front() -> None:
 
 
 def test_rules_for_sets_stay_below_the_ceiling() -> None:
-    p, q = laws(30, 5, 9)
+    p, q = distributions(30, 5, 9)
     for count in (1, 2, 3):
         top = theory.ceiling(p, q, count)
         recursive = theory.with_replacement(p, q, count)
@@ -264,8 +264,8 @@ def test_rules_for_sets_stay_below_the_ceiling() -> None:
     assert theory.without_replacement(p[0], q[0], 1) == pytest.approx(float(single[0]))
 
 
-def test_the_ceiling_of_any_law_of_sets() -> None:
-    p, q = (x[0] for x in laws(1, 4, 17))
+def test_the_ceiling_of_any_distribution_of_sets() -> None:
+    p, q = (x[0] for x in distributions(1, 4, 17))
     independent: dict[tuple[int, ...], float] = {}
     distinct: dict[tuple[int, ...], float] = {}
     for a, b in itertools.product(range(4), repeat=2):
@@ -281,7 +281,7 @@ def test_the_ceiling_of_any_law_of_sets() -> None:
 
 
 def test_acceptance_of_sets_by_simulation() -> None:
-    p, q = (x[0] for x in laws(1, 4, 11))
+    p, q = (x[0] for x in distributions(1, 4, 11))
     g, runs, count = torch.Generator().manual_seed(0), 200_000, 2
     coin = torch.rand(runs, count, generator=g, dtype=torch.float64)
     drawn = torch.multinomial(q.expand(runs, 4), 2, generator=g)
@@ -341,7 +341,7 @@ def test_the_fastest_tree_is_the_fastest_of_all_sizes_and_depths(cost: float) ->
 
 
 def test_coupled_races() -> None:
-    p, q = (x[0] for x in laws(1, 5, 12))
+    p, q = (x[0] for x in distributions(1, 5, 12))
     g, runs = torch.Generator().manual_seed(0), 400_000
     noise = torch.empty(runs, 3, 5, dtype=torch.float64).exponential_(generator=g)
     winner = (noise[:, 0] / p).argmin(1)

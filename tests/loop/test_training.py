@@ -123,29 +123,31 @@ def teacher(ids: torch.Tensor) -> Any:
 
 def test_a_drafter_that_says_what_the_target_says_has_the_least_loss() -> None:
     ids = torch.randint(1, 60, (2, 9))
-    law = teacher(ids).logits
-    entropy = -(law.softmax(-1) * law.log_softmax(-1)).sum(-1).mean()
-    same = losses.draft_model_laws(model(), ids, teacher(ids))
-    other = losses.draft_model_laws(LlamaForCausalLM(config(model())), ids, teacher(ids))
+    distribution = teacher(ids).logits
+    entropy = -(distribution.softmax(-1) * distribution.log_softmax(-1)).sum(-1).mean()
+    same = losses.draft_model_distributions(model(), ids, teacher(ids))
+    other = losses.draft_model_distributions(LlamaForCausalLM(config(model())), ids, teacher(ids))
     assert losses.loss(same, losses.cross_entropy).item() == pytest.approx(entropy.item(), abs=1e-4)
     assert losses.loss(other, losses.cross_entropy).item() > entropy.item() + 0.1
     assert losses.acceptance(same).item() == pytest.approx(1, abs=1e-5)
     assert losses.loss(same, losses.refusal).item() == pytest.approx(0, abs=1e-5)
-    shared = torch.minimum(other.pairs[0][0].softmax(-1), law.softmax(-1)).sum(-1)
+    shared = torch.minimum(other.pairs[0][0].softmax(-1), distribution.softmax(-1)).sum(-1)
     assert losses.acceptance(other).item() == pytest.approx(shared.mean().item(), rel=1e-5)
     assert losses.loss(other, losses.refusal).item() == pytest.approx(-shared.log().mean().item(), rel=1e-5)
 
 
-def test_medusa_heads_learn_the_laws_behind_the_next_one() -> None:
+def test_medusa_heads_learn_the_distributions_behind_the_next_one() -> None:
     ids = torch.randint(1, 60, (2, 9))
     out, made = teacher(ids), medusa()
     logits, want = made(out.hidden_states[-1]), 0.0
     for i in range(4):
-        pairs = [(t, t + 1 + i) for t in range(9) if t + 1 + i < 9]  # row t and the row whose law it should know
+        pairs = [
+            (t, t + 1 + i) for t in range(9) if t + 1 + i < 9
+        ]  # row t and the row whose distribution it should know
         each = [-(out.logits[:, r].softmax(-1) * logits[:, t, i].log_softmax(-1)).sum(-1).mean() for t, r in pairs]
         want += losses.DECAY**i * float(torch.stack(each).mean())
-    laws = losses.medusa_laws(made, ids, out)
-    assert losses.loss(laws, losses.cross_entropy).item() == pytest.approx(want, rel=1e-5)
+    distributions = losses.medusa_distributions(made, ids, out)
+    assert losses.loss(distributions, losses.cross_entropy).item() == pytest.approx(want, rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3", "mtp"])
@@ -154,9 +156,9 @@ def test_heads_are_trained_on_what_they_meet_when_they_draft(kind: str) -> None:
     head, ids = feature_head(kind, model()), torch.randint(1, 60, (1, 7))
     out = teacher(ids)
     hidden = torch.cat([out.hidden_states[level] for level in head.levels], -1)
-    made, drift = losses.feature_laws(head, ids, out), 0.0
+    made, drift = losses.feature_distributions(head, ids, out), 0.0
     for step in range(losses.STEPS):
-        logits, laws, states = [], [], []
+        logits, distributions, states = [], [], []
         for last in range(6 - step):  # the pair that the head continues from
             features = head.fuse(hidden[:, : last + 1])
             for more in range(step + 1):
@@ -164,13 +166,13 @@ def test_heads_are_trained_on_what_they_meet_when_they_draft(kind: str) -> None:
                 new = head(ids[:, 1 : 1 + seen], features, torch.arange(seen)[None])[:, -1:]
                 features = torch.cat([features, new], 1)
                 assert seen == last + 1 + more
-            law = out.logits[:, last + 1 + step].softmax(-1)
-            laws.append(law if head.token_map is None else law[:, head.token_map.long()])
+            distribution = out.logits[:, last + 1 + step].softmax(-1)
+            distributions.append(distribution if head.token_map is None else distribution[:, head.token_map.long()])
             logits.append(head.logits(new[:, 0]))
             state = out.hidden_states[-1][:, last + 1 + step]
             states.append(torch.nn.functional.smooth_l1_loss(new[:, 0], state))
         torch.testing.assert_close(made.pairs[step][0], torch.stack(logits, 1), rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(made.pairs[step][1], torch.stack(laws, 1), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(made.pairs[step][1], torch.stack(distributions, 1), rtol=1e-4, atol=1e-6)
         drift += losses.DECAY**step * float(torch.stack(states).mean())
     assert (made.drift is None) == (kind != "eagle")
     assert made.drift is None or made.drift.item() == pytest.approx(drift, rel=1e-4)
@@ -209,12 +211,12 @@ def test_half_of_a_batch_is_the_targets_own_texts(
     tokens = torch.arange(1, 40).repeat(9).short()
     save_file({"texts": torch.full((3, 16), 55).short()}, tmp_path / texts.FILE)
 
-    def laws(network: Any, ids: torch.Tensor, out: Any) -> losses.Laws:
+    def distributions(network: Any, ids: torch.Tensor, out: Any) -> losses.Distributions:
         seen.append(ids)
-        return losses.draft_model_laws(network, ids, out)
+        return losses.draft_model_distributions(network, ids, out)
 
     build = drafters.build
-    monkeypatch.setattr(drafters, "build", lambda *a: (*build(*a)[:2], laws))
+    monkeypatch.setattr(drafters, "build", lambda *a: (*build(*a)[:2], distributions))
     options = {
         "seed": 0,
         "peak": 1e-3,

@@ -9,10 +9,10 @@ import torch
 from models import VOCAB
 from torch import Tensor
 
-from specdec_kernels import Noise, Sampling, random_words
+from specdec_kernels import RngKey, Sampling, random_words
 from specdec_loop.drafters import Draft, Drafter
+from specdec_loop.sequences import Sequences
 from specdec_loop.stops import Stops
-from specdec_loop.text import Text
 
 TIE = 1e-4  # two best scores this close may change places where the logits differ by rounding
 LENGTHS = [1, 9, 2, 14, 1, 5, 3]  # of a ragged batch: one token, several, and different ones side by side
@@ -30,8 +30,8 @@ def scores(network: Any, context: list[int], sampling: Sampling, b: int, seed: i
     temperature = 0.0 if sampling.temperature is None else float(sampling.temperature[b])
     if temperature == 0:
         return logits
-    noise = Noise(torch.tensor([seed]), torch.tensor([len(context)]))
-    words = random_words(noise, purpose="target", index=torch.arange(len(logits)))[0]
+    rng = RngKey(torch.tensor([seed]), torch.tensor([len(context)]))
+    words = random_words(rng, purpose="target", index=torch.arange(len(logits)))[0]
     return logits / temperature - (-torch.log1p(-(words.double() + 0.5) * 2.0**-32)).log()
 
 
@@ -64,17 +64,17 @@ class Scripted(Drafter):
     def __init__(self, texts: list[list[int]], shift: int = 0) -> None:
         self.texts, self.shift = texts, shift
 
-    def draft(self, text: Text, length: int) -> Draft:
+    def draft(self, sequences: Sequences, length: int) -> Draft:
         rows = []
-        for row, whole in zip(text.rows, self.texts, strict=True):
+        for row, whole in zip(sequences.rows, self.texts, strict=True):
             ahead = [(x + self.shift) % VOCAB for x in whole[len(row) : len(row) + length]]
             rows.append(ahead + [-1] * (length - len(ahead)))
         return Draft(torch.tensor(rows))
 
 
-def text_of(*rows: list[int], limit: int = 20) -> Text:
+def text_of(*rows: list[int], limit: int = 20) -> Sequences:
     """Texts to draft for."""
     width = max(map(len, rows))
     padded = torch.tensor([row + [0] * (width - len(row)) for row in rows])
     lengths = torch.tensor([len(row) for row in rows])
-    return Text(padded, lengths, seed=torch.zeros_like(lengths), limit=limit, stops=Stops([]), overhang=8)
+    return Sequences(padded, lengths, seed=torch.zeros_like(lengths), limit=limit, stops=Stops([]), overhang=8)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from specdec_kernels import (
-    Noise,
+    RngKey,
     Sampling,
     _native,
     random_words,
@@ -21,9 +21,9 @@ pytestmark = pytest.mark.skipif(_native.cpu_reason() is not None, reason=str(_na
 TILE = 2048
 
 
-def _noise(batch: int) -> Noise:
+def _noise(batch: int) -> RngKey:
     at = torch.arange(batch)
-    return Noise(at * 7919 + 3, at * 5, at)
+    return RngKey(at * 7919 + 3, at * 5, at)
 
 
 def _rows(batch: int, vocab: int, seed: int, scale: float = 3.0) -> Tensor:
@@ -47,7 +47,7 @@ def test_tiles_far_from_the_first_are_summed_exactly(
     row[0, TILE - 1] = -torch.inf
     logits = row.to(dtype)
     sampling = Sampling.full(1, temperature=temperature)
-    result = sample(logits, sampling=sampling, noise=_noise(1), purpose="draft", backend="cpu")
+    result = sample(logits, sampling=sampling, rng=_noise(1), purpose="draft", backend="cpu")
     assert result.status.item() == 0
     want = _logsumexp(logits[0], temperature).float()  # infinite where l / T is
     torch.testing.assert_close(result.logsumexp[0], want, rtol=2e-7, atol=2e-6)
@@ -57,7 +57,7 @@ def test_a_row_with_one_token_has_exactly_its_mass(isa: str) -> None:
     logits = torch.full((4, 3 * TILE), -1e4)
     for b, at in enumerate((0, 5, TILE + 7, 3 * TILE - 1)):
         logits[b, at] = 13.3 * b
-    result = sample(logits, sampling=Sampling.full(4, temperature=0.7), noise=_noise(4), purpose="draft", backend="cpu")
+    result = sample(logits, sampling=Sampling.full(4, temperature=0.7), rng=_noise(4), purpose="draft", backend="cpu")
     assert result.token_ids[:, 0].tolist() == [0, 5, TILE + 7, 3 * TILE - 1]
     assert result.logprobs[:, 0].tolist() == [0.0] * 4
 
@@ -69,7 +69,7 @@ def test_a_bad_logit_is_seen_wherever_it_stands(at: int, bad: float, filters: di
     logits = _rows(2, 3 * TILE + 37, 11)
     logits[1, at] = bad
     sampling = Sampling.full(2, temperature=0.8, **filters)
-    result = sample(logits, sampling=sampling, noise=_noise(2), purpose="draft", backend="cpu")
+    result = sample(logits, sampling=sampling, rng=_noise(2), purpose="draft", backend="cpu")
     assert result.status[0] == 0
     assert result.status[1] != 0
 
@@ -88,7 +88,7 @@ def test_top_k_keeps_what_a_sort_keeps(shape: str, k: int, isa: str) -> None:
     elif shape == "mostly masked":
         logits[0, 100:] = -torch.inf
     result = sample(
-        logits, sampling=Sampling.full(1, temperature=0.8, top_k=k), noise=_noise(1), purpose="draft", backend="cpu"
+        logits, sampling=Sampling.full(1, temperature=0.8, top_k=k), rng=_noise(1), purpose="draft", backend="cpu"
     )
     kth = logits[0].sort(descending=True).values[k - 1]
     kept = logits[0][(logits[0] >= kth) & (logits[0] > -torch.inf)]
@@ -109,11 +109,11 @@ def test_a_bounded_residual_draw_is_the_race_of_its_weights(
     target = _rows(batch, vocab, 23)
     draft = target + _rows(batch, vocab, 29, apart)
     a, b = weights
-    law = Sampling.full(batch, temperature=0.8, **filters)
+    distribution = Sampling.full(batch, temperature=0.8, **filters)
     scales = {"a": torch.full((batch,), a), "b": torch.full((batch,), b)}
-    laws = {"sampling": law, "draft_sampling": law}
-    drawn = residual_sample(target, draft, **scales, **laws, noise=_noise(batch), backend="cpu")
-    left = residual_probs(target, draft, **scales, **laws, backend="cpu")
+    distributions = {"sampling": distribution, "draft_sampling": distribution}
+    drawn = residual_sample(target, draft, **scales, **distributions, rng=_noise(batch), backend="cpu")
+    left = residual_probs(target, draft, **scales, **distributions, backend="cpu")
     scores = left.probs.log().double() - _exponentials(batch, vocab).log()
     empty = left.status != 0
     assert torch.equal(drawn.status, left.status)
@@ -135,9 +135,11 @@ def test_rejections_draw_the_same_whoever_weighs(isa: str) -> None:
     target = _rows(batch, 2 * vocab, 31).view(batch, 2, vocab)
     draft = target[:, :1] + _rows(batch, vocab, 37, 2.0)[:, None]
     ids = draft[:, 0].argmax(-1, keepdim=True)
-    law = Sampling.full(batch, temperature=1.0)
+    distribution = Sampling.full(batch, temperature=1.0)
     results = [
-        verify_chain(ids, target, draft, sampling=law, draft_sampling=law, noise=_noise(batch), backend=backend)
+        verify_chain(
+            ids, target, draft, sampling=distribution, draft_sampling=distribution, rng=_noise(batch), backend=backend
+        )
         for backend in ("cpu", "reference")
     ]
     assert 0 < int(results[0].num_accepted.sum()) < batch

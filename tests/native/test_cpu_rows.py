@@ -52,9 +52,9 @@ def _sample(vocab: int, filters: str, dtype: torch.dtype, rows: slice = slice(No
     batch = len(logits)
     seed = torch.arange(5)[rows]
     temperature = torch.full((batch,), 0.8)
-    noise = (seed, seed * 3, None)
+    rng = (seed, seed * 3, None)
     return sample_op.overload("cpu")(
-        logits, temperature, *_filters(batch, filters), *noise, 3, 3, None, None, None, None, 1
+        logits, temperature, *_filters(batch, filters), *rng, 3, 3, None, None, None, None, 1
     )
 
 
@@ -64,10 +64,11 @@ def _verify(vocab: int, filters: str, dtype: torch.dtype, rule: int, rows: slice
     draft = target[:, :3] + 0.5 * torch.randn(5, 3, vocab, generator=generator)
     ids = torch.multinomial((draft / 0.8).softmax(-1).flatten(0, 1), 1, generator=generator).view(5, 3)
     batch = len(ids[rows])
-    law = (torch.full((batch,), 0.8), *_filters(batch, filters))
+    distribution = (torch.full((batch,), 0.8), *_filters(batch, filters))
     seed = torch.arange(5)[rows]
     return verify_op.overload("cpu")(
-        ids[rows], target.to(dtype)[rows], draft.to(dtype)[rows], None, None, None, 3, *law, *law, seed, seed * 7, seed,
+        ids[rows], target.to(dtype)[rows], draft.to(dtype)[rows], None, None, None, 3, *distribution, *distribution,
+        seed, seed * 7, seed,
         rule, 0.0, False, None, None, 0.09, 0.3, 1, 0, 1, 1,
     )  # fmt: skip
 

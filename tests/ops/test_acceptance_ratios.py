@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from cases import FILTERS, ChainCase, make_chain, make_noise
+from cases import FILTERS, ChainCase, make_chain, make_rng
 from check import of_the_reference
 
 from specdec_kernels import (
-    Noise,
     RatioResult,
+    RngKey,
     Sampling,
     acceptance_ratios,
     random_words,
@@ -55,7 +55,7 @@ def test_half_precision_over_several_tiles(backend: str, device: str, dtype: tor
 def test_verify_chain_accepts_below_the_ratio(backend: str, device: str) -> None:
     case = make_chain(40, 1, 90, closeness=1.5)
     ratio = run(case.to(device)).ratio[:, 0].cpu()
-    word = random_words(case.keywords["noise"], purpose="coin", index=torch.zeros(1, dtype=torch.int64))
+    word = random_words(case.keywords["rng"], purpose="coin", index=torch.zeros(1, dtype=torch.int64))
     coin = (word[:, 0] >> 8).float() * 2.0**-24
     moved = case.to(device)
     result = verify_chain(moved.draft_ids, moved.target_logits, moved.draft_logits, **moved.keywords)
@@ -77,7 +77,7 @@ def test_edges(backend: str, device: str) -> None:
     compare(make_chain(3, 0, 40), device)
 
 
-def test_equal_laws_overlap_fully_and_disjoint_ones_not_at_all(backend: str, device: str) -> None:
+def test_equal_distributions_overlap_fully_and_disjoint_ones_not_at_all(backend: str, device: str) -> None:
     ids = torch.tensor([[0], [1]])
     target = torch.tensor([[[1.0, 2.0, 0.0]] * 2, [[0.0, -INF, 0.0]] * 2])
     draft = torch.tensor([[[1.0, 2.0, 0.0]], [[-INF, 0.0, -INF]]])
@@ -117,4 +117,4 @@ def test_wrong_arguments_say_what_to_do() -> None:
         acceptance_ratios(case.draft_ids, case.target_logits, case.draft_logits, sampling=Sampling())
     with pytest.raises(ValueError, match=r"acceptance_ratios: target_logits must be \[3, 3, vocab\], got \[3, 2, 9\]"):
         acceptance_ratios(case.draft_ids, case.target_logits[:, :2], None, sampling=Sampling())
-    assert isinstance(make_noise(1), Noise)
+    assert isinstance(make_rng(1), RngKey)

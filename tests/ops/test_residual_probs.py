@@ -1,4 +1,4 @@
-"""residual_probs: the correction law against its formula, and its edges."""
+"""residual_probs: the correction distribution against its formula, and its edges."""
 
 from __future__ import annotations
 

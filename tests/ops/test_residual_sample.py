@@ -1,4 +1,4 @@
-"""residual_sample: the reference's draws on every backend, the law, and agreement with verify_chain."""
+"""residual_sample: the reference's draws on every backend, the distribution, and agreement with verify_chain."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from cases import FILTERS, make_chain, make_noise
-from check import assert_biased, assert_law, of_the_reference
+from cases import FILTERS, make_chain, make_rng
+from check import assert_biased, assert_distribution, of_the_reference
 from residuals import make_residual, move, run
 
 from specdec_kernels import (
@@ -23,7 +23,7 @@ INF, NAN = float("inf"), float("nan")
 
 
 def compare(device: str, case: dict[str, Any]) -> ResidualSample:
-    case = {"noise": make_noise(len(case["target_logits"])), **case}
+    case = {"rng": make_rng(len(case["target_logits"])), **case}
     ours = run(residual_sample, device, case)
     theirs: ResidualSample = of_the_reference(ours, lambda: run(residual_sample, "cpu", case))
     assert torch.equal(ours.token_ids.cpu(), theirs.token_ids)
@@ -45,15 +45,15 @@ def test_a_thousand_seeds_draw_alike(backend: str, device: str, is_slow: bool) -
     compare(device, make_residual(1000, 90 if is_slow else 1025))
 
 
-def test_draws_follow_the_residual_law(backend: str, device: str, is_slow: bool) -> None:
+def test_draws_follow_the_residual_distribution(backend: str, device: str, is_slow: bool) -> None:
     batch = 1500 if is_slow else 100_000
     one = make_residual(1, 9)
     probs = run(residual_probs, "cpu", one).probs[0]
     case: dict[str, Any] = {k: v.expand(batch, -1) if "logits" in k else v for k, v in one.items()}
     case["sampling"] = case["draft_sampling"] = Sampling()
-    found = run(residual_sample, device, {**case, "noise": make_noise(batch)})
+    found = run(residual_sample, device, {**case, "rng": make_rng(batch)})
     counts = torch.bincount(found.token_ids.cpu(), minlength=9)
-    assert_law(counts, probs, "residual")
+    assert_distribution(counts, probs, "residual")
     assert_biased(counts, one["target_logits"][0].softmax(0), "the target instead")
 
 
@@ -73,7 +73,7 @@ def test_it_is_the_draw_that_verify_chain_ends_with(backend: str, device: str) -
         {
             "target_logits": chain.target_logits[:, 0],
             "draft_logits": chain.draft_logits[:, 0],
-            **{k: chain.keywords[k] for k in ("sampling", "draft_sampling", "noise")},
+            **{k: chain.keywords[k] for k in ("sampling", "draft_sampling", "rng")},
         },
     )
     rejected = result.num_accepted == 0
@@ -105,7 +105,7 @@ def test_edges(backend: str, device: str) -> None:
     compare(device, make_residual(3, 1))
     compare(device, {**make_residual(3, 40), "a": 0.0})
     compare(device, {**make_residual(3, 40), "b": 0.0})
-    assert run(residual_sample, device, {**make_residual(0, 4), "noise": make_noise(0)}).token_ids.shape == (0,)
+    assert run(residual_sample, device, {**make_residual(0, 4), "rng": make_rng(0)}).token_ids.shape == (0,)
 
 
 def test_masks_and_reduced_vocabulary(backend: str, device: str) -> None:
@@ -118,21 +118,21 @@ def test_masks_and_reduced_vocabulary(backend: str, device: str) -> None:
 
 
 def test_opcheck_and_out(backend: str, device: str) -> None:
-    case = {**make_residual(3, 50), "noise": make_noise(3)}
+    case = {**make_residual(3, 50), "rng": make_rng(3)}
     want = run(residual_sample, device, case)
     out = ResidualSample(*(torch.zeros_like(t) for t in want))
     assert run(residual_sample, device, {**case, "out": out}).token_ids is out.token_ids
     assert torch.equal(out.token_ids, want.token_ids)
     if backend != "reference":
         one = torch.ones(3, device=device)
-        noise = move(make_noise(3), device)
+        rng = move(make_rng(3), device)
         flat = (
             move(case["target_logits"], device),
             move(case["draft_logits"], device),
             one,
             one,
             *[None] * 11,
-            *noise,
+            *rng,
             2,
         )
         torch.library.opcheck(op.overload(backend), flat)
@@ -142,6 +142,6 @@ def test_opcheck_and_out(backend: str, device: str) -> None:
 def test_wrong_arguments_say_what_to_do() -> None:
     case = make_residual(3, 9)
     with pytest.raises(ValueError, match="residual_sample: purpose must be one of"):
-        run(residual_sample, "cpu", {**case, "noise": make_noise(3), "purpose": "noise"})
-    with pytest.raises(ValueError, match=r"residual_sample: noise.seed must be \[3\], got \[2\]"):
-        run(residual_sample, "cpu", {**case, "noise": make_noise(2)})
+        run(residual_sample, "cpu", {**case, "rng": make_rng(3), "purpose": "rng"})
+    with pytest.raises(ValueError, match=r"residual_sample: rng.seed must be \[3\], got \[2\]"):
+        run(residual_sample, "cpu", {**case, "rng": make_rng(2)})

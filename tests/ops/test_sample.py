@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from cases import FILTERS, make_noise, mixed_sampling
-from check import assert_biased, assert_law, assert_same, of_the_reference
-from laws import processed
+from cases import FILTERS, make_rng, mixed_sampling
+from check import assert_biased, assert_distribution, assert_same, of_the_reference
+from distributions import processed
 from torch import Tensor
 
-from specdec_kernels import Noise, SampleResult, Sampling, random_words, sample
+from specdec_kernels import RngKey, SampleResult, Sampling, random_words, sample
 from specdec_kernels._random import exponential
 from specdec_kernels.ops.sample import op
 
@@ -22,7 +22,7 @@ INF, NAN = float("inf"), float("nan")
 def _move(value: Any, device: str) -> Any:
     if isinstance(value, Tensor):
         return value.to(device)
-    return type(value)(*(_move(v, device) for v in value)) if isinstance(value, (Sampling, Noise)) else value
+    return type(value)(*(_move(v, device) for v in value)) if isinstance(value, (Sampling, RngKey)) else value
 
 
 EDGE = 1e-6  # share of a row's mass by which float32 sums may move the edge of top-p
@@ -65,7 +65,7 @@ def test_draws_and_statistics_equal_the_reference(
             logits,
             device,
             sampling=mixed_sampling(batch, FILTERS[filters], 4),
-            noise=make_noise(batch),
+            rng=make_rng(batch),
             purpose=purpose,
         )
 
@@ -74,7 +74,7 @@ def test_draws_and_statistics_equal_the_reference(
 def test_a_thousand_seeds_draw_alike(backend: str, device: str, is_slow: bool, filters: str) -> None:
     vocab = 100 if is_slow else 1025
     logits = 2 * torch.randn(1000, vocab)
-    compare(logits, device, sampling=Sampling.full(1000, **FILTERS[filters]), noise=make_noise(1000), purpose="target")
+    compare(logits, device, sampling=Sampling.full(1000, **FILTERS[filters]), rng=make_rng(1000), purpose="target")
 
 
 @pytest.mark.parametrize("filters", ["none", "top_k", "top_p", "min_p", "all"])
@@ -85,14 +85,14 @@ def test_several_tiles_and_extreme_rows(backend: str, device: str, filters: str)
     rows[3, 77] = 60
     rows[4] = (rows[4] > 0).float()
     rows[5, 5:] = -INF
-    compare(rows, device, sampling=Sampling.full(7, **FILTERS[filters]), noise=make_noise(7), purpose="draft")
+    compare(rows, device, sampling=Sampling.full(7, **FILTERS[filters]), rng=make_rng(7), purpose="draft")
 
 
 @pytest.mark.parametrize("top_k", [1, 2, 63, 64, 65, 1000, 4097, 9998, 9999, 20000])
 def test_every_size_of_top_k(backend: str, device: str, top_k: int) -> None:
     logits = 3 * torch.randn(3, 9999)
     logits[1] = (logits[1] * 2).round() / 2  # many ties at the threshold
-    found = compare(logits, device, sampling=Sampling.full(3, top_k=top_k), noise=make_noise(3), purpose="draft")
+    found = compare(logits, device, sampling=Sampling.full(3, top_k=top_k), rng=make_rng(3), purpose="draft")
     if top_k < 9999:
         kept = (logits >= found.threshold[:, None]).sum(1)
         assert int(kept[0]) == top_k and int(kept[1]) >= top_k
@@ -101,8 +101,8 @@ def test_every_size_of_top_k(backend: str, device: str, top_k: int) -> None:
 @pytest.mark.parametrize("top_p", [0.0, 1e-6, 0.1, 0.5, 0.9, 0.99, 0.9999, 1.0])
 def test_every_size_of_top_p(backend: str, device: str, top_p: float) -> None:
     logits = torch.randn(4, 9999) * torch.tensor([0.05, 1.0, 3.0, 6.0])[:, None]
-    compare(logits, device, sampling=Sampling.full(4, top_p=top_p), noise=make_noise(4), purpose="draft")
-    compare(logits, device, sampling=Sampling.full(4, top_p=top_p, top_k=3000), noise=make_noise(4), purpose="draft")
+    compare(logits, device, sampling=Sampling.full(4, top_p=top_p), rng=make_rng(4), purpose="draft")
+    compare(logits, device, sampling=Sampling.full(4, top_p=top_p, top_k=3000), rng=make_rng(4), purpose="draft")
 
 
 def test_thresholds_equal_a_sort(backend: str, device: str) -> None:
@@ -111,7 +111,7 @@ def test_thresholds_equal_a_sort(backend: str, device: str) -> None:
         found = sample(
             logits.to(device),
             sampling=_move(Sampling.full(5, **FILTERS[filters]), device),
-            noise=_move(make_noise(5), device),
+            rng=_move(make_rng(5), device),
             purpose="draft",
         )
         for row, threshold in zip(logits, found.threshold.tolist(), strict=True):
@@ -122,28 +122,28 @@ def test_thresholds_equal_a_sort(backend: str, device: str) -> None:
 @pytest.mark.parametrize("count", [2, 5, 64])
 def test_many_samples_are_the_best_of_one_race_in_order(backend: str, device: str, count: int) -> None:
     logits = 2 * torch.randn(6, 5000)
-    noise = make_noise(6)
-    found = compare(logits, device, sampling=Sampling(), noise=noise, purpose="draft", num_samples=count)
-    word = random_words(noise, purpose="draft", index=torch.arange(5000))
+    rng = make_rng(6)
+    found = compare(logits, device, sampling=Sampling(), rng=rng, purpose="draft", num_samples=count)
+    word = random_words(rng, purpose="draft", index=torch.arange(5000))
     score = logits.double() - exponential(word).double().log()
     assert torch.equal(found.token_ids, score.sort(dim=1, descending=True).indices[:, :count])
-    few = compare(logits, device, sampling=Sampling.full(6, top_k=3), noise=noise, purpose="draft", num_samples=count)
+    few = compare(logits, device, sampling=Sampling.full(6, top_k=3), rng=rng, purpose="draft", num_samples=count)
     assert bool((few.token_ids[:, 3:] == -1).all()) and bool((few.logprobs[:, 3:] == 0).all())
 
 
-def test_second_samples_follow_the_law_without_replacement(backend: str, device: str, is_slow: bool) -> None:
+def test_second_samples_follow_the_distribution_without_replacement(backend: str, device: str, is_slow: bool) -> None:
     batch = 1500 if is_slow else 60_000
     p = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)
     pair = torch.tensor([[0.0 if i == j else float(p[i] * p[j] / (1 - p[i])) for j in range(4)] for i in range(4)])
     found = sample(
         p.log().float().to(device).expand(batch, -1),
         sampling=Sampling(),
-        noise=_move(make_noise(batch), device),
+        rng=_move(make_rng(batch), device),
         purpose="draft",
         num_samples=2,
     ).token_ids.cpu()
     counts = torch.bincount(4 * found[:, 0] + found[:, 1], minlength=16)
-    assert_law(counts, pair.flatten(), "pairs without replacement")
+    assert_distribution(counts, pair.flatten(), "pairs without replacement")
     assert_biased(counts, torch.outer(p, p).flatten(), "pairs with replacement")
 
 
@@ -151,7 +151,7 @@ def test_excluded_ids_are_not_drawn_but_counted(backend: str, device: str) -> No
     logits = torch.randn(8, 40)
     top = logits.topk(3).indices
     exclude = torch.cat([top[:, :2], torch.full((8, 1), -1), torch.full((8, 1), 999)], dim=1)
-    keywords: dict[str, Any] = {"sampling": Sampling.full(8, top_k=3), "noise": make_noise(8), "purpose": "draft"}
+    keywords: dict[str, Any] = {"sampling": Sampling.full(8, top_k=3), "rng": make_rng(8), "purpose": "draft"}
     plain = compare(logits, device, **keywords)
     found = compare(logits, device, **keywords, exclude_ids=exclude)
     assert torch.equal(found.token_ids[:, 0], top[:, 2])
@@ -161,7 +161,7 @@ def test_excluded_ids_are_not_drawn_but_counted(backend: str, device: str) -> No
 
 
 def test_reduced_vocabulary_draws_by_target_id(backend: str, device: str) -> None:
-    """The same law over the same target ids draws the same token, whatever the column order."""
+    """The same distribution over the same target ids draws the same token, whatever the column order."""
     vocab = 50
     full = torch.full((6, vocab), -INF)
     columns = torch.randperm(vocab)[:20].int()
@@ -169,7 +169,7 @@ def test_reduced_vocabulary_draws_by_target_id(backend: str, device: str) -> Non
     full[:, columns.long()] = small
     keywords: dict[str, Any] = {
         "sampling": Sampling.full(6, temperature=0.9, top_k=8),
-        "noise": make_noise(6),
+        "rng": make_rng(6),
         "purpose": "target",
     }
     mapped = compare(small, device, **keywords, token_map=columns, num_samples=4)
@@ -181,23 +181,23 @@ def test_allowed_and_lanes(backend: str, device: str) -> None:
     logits = torch.randn(9, 100)
     bits = torch.randint(-(2**31), 2**31, (9, 4)).int()
     bits[:, 0] |= 1
-    compare(logits, device, sampling=Sampling.full(9, top_p=0.7), noise=make_noise(9), purpose="draft", allowed=bits)
-    a = compare(logits, device, sampling=Sampling(), noise=make_noise(9), purpose="draft", lane=3)
-    b = compare(logits, device, sampling=Sampling(), noise=make_noise(9), purpose="draft", lane=torch.full((9,), 3))
+    compare(logits, device, sampling=Sampling.full(9, top_p=0.7), rng=make_rng(9), purpose="draft", allowed=bits)
+    a = compare(logits, device, sampling=Sampling(), rng=make_rng(9), purpose="draft", lane=3)
+    b = compare(logits, device, sampling=Sampling(), rng=make_rng(9), purpose="draft", lane=torch.full((9,), 3))
     assert torch.equal(a.token_ids, b.token_ids)
 
 
 def test_bad_rows_emit_nothing(backend: str, device: str) -> None:
     logits = torch.randn(5, 80)
     logits[1, 3], logits[2, 70], logits[3] = NAN, INF, -INF
-    found = compare(logits, device, sampling=Sampling.full(5, top_k=4), noise=make_noise(5), purpose="draft")
+    found = compare(logits, device, sampling=Sampling.full(5, top_k=4), rng=make_rng(5), purpose="draft")
     assert found.status.tolist() == [0, 1, 1, 1, 0]
     assert (found.token_ids[:, 0] >= 0).tolist() == [True, False, False, False, True]
 
 
 @pytest.mark.parametrize("vocab", [1, 2, 3, 4, 5, 4095, 4096, 4097])
 def test_odd_vocabularies(backend: str, device: str, vocab: int) -> None:
-    compare(torch.randn(2, vocab), device, sampling=Sampling.full(2, top_p=0.9), noise=make_noise(2), purpose="draft")
+    compare(torch.randn(2, vocab), device, sampling=Sampling.full(2, top_p=0.9), rng=make_rng(2), purpose="draft")
 
 
 def test_raw_logprobs_ignore_the_filters(backend: str, device: str) -> None:
@@ -206,7 +206,7 @@ def test_raw_logprobs_ignore_the_filters(backend: str, device: str) -> None:
         logits,
         device,
         sampling=Sampling.full(4, temperature=0.3, top_k=2),
-        noise=make_noise(4),
+        rng=make_rng(4),
         purpose="draft",
         logprobs="raw",
     )
@@ -216,27 +216,27 @@ def test_raw_logprobs_ignore_the_filters(backend: str, device: str) -> None:
 
 @pytest.mark.parametrize("filters", ["none", "all", "top_p"])
 def test_result_does_not_depend_on_batch_or_slot(backend: str, device: str, filters: str) -> None:
-    logits, noise, sampling = 3 * torch.randn(7, 5000), make_noise(7), Sampling.full(7, **FILTERS[filters])
-    whole = sample(logits.to(device), sampling=_move(sampling, device), noise=_move(noise, device), purpose="draft")
+    logits, rng, sampling = 3 * torch.randn(7, 5000), make_rng(7), Sampling.full(7, **FILTERS[filters])
+    whole = sample(logits.to(device), sampling=_move(sampling, device), rng=_move(rng, device), purpose="draft")
     for order in (torch.tensor([4]), torch.tensor([6, 1])):
         part = sample(
             logits[order].to(device),
             sampling=Sampling(*(None if s is None else s[order].to(device) for s in sampling)),
-            noise=Noise(*(n[order].to(device) for n in noise)),
+            rng=RngKey(*(n[order].to(device) for n in rng)),
             purpose="draft",
         )
         assert_same(tuple(part), tuple(t[order.to(device)] for t in whole), NAMES)
 
 
 def test_opcheck_and_out(backend: str, device: str) -> None:
-    logits, noise = torch.randn(3, 50, device=device), _move(make_noise(3), device)
-    want = sample(logits, sampling=Sampling(), noise=noise, purpose="draft", num_samples=2)
+    logits, rng = torch.randn(3, 50, device=device), _move(make_rng(3), device)
+    want = sample(logits, sampling=Sampling(), rng=rng, purpose="draft", num_samples=2)
     out = SampleResult(*(torch.zeros_like(t) for t in want))
-    got = sample(logits, sampling=Sampling(), noise=noise, purpose="draft", num_samples=2, out=out)
+    got = sample(logits, sampling=Sampling(), rng=rng, purpose="draft", num_samples=2, out=out)
     assert got.token_ids is out.token_ids
     assert_same(tuple(got), tuple(want), NAMES)
     if backend != "reference":
-        flat = (logits, None, None, None, None, *noise, 3, 2, None, None, None, None, 1)
+        flat = (logits, None, None, None, None, *rng, 3, 2, None, None, None, None, 1)
         torch.library.opcheck(op.overload(backend), flat)
         torch.library.opcheck(op.overload(backend, out=True), (*flat, *out))
 
@@ -251,10 +251,10 @@ def test_opcheck_and_out(backend: str, device: str) -> None:
         ({"logprobs": None}, "logprobs must be one of 'processed', 'raw', got None"),
         ({"exclude_ids": torch.zeros(3).long()}, r"exclude_ids must be \[3, n\], got \[3\]"),
         ({"token_map": torch.zeros(9)}, "token_map must be int32, got float32"),
-        ({"noise": make_noise(4)}, r"noise.seed must be \[3\], got \[4\]"),
+        ({"rng": make_rng(4)}, r"rng.seed must be \[3\], got \[4\]"),
     ],
 )
 def test_wrong_arguments_say_what_to_do(change: dict[str, Any], message: str) -> None:
-    keywords: dict[str, Any] = {"sampling": Sampling(), "noise": make_noise(3), "purpose": "draft", **change}
+    keywords: dict[str, Any] = {"sampling": Sampling(), "rng": make_rng(3), "purpose": "draft", **change}
     with pytest.raises(ValueError, match="sample: " + message):
         sample(torch.zeros(3, 9), **keywords)

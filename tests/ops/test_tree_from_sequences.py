@@ -10,7 +10,7 @@ from check import assert_same
 
 from specdec_kernels import (
     CandidateTree,
-    Noise,
+    RngKey,
     Sampling,
     tree_from_sequences,
     tree_layout,
@@ -68,8 +68,8 @@ def test_one_draft_is_a_chain(backend: str, device: str) -> None:
     tree = tree_from_sequences(draft[:, None])
     assert tree.parents.tolist() == [[-1, 0, 1, 2], [-1, 0, -1, -1]]
     logits = torch.randn(2, 4, 5, device=device)
-    noise = Noise(torch.arange(2, device=device), torch.arange(2, device=device))
-    common: dict[str, Any] = {"sampling": Sampling(), "noise": noise, "rule": "match"}
+    rng = RngKey(torch.arange(2, device=device), torch.arange(2, device=device))
+    common: dict[str, Any] = {"sampling": Sampling(), "rng": rng, "rule": "match"}
     found = verify_tree(tree.token_ids, tree.parents, logits, max_depth=3, **common)
     want = verify_chain(draft, logits, **common)
     assert_same(found[:1] + found[2:4], want[:3], ("token_ids", "num_accepted", "status"))

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from cases import FILTERS, RULES, ChainCase, make_chain, make_noise
+from cases import FILTERS, RULES, ChainCase, make_chain, make_rng
 from chains import NAMES, compare, one, run
 from check import assert_same
 from torch import Tensor
 
-from specdec_kernels import ChainResult, Noise, Sampling, random_words, use_backend, verify_chain
+from specdec_kernels import ChainResult, RngKey, Sampling, random_words, use_backend, verify_chain
 from specdec_kernels._random import exponential
 from specdec_kernels.ops.verify_chain import op
 
@@ -34,13 +34,13 @@ def test_greedy_takes_the_lowest_id_of_a_tie(backend: str, device: str) -> None:
     assert one([2], [[4.0, 1.0, 4.0], [0.0, 1.0, 1.0]], rule="greedy", device=device) == ([0, -1], 0, 0)
 
 
-def test_equal_laws_accept_everything(backend: str, device: str) -> None:
+def test_equal_distributions_accept_everything(backend: str, device: str) -> None:
     rows = [[0.3, -1.0, 2.0, 0.5]] * 4
     tokens, accepted, status = one([0, 1, 3], rows, rows[:3], device=device)
     assert (tokens[:3], accepted, status) == ([0, 1, 3], 3, 0)
 
 
-def test_disjoint_laws_reject_and_draw_from_the_target(backend: str, device: str) -> None:
+def test_disjoint_distributions_reject_and_draw_from_the_target(backend: str, device: str) -> None:
     target, draft = [[0.0, 0.0, -INF, -INF]] * 2, [[-INF, -INF, 0.0, 0.0]]
     tokens, accepted, status = one([2], target, draft, device=device)
     assert accepted == 0 and tokens[0] in (0, 1) and status == 0
@@ -48,17 +48,17 @@ def test_disjoint_laws_reject_and_draw_from_the_target(backend: str, device: str
 
 def test_match_emits_exactly_the_plain_draw(backend: str, device: str) -> None:
     """The race of the documented words decides, whatever was drafted."""
-    noise = Noise(*(torch.tensor([v]) for v in (31, 8, 0)))
+    rng = RngKey(*(torch.tensor([v]) for v in (31, 8, 0)))
     target = torch.tensor([0.1, 1.2, -0.4, 0.9])
     winner = []
     for i in range(2):
-        word = random_words(noise._replace(position=noise.position + i), purpose="target", index=torch.arange(4))[0]
+        word = random_words(rng._replace(position=rng.position + i), purpose="target", index=torch.arange(4))[0]
         winner.append(int((target - exponential(word).log()).argmax()))
-    moved = Noise(*(n.to(device) for n in noise))
+    moved = RngKey(*(n.to(device) for n in rng))
     rows = [target.tolist()] * 2
-    assert one([winner[0]], rows, rule="match", noise=moved, device=device) == (winner, 1, 0)
+    assert one([winner[0]], rows, rule="match", rng=moved, device=device) == (winner, 1, 0)
     other = (winner[0] + 1) % 4
-    assert one([other], rows, rule="match", noise=moved, device=device) == ([winner[0], -1], 0, 0)
+    assert one([other], rows, rule="match", rng=moved, device=device) == ([winner[0], -1], 0, 0)
 
 
 def test_topm_counts_ranks_and_distance_counts_ids(backend: str, device: str) -> None:
@@ -84,13 +84,13 @@ def test_rejected_from_target_may_repeat_the_rejected_id(backend: str, device: s
     """Decoding-UNO draws from p; the residual never emits a token the draft over-weights."""
     batch = 64 if is_slow else 512
     target, draft = torch.zeros(1, 2, 2), torch.tensor([[[9.0, 0.0]]])
-    noise = Noise(*(n.to(device) for n in make_noise(batch)))
+    rng = RngKey(*(n.to(device) for n in make_rng(batch)))
     args = (
         torch.zeros(batch, 1, dtype=torch.int64, device=device),
         target.expand(batch, -1, -1).to(device),
         draft.expand(batch, -1, -1).to(device),
     )
-    common = {"sampling": Sampling(), "draft_sampling": Sampling(), "noise": noise}
+    common = {"sampling": Sampling(), "draft_sampling": Sampling(), "rng": rng}
     residual = verify_chain(*args, **common)
     uno = verify_chain(*args, **common, rejected_from="target")
     rejected = residual.num_accepted == 0
@@ -166,7 +166,7 @@ def test_reduced_draft_vocabulary(backend: str, device: str) -> None:
         ids,
         target,
         drafted,
-        {"sampling": Sampling(), "draft_sampling": Sampling(), "noise": make_noise(batch), "token_map": token_map},
+        {"sampling": Sampling(), "draft_sampling": Sampling(), "rng": make_rng(batch), "token_map": token_map},
     )
     theirs = compare(case, device)
     assert set(theirs.num_accepted.tolist()) >= {0, 1, 3}
@@ -248,10 +248,10 @@ def _wrong(**change: Any) -> dict[str, Any]:
         (_wrong(sampling=0.8), "sampling must be a Sampling"),
         (_wrong(sampling=Sampling(torch.ones(2))), r"sampling.temperature must be \[3\], got \[2\]"),
         (_wrong(sampling=Sampling(top_k=torch.ones(3).long())), "sampling.top_k must be int32, got int64"),
-        (_wrong(noise=None), "noise must be a Noise"),
-        (_wrong(noise=Noise(torch.zeros(3), torch.zeros(3).long())), "noise.seed must be int64, got float32"),
+        (_wrong(rng=None), "noise must be an RngKey"),
+        (_wrong(rng=RngKey(torch.zeros(3), torch.zeros(3).long())), "rng.seed must be int64, got float32"),
         (_wrong(rule="lossless"), "rule must be one of 'ratio', 'block', 'match'"),
-        (_wrong(rule="block", noise=Noise(torch.zeros(3).long(), torch.zeros(3).long())), "noise.step must be given"),
+        (_wrong(rule="block", rng=RngKey(torch.zeros(3).long(), torch.zeros(3).long())), "rng.step must be given"),
         (_wrong(rule="match", over_acceptance=0.1), r"over_acceptance must be in \[0, 1\] and used with rule 'ratio'"),
         (_wrong(over_acceptance=-0.1), r"over_acceptance must be in \[0, 1\]"),
         (_wrong(rejected_from="draft"), "rejected_from must be one of 'residual', 'target'"),

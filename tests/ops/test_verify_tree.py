@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from cases import FILTERS, make_chain, make_noise
+from cases import FILTERS, make_chain, make_rng
 from check import assert_same, of_the_reference
 from tree_cases import TREE_RULES, TreeCase, make_tree
-from tree_laws import medusa_typical
+from tree_distributions import medusa_typical
 
 from specdec_kernels import (
     ChainResult,
-    Noise,
+    RngKey,
     Sampling,
     TreeResult,
     sample,
@@ -49,7 +49,7 @@ def one(
     *, device: str = "cpu", max_depth: int = 3, **keywords: Any,
 ) -> tuple[list[int], list[int], int, int]:  # fmt: skip
     """Verify one request given plain numbers: (token_ids, path, num_accepted, status)."""
-    noise = keywords.pop("noise", Noise(*(torch.tensor([v], device=device) for v in (7, 5, 0))))
+    rng = keywords.pop("rng", RngKey(*(torch.tensor([v], device=device) for v in (7, 5, 0))))
     result = verify_tree(
         torch.tensor([ids], device=device),
         torch.tensor([parents], device=device),
@@ -58,7 +58,7 @@ def one(
         max_depth=max_depth,
         sampling=keywords.pop("sampling", Sampling()),
         draft_sampling=None if draft is None else Sampling(),
-        noise=noise,
+        rng=rng,
         **keywords,
     )
     return (
@@ -107,12 +107,12 @@ def test_match_emits_plain_seeded_sampling_whatever_the_tree(backend: str, devic
     case = make_tree(200, 12, vocab, rule="match", filters="temperature", seed=3).to(device)
     first = case.target_logits[:, 0]
     result = run(replace(case, target_logits=first[:, None].expand(-1, 12, -1)))
-    noise = case.keywords["noise"]
+    rng = case.keywords["rng"]
     for i in range(5):
         plain = sample(
             first,
             sampling=case.keywords["sampling"],
-            noise=noise._replace(position=noise.position + i),
+            rng=rng._replace(position=rng.position + i),
             purpose="target",
         )
         emitted = result.token_ids[:, i]
@@ -144,8 +144,8 @@ def test_a_candidate_that_repeats_is_rejected_with_replacement(backend: str, dev
     """After x was rejected nothing is left of p at x: a second draw of x never passes."""
     target, draft = [[0.0, 0.0]] * 3, [[3.0, 0.0]] * 3
     for seed in range(40):
-        noise = Noise(*(torch.tensor([v], device=device) for v in (seed, 5, 0)))
-        common = {"rule": "recursive", "replacement": True, "device": device, "noise": noise}
+        rng = RngKey(*(torch.tensor([v], device=device) for v in (seed, 5, 0)))
+        common = {"rule": "recursive", "replacement": True, "device": device, "rng": rng}
         tokens, path, _, status = one([9, 0, 0], [-1, 0, 0], target, draft, **common)
         assert status == 0 and path in ([1], []) and (path == [1] or tokens == [1])
 
@@ -243,7 +243,7 @@ def test_a_thousand_and_twenty_four_nodes(backend: str, device: str) -> None:
             logits[:] = torch.tensor([0.0, 0, 0, 50, 0])
         result = verify_tree(
             tokens[None].to(device), parents[None].to(device), logits.to(device), max_depth=depth,
-            sampling=Sampling(), noise=Noise(*(t.to(device) for t in make_noise(1))), rule="recursive",
+            sampling=Sampling(), rng=RngKey(*(t.to(device) for t in make_rng(1))), rule="recursive",
         )  # fmt: skip
         accepted = 1023 if depth == 1023 else 4
         assert int(result.num_accepted) == accepted and int(result.status) == 0
@@ -378,8 +378,8 @@ def test_ids_come_back_in_the_dtype_they_came_and_out_receives_them(backend: str
         ({"rule": "ratio"}, "rule must be one of 'match', 'greedy', 'typical', 'recursive'"),
         ({"rule": "match", "replacement": True}, "replacement must be False unless the rule is 'recursive'"),
         (
-            {"rule": "traversal", "noise": Noise(torch.zeros(3).long(), torch.zeros(3).long())},
-            "noise.step must be given for rule 'traversal'",
+            {"rule": "traversal", "rng": RngKey(torch.zeros(3).long(), torch.zeros(3).long())},
+            "rng.step must be given for rule 'traversal'",
         ),
         ({"allowed": torch.zeros(15, 2).int()}, r"allowed must be \[15, 1\], got \[15, 2\]"),
         ({"logprobs": "all"}, "logprobs must be one of None, 'processed', 'raw'"),

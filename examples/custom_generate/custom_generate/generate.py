@@ -10,8 +10,8 @@ from specdec_loop import hf
 def generate(model, assistant_model=None, draft_model=None, streamer=None, tokenizer=None, **arguments):
     """Decode as `model.generate` does, `draft_model` (or `assistant_model`) ahead; without one, by prompt lookup.
 
-    Greedy texts are those of plain decoding, sampled ones follow its law; batches, left padding and static caches work.
-    Further arguments: drafter, draft_length, rule, seed, as `specdec_loop.hf.generate` describes them.
+    Greedy texts are those of plain decoding, sampled ones follow its distribution; batches, left padding and static
+    caches work. Further arguments: drafter, draft_length, rule, seed, as `specdec_loop.hf.generate` describes them.
     """
     if tokenizer is not None and arguments.get("stop_strings"):
         stop = StopStringCriteria(tokenizer, arguments.pop("stop_strings"))

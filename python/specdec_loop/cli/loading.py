@@ -19,7 +19,7 @@ from ..datastore import Datastore
 from ..draft_length import AdaptiveLength, FixedLength
 from ..drafters import Drafter
 from ..heads import load_draft_model
-from ..methods import METHODS, Kit
+from ..methods import METHODS, DrafterAssets
 
 MODELS = Path(__file__).resolve().parents[2] / "models"  # python/models: in the repository, not in the wheel
 LONGEST = 10  # draft that `--draft-length auto` may choose
@@ -89,7 +89,7 @@ class Models:
                 f"--target: the tokenizer in {args.target} has {len(self.tokenizer)} tokens, the model only "
                 f"{self.target.config.vocab_size}: give a folder in which both belong together"
             )
-        self.kit = Kit(
+        self.kit = DrafterAssets(
             self.target,
             heads=args.heads,
             load_draft=self._draft,

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from ..lossless import figures, report, texts
+from ..lossless.distributions import processed
 from ..lossless.experiments import Finding, judge
 from ..lossless.family import caught, fault_jobs, first_jobs, impossible, joint_jobs, run_all, stream_jobs
 from ..lossless.faults import FAULTS
-from ..lossless.laws import processed
 from ..lossless.methods import METHODS
 from ..lossless.models import FOLDER, Pair, first_tokens, load, quiet
 from ..lossless.others import judged, other_jobs
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--method", action="append", choices=[m.name for m in METHODS], help="only these; repeatable")
     parser.add_argument("--samples", type=int, default=1_000_000, help="first tokens of a prompt and method")
     parser.add_argument("--filtered", type=int, default=50_000, help="the same with filters, on the first prompt")
-    parser.add_argument("--texts", type=int, default=20_000, help="texts of a stream or a joint law")
+    parser.add_argument("--texts", type=int, default=20_000, help="texts of a stream or a joint distribution")
     parser.add_argument("--inject", choices=[f.name for f in FAULTS], help="break the sampler: exit status 1 if caught")
     parser.add_argument("--sampler", action="append", default=[], help="module of another sampler; repeatable")
     parser.add_argument("--seconds", type=float, default=30.0, help="most of an experiment on another sampler")

@@ -45,7 +45,7 @@ class Row:
         acceptance_by_child: probability that the first, second, .. child of a node of a tree is the accepted one.
         predicted_tokens_per_second: by theory, from this acceptance and the measured time of a step.
         distinct: share of different 4-grams in the texts: low where a model repeats itself, which flatters copying.
-        same_text: of the texts, how many are those of plain decoding; None where only the law is the same.
+        same_text: of the texts, how many are those of plain decoding; None where only the distribution is the same.
         seconds: of a step, by phase.
     """
 

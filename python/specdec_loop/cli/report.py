@@ -22,7 +22,7 @@ COLUMNS = ("", "tokens/s", "speed-up", "per step", "accepted", "predicted", "rat
 LEGEND = (
     "per step: tokens; predicted: tokens/s by theory from the acceptance and times of the same run, ratio: measured "
     "to predicted; rest: share of a step outside all forwards; 4-grams: share of different ones; text: how many are "
-    "plain decoding's; law: their law is the same"
+    "plain decoding's; distribution: their distribution is the same"
 )
 WIDTH = 120  # where there is no terminal, or a narrow one
 
@@ -69,7 +69,7 @@ def cells(row: Row) -> list[str]:
         return "" if value is None else format(value, form)
 
     predicted = row.predicted_tokens_per_second
-    same = "" if row.method in (*RIVALS, "plain") else row.same_text or "law"
+    same = "" if row.method in (*RIVALS, "plain") else row.same_text or "distribution"
     return [
         row.method,
         number(row.tokens_per_second, ".1f"),

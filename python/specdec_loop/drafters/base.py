@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from specdec_kernels import SampleResult, Sampling
 
+from ..sequences import Sequences, on_host
 from ..statistics import Clock
-from ..text import Text, on_host
 
 CHAIN_RULES = ("ratio", "match", "block", "greedy", "typical", "topm", "distance")
 ARGMAX_RULES = ("greedy", "typical", "topm", "distance")  # what they accept is likely: an argmax serves them best
@@ -70,9 +70,9 @@ class Drafter:
     """Proposes tokens. A drafter serves one `generate` at a time and may be used again after it.
 
     Nothing here may wait for the device, but for a `Confidence`; what the host needs of the texts stands in
-    `Text.rows`, which the loop reads once a step. How many tokens are drafted may depend on committed tokens and on
-    logits, never on the token drawn from them: cutting off a token after looking at it biases the rules ``ratio`` and
-    ``block``.
+    `Sequences.rows`, which the loop reads once a step. How many tokens are drafted may depend on committed tokens and
+    on logits, never on the token drawn from them: cutting off a token after looking at it biases the rules ``ratio``
+    and ``block``.
     """
 
     rules: ClassVar[Collection[str]] = CHAIN_RULES  # under which the drafts may be verified
@@ -94,44 +94,44 @@ class Drafter:
         self.clock.mark("networks")
         return out
 
-    def begin(self, text: Text, *, rule: str, sampling: Sampling, longest: int) -> None:
+    def begin(self, sequences: Sequences, *, rule: str, sampling: Sampling, longest: int) -> None:
         """Prepare for new texts: prompts, each with its first token, which the target said without a draft.
 
         Args:
-            text: to be continued; of at least two tokens each, but where a prompt's first row was bad.
+            sequences: to be continued; of at least two tokens each, but where a prompt's first row was bad.
             rule: under which drafts will be verified.
             sampling: of the target.
             longest: no draft will be longer.
         """
 
-    def prefill(self, text: Text, hidden: Tensor) -> None:
+    def prefill(self, sequences: Sequences, hidden: Tensor) -> None:
         """Read the prompts' features; called after `begin` if any are wanted.
 
         Args:
-            text: the same as in `begin`.
+            sequences: the same as in `begin`.
             hidden: ``[batch, longest - 1, features]``: of all tokens but each text's last.
         """
 
-    def draft(self, text: Text, length: int) -> Draft:
+    def draft(self, sequences: Sequences, length: int) -> Draft:
         """Propose up to `length` tokens a request; fewer, or none, where nothing promises well."""
         raise NotImplementedError  # every drafter has its own
 
-    def skip(self, text: Text) -> None:
+    def skip(self, sequences: Sequences) -> None:
         """Called in place of `draft` by a drafter that is made of others, and drafts by another in this step."""
 
-    def commit(self, text: Text, outcome: Outcome) -> None:
+    def commit(self, sequences: Sequences, outcome: Outcome) -> None:
         """Follow the text, which has grown by what was kept."""
 
-    def end(self, text: Text) -> None:
-        """The texts are complete, `Text.rows` too."""
+    def end(self, sequences: Sequences) -> None:
+        """The texts are complete, `Sequences.rows` too."""
 
 
 class NoDrafter(Drafter):
     """Drafts nothing: plain decoding."""
 
-    def draft(self, text: Text, length: int) -> Draft:
+    def draft(self, sequences: Sequences, length: int) -> Draft:
         """An empty chain."""
-        return Draft(torch.empty(text.batch, 0, dtype=torch.int64, device=text.tokens.device))
+        return Draft(torch.empty(sequences.batch, 0, dtype=torch.int64, device=sequences.tokens.device))
 
 
 class Confidence:
@@ -160,9 +160,9 @@ class Confidence:
             self._warmth = []
         self._has_warm, self._has_cold = not self._warmth or any(self._warmth), 0.0 in self._warmth
 
-    def start(self, text: Text) -> None:
+    def start(self, sequences: Sequences) -> None:
         """A new draft."""
-        self._text, self._chances = text, [0.0] * text.batch
+        self._text, self._chances = sequences, [0.0] * sequences.batch
 
     def is_lost(self, logits: Tensor, drawn: SampleResult) -> bool:
         """Whether the chains end behind the tokens that were drawn from these logits ``[batch, vocab]``.

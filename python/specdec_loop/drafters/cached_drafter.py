@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..text import Text
+from ..sequences import Sequences
 from ..tree_cache import TreeCache
 from .base import Drafter
 
@@ -23,11 +23,11 @@ class CachedDrafter(Drafter):
 
     lag: ClassVar[int] = 0  # tokens that a text has more than it has rows
 
-    def _open(self, config: Any, text: Text, longest: int, dtype: torch.dtype, device: torch.device) -> int:
+    def _open(self, config: Any, sequences: Sequences, longest: int, dtype: torch.dtype, device: torch.device) -> int:
         """Make the cache for drafts of up to `longest` tokens; returns its capacity."""
-        capacity = text.tokens.shape[1] + self._rows(longest)
-        self._cache = TreeCache(config, batch=text.batch, capacity=capacity, dtype=dtype, device=device)
-        self._known = [0] * text.batch  # rows of each request
+        capacity = sequences.tokens.shape[1] + self._rows(longest)
+        self._cache = TreeCache(config, batch=sequences.batch, capacity=capacity, dtype=dtype, device=device)
+        self._known = [0] * sequences.batch  # rows of each request
         self._nodes = 0  # rows of drafted nodes behind them
         self._inputs: dict[str, Any] = {}  # of the last nodes
         return capacity
@@ -36,38 +36,38 @@ class CachedDrafter(Drafter):
         """Most rows written between two commits: the new ones and the drafted nodes."""
         return 2 * self.nodes(longest)
 
-    def _run_prompts(self, text: Text) -> None:
+    def _run_prompts(self, sequences: Sequences) -> None:
         """Run the prompts but for the last token of each."""
-        count = text.longest - self.lag - 1
+        count = sequences.longest - self.lag - 1
         if count > 0:
-            prompts = text.tokens[:, self.lag : self.lag + count]
+            prompts = sequences.tokens[:, self.lag : self.lag + count]
             self._run_chain(prompts, 1)
-            self._cache.commit((text.lengths - self.lag - 2).clamp(min=-1).int())
-            self._known = [max(end - self.lag - 1, 0) for end in text.ends]
+            self._cache.commit((sequences.lengths - self.lag - 2).clamp(min=-1).int())
+            self._known = [max(end - self.lag - 1, 0) for end in sequences.ends]
             self._cache.know_lengths(self._known)
 
-    def _unseen(self, text: Text) -> tuple[list[int], list[int]]:
+    def _unseen(self, sequences: Sequences) -> tuple[list[int], list[int]]:
         """Of each request, the rows that its text calls for, and how many of them are lacking."""
-        ends = [max(end - self.lag, 0) for end in text.ends]
+        ends = [max(end - self.lag, 0) for end in sequences.ends]
         return ends, [end - known for end, known in zip(ends, self._known, strict=True)]
 
-    def _run_unseen(self, text: Text) -> Tensor:
+    def _run_unseen(self, sequences: Sequences) -> Tensor:
         """Run what the text has and the cache lacks; what its last row says, ``[batch, 1, ...]``.
 
         It says nothing of a request that has nothing new, which is a finished one.
         """
         self._cache.crop(-self._nodes)
-        ends, counts = self._unseen(text)
+        ends, counts = self._unseen(sequences)
         self._known, self._nodes, count = ends, 0, max(1, *counts)
         if min(ends) == max(ends) and min(counts) == count:  # no request needs a place of its own
-            out = self.timed(self._run_chain, text.tokens.narrow(1, text.ends[0] - count, count), 1)
+            out = self.timed(self._run_chain, sequences.tokens.narrow(1, sequences.ends[0] - count, count), 1)
             self._cache.commit(count - 1)
         else:
             first = self._cache.lengths + self.lag
             place = first[:, None] + torch.arange(count, device=first.device)
-            new = text.tokens.gather(1, place.clamp(max=text.tokens.shape[1] - 1))
+            new = sequences.tokens.gather(1, place.clamp(max=sequences.tokens.shape[1] - 1))
             out = self.timed(self._run_chain, new, [max(n, 1) - 1 for n in counts])
-            self._cache.commit(((text.lengths - first).clamp(min=0) - 1).int())  # -1: nothing is new
+            self._cache.commit(((sequences.lengths - first).clamp(min=0) - 1).int())  # -1: nothing is new
         self._cache.know_lengths(ends)
         return out
 
@@ -109,9 +109,9 @@ class CachedDrafter(Drafter):
         """
         raise NotImplementedError  # a model or a head: its subclasses say which
 
-    def _of_running(self, ids: Tensor, text: Text) -> Tensor:
+    def _of_running(self, ids: Tensor, sequences: Sequences) -> Tensor:
         """Drafts ``[batch, ...]``, none for a finished text."""
-        if not any(text.is_finished):
+        if not any(sequences.is_finished):
             return ids
-        is_finished = torch.tensor(text.is_finished).to(ids.device, non_blocking=True)
+        is_finished = torch.tensor(sequences.is_finished).to(ids.device, non_blocking=True)
         return ids.masked_fill(is_finished.view(-1, *[1] * (ids.dim() - 1)), -1)

@@ -12,7 +12,7 @@ from specdec_kernels import Sampling, sample
 
 from ..attention import forward
 from ..lean import LeanLlama
-from ..text import Text
+from ..sequences import Sequences
 from .base import ARGMAX_RULES, CHAIN_RULES, Confidence, Draft, kept_rows
 from .cached_drafter import CachedDrafter
 
@@ -21,7 +21,7 @@ class DraftModel(CachedDrafter):
     """Drafts by a transformers causal LM.
 
     Under ``ratio`` and ``block`` a draft has noise of its own; under ``match`` it shares the target's, so that equal
-    laws draw equal tokens; under the other rules it is an argmax.
+    distributions draw equal tokens; under the other rules it is an argmax.
     """
 
     rules: ClassVar[Collection[str]] = CHAIN_RULES
@@ -44,32 +44,32 @@ class DraftModel(CachedDrafter):
         if token_map is not None:
             self._sorted, self._column = token_map.long().sort()
 
-    def begin(self, text: Text, *, rule: str, sampling: Sampling, longest: int) -> None:
+    def begin(self, sequences: Sequences, *, rule: str, sampling: Sampling, longest: int) -> None:
         """Run the prompts but for their last token."""
         is_argmax = rule in ARGMAX_RULES
-        greedy = Sampling.full(text.batch, temperature=0.0, device=text.tokens.device)
-        self._law = greedy if is_argmax else self.sampling or sampling
-        self._confidence.begin(self._law.temperature)
+        greedy = Sampling.full(sequences.batch, temperature=0.0, device=sequences.tokens.device)
+        self._distribution = greedy if is_argmax else self.sampling or sampling
+        self._confidence.begin(self._distribution.temperature)
         self._purpose = "target" if rule == "match" else "draft"
-        self._needs_law = rule in ("ratio", "block")
-        capacity = self._open(self.model.config, text, longest, self.model.dtype, self.model.device)
+        self._needs_distribution = rule in ("ratio", "block")
+        capacity = self._open(self.model.config, sequences, longest, self.model.dtype, self.model.device)
         self._lean = LeanLlama(self.model) if LeanLlama.suits(self.model) else None
         if self._lean is not None:
             self._lean.reach(capacity)
         self._room = self._rows(longest) - self.nodes(longest)  # the next step may add as many again
-        self._run_prompts(text)
+        self._run_prompts(sequences)
 
-    def draft(self, text: Text, length: int) -> Draft:
+    def draft(self, sequences: Sequences, length: int) -> Draft:
         """One forward a token."""
-        out, rows, drawn = self._run_unseen(text), [], []
-        self._confidence.start(text)
+        out, rows, drawn = self._run_unseen(sequences), [], []
+        self._confidence.start(sequences)
         for ahead in range(length):
             rows.append(out[:, 0])
             drawn.append(
                 sample(
                     rows[-1],
-                    sampling=self._law,
-                    noise=text.noise(ahead),
+                    sampling=self._distribution,
+                    rng=sequences.rng(ahead),
                     purpose=self._purpose,
                     token_map=self.token_map,
                     logprobs="raw",
@@ -78,16 +78,16 @@ class DraftModel(CachedDrafter):
             if ahead + 1 == length or self._confidence.is_lost(rows[-1], drawn[-1]):
                 break
             out = self._run_next(drawn[-1].token_ids)
-        ids = self._of_running(torch.cat([d.token_ids for d in drawn], 1), text)
-        if not self._needs_law:
+        ids = self._of_running(torch.cat([d.token_ids for d in drawn], 1), sequences)
+        if not self._needs_distribution:
             return Draft(ids)
         stats = torch.stack([d.logsumexp for d in drawn], 1), torch.stack([d.threshold for d in drawn], 1)
-        return Draft(ids, torch.stack(rows, 1), stats, self._law, self.token_map)
+        return Draft(ids, torch.stack(rows, 1), stats, self._distribution, self.token_map)
 
-    def skip(self, text: Text) -> None:
+    def skip(self, sequences: Sequences) -> None:
         """Leave what is new to the next draft, unless it is more than the cache has room for behind a finished text."""
-        if max(self._unseen(text)[1]) > self._room:
-            self._run_unseen(text)
+        if max(self._unseen(sequences)[1]) > self._room:
+            self._run_unseen(sequences)
 
     def _run(self, token_ids: Tensor, inputs: dict[str, Any], *before: Tensor, keep: Sequence[int] | int = 0) -> Tensor:
         """Logits."""

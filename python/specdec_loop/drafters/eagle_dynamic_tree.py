@@ -10,7 +10,7 @@ from torch import Tensor
 from specdec_kernels import Sampling, select_tree
 
 from ..heads import FeatureHead
-from ..text import Text
+from ..sequences import Sequences
 from .base import COLD, Draft
 from .eagle_tree import GrownTree, Shape
 from .fixed_tree import Paths
@@ -23,9 +23,9 @@ class EagleDynamicTree(GrownTree):
     """Expands the `width` likeliest paths of each depth by `width` children, and keeps the best nodes of all.
 
     A path's score is the product of the head's probabilities along it. Under ``match`` the candidates of a sampled
-    request are the first of the race that the target will run, on the head's law, and count by rank: where all requests
-    are such, and no filter may leave a rank out, the tree is the same in every step (`likely_paths`). Either way they
-    are deterministic, and so are kept or dropped without bias.
+    request are the first of the race that the target will run, on the head's distribution, and count by rank: where all
+    requests are such, and no filter may leave a rank out, the tree is the same in every step (`likely_paths`). Either
+    way they are deterministic, and so are kept or dropped without bias.
     """
 
     rules = ("match", "greedy", "typical", "target_only")
@@ -58,39 +58,41 @@ class EagleDynamicTree(GrownTree):
                 raise ValueError(f"EagleDynamicTree: {name} must be at least 1, got {value}")
         self.width, self.total = width, total
 
-    def begin(self, text: Text, *, rule: str, sampling: Sampling, longest: int) -> None:
+    def begin(self, sequences: Sequences, *, rule: str, sampling: Sampling, longest: int) -> None:
         """Note which requests race with the target's noise: there a token's rank tells more than its probability."""
-        super().begin(text, rule=rule, sampling=sampling, longest=longest)
+        super().begin(sequences, rule=rule, sampling=sampling, longest=longest)
         warm = self._race.temperature
-        is_sampled = text.lengths > 0 if warm is None else warm > COLD
+        is_sampled = sequences.lengths > 0 if warm is None else warm > COLD
         self._counts_by_rank = (is_sampled & (rule == "match"))[:, None, None]
         self._by_rank = int(self._counts_by_rank.sum())  # so many requests
-        self._is_known = self._by_rank == text.batch and self._race[1:] == (None, None, None)  # the tree
+        self._is_known = self._by_rank == sequences.batch and self._race[1:] == (None, None, None)  # the tree
         self._shapes: dict[int, Shape] = {}  # of each length
-        device, rank = text.tokens.device, torch.arange(self.width, device=text.tokens.device)
+        device, rank = sequences.tokens.device, torch.arange(self.width, device=sequences.tokens.device)
         self._chances = math.log(FIRST) + rank * math.log(NEXT)
-        self._zero = torch.zeros(text.batch, 1, device=device)
+        self._zero = torch.zeros(sequences.batch, 1, device=device)
         # Parents of the root, of depth 1, and of depth 2: nodes of depth 1 are expanded all.
         first = [-1, *[0] * self.width, *(1 + rank).repeat_interleave(self.width).tolist()]
-        self._first = torch.tensor(first, device=device).repeat(text.batch, 1)
+        self._first = torch.tensor(first, device=device).repeat(sequences.batch, 1)
         # Number of the first node of the depth of each node that is expanded, from depth 2 on.
         begins = 1 + self.width + self.width**2 * torch.arange(longest, device=device)
         self._depth_begins = begins.repeat_interleave(self.width)
-        self._row = rank.repeat_interleave(self.width).expand(text.batch, -1)  # of the parent of each child of a depth
+        self._row = rank.repeat_interleave(self.width).expand(
+            sequences.batch, -1
+        )  # of the parent of each child of a depth
 
     def nodes(self, length: int) -> int:
         """The root and what is kept of all candidates."""
         return 1 + min(self.total, self.width + (length - 1) * self.width**2)
 
-    def draft(self, text: Text, length: int) -> Draft:
+    def draft(self, sequences: Sequences, length: int) -> Draft:
         """Expand `length` times, then select."""
         if self._is_known:
-            return self._grow(self._known_shape(length, text), text)
+            return self._grow(self._known_shape(length, sequences), sequences)
         width = self.width
-        self._confidence.start(text)
-        features = self._run_unseen(text)
-        ids, scores = self._children(features, text, 0)  # of the last depth; of one parent, the best comes first
-        token_ids, every_score = [text.last(1), ids], [self._zero, scores]
+        self._confidence.start(sequences)
+        features = self._run_unseen(sequences)
+        ids, scores = self._children(features, sequences, 0)  # of the last depth; of one parent, the best comes first
+        token_ids, every_score = [sequences.last(1), ids], [self._zero, scores]
         expanded: list[Tensor] = []  # of the depths from 2 on: which nodes of theirs
         best_scores, depths = scores, 1  # of what is expanded
         for depth in range(1, length):
@@ -104,7 +106,7 @@ class EagleDynamicTree(GrownTree):
                 features = self._run_nodes(ids.gather(1, best), self._row.gather(1, best), features)
                 expanded.append(best)
             depths += 1
-            ids, scores = self._children(features, text, depth, best_scores)
+            ids, scores = self._children(features, sequences, depth, best_scores)
             token_ids.append(ids)
             every_score.append(scores)
         tree = select_tree(
@@ -124,22 +126,22 @@ class EagleDynamicTree(GrownTree):
         below = parents[:, :, None].expand(-1, -1, self.width).flatten(1)
         return torch.cat([self._first, below], 1)
 
-    def _known_shape(self, length: int, text: Text) -> Shape:
+    def _known_shape(self, length: int, sequences: Sequences) -> Shape:
         """The tree that ranks alone choose, as deep as `draft` would grow it."""
         if length not in self._shapes:
             depth = 1
             while depth < length and FIRST**depth >= self._confidence.least:
                 depth += 1
-            self._shapes[length] = Shape(likely_paths(self.width, self.total, depth), text)
+            self._shapes[length] = Shape(likely_paths(self.width, self.total, depth), sequences)
         return self._shapes[length]
 
     def _children(
-        self, features: Tensor, text: Text, ahead: int, scores: Tensor | None = None
+        self, features: Tensor, sequences: Sequences, ahead: int, scores: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """The best tokens after each feature and their paths' scores in logarithms, ``[batch, paths * width]``."""
         batch, rows = features.shape[:2]
-        drawn = self._draw(self._logits(features).flatten(0, 1), text, ahead, self.width)
-        ids = self._of_running(drawn.token_ids.view(batch, rows * self.width), text)
+        drawn = self._draw(self._logits(features).flatten(0, 1), sequences, ahead, self.width)
+        ids = self._of_running(drawn.token_ids.view(batch, rows * self.width), sequences)
         if self._by_rank == batch:
             chances = self._chances.expand(batch, rows, -1)
         else:

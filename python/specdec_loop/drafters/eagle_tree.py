@@ -1,4 +1,4 @@
-"""EAGLE-1: a tree of fixed shape whose children are drawn without replacement from the head's law."""
+"""EAGLE-1: a tree of fixed shape whose children are drawn without replacement from the head's distribution."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from specdec_kernels import Sampling
 
 from ..heads import FeatureHead
-from ..text import Text
+from ..sequences import Sequences
 from .base import Draft
 from .feature_drafter import FeatureDrafter
 from .fixed_tree import FixedTree, Paths, in_preorder
@@ -24,16 +24,16 @@ CHOICES = ((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1), (0, 0
 class GrownTree(FeatureDrafter):
     """Grows a tree of a known shape, depth by depth."""
 
-    def _grow(self, shape: Shape, text: Text) -> Draft:
+    def _grow(self, shape: Shape, sequences: Sequences) -> Draft:
         """One forward a depth."""
-        token_ids, logits = [text.last(1)], []
-        features = self._run_unseen(text)
+        token_ids, logits = [sequences.last(1)], []
+        features = self._run_unseen(sequences)
         for depth, level in enumerate(shape.levels):
             logits.append(self._logits(features))
-            drawn = self._draw(logits[-1].flatten(0, 1), text, depth, level.width, level.lanes)
-            token_ids.append(self._of_running(drawn.token_ids.view(text.batch, -1), text))
+            drawn = self._draw(logits[-1].flatten(0, 1), sequences, depth, level.width, level.lanes)
+            token_ids.append(self._of_running(drawn.token_ids.view(sequences.batch, -1), sequences))
             if depth + 1 < len(shape.levels):
-                parents = level.parents.expand(text.batch, -1) if depth else None
+                parents = level.parents.expand(sequences.batch, -1) if depth else None
                 going = token_ids[-1]
                 going = going[:, level.going] if isinstance(level.going, slice) else going.index_select(1, level.going)
                 features = self._run_nodes(going, parents, features)
@@ -42,12 +42,12 @@ class GrownTree(FeatureDrafter):
         if not self._is_drawn:
             return Draft(ids, parents=shape.parents, max_depth=len(shape.levels))
         drafted = torch.cat(logits, 1)
-        every = drafted.new_empty(text.batch, ids.shape[1], drafted.shape[2])  # rows of leaves are not read
+        every = drafted.new_empty(sequences.batch, ids.shape[1], drafted.shape[2])  # rows of leaves are not read
         every.index_copy_(1, shape.inner, drafted)
         return Draft(
             ids,
             every,
-            sampling=self._law,
+            sampling=self._distribution,
             token_map=self.head.token_map,
             parents=shape.parents,
             max_depth=len(shape.levels),
@@ -57,9 +57,9 @@ class GrownTree(FeatureDrafter):
 class EagleTree(FixedTree["Shape"], GrownTree):
     """Grows the tree depth by depth: one forward of the head for all nodes of a depth that have children.
 
-    Under ``recursive`` and ``traversal`` the children of a node are the first of one race on the head's law, which are
-    draws without replacement. Under ``match`` the race runs on the target's noise, so that equal laws choose equal
-    tokens; under the other rules the children are the likeliest tokens.
+    Under ``recursive`` and ``traversal`` the children of a node are the first of one race on the head's distribution,
+    which are draws without replacement. Under ``match`` the race runs on the target's noise, so that equal
+    distributions choose equal tokens; under the other rules the children are the likeliest tokens.
     """
 
     rules = ("recursive", "traversal", "match", "greedy", "typical", "target_only")
@@ -86,9 +86,9 @@ class EagleTree(FixedTree["Shape"], GrownTree):
                     f"EagleTree: a drawn sibling cannot be left out, but {list(path)} has no elder brother"
                 )
 
-    def draft(self, text: Text, length: int) -> Draft:
+    def draft(self, sequences: Sequences, length: int) -> Draft:
         """The paths that are not longer."""
-        return self._grow(self._shape(length, text), text)
+        return self._grow(self._shape(length, sequences), sequences)
 
 
 class _Level(NamedTuple):
@@ -111,11 +111,11 @@ class _Level(NamedTuple):
 class Shape:
     """A tree of fixed shape, for a batch."""
 
-    def __init__(self, choices: Paths, text: Text) -> None:
+    def __init__(self, choices: Paths, sequences: Sequences) -> None:
         """Plan the levels of the tree of these paths."""
-        device = text.tokens.device
+        device = sequences.tokens.device
         numbers = partial(torch.tensor, dtype=torch.int64, device=device)
-        paths, self.parents = in_preorder(choices, text)
+        paths, self.parents = in_preorder(choices, sequences)
         depths = [[path for path in paths if len(path) == depth] for depth in range(1 + max(map(len, paths)))]
         having = {path[:-1] for path in choices}
         self.levels: list[_Level] = []
@@ -128,7 +128,7 @@ class Shape:
             span = range(min(going, default=0), max(going, default=-1) + 1)
             self.levels.append(
                 _Level(
-                    numbers([above.index(path) for path in inner] * text.batch) if len(inner) > 1 else None,
+                    numbers([above.index(path) for path in inner] * sequences.batch) if len(inner) > 1 else None,
                     width,
                     slice(span.start, span.stop) if going == list(span) else numbers(going),
                     numbers([place // width for place in going]),

@@ -11,12 +11,12 @@ from torch import Tensor
 from specdec_kernels import SampleResult, Sampling, gather_nodes, sample
 
 from ..heads import FeatureHead
-from ..text import Text
+from ..sequences import Sequences
 from .base import Confidence, Outcome, kept_rows
 from .cached_drafter import CachedDrafter
 from .races import Race, with_runners_up
 
-DRAWN_RULES = ("ratio", "block", "recursive", "traversal")  # their drafts are drawn from the head's law
+DRAWN_RULES = ("ratio", "block", "recursive", "traversal")  # their drafts are drawn from the head's distribution
 
 
 class FeatureDrafter(CachedDrafter):
@@ -35,30 +35,33 @@ class FeatureDrafter(CachedDrafter):
         self.head, self.sampling, self.features, self.networks = head, sampling, head.levels, head.networks
         self._confidence = Confidence(confidence)
 
-    def begin(self, text: Text, *, rule: str, sampling: Sampling, longest: int) -> None:
+    def begin(self, sequences: Sequences, *, rule: str, sampling: Sampling, longest: int) -> None:
         """Make the cache; `prefill` brings the prompts."""
-        self._is_drawn, self._law = rule in DRAWN_RULES, self.sampling or sampling
-        follows_law = self._is_drawn or rule == "match"
-        self._race = with_runners_up(self._law if follows_law else Sampling(temperature=torch.zeros(text.batch)), text)
+        self._is_drawn, self._distribution = rule in DRAWN_RULES, self.sampling or sampling
+        follows_distribution = self._is_drawn or rule == "match"
+        self._race = with_runners_up(
+            self._distribution if follows_distribution else Sampling(temperature=torch.zeros(sequences.batch)),
+            sequences,
+        )
         self._races: dict[int, Race] = {}  # for so many rows a request
         self._confidence.begin(self._race.temperature)
         some = next(self.head.parameters())
-        self.head.reach(self._open(self.head.config, text, longest, some.dtype, some.device))
+        self.head.reach(self._open(self.head.config, sequences, longest, some.dtype, some.device))
 
-    def prefill(self, text: Text, hidden: Tensor) -> None:
+    def prefill(self, sequences: Sequences, hidden: Tensor) -> None:
         """Run the prompts' pairs but for their last."""
         self._hidden = hidden
-        self._run_prompts(text)
-        self._hidden = kept_rows(hidden, (text.lengths - 2).clamp(min=0))  # of one token: no pair, and finished
+        self._run_prompts(sequences)
+        self._hidden = kept_rows(hidden, (sequences.lengths - 2).clamp(min=0))  # of one token: no pair, and finished
 
-    def commit(self, text: Text, outcome: Outcome) -> None:
+    def commit(self, sequences: Sequences, outcome: Outcome) -> None:
         """Note the features of the pairs that the step adds."""
         assert outcome.hidden is not None
         self._hidden = outcome.hidden if outcome.path is None else gather_nodes(outcome.hidden, outcome.path).values
 
-    def skip(self, text: Text) -> None:
+    def skip(self, sequences: Sequences) -> None:
         """Run the pairs, whose features the next step will replace."""
-        self._run_unseen(text)
+        self._run_unseen(sequences)
 
     def _run(self, token_ids: Tensor, inputs: dict[str, Any], *before: Tensor, keep: Sequence[int] | int = 0) -> Tensor:
         """Features; `before` are those of the parents, or else the target's."""
@@ -72,26 +75,26 @@ class FeatureDrafter(CachedDrafter):
         return self.timed(self.head.logits, features)
 
     def _draw(
-        self, logits: Tensor, text: Text, ahead: int, count: int = 1, lanes: Tensor | None = None
+        self, logits: Tensor, sequences: Sequences, ahead: int, count: int = 1, lanes: Tensor | None = None
     ) -> SampleResult:
         """The `count` best ids of a race on each row; their log-probabilities are those at temperature 1.
 
         Args:
             logits: ``[batch * rows, draft_vocab]``.
-            text: names the noise.
+            sequences: names the noise.
             ahead: how far the drawn tokens are from the next one.
             count: ids a row.
             lanes: ``[batch * rows]``: rank of each row's node in its depth, for rules that draw; None: nodes are alone
                 there.
         """
-        rows = logits.shape[0] // text.batch
+        rows = logits.shape[0] // sequences.batch
         if rows not in self._races:
-            self._races[rows] = Race(self._race, text, [0] * rows, has_step=self._is_drawn)
+            self._races[rows] = Race(self._race, sequences, [0] * rows, has_step=self._is_drawn)
         race, is_drawn = self._races[rows], self._is_drawn
         return sample(
             logits,
-            sampling=race.law,
-            noise=race.noise(text, ahead),
+            sampling=race.distribution,
+            rng=race.rng(sequences, ahead),
             purpose="draft" if is_drawn else "target",
             num_samples=count,
             lane=0 if lanes is None or not is_drawn else lanes,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specdec_kernels import tree_from_paths
 
-from ..text import Text
+from ..sequences import Sequences
 
 Shape = TypeVar("Shape")
 Paths = Sequence[tuple[int, ...]]
@@ -19,7 +19,7 @@ Paths = Sequence[tuple[int, ...]]
 class FixedTree(Generic[Shape]):
     """Paths of child ranks, and what a drafter plans from those that are not longer than a draft may be."""
 
-    def __init__(self, choices: Sequence[Sequence[int]], plan: Callable[[Paths, Text], Shape]) -> None:
+    def __init__(self, choices: Sequence[Sequence[int]], plan: Callable[[Paths, Sequences], Shape]) -> None:
         """Take paths of child ranks, see `tree_from_paths`, and what plans some of them for a batch.
 
         Raises:
@@ -38,15 +38,15 @@ class FixedTree(Generic[Shape]):
     def _paths(self, length: int) -> list[tuple[int, ...]]:
         return [path for path in self.choices if len(path) <= length]
 
-    def _shape(self, length: int, text: Text) -> Shape:
+    def _shape(self, length: int, sequences: Sequences) -> Shape:
         """The plan for a batch, made once."""
-        key = length, text.batch
+        key = length, sequences.batch
         if key not in self._shapes:
-            self._shapes[key] = self._plan(self._paths(length), text)
+            self._shapes[key] = self._plan(self._paths(length), sequences)
         return self._shapes[key]
 
 
-def in_preorder(choices: Paths, text: Text) -> tuple[list[tuple[int, ...]], Tensor]:
+def in_preorder(choices: Paths, sequences: Sequences) -> tuple[list[tuple[int, ...]], Tensor]:
     """Paths of a tree's nodes from the root on, a node's descendants right behind it, and parents for a batch.
 
     A path of first children, which is often the accepted one, are then neighbours: their rows are in place.
@@ -54,4 +54,4 @@ def in_preorder(choices: Paths, text: Text) -> tuple[list[tuple[int, ...]], Tens
     paths = sorted([(), *choices])
     number = {path: i for i, path in enumerate(paths)}
     parents = torch.tensor([-1, *(number[path[:-1]] for path in paths[1:])], dtype=torch.int32)
-    return paths, parents.to(text.tokens.device).repeat(text.batch, 1)
+    return paths, parents.to(sequences.tokens.device).repeat(sequences.batch, 1)

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from ..text import Text
+from ..sequences import Sequences
 from .base import CHAIN_RULES, Draft
 from .feature_drafter import FeatureDrafter
 
@@ -17,17 +17,17 @@ class HeadChain(FeatureDrafter):
 
     rules: ClassVar[Collection[str]] = CHAIN_RULES
 
-    def draft(self, text: Text, length: int) -> Draft:
+    def draft(self, sequences: Sequences, length: int) -> Draft:
         """One draw and one forward a token."""
-        features, rows, drawn = self._run_unseen(text), [], []
-        self._confidence.start(text)
+        features, rows, drawn = self._run_unseen(sequences), [], []
+        self._confidence.start(sequences)
         for ahead in range(length):
             rows.append(self._logits(features[:, 0]))
-            drawn.append(self._draw(rows[-1], text, ahead))
+            drawn.append(self._draw(rows[-1], sequences, ahead))
             if ahead + 1 == length or self._confidence.is_lost(rows[-1], drawn[-1]):
                 break
             features = self._run_next(drawn[-1].token_ids, features)
-        ids = self._of_running(torch.cat([d.token_ids for d in drawn], 1), text)
+        ids = self._of_running(torch.cat([d.token_ids for d in drawn], 1), sequences)
         if not self._is_drawn:
             return Draft(ids)
-        return Draft(ids, torch.stack(rows, 1), sampling=self._law, token_map=self.head.token_map)
+        return Draft(ids, torch.stack(rows, 1), sampling=self._distribution, token_map=self.head.token_map)

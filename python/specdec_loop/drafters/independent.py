@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specdec_kernels import Sampling, sample
 
-from ..text import Text
+from ..sequences import Sequences
 from .base import Draft
 from .draft_model import DraftModel
 from .races import Race
@@ -41,31 +41,33 @@ class IndependentDrafts(DraftModel):
         """The root and the chains."""
         return 1 + self.chains * length
 
-    def begin(self, text: Text, *, rule: str, sampling: Sampling, longest: int) -> None:
+    def begin(self, sequences: Sequences, *, rule: str, sampling: Sampling, longest: int) -> None:
         """Run the prompts, and lay out the chains."""
-        super().begin(text, rule=rule, sampling=sampling, longest=longest)
+        super().begin(sequences, rule=rule, sampling=sampling, longest=longest)
         links = torch.arange(1 + self.chains * longest, dtype=torch.int32) - self.chains
         links[: 1 + self.chains] = torch.tensor([-1, *[0] * self.chains])
-        self._parents = links.to(text.tokens.device).repeat(text.batch, 1)
-        self._lanes = torch.arange(self.chains, device=text.tokens.device).repeat(text.batch)
-        self._race = Race(self._law, text, [0] * self.chains, has_step=True)
+        self._parents = links.to(sequences.tokens.device).repeat(sequences.batch, 1)
+        self._lanes = torch.arange(self.chains, device=sequences.tokens.device).repeat(sequences.batch)
+        self._race = Race(self._distribution, sequences, [0] * self.chains, has_step=True)
 
-    def draft(self, text: Text, length: int) -> Draft:
+    def draft(self, sequences: Sequences, length: int) -> Draft:
         """One forward a depth, of all chains side by side."""
         chains = self.chains
-        rows = [self._run_unseen(text)]
-        levels = [self._drawn(rows[0].expand(-1, chains, -1), text, 0)]  # the same law for every first token
+        rows = [self._run_unseen(sequences)]
+        levels = [
+            self._drawn(rows[0].expand(-1, chains, -1), sequences, 0)
+        ]  # the same distribution for every first token
         for ahead in range(1, length):
             links = self._parents[:, : 1 + ahead * chains].contiguous()
             rows.append(self.timed(self._run_depth, levels[-1], links))
             self._nodes += chains
-            levels.append(self._drawn(rows[-1], text, ahead))
-        drafts = self._of_running(torch.cat(levels, 1), text)
+            levels.append(self._drawn(rows[-1], sequences, ahead))
+        drafts = self._of_running(torch.cat(levels, 1), sequences)
         leaves = rows[0].expand(-1, chains, -1)  # not read: nothing was drawn behind a leaf
         return Draft(
-            torch.cat([text.last(1), drafts], 1),
+            torch.cat([sequences.last(1), drafts], 1),
             torch.cat([*rows, leaves], 1),
-            sampling=self._law,
+            sampling=self._distribution,
             token_map=self.token_map,
             parents=self._parents[:, : 1 + length * chains].contiguous(),
             max_depth=length,
@@ -75,12 +77,12 @@ class IndependentDrafts(DraftModel):
     def _run_depth(self, token_ids: Tensor, links: Tensor) -> Tensor:
         return self._run(token_ids, self._cache.tree_inputs(links, is_root_committed=True))
 
-    def _drawn(self, logits: Tensor, text: Text, ahead: int) -> Tensor:
+    def _drawn(self, logits: Tensor, sequences: Sequences, ahead: int) -> Tensor:
         """A token of each chain, ``[batch, chains]``; chains differ by their lane."""
         drawn = sample(
             logits.flatten(0, 1),
-            sampling=self._race.law,
-            noise=self._race.noise(text, ahead),
+            sampling=self._race.distribution,
+            rng=self._race.rng(sequences, ahead),
             purpose="draft",
             lane=self._lanes,
             token_map=self.token_map,

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from specdec_kernels import Sampling, tree_from_lookahead, tree_from_sequences
 
-from ..text import Text
+from ..sequences import Sequences
 from .base import Draft, Drafter, Outcome
 
 
@@ -45,19 +45,19 @@ class Lookahead(Drafter):
         """The root, the guesses, and the window, whose first token is the root."""
         return self._trie_nodes(length) + (self.level - 1) * self.window - 1
 
-    def begin(self, text: Text, *, rule: str, sampling: Sampling, longest: int) -> None:
+    def begin(self, sequences: Sequences, *, rule: str, sampling: Sampling, longest: int) -> None:
         """Fill the window from the prompts; any tokens do."""
-        device = text.tokens.device
-        some = torch.arange((self.level - 1) * self.window, device=device) % text.lengths[:, None]
-        self._rows = text.tokens.gather(1, some).view(text.batch, self.level - 1, self.window)
-        self._pool = torch.full((text.batch, self.pool, self.level), -1, dtype=torch.int64, device=device)
+        device = sequences.tokens.device
+        some = torch.arange((self.level - 1) * self.window, device=device) % sequences.lengths[:, None]
+        self._rows = sequences.tokens.gather(1, some).view(sequences.batch, self.level - 1, self.window)
+        self._pool = torch.full((sequences.batch, self.pool, self.level), -1, dtype=torch.int64, device=device)
         self._links = tree_from_lookahead(self.level, self.window, 0, device=device)[1:]
         self._behind: dict[int, Tensor] = {}  # the same behind so many candidates, for each request
         self._age = torch.arange(self.pool, device=device)
 
-    def draft(self, text: Text, length: int) -> Draft:
+    def draft(self, sequences: Sequences, length: int) -> Draft:
         """The guesses as candidates, the window behind them."""
-        root = text.last(1)
+        root = sequences.last(1)
         fits = self._pool[:, :, 0] == root
         newest = torch.where(fits, self._age, self.pool).topk(self.guesses, 1, largest=False).values
         place = newest.clamp(max=self.pool - 1)[:, :, None].expand(-1, -1, self.level)
@@ -66,7 +66,7 @@ class Lookahead(Drafter):
         trie = tree_from_sequences(guesses, num_nodes=self._trie_nodes(length))
         first = trie.parents.shape[1] - 1  # the window's nodes come behind, but for its first, which is the root
         if first not in self._behind:
-            self._behind[first] = torch.where(self._links > 0, self._links + first, 0).repeat(text.batch, 1)
+            self._behind[first] = torch.where(self._links > 0, self._links + first, 0).repeat(sequences.batch, 1)
         self._rows[:, :1, 0] = root
         return Draft(
             torch.cat([trie.token_ids, self._rows.flatten(1)[:, 1:]], 1),
@@ -75,7 +75,7 @@ class Lookahead(Drafter):
             candidates=first + 1,
         )
 
-    def commit(self, text: Text, outcome: Outcome) -> None:
+    def commit(self, sequences: Sequences, outcome: Outcome) -> None:
         """Columns and the tokens behind them go to the pool; the window moves up."""
         last_row = outcome.logits[:, -self.window :]
         if self.level == 2:  # it is row 0, which begins with the root

@@ -10,7 +10,7 @@ from torch import Tensor
 from specdec_kernels import Sampling, sample
 
 from ..heads import MedusaHeads
-from ..text import Text
+from ..sequences import Sequences
 from .base import Draft, Drafter, Outcome, kept_rows
 from .fixed_tree import FixedTree, Paths, in_preorder
 from .races import Race, with_runners_up
@@ -28,37 +28,37 @@ class _StateDrafter(Drafter):
         """Draft with `heads`, on the target's device."""
         self.heads, self.networks = heads, heads.networks
 
-    def begin(self, text: Text, *, rule: str, sampling: Sampling, longest: int) -> None:
-        """Note the law of a race under ``match``; elsewhere the likeliest tokens are wanted."""
-        cold = Sampling(temperature=torch.zeros(text.batch, device=text.tokens.device))
-        self._race = with_runners_up(sampling if rule == "match" else cold, text)
+    def begin(self, sequences: Sequences, *, rule: str, sampling: Sampling, longest: int) -> None:
+        """Note the distribution of a race under ``match``; elsewhere the likeliest tokens are wanted."""
+        cold = Sampling(temperature=torch.zeros(sequences.batch, device=sequences.tokens.device))
+        self._race = with_runners_up(sampling if rule == "match" else cold, sequences)
         self._races: dict[int, Race] = {}  # of so many heads
         some = next(self.heads.parameters())
-        self._state = some.new_zeros(text.batch, some.shape[-1])  # of a prompt of one token there is none
+        self._state = some.new_zeros(sequences.batch, some.shape[-1])  # of a prompt of one token there is none
 
-    def prefill(self, text: Text, hidden: Tensor) -> None:
+    def prefill(self, sequences: Sequences, hidden: Tensor) -> None:
         """Take the state before each prompt's last token."""
-        self._state = kept_rows(hidden, (text.lengths - 2).clamp(min=0))[:, 0]
+        self._state = kept_rows(hidden, (sequences.lengths - 2).clamp(min=0))[:, 0]
 
-    def commit(self, text: Text, outcome: Outcome) -> None:
+    def commit(self, sequences: Sequences, outcome: Outcome) -> None:
         """Take the state of the last accepted token."""
         assert outcome.hidden is not None
         last = outcome.followers if outcome.path is None else outcome.path.amax(1)  # a path rises, and ends with -1
         self._state = kept_rows(outcome.hidden, last.clamp(min=0).long())[:, 0]
 
-    def _best(self, text: Text, heads: int, count: int) -> Tensor:
+    def _best(self, sequences: Sequences, heads: int, count: int) -> Tensor:
         """The `count` best tokens of the first heads, ``[batch, heads, count]``."""
         if heads not in self._races:
-            self._races[heads] = Race(self._race, text, range(heads))
+            self._races[heads] = Race(self._race, sequences, range(heads))
         race = self._races[heads]
         drawn = sample(
             self.timed(self.heads, self._state, heads).flatten(0, 1),
-            sampling=race.law,
-            noise=race.noise(text),
+            sampling=race.distribution,
+            rng=race.rng(sequences),
             purpose="target",
             num_samples=count,
         )
-        return drawn.token_ids.view(text.batch, heads, count)
+        return drawn.token_ids.view(sequences.batch, heads, count)
 
 
 class Blockwise(_StateDrafter):
@@ -70,9 +70,9 @@ class Blockwise(_StateDrafter):
 
     rules = ("greedy", "topm", "distance", "match", "typical")
 
-    def draft(self, text: Text, length: int) -> Draft:
+    def draft(self, sequences: Sequences, length: int) -> Draft:
         """All heads at once."""
-        return Draft(self._best(text, min(length, len(self.heads)), 1)[:, :, 0])
+        return Draft(self._best(sequences, min(length, len(self.heads)), 1)[:, :, 0])
 
 
 class Medusa(FixedTree["_Shape"], _StateDrafter):
@@ -95,18 +95,18 @@ class Medusa(FixedTree["_Shape"], _StateDrafter):
         if self.depth > len(heads):
             raise ValueError(f"Medusa: choices must be paths of at most {len(heads)} heads, got {self.depth}")
 
-    def draft(self, text: Text, length: int) -> Draft:
+    def draft(self, sequences: Sequences, length: int) -> Draft:
         """All heads at once, spread over the tree."""
-        shape = self._shape(length, text)
-        spread = self._best(text, shape.depth, shape.width).flatten(1).index_select(1, shape.chosen)
-        return Draft(torch.cat([text.last(1), spread], 1), parents=shape.parents, max_depth=shape.depth)
+        shape = self._shape(length, sequences)
+        spread = self._best(sequences, shape.depth, shape.width).flatten(1).index_select(1, shape.chosen)
+        return Draft(torch.cat([sequences.last(1), spread], 1), parents=shape.parents, max_depth=shape.depth)
 
 
 class _Shape:
     """A tree of fixed shape, for a batch."""
 
-    def __init__(self, choices: Paths, text: Text) -> None:
-        (_, *paths), self.parents = in_preorder(choices, text)
+    def __init__(self, choices: Paths, sequences: Sequences) -> None:
+        (_, *paths), self.parents = in_preorder(choices, sequences)
         self.depth, self.width = max(map(len, choices)), 1 + max(map(max, choices))
         chosen = [(len(path) - 1) * self.width + path[-1] for path in paths]  # by each node, of all heads' best
-        self.chosen = torch.tensor(chosen, device=text.tokens.device)
+        self.chosen = torch.tensor(chosen, device=sequences.tokens.device)

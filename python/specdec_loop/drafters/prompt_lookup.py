@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from specdec_kernels import Sampling
 
-from ..text import Text
+from ..sequences import Sequences
 from .base import Draft, Drafter, padded
 
 
@@ -32,15 +32,17 @@ class PromptLookup(Drafter):
             )
         self.longest, self.shortest, self.factor = longest, shortest, factor
 
-    def begin(self, text: Text, *, rule: str, sampling: Sampling, longest: int) -> None:
+    def begin(self, sequences: Sequences, *, rule: str, sampling: Sampling, longest: int) -> None:
         """Nothing of the texts is read yet."""
-        self._read = [0] * text.batch
-        self._after: list[dict[tuple[int, ...], int]] = [{} for _ in text.rows]  # n-gram: where its last one was left
+        self._read = [0] * sequences.batch
+        self._after: list[dict[tuple[int, ...], int]] = [
+            {} for _ in sequences.rows
+        ]  # n-gram: where its last one was left
 
-    def draft(self, text: Text, length: int) -> Draft:
+    def draft(self, sequences: Sequences, length: int) -> Draft:
         """Read what is new in each text, then copy."""
         drafts = []
-        for b, row in enumerate(text.rows):
+        for b, row in enumerate(sequences.rows):
             after = self._after[b]
             for place in range(self._read[b], len(row)):
                 for n in range(self.shortest, min(self.longest, place) + 1):
@@ -52,7 +54,7 @@ class PromptLookup(Drafter):
             while copied and len(copied) < budget:
                 copied.append(copied[place - len(row)])
             drafts.append(copied)
-        return Draft(padded(drafts, text.tokens.device))
+        return Draft(padded(drafts, sequences.tokens.device))
 
     def _found(self, row: list[int], after: dict[tuple[int, ...], int]) -> tuple[int, int]:
         """Where to copy from, and how many tokens match; the end where none do."""

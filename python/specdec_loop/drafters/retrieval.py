@@ -7,7 +7,7 @@ from collections import Counter
 from specdec_kernels import tree_from_sequences
 
 from ..datastore import Datastore
-from ..text import Text
+from ..sequences import Sequences
 from .base import Draft, Drafter, padded
 
 
@@ -41,13 +41,13 @@ class Retrieval(Drafter):
         """The root and the candidates."""
         return 1 + self.candidates
 
-    def draft(self, text: Text, length: int) -> Draft:
+    def draft(self, sequences: Sequences, length: int) -> Draft:
         """Count the beginnings of what followed."""
-        kept = [self._most_frequent(row, length) for row in text.rows]
+        kept = [self._most_frequent(row, length) for row in sequences.rows]
         most = max(map(len, kept))
         paths = [path for found in kept for path in [*found, *[()] * (most - len(found))]]
-        sequences = padded(paths, text.tokens.device, length).view(text.batch, most, length)
-        tree = tree_from_sequences(sequences, num_nodes=1 + most)
+        candidates = padded(paths, sequences.tokens.device, length).view(sequences.batch, most, length)
+        tree = tree_from_sequences(candidates, num_nodes=1 + most)
         return Draft(tree.token_ids, parents=tree.parents, max_depth=length)
 
     def _most_frequent(self, row: list[int], length: int) -> list[tuple[int, ...]]:

@@ -6,8 +6,8 @@ from collections import deque
 
 from specdec_kernels import Sampling
 
+from ..sequences import Sequences
 from ..suffixes import Suffixes, Trie
-from ..text import Text
 from .base import Draft, Drafter, padded
 
 
@@ -49,20 +49,20 @@ class SuffixDecoding(Drafter):
         self.depth, self.factor, self.offset, self.least, self.memory = depth, factor, offset, least, memory
         self._past, self._told, self._size = Trie(), deque[list[int]](), 0  # continuations, and their tokens
 
-    def begin(self, text: Text, *, rule: str, sampling: Sampling, longest: int) -> None:
+    def begin(self, sequences: Sequences, *, rule: str, sampling: Sampling, longest: int) -> None:
         """A trie for each text."""
-        self._read = [0] * text.batch
-        self._own = [Suffixes(Trie(), self.depth) for _ in text.rows]
-        self._others = [Suffixes(self._past, self.depth) for _ in text.rows]
+        self._read = [0] * sequences.batch
+        self._own = [Suffixes(Trie(), self.depth) for _ in sequences.rows]
+        self._others = [Suffixes(self._past, self.depth) for _ in sequences.rows]
 
-    def draft(self, text: Text, length: int) -> Draft:
+    def draft(self, sequences: Sequences, length: int) -> Draft:
         """Read what is new in each text, then follow its suffixes."""
-        return Draft(padded([tokens for _, tokens in self.propose(text, length)], text.tokens.device))
+        return Draft(padded([tokens for _, tokens in self.propose(sequences, length)], sequences.tokens.device))
 
-    def propose(self, text: Text, length: int) -> list[tuple[float, list[int]]]:
+    def propose(self, sequences: Sequences, length: int) -> list[tuple[float, list[int]]]:
         """Expected accepted tokens, and the draft, of each request."""
         found = []
-        for b, row in enumerate(text.rows):
+        for b, row in enumerate(sequences.rows):
             for i in range(self._read[b], len(row)):
                 self._own[b].learn(row, i)
                 self._others[b].find(row[i])
@@ -71,9 +71,9 @@ class SuffixDecoding(Drafter):
             found.append(max(own, other, key=lambda draft: draft[0]))  # the first of equals
         return found
 
-    def end(self, text: Text) -> None:
+    def end(self, sequences: Sequences) -> None:
         """Remember the continuations for later texts."""
-        for row, prompt in zip(text.rows, text.prompts, strict=True):
+        for row, prompt in zip(sequences.rows, sequences.prompts, strict=True):
             self._remember(row[prompt:])
         if self._size > self.memory:
             while self._size > self.memory // 2:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from specdec_kernels import Sampling
 
-from ..text import Text
+from ..sequences import Sequences
 from .base import ARGMAX_RULES, Draft, Drafter, Outcome, padded
 from .suffix import SuffixDecoding
 
@@ -39,35 +39,35 @@ class SuffixOr(Drafter):
         self.drafter, self.features, self.networks = drafter, drafter.features, drafter.networks
         self.suffixes = SuffixDecoding(factor=2.0) if suffixes is None else suffixes
 
-    def begin(self, text: Text, *, rule: str, sampling: Sampling, longest: int) -> None:
+    def begin(self, sequences: Sequences, *, rule: str, sampling: Sampling, longest: int) -> None:
         """Both begin."""
         self.drafter.clock = self.clock
         for drafter in (self.drafter, self.suffixes):
-            drafter.begin(text, rule=rule, sampling=sampling, longest=longest)
+            drafter.begin(sequences, rule=rule, sampling=sampling, longest=longest)
         self._kept, self._promised = 1.0, 2.0  # tokens of copies
         self._drafted, self._chains = 2.0, 2.0  # tokens of the other's chains, and chains
         self._asked: list[tuple[float, int]] = []  # of each request: a copy's promise or 0, and where the text ended
 
-    def prefill(self, text: Text, hidden: Tensor) -> None:
+    def prefill(self, sequences: Sequences, hidden: Tensor) -> None:
         """For the other drafter."""
-        self.drafter.prefill(text, hidden)
+        self.drafter.prefill(sequences, hidden)
 
-    def draft(self, text: Text, length: int) -> Draft:
+    def draft(self, sequences: Sequences, length: int) -> Draft:
         """Copy for the requests for which that promises more; no draft of the other where it does for all."""
-        self._learn(text)
-        found = self.suffixes.propose(text, length)
+        self._learn(sequences)
+        found = self.suffixes.propose(sequences, length)
         worth, bar = self._kept / self._promised, self._drafted / self._chains
         promises = [
             promise if promise * worth >= MARGIN * bar and not is_finished else 0.0
-            for (promise, _), is_finished in zip(found, text.is_finished, strict=True)
+            for (promise, _), is_finished in zip(found, sequences.is_finished, strict=True)
         ]
-        self._asked = list(zip(promises, map(len, text.rows), strict=True))
+        self._asked = list(zip(promises, map(len, sequences.rows), strict=True))
         copies = [tokens if promise else [] for promise, (_, tokens) in zip(promises, found, strict=True)]
-        running = [b for b in range(text.batch) if not text.is_finished[b]]
+        running = [b for b in range(sequences.batch) if not sequences.is_finished[b]]
         if all(promises[b] for b in running):
-            self.drafter.skip(text)
-            return Draft(padded(copies, text.tokens.device))
-        draft = self.drafter.draft(text, length)
+            self.drafter.skip(sequences)
+            return Draft(padded(copies, sequences.tokens.device))
+        draft = self.drafter.draft(sequences, length)
         if draft.parents is not None:
             raise ValueError(f"SuffixOr: drafter must draft chains, but {type(self.drafter).__name__} drafts trees")
         ids = draft.token_ids
@@ -78,26 +78,26 @@ class SuffixOr(Drafter):
             ids = torch.where(copied[:, :1] >= 0, copied, ids)
         return Draft(ids)
 
-    def skip(self, text: Text) -> None:
+    def skip(self, sequences: Sequences) -> None:
         """The other drafter follows; what another step drafted is nobody's credit here."""
-        self._learn(text)
+        self._learn(sequences)
         self._asked = []
-        self.drafter.skip(text)
+        self.drafter.skip(sequences)
 
-    def commit(self, text: Text, outcome: Outcome) -> None:
+    def commit(self, sequences: Sequences, outcome: Outcome) -> None:
         """For the other drafter; suffixes follow when they are asked."""
-        self.drafter.commit(text, outcome)
+        self.drafter.commit(sequences, outcome)
 
-    def end(self, text: Text) -> None:
+    def end(self, sequences: Sequences) -> None:
         """Both end: continuations are remembered for later texts."""
         self.drafter.clock = self.clock
-        self.drafter.end(text)
-        self.suffixes.end(text)
+        self.drafter.end(sequences)
+        self.suffixes.end(sequences)
 
-    def _learn(self, text: Text) -> None:
+    def _learn(self, sequences: Sequences) -> None:
         """Credit both with what was accepted of the last drafts."""
         for b, (promise, before) in enumerate(self._asked):
-            accepted = len(text.rows[b]) - before - 1
+            accepted = len(sequences.rows[b]) - before - 1
             if accepted < 0:
                 continue  # the request was finished
             if promise:

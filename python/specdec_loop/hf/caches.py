@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..past import Past
+from ..prefix_cache import PrefixCache
 
 
-def adopt(past: Past, model: Any, cache: Any, input_ids: Tensor, mask: Tensor) -> None:
+def adopt(past: PrefixCache, model: Any, cache: Any, input_ids: Tensor, mask: Tensor) -> None:
     """Give `past` the rows that a cache holds of the prompts.
 
     Args:
@@ -37,7 +37,7 @@ def adopt(past: Past, model: Any, cache: Any, input_ids: Tensor, mask: Tensor) -
     past.load(model, rows, [(_picked(x.keys, order), _picked(x.values, order)) for x in cache.layers])
 
 
-def fill(cache: Any, past: Past, mask: Tensor, columns: int) -> None:
+def fill(cache: Any, past: PrefixCache, mask: Tensor, columns: int) -> None:
     """Append to a cache the rows of the columns that it lacks.
 
     Args:

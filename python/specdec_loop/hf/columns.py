@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ..drafters import Draft
 from ..generation import Hooks
-from ..text import Text
-from .laws import Calls
+from ..sequences import Sequences
+from .distributions import Calls
 
 
 class Columns(Hooks):
@@ -64,11 +64,11 @@ class Columns(Hooks):
         self._unfinished = torch.ones(batch, dtype=torch.bool, device=input_ids.device)
         self._rows: list[list[Tensor]] = [[] for _ in range(batch)]  # logits of tokens in incomplete columns
 
-    def law(self, text: Text, draft: Draft, logits: Tensor) -> Tensor:
+    def distribution(self, sequences: Sequences, draft: Draft, logits: Tensor) -> Tensor:
         """Processed logits; each column is one call with all requests, of which those that are there are read."""
         if self._keeps:
             self._latest = logits
-        running = [b for b, is_finished in enumerate(text.is_finished) if not is_finished]
+        running = [b for b, is_finished in enumerate(sequences.is_finished) if not is_finished]
         if not self._calls or not running:
             return logits
         if draft.parents is not None:
@@ -78,19 +78,19 @@ class Columns(Hooks):
         if drafts:
             place = (self._width + counts)[:, None] + torch.arange(drafts, device=ids.device)
             ids.scatter_(1, place, torch.where(draft.token_ids < 0, self._pad, draft.token_ids))
-        law = logits.to(torch.float32, copy=True)
+        distribution = logits.to(torch.float32, copy=True)
         first, last = (bound(self._counts[b] for b in running) for bound in (min, max))
         for column in range(first, last + drafts + 1):
             row = column - counts
             own = row.clamp(0, drafts)
             scores = self._calls(ids[:, : self._width + column], logits[request, own].float())
-            law[request, own] = torch.where((row == own)[:, None], scores, law[request, own])
-        return law
+            distribution[request, own] = torch.where((row == own)[:, None], scores, distribution[request, own])
+        return distribution
 
-    def grown(self, text: Text, path: Tensor | None) -> None:
+    def grown(self, sequences: Sequences, path: Tensor | None) -> None:
         """Take the new tokens, then hand on the columns that are complete."""
-        for b, row in enumerate(text.rows):
-            new = row[text.prompts[b] + self._counts[b] :]
+        for b, row in enumerate(sequences.rows):
+            new = row[sequences.prompts[b] + self._counts[b] :]
             if self._keeps and new:
                 nodes = [*range(len(new))] if path is None else [0, *path[b, : len(new) - 1].tolist()]
                 self._rows[b] += self._latest[b, nodes].unbind()
@@ -99,14 +99,14 @@ class Columns(Hooks):
             self._counts[b] += len(new)
         if self._criteria is None and self._streamer is None and not self._keeps:
             return
-        while self._unfinished.any() and self._is_complete(text):
-            self._hand_on(text)
+        while self._unfinished.any() and self._is_complete(sequences):
+            self._hand_on(sequences)
 
-    def _is_complete(self, text: Text) -> bool:
+    def _is_complete(self, sequences: Sequences) -> bool:
         has_it = [count > self._complete for count in self._counts]
-        return any(has_it) and all(has or text.is_finished[b] for b, has in enumerate(has_it))
+        return any(has_it) and all(has or sequences.is_finished[b] for b, has in enumerate(has_it))
 
-    def _hand_on(self, text: Text) -> None:
+    def _hand_on(self, sequences: Sequences) -> None:
         """One column: its logits, then the streamer, then the criteria, as plain decoding does."""
         end = self._width + self._complete + 1
         if self._keeps:
@@ -125,7 +125,7 @@ class Columns(Hooks):
         # Where no criterion knows of an end token, transformers runs finished requests on until all are.
         cut = ended if self._ends_alone else (~self._unfinished.any()).expand_as(ended)
         for b in cut.nonzero().flatten().tolist():
-            text.finish(b, text.prompts[b] + min(self._complete, self._counts[b]))
+            sequences.finish(b, sequences.prompts[b] + min(self._complete, self._counts[b]))
             self._counts[b] = min(self._complete, self._counts[b])
             self._rows[b] = []
             self.ids[b, end:] = self._pad

@@ -13,11 +13,11 @@ from specdec_kernels import Sampling
 from ..draft_length import FixedLength
 from ..drafters import Drafter, DraftModel, PromptLookup
 from ..generation import generate as decode
-from ..past import Past
-from ..text import BAD_ROW
+from ..prefix_cache import PrefixCache
+from ..sequences import BAD_ROW
 from .caches import adopt, fill
 from .columns import Columns
-from .laws import likely, split
+from .distributions import likely, split
 
 KNOWN = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "cache_position"}
 REFUSED = {"output_attentions", "output_hidden_states"}
@@ -41,8 +41,8 @@ def generate(
 ) -> Any:
     """Decode speculatively for `model.generate`, which calls this with what it has prepared.
 
-    Greedy texts are those of plain `generate`; sampled ones follow its law. Batches, left padding, static caches,
-    processors, criteria and `return_dict_in_generate` are honoured.
+    Greedy texts are those of plain `generate`; sampled ones follow its distribution. Batches, left padding, static
+    caches, processors, criteria and `return_dict_in_generate` are honoured.
 
     Args:
         model: a causal LM that `TreeCache` serves.
@@ -81,7 +81,7 @@ def generate(
     input_ids = input_ids.to(device)
     mask = _mask(input_ids, model_kwargs)
     limit = max(_longest(stopping_criteria, config) - width, 1)
-    calls, sampling, drafted = _laws(logits_processor, config, len(input_ids), device)
+    calls, sampling, drafted = _distributions(logits_processor, config, len(input_ids), device)
     if drafter is None:
         drafter = PromptLookup() if draft_model is None else DraftModel(draft_model, sampling=drafted)
     overhang = drafter.nodes(draft_length if isinstance(draft_length, int) else draft_length.longest)
@@ -99,7 +99,7 @@ def generate(
         streamer=streamer,
         keeps_logits=bool(returns_dict and (config.output_scores or config.output_logits)),
     )
-    past = Past(int((mask != 0).sum(1).max()) + limit + overhang)
+    past = PrefixCache(int((mask != 0).sum(1).max()) + limit + overhang)
     cache = model_kwargs.get("past_key_values")
     if cache is not None:
         _check_room(cache, width + limit - 1)
@@ -139,8 +139,10 @@ def generate(
     )
 
 
-def _laws(processors: Any, config: Any, batch: int, device: torch.device) -> tuple[list[Any], Sampling, Sampling]:
-    """Processors that must be called, the target's law behind them, and a law for drafts."""
+def _distributions(
+    processors: Any, config: Any, batch: int, device: torch.device
+) -> tuple[list[Any], Sampling, Sampling]:
+    """Processors that must be called, the target's distribution behind them, and a distribution for drafts."""
     if not config.do_sample:  # the argmax of what all of them make of the logits
         greedy = Sampling.full(batch, temperature=0.0, device=device)
         return list(processors), greedy, greedy

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers.generation import candidate_generator, utils
 
-from specdec_kernels import Noise, Sampling, verify_chain
+from specdec_kernels import RngKey, Sampling, verify_chain
 
 _THEIRS = utils._speculative_sampling
 
@@ -64,7 +64,7 @@ def speculative_sampling(
         candidate_logits,
         sampling=as_given,
         draft_sampling=as_given,
-        noise=Noise(seed, torch.zeros_like(seed)),
+        rng=RngKey(seed, torch.zeros_like(seed)),
     )
     count = int(verdict.num_accepted)
     if is_done_candidate and count == candidate_length:
@@ -80,8 +80,8 @@ def patched() -> Iterator[None]:
     """Verify transformers' assisted decoding by `speculative_sampling`, within the context.
 
     Gemma-4 assistants draft the argmax and hand over the logits that it was taken from; verified as if it had been
-    drawn from them, the text does not follow the target's law. Here they hand over the law that they drafted from, a
-    point mass.
+    drawn from them, the text does not follow the target's distribution. Here they hand over the distribution that they
+    drafted from, a point mass.
 
     Example:
         >>> from specdec_loop.hf import patched

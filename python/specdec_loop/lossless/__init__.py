@@ -1,7 +1,7 @@
 """The losslessness laboratory: does speculation change what a model says?
 
-Methods (`methods`) decode texts on tables and on the rows of real models (`laws`, `models`); what comes out is held
-against the target's exact law (`experiments`, `goodness`). The laboratory has to find samplers that are broken on
-purpose (`faults`), and looks into those of others (`samplers`). `tradeoff` and `rejections` measure what Yin et al.
-derived.
+Methods (`methods`) decode texts on tables and on the rows of real models (`distributions`, `models`); what comes out is
+held against the target's exact distribution (`experiments`, `goodness`). The laboratory has to find samplers that are
+broken on purpose (`faults`), and looks into those of others (`samplers`). `tradeoff` and `rejections` measure what Yin
+et al. derived.
 """

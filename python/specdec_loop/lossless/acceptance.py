@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..theory import block_accepted
 from ..theory.tables import Table as Lookup
-from .laws import Filters, Table, processed
+from .distributions import Filters, Table, processed
 from .methods import Method
 
 ENUMERABLE = 100_000
@@ -50,17 +50,17 @@ def expected_tokens(method: Method, table: Table, filters: Filters) -> float | N
 def _lookup(rows: Tensor, after: Tensor) -> Lookup:
     """The rows as a function of the tokens so far."""
 
-    def law(prefix: tuple[int, ...]) -> Tensor:
+    def distribution(prefix: tuple[int, ...]) -> Tensor:
         context = 0
         for x in prefix:
             context = int(after[context, x])
         return rows[context]
 
-    return law
+    return distribution
 
 
 def accepted_ids(method: Method, p: Tensor, q: Tensor, row: Tensor, count: int) -> Tensor:
-    """a_x: probability that a child with id x is drafted and accepted at a node with laws p and q. ``[vocab]``."""
+    """a_x: probability that a child with id x is drafted and accepted at a node of p and q. ``[vocab]``."""
     best = row.argsort(descending=True, stable=True)
     if method.siblings == "top":
         return p * torch.zeros_like(p).index_fill(0, best[:count], 1.0)

@@ -1,4 +1,4 @@
-"""The experiment: texts of many decode steps held against the target's own law."""
+"""The experiment: texts of many decode steps held against the target's own distribution."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_kernels import Noise
+from specdec_kernels import RngKey
 
 from . import goodness
 from .acceptance import expected_tokens
-from .laws import Filters, Table, joint_counts, joint_law, law_of, processed
+from .distributions import Filters, Table, distribution_of, joint_counts, joint_distribution, processed
 from .methods import Method, decode_step
 
 ALPHA = 0.01  # of the whole family: chance that a correct sampler fails somewhere
@@ -31,13 +31,13 @@ class Finding:
         experiment: which.
         case: rows and filters.
         method: whose.
-        fit: of the tokens to the target's law.
+        fit: of the tokens to the target's distribution.
         tokens: a first step, mean.
         theory: the same by `acceptance`; None where it has no closed form.
         tokens_p: p-value of their difference; 1 where there is no theory.
-        least_bias: smallest total variation towards the draft's law that was found with probability 0.99.
+        least_bias: smallest total variation towards the draft's distribution that was found with probability 0.99.
         seconds: of a processor.
-        shown: (key, target's law, draft's law, frequency) of the likeliest outcomes, for a figure.
+        shown: (key, target's distribution, draft's distribution, frequency) of the likeliest outcomes, for a figure.
         adjusted: smallest p-value of the three after Holm's correction over the family.
     """
 
@@ -88,8 +88,8 @@ def decode(
     places = torch.arange(width, device=device)
     step = 0
     while int(done.min()) < length:
-        noise = Noise(seeds, done, torch.full_like(done, step))
-        ids, accepted, contexts = decode_step(method, table, context, noise, filters)
+        rng = RngKey(seeds, done, torch.full_like(done, step))
+        ids, accepted, contexts = decode_step(method, table, context, rng, filters)
         accepted = accepted.long()
         first = accepted if step == 0 else first
         runs = done < length
@@ -116,9 +116,9 @@ def follow(
     seed: int = 0,
     device: str = "cpu",
 ) -> Finding:
-    """Hold the first `length` tokens of many texts against the target's law; stop early after `seconds`."""
+    """Hold the first `length` tokens of many texts against the target's distribution; stop early after `seconds`."""
     started, cpu = time.perf_counter(), time.process_time()
-    keys, law = joint_law(table, length, filters)
+    keys, distribution = joint_distribution(table, length, filters)
     copies = 1 if bool((table.after == table.after[:, :1]).all()) else 2 * len(method.parents())
     chunk = max(1, min(texts, CHUNK_BYTES // (4 * table.vocab * copies), 50_000 if math.isinf(seconds) else FEWEST))
     counts = torch.zeros(len(keys) + 1, dtype=torch.int64)
@@ -134,13 +134,15 @@ def follow(
     mean = total / drawn
     spread = math.sqrt(max(squares / drawn - mean**2, 0.0) / drawn)
     theory = expected_tokens(method, table, filters)
-    towards = law_of(keys, table, length, processed(table.draft, **filters))  # type: ignore[arg-type]
-    top = law.topk(min(SHOWN, len(law))).indices
-    columns = (keys[top], law[top], towards[top], counts[top].double() / drawn)
-    law, towards = (torch.nn.functional.pad(x, (0, 1)) for x in (law, towards))  # the last cell: what cannot happen
-    least = goodness.least_bias(law, towards, drawn, ALPHA) if float(towards.sum()) > 0 else 0.0
+    towards = distribution_of(keys, table, length, processed(table.draft, **filters))  # type: ignore[arg-type]
+    top = distribution.topk(min(SHOWN, len(distribution))).indices
+    columns = (keys[top], distribution[top], towards[top], counts[top].double() / drawn)
+    distribution, towards = (
+        torch.nn.functional.pad(x, (0, 1)) for x in (distribution, towards)
+    )  # the last cell: what cannot happen
+    least = goodness.least_bias(distribution, towards, drawn, ALPHA) if float(towards.sum()) > 0 else 0.0
     return Finding(
-        experiment, case, method.name, goodness.fit(counts, law), 1 + mean, theory,
+        experiment, case, method.name, goodness.fit(counts, distribution), 1 + mean, theory,
         _agreement(1 + mean, theory, spread), least, round(time.process_time() - cpu, 2),
         list(zip(*(x.tolist() for x in columns), strict=True)),
     )  # fmt: skip

@@ -11,10 +11,10 @@ from typing import Protocol, TypeVar
 
 import torch
 
+from .distributions import Filters, Table, constant_table, flat_table, random_table
 from .experiments import Finding, follow
 from .faults import Fault, coins_of_zero
 from .goodness import fit
-from .laws import Filters, Table, constant_table, flat_table, random_table
 from .methods import Method, decode_step
 from .models import Pair, first_tokens, next_tokens, quiet
 
@@ -102,7 +102,7 @@ def first_jobs(pair: Pair, methods: Sequence[Method], texts: int, filtered: int)
 
 
 def joint_jobs(pair: Pair, methods: Sequence[Method], texts: int) -> Iterator[Job]:
-    """The joint law of the next three tokens on real rows; a filter a prompt."""
+    """The joint distribution of the next three tokens on real rows; a filter a prompt."""
     for (number, prompt), (label, filters) in zip(enumerate(pair.prompts), REAL.items(), strict=False):
         table = next_tokens(pair, prompt)
         for method in methods:
@@ -120,8 +120,8 @@ def impossible(method: Method) -> Finding:
     """Where the coin is exactly 0 and the draft proposes what the target excludes: the one place where G7 shows."""
     rows = torch.tensor([[0.0, -torch.inf], [0.0, 0.0]])
     table = flat_table(rows[:1].expand(3, 2), torch.tensor([[-torch.inf, 0.0]]).expand(3, 2))
-    noise = coins_of_zero()
-    ids, _, _ = decode_step(method, table, torch.zeros_like(noise.seed), noise, {})
+    rng = coins_of_zero()
+    ids, _, _ = decode_step(method, table, torch.zeros_like(rng.seed), rng, {})
     found = fit(torch.bincount(ids[:, 0], minlength=2), torch.tensor([1.0, 0.0]))
     return Finding("coin 0", "a draft that the target excludes", method.name, found, 1.0, None, 1.0, 0.0, 0.0)
 

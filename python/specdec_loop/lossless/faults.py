@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from specdec_kernels import Noise, Sampling, random_words, residual_sample, sample
+from specdec_kernels import RngKey, Sampling, random_words, residual_sample, sample
 
-from .laws import Filters, processed, sampling_of
+from .distributions import Filters, processed, sampling_of
 from .methods import METHODS, Method, Step, Verdict, verify
 
 
@@ -41,14 +41,14 @@ def confident(ids: Tensor) -> Tensor:
 
 
 def unfiltered_residual(method: Method, step: Step) -> Verdict:
-    """Accept by the filtered laws, but draw a rejected position from the residual of the unfiltered ones."""
+    """Accept by the filtered distributions, but draw a rejected position from the residual of the unfiltered ones."""
     emitted, accepted = verify(method, step)
     batch, drafts = step.token_ids.shape
     place = accepted.long().clamp(max=drafts - 1)
     request = torch.arange(batch, device=emitted.device)
     drawn = residual_sample(
         step.target[request, place], step.draft[request, place], sampling=Sampling(), draft_sampling=Sampling(),
-        noise=step.noise._replace(position=step.noise.position + accepted.long()),
+        rng=step.rng._replace(position=step.rng.position + accepted.long()),
     ).token_ids  # fmt: skip
     kept = emitted.gather(1, accepted.long()[:, None])[:, 0]
     drawn = torch.where(accepted < drafts, drawn.to(emitted.dtype), kept)
@@ -59,8 +59,8 @@ def from_target(method: Method, step: Step) -> Verdict:
     """Draw a rejected position from the target in place of the residual."""
     emitted, accepted = verify(method, step)
     rows = step.target[torch.arange(len(emitted), device=emitted.device), accepted.long()]
-    noise = step.noise._replace(position=step.noise.position + accepted.long())
-    drawn = sample(rows, sampling=sampling_of(step.filters, len(rows)), noise=noise, purpose="residual").token_ids
+    rng = step.rng._replace(position=step.rng.position + accepted.long())
+    drawn = sample(rows, sampling=sampling_of(step.filters, len(rows)), rng=rng, purpose="residual").token_ids
     return emitted.scatter(1, accepted.long()[:, None], drawn.to(emitted.dtype)), accepted
 
 
@@ -79,7 +79,7 @@ def one_draw_a_path(method: Method, step: Step) -> Verdict:
         drawn = [
             sample(
                 step.target[:, node], sampling=sampling, purpose="draft", lane=lane,
-                noise=step.noise._replace(position=step.noise.position + d),
+                rng=step.rng._replace(position=step.rng.position + d),
             ).token_ids[:, 0]
             for d, node in enumerate(path)
         ]  # fmt: skip
@@ -92,7 +92,7 @@ def one_draw_a_path(method: Method, step: Step) -> Verdict:
 
 def coin_at_most(method: Method, step: Step) -> Verdict:
     """The ratio test of one draft with `coin * q <= p`: a coin of 0 accepts what the target excludes."""
-    coin = (random_words(step.noise, purpose="coin", index=torch.zeros(1, dtype=torch.int64))[:, 0] >> 8) * 2.0**-24
+    coin = (random_words(step.rng, purpose="coin", index=torch.zeros(1, dtype=torch.int64))[:, 0] >> 8) * 2.0**-24
     x = step.token_ids[:, :1]
     p = processed(step.target[:, 0], **step.filters).gather(1, x)[:, 0]  # type: ignore[arg-type]
     q = processed(step.draft[:, 0], **step.filters).gather(1, x)[:, 0]  # type: ignore[arg-type]
@@ -108,7 +108,7 @@ _DISTINCT, _INDEPENDENT = (_BY_NAME[f"tree recursive{kind}"] for kind in ("", ",
 _MATCH = _BY_NAME["tree match"]
 
 FAULTS = [
-    Fault("g1", "argmax drafts scored with the draft's full law", replace(_RATIO, drawn={"temperature": 0.0}), {}),
+    Fault("g1", "argmax drafts scored with the whole draft row", replace(_RATIO, drawn={"temperature": 0.0}), {}),
     Fault("wrong-q", "drafts drawn at temperature 0.8, scored at 1", replace(_RATIO, drawn={"temperature": 0.8}), {}),
     Fault("g2", "drafts share the noise of the residual", replace(_RATIO, purpose="residual"), {}),
     Fault(
@@ -130,9 +130,9 @@ FAULTS = [
 ]  # fmt: skip
 
 
-def coins_of_zero() -> Noise:
-    """Noise whose first coin is exactly 0: of the 2^24 positions of seed 1 there are two."""
-    noise = Noise(torch.tensor([1, 1]), torch.tensor([1012415, 9427389]), torch.tensor([0, 0]))
-    words = random_words(noise, purpose="coin", index=torch.zeros(1, dtype=torch.int64))
+def coins_of_zero() -> RngKey:
+    """RngKey whose first coin is exactly 0: of the 2^24 positions of seed 1 there are two."""
+    rng = RngKey(torch.tensor([1, 1]), torch.tensor([1012415, 9427389]), torch.tensor([0, 0]))
+    words = random_words(rng, purpose="coin", index=torch.zeros(1, dtype=torch.int64))
     assert bool((words >> 8 == 0).all()), "the coins are no longer 0"
-    return noise
+    return rng

@@ -41,7 +41,7 @@ def save(figure: Any, to: Path) -> None:
 
 
 def first_tokens(findings: list[Finding], to: Path) -> None:
-    """Target law, draft law and observed frequency of the likeliest ids, a panel a prompt (seed 000)."""
+    """Target, draft and observed frequency of the likeliest ids, a panel a prompt (seed 000)."""
     figure, axes = canvas(2, 2)
     for axis, finding in zip(axes.flat, findings, strict=False):
         place = torch.arange(len(finding.shown))
@@ -83,7 +83,7 @@ def proof(p: Tensor, q: Tensor, to: Path, ids: int = 60) -> None:
     for axis in (panels[0], panels[2]):
         axis.plot(x, p, color=TARGET, label="target p")
         axis.plot(x, q, color=DRAFT, label="draft q")
-    panels[0].set_title("1  two laws, as densities over the ids in order of p / q", fontsize=9, loc="left")
+    panels[0].set_title("1  two distributions, as densities over the ids in order of p / q", fontsize=9, loc="left")
     for shift, row, colour in ((-0.2, bars[0], TARGET), (0.2, bars[1], DRAFT)):
         panels[1].bar(x + shift, row, 0.4, color=colour)
     panels[1].set_title("2  the rows themselves", fontsize=9, loc="left")
@@ -162,7 +162,7 @@ def simulations(found: list[Simulation], scaling: dict[str, list[float]], to: Pa
 
 
 def improvements(panels: dict[str, list[tuple[int, float, float]]], to: Path) -> None:
-    """Batch improvement over M for Bernoulli and uniform laws (seed 003)."""
+    """Batch improvement over M for Bernoulli and uniform distributions (seed 003)."""
     figure, axes = canvas(1, len(panels), 3.0)
     for axis, (title, rows) in zip(axes.flat, panels.items(), strict=True):
         axis.plot([r[0] for r in rows], [r[1] for r in rows], color=TARGET, label="theory")

@@ -1,4 +1,4 @@
-"""How well counts fit a law: chi-square and G tests, total variation beside its noise, and the power of a test."""
+"""Goodness of fit: chi-square and G tests, total variation beside its noise, and the power of a test."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ LEAST = 5.0  # cells that expect fewer are pooled
 
 
 class Fit(NamedTuple):
-    """Counts held against a law.
+    """Counts held against a distribution.
 
     Attributes:
         draws: how many.
         cells: after pooling.
         chi_square: p-value of Pearson's test.
         g: p-value of the G-test, 2 sum O ln(O / E).
-        variation: total variation between the frequencies and the law.
+        variation: total variation between the frequencies and the distribution.
         expected_variation: what chance alone gives, sum E|f - p| / 2, see `mean_deviation`.
         deviation: sqrt(mean (f - p)^2) over the ids.
         expected_deviation: its prediction sqrt(mean p (1 - p) / N).
@@ -54,8 +54,8 @@ def pooled(values: Tensor, expected: Tensor) -> Tensor:
     return torch.cat([values[~small], values[small].sum()[None]]) if bool(small.any()) else values
 
 
-def fit(counts: Tensor, law: Tensor) -> Fit:
-    """Hold counts against a law that need not be normalised; an observed outcome of probability 0 has p-value 0.
+def fit(counts: Tensor, distribution: Tensor) -> Fit:
+    """Test counts against a distribution, normalised or not; an observed outcome of probability 0 has p-value 0.
 
     Example:
         >>> import torch
@@ -63,14 +63,14 @@ def fit(counts: Tensor, law: Tensor) -> Fit:
         >>> round(fit(torch.tensor([60, 40]), torch.tensor([0.5, 0.5])).chi_square, 4)
         0.0455
     """
-    counts, law = counts.double().flatten(), law.double().flatten()
-    law = law / law.sum()
+    counts, distribution = counts.double().flatten(), distribution.double().flatten()
+    distribution = distribution / distribution.sum()
     draws = counts.sum()
-    noise = law * (1 - law) / draws
-    difference = counts / draws - law
-    impossible = bool((counts[law <= 0] > 0).any())
-    possible = law > 0
-    expected = law[possible] * draws
+    noise = distribution * (1 - distribution) / draws
+    difference = counts / draws - distribution
+    impossible = bool((counts[distribution <= 0] > 0).any())
+    possible = distribution > 0
+    expected = distribution[possible] * draws
     observed, expected = pooled(counts[possible], expected), pooled(expected, expected)
     freedom = len(expected) - 1
     chi = float(((observed - expected) ** 2 / expected).sum())
@@ -79,7 +79,7 @@ def fit(counts: Tensor, law: Tensor) -> Fit:
     chi_p, g_p = (0.0, 0.0) if impossible else tails
     return Fit(
         int(draws), len(expected), chi_p, g_p, float(difference.abs().sum() / 2),
-        float(mean_deviation(law, float(draws)).sum() / 2), float((difference**2).mean().sqrt()),
+        float(mean_deviation(distribution, float(draws)).sum() / 2), float((difference**2).mean().sqrt()),
         float(noise.mean().sqrt()),
     )  # fmt: skip
 
@@ -113,7 +113,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def power(effect: float, freedom: int, alpha: float) -> float:
-    """Probability that a chi-square test of level alpha finds a law whose noncentrality is `effect`.
+    """Probability that a chi-square test of level alpha finds a distribution whose noncentrality is `effect`.
 
     The noncentral tail is sum_j Poisson(j; effect / 2) P(chi-square of freedom + 2 j >= critical).
     """
@@ -134,17 +134,17 @@ def least_effect(freedom: int, alpha: float, wanted: float = 0.99) -> float:
     return _bisect(lambda effect: power(effect, freedom, alpha) >= wanted, 10.0 + freedom)
 
 
-def least_bias(law: Tensor, towards: Tensor, draws: int, alpha: float) -> float:
-    """Smallest total variation that is found with probability 0.99, of biases that pull the law towards another one.
+def least_bias(distribution: Tensor, towards: Tensor, draws: int, alpha: float) -> float:
+    """Smallest total variation found with probability 0.99, for biases that mix in another distribution.
 
     The broken sampler (1 - e) p + e q has noncentrality N e^2 sum (q - p)^2 / p and total variation e TV(p, q); that is
-    how a sampler errs that accepts too much. 0 where the laws are equal.
+    how a sampler errs that accepts too much. 0 where the distributions are equal.
     """
-    law, towards = law.double() / law.sum(), towards.double() / towards.sum()
-    expected = law * draws
-    p, q = pooled(law, expected), pooled(towards, expected)
+    distribution, towards = distribution.double() / distribution.sum(), towards.double() / towards.sum()
+    expected = distribution * draws
+    p, q = pooled(distribution, expected), pooled(towards, expected)
     effect = float(((q - p) ** 2 / p.clamp(min=1e-300)).sum()) * draws
-    variation = float((law - towards).abs().sum() / 2)
+    variation = float((distribution - towards).abs().sum() / 2)
     if effect <= 0 or len(p) < 2:
         return 0.0
     return min(1.0, math.sqrt(least_effect(len(p) - 1, alpha) / effect)) * variation

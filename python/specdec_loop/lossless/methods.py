@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec_kernels import Noise, Sampling, batch_sd, sample, verify_chain, verify_tree
+from specdec_kernels import RngKey, Sampling, batch_sd, sample, verify_chain, verify_tree
 
-from .laws import Filters, Table, sampling_of
+from .distributions import Filters, Table, sampling_of
 
 
 class Step(NamedTuple):
@@ -22,14 +22,14 @@ class Step(NamedTuple):
         target: logits of every node, ``[batch, draft + 1 or nodes, vocab]``.
         draft: the rows the candidates were drawn from, ``[batch, draft or nodes, vocab]``.
         filters: of the target, and of the drafts as far as the verifier knows.
-        noise: of the step.
+        rng: of the step.
     """
 
     token_ids: Tensor
     target: Tensor
     draft: Tensor
     filters: Filters
-    noise: Noise
+    rng: RngKey
 
 
 Verdict = tuple[Tensor, Tensor]  # token ids [batch, depth + 1], of which the first accepted + 1 count; accepted [batch]
@@ -107,7 +107,7 @@ METHODS = [
 ]
 
 
-def draft(method: Method, table: Table, context: Tensor, noise: Noise, filters: Filters) -> tuple[Tensor, Tensor]:
+def draft(method: Method, table: Table, context: Tensor, rng: RngKey, filters: Filters) -> tuple[Tensor, Tensor]:
     """(ids, context of each node): node 0 is the root; a chain is a tree of one branch. Both ``[batch, nodes]``."""
     parents = method.parents()
     depth, ranks = [0], [0]
@@ -122,7 +122,7 @@ def draft(method: Method, table: Table, context: Tensor, noise: Noise, filters: 
         if not children:
             continue
         row = table.rows(table.draft, contexts[node][:, None])[:, 0]
-        at = noise._replace(position=noise.position + depth[node])
+        at = rng._replace(position=rng.position + depth[node])
         if method.propose is not None:
             found = method.propose(row, filters)[:, None]
         else:
@@ -133,12 +133,12 @@ def draft(method: Method, table: Table, context: Tensor, noise: Noise, filters: 
     return torch.stack(ids, 1), torch.stack(contexts, 1)
 
 
-def _children(method: Method, row: Tensor, drawn: Sampling, noise: Noise, rank: int, lanes: list[int]) -> Tensor:
+def _children(method: Method, row: Tensor, drawn: Sampling, rng: RngKey, rank: int, lanes: list[int]) -> Tensor:
     """Ids of the children of one node, ``[batch, children]``; lanes as docs/design.md names them."""
 
     def draw(lane: int = 0, count: int = 1, without: Tensor | None = None) -> Tensor:
         return sample(
-            row, sampling=drawn, noise=noise, purpose=method.purpose, num_samples=count, lane=lane, exclude_ids=without
+            row, sampling=drawn, rng=rng, purpose=method.purpose, num_samples=count, lane=lane, exclude_ids=without
         ).token_ids
 
     count = len(lanes)
@@ -158,10 +158,10 @@ def _children(method: Method, row: Tensor, drawn: Sampling, noise: Noise, rank: 
 
 
 def decode_step(
-    method: Method, table: Table, context: Tensor, noise: Noise, filters: Filters
+    method: Method, table: Table, context: Tensor, rng: RngKey, filters: Filters
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(token ids, accepted, contexts after 0, 1, .. of the ids) of one step of every text."""
-    named = noise if method.has_step else noise._replace(step=torch.zeros_like(noise.position))
+    named = rng if method.has_step else rng._replace(step=torch.zeros_like(rng.position))
     ids, contexts = draft(method, table, context, named, filters)
     target = table.rows(table.target, contexts)
     rows = table.rows(table.draft, contexts)
@@ -185,19 +185,17 @@ def verify(method: Method, step: Step) -> Verdict:
     rows = step.draft if method.has_rows else None
     if method.is_chain:
         chain = verify_chain(
-            step.token_ids, step.target, rows, sampling=sampling, draft_sampling=drafted, noise=step.noise,
+            step.token_ids, step.target, rows, sampling=sampling, draft_sampling=drafted, rng=step.rng,
             rule=method.rule,
         )  # fmt: skip
         return chain.token_ids, chain.num_accepted
     if method.rule == "batch":
         branches = step.token_ids[:, 1:].unflatten(1, (method.widths[0], method.depth))
-        several = batch_sd(
-            branches, step.target, step.draft, sampling=sampling, draft_sampling=drafted, noise=step.noise
-        )
+        several = batch_sd(branches, step.target, step.draft, sampling=sampling, draft_sampling=drafted, rng=step.rng)
         return several.token_ids, several.num_accepted
     tree = verify_tree(
         step.token_ids, torch.tensor(method.parents(), device=device).repeat(batch, 1), step.target, rows,
-        max_depth=method.depth, sampling=sampling, draft_sampling=drafted, noise=step.noise, rule=method.rule,
+        max_depth=method.depth, sampling=sampling, draft_sampling=drafted, rng=step.rng, rule=method.rule,
         replacement=method.replacement,
     )  # fmt: skip
     return tree.token_ids, tree.num_accepted

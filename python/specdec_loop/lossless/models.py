@@ -11,7 +11,7 @@ import transformers
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
-from .laws import Table, flat_table
+from .distributions import Table, flat_table
 
 FOLDER = Path(__file__).parents[2] / "models"
 PROMPTS = (
@@ -98,7 +98,8 @@ def rows(model: Any, texts: list[list[int]]) -> Tensor:
 def first_tokens(pair: Pair, prompt: list[int], depth: int = 2) -> Table:
     """The rows after a prompt and after the target's likeliest tokens.
 
-    The law of the first token does not depend on the rows behind it: those of the likeliest text stand for all.
+    The distribution of the first token does not depend on the rows behind it: those of the likeliest text stand for
+    all.
     """
     texts = [list(prompt)]
     for _ in range(depth):
@@ -111,7 +112,7 @@ def next_tokens(pair: Pair, prompt: list[int], length: int = 3, keep: int = 4) -
     """All histories of fewer than `length` tokens that top-k `keep` leaves to the target, each run once.
 
     Every rule refuses what the target excludes, so no row behind such an id matters, nor does an id that is never among
-    the `keep` best of a row: under that filter, the laws stay as they are.
+    the `keep` best of a row: under that filter, the distributions stay as they are.
     """
     models = (pair.target, pair.draft)
     ids, pasts = torch.tensor([prompt]), [DynamicCache(config=model.config) for model in models]

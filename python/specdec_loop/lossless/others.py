@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from .distributions import Filters, Table, flat_table, processed
 from .experiments import Finding, judge
 from .family import SMALL, Job, small_tables
-from .laws import Filters, Table, flat_table, processed
 from .samplers import load, method_of, refusal
 
 Row = dict[str, Any]
@@ -17,9 +17,9 @@ ROUNDING = 1e-3  # total variation that float32 may make of a filtered row
 
 def peaked_row(peak: float, seed: int, vocab: int = 32_768, spread: float = 0.3) -> torch.Tensor:
     """One likely id above a nearly flat tail: a search for the top-p threshold on linear probabilities gets lost."""
-    law = torch.full((vocab,), (1 - peak) / (vocab - 1))
-    law[0] = peak
-    return law.log() + spread * torch.randn(vocab, generator=torch.Generator().manual_seed(seed))
+    distribution = torch.full((vocab,), (1 - peak) / (vocab - 1))
+    distribution[0] = peak
+    return distribution.log() + spread * torch.randn(vocab, generator=torch.Generator().manual_seed(seed))
 
 
 def cases() -> list[tuple[str, Table, int, Filters]]:
@@ -73,8 +73,12 @@ def judged(rows: list[Row], findings: list[Finding]) -> list[Row]:
 
 def exact_bias(module: Any, table: Table, filters: Filters) -> tuple[float, str]:
     """(total variation to what is right, in words) of what a sampler's filter keeps of a row."""
-    law = [torch.tensor([filters[name]]) if name in filters else None for name in ("temperature", "top_k", "top_p")]
-    kept = module.filtered_logits(table.target[:1, None], torch.ones(1) if law[0] is None else law[0], *law[1:])[0, 0]
+    distribution = [
+        torch.tensor([filters[name]]) if name in filters else None for name in ("temperature", "top_k", "top_p")
+    ]
+    kept = module.filtered_logits(
+        table.target[:1, None], torch.ones(1) if distribution[0] is None else distribution[0], *distribution[1:]
+    )[0, 0]
     exact = processed(table.target[0], **filters)  # type: ignore[arg-type]
     bias = float((kept.double().softmax(-1) - exact).abs().sum() / 2)
     counts = int((kept > -torch.inf).sum()), int((exact > 0).sum())

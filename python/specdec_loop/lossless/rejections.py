@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_kernels import Noise, Sampling, batch_sd, sample
+from specdec_kernels import RngKey, Sampling, batch_sd, sample
 
 from ..theory import Markov, batch_rejections, bernoulli_improvement, uniform_improvement
+from .distributions import Table
 from .goodness import normal_tail
-from .laws import Table
 
 STATES, HORIZON = 7, 50  # the paper's simulation
 
@@ -53,17 +53,15 @@ def observe(table: Table, horizon: int, branches: int, texts: int, seed: int = 0
         at, ids, contexts = context.repeat_interleave(branches), [], []
         for i in range(longest):
             position = (done + i).repeat_interleave(branches)
-            noise = Noise(seeds.repeat_interleave(branches), position, torch.full_like(position, step))
-            drawn = sample(table.draft[at], sampling=Sampling(), noise=noise, purpose="draft", lane=lane).token_ids[
-                :, 0
-            ]
+            rng = RngKey(seeds.repeat_interleave(branches), position, torch.full_like(position, step))
+            drawn = sample(table.draft[at], sampling=Sampling(), rng=rng, purpose="draft", lane=lane).token_ids[:, 0]
             at = table.after[at, drawn]
             ids.append(torch.where(position < horizon, drawn, -1))
             contexts.append(at)
         nodes = torch.cat([context[:, None], torch.stack(contexts, 1).view(texts, -1)], 1)
         result = batch_sd(
             torch.stack(ids, 1).view(texts, branches, longest), table.target[nodes], table.draft[nodes],
-            sampling=Sampling(), draft_sampling=Sampling(), noise=Noise(seeds, done, torch.full_like(done, step)),
+            sampling=Sampling(), draft_sampling=Sampling(), rng=RngKey(seeds, done, torch.full_like(done, step)),
         )  # fmt: skip
         kept = result.num_accepted.long()
         rejected += (done < horizon) & (kept < horizon - done)

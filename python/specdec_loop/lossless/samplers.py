@@ -9,7 +9,7 @@ A sampler is a module with
   ``verify_prepared(draft_ids, prepared)``; parameters are tensors ``[batch]`` or None where they are off;
 * optional ``supports(case)`` with `Case` below: None, or why not; a refused batch is handed over in requests of one;
 * optional ``propose(draft_logits [batch, vocab]) -> ids [batch]``: how the drafter that belongs to it draws, where that
-  is not a draw from the law it is verified with;
+  is not a draw from the distribution it is verified with;
 * optional ``filtered_logits(logits [batch, row, vocab], temperature, top_k, top_p)``: for the exact bias of its filter.
 """
 
@@ -22,7 +22,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from .laws import Filters
+from .distributions import Filters
 from .methods import Method, Step, Verdict
 
 
@@ -92,7 +92,7 @@ class Foreign:
         module = load(self.name)
         batch = len(step.token_ids)
         filters = {"temperature": 1.0, **step.filters}
-        law = [
+        distribution = [
             torch.full((batch,), filters[name], dtype=torch.int32 if name == "top_k" else torch.float32)
             if name in filters
             else None
@@ -103,7 +103,7 @@ class Foreign:
         together = getattr(module, "supports", lambda case: None)(case) is None
         ids, accepted = [], []
         for rows in (slice(0, batch),) if together else (slice(i, i + 1) for i in range(batch)):
-            part = [None if x is None else x[rows] for x in law]
+            part = [None if x is None else x[rows] for x in distribution]
             emitted, count = _verified(module, step.token_ids[rows], target[rows], draft[rows], part)
             short = method.depth + 1 - emitted.shape[1]
             ids.append(torch.nn.functional.pad(emitted.long(), (0, short)))
@@ -114,12 +114,12 @@ class Foreign:
 
 
 def _verified(
-    module: ModuleType, ids: Tensor, target: Tensor, draft: Tensor, law: list[Tensor | None]
+    module: ModuleType, ids: Tensor, target: Tensor, draft: Tensor, distribution: list[Tensor | None]
 ) -> tuple[Tensor, Tensor]:
     if hasattr(module, "verify_chain"):
-        emitted, count = module.verify_chain(ids, target, draft, *law)
+        emitted, count = module.verify_chain(ids, target, draft, *distribution)
     else:
-        emitted, count = module.verify_prepared(ids, module.prepare(target, draft, *law))
+        emitted, count = module.verify_prepared(ids, module.prepare(target, draft, *distribution))
     return emitted, count
 
 

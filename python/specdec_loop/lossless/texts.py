@@ -16,7 +16,7 @@ from specdec_kernels import Sampling
 from ..datastore import Datastore
 from ..drafters import Drafter
 from ..generation import generate
-from ..methods import METHODS, Kit
+from ..methods import METHODS, DrafterAssets
 from .models import FOLDER, Pair, load, rows
 
 WITHIN_ROUNDING = 1e-3  # two logits of a float32 model this close may change places with the shape of a batch
@@ -95,7 +95,7 @@ class Job:
         started, name = time.process_time(), f"{self.method}, {self.rule}, {self.mode}"
         pair = load(self.target, self.draft)
         prompts = _written(self.target, self.draft, self.prompts)
-        kit = Kit(
+        kit = DrafterAssets(
             pair.target, heads=Path(self.heads or FOLDER), load_draft=lambda: pair.draft,
             load_store=lambda: Datastore.build(prompts),
         )  # fmt: skip

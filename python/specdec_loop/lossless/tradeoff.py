@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from specdec_kernels import Noise, sample, verify_chain
+from specdec_kernels import RngKey, sample, verify_chain
 
+from .distributions import Filters, Table, distribution_of, joint_distribution, processed, sampling_of
 from .experiments import decode
 from .goodness import fit, normal_tail
-from .laws import Filters, Table, joint_law, law_of, processed, sampling_of
 from .methods import Method, Step, Verdict
 from .models import load, next_tokens
 
@@ -43,7 +43,7 @@ class Over:
         sampling = sampling_of(step.filters, len(step.token_ids))
         result = verify_chain(
             step.token_ids, step.target, step.draft, sampling=sampling,
-            draft_sampling=sampling, noise=step.noise, over_acceptance=self.epsilon,
+            draft_sampling=sampling, rng=step.rng, over_acceptance=self.epsilon,
             rejected_from=self.rejected_from,
         )  # fmt: skip
         return result.token_ids, result.num_accepted
@@ -60,9 +60,9 @@ class Point:
         rejected: measured share of rejected drafts.
         rejected_theory: sum over p > 0 of (q - p - eps)+, and q where p = 0.
         bias: measured total variation to p, over the ids where theory has too much mass.
-        bias_theory: of the exact output law.
+        bias_theory: of the exact output distribution.
         variation: TV(p, q).
-        p_value: of the output, against its own exact law.
+        p_value: of the output, against its own exact distribution.
         draws: how many.
     """
 
@@ -87,8 +87,8 @@ def example() -> dict[str, tuple[Tensor, Tensor]]:
     return {name: (torch.tensor(p).log(), torch.tensor(q).log()) for name, (p, q) in EXAMPLE.items()}
 
 
-def output_law(p: Tensor, q: Tensor, epsilon: float, residual: str) -> tuple[Tensor, float]:
-    """(law of the token, P(reject))."""
+def output_distribution(p: Tensor, q: Tensor, epsilon: float, residual: str) -> tuple[Tensor, float]:
+    """(distribution of the token, P(reject))."""
     taken = torch.where(p > 0, torch.minimum(q, p + epsilon), 0.0)
     rejected = max(0.0, 1 - float(taken.sum()))
     left = (p - q).clamp(min=0)
@@ -100,23 +100,23 @@ def measure(name: str, target: Tensor, draft: Tensor, epsilon: float, residual: 
     """One draft on rows ``[vocab]``, `draws` times."""
     target, draft = target.float(), draft.float()
     p, q = processed(target), processed(draft)
-    law, rejected = output_law(p, q, epsilon, residual)
+    distribution, rejected = output_distribution(p, q, epsilon, residual)
     counts, accepted = torch.zeros(len(p), dtype=torch.int64), 0
     for first in range(0, draws, CHUNK):
         n = min(CHUNK, draws - first)
         seed = torch.arange(first, first + n)
-        noise = Noise(seed, torch.zeros_like(seed), torch.zeros_like(seed))
+        rng = RngKey(seed, torch.zeros_like(seed), torch.zeros_like(seed))
         rows = draft.expand(n, -1)
-        ids = sample(rows, sampling=sampling_of({}, n), noise=noise, purpose="draft").token_ids
-        step = Step(ids, target.expand(n, 2, -1), rows[:, None], {}, noise)
+        ids = sample(rows, sampling=sampling_of({}, n), rng=rng, purpose="draft").token_ids
+        step = Step(ids, target.expand(n, 2, -1), rows[:, None], {}, rng)
         emitted, kept = Over(epsilon, RESIDUALS[residual])(Method("", "ratio", (1,)), step)
         counts += torch.bincount(emitted[:, 0], minlength=len(p))
         accepted += int(kept.sum())
-    surplus = law > p
+    surplus = distribution > p
     bias = float(counts[surplus].sum()) / draws - float(p[surplus].sum())
     return Point(
-        name, residual, epsilon, 1 - accepted / draws, rejected, bias, float((law - p).abs().sum() / 2),
-        float((p - q).abs().sum() / 2), fit(counts, law).chi_square, draws,
+        name, residual, epsilon, 1 - accepted / draws, rejected, bias, float((distribution - p).abs().sum() / 2),
+        float((p - q).abs().sum() / 2), fit(counts, distribution).chi_square, draws,
     )  # fmt: skip
 
 
@@ -156,7 +156,7 @@ class WinRate:
         epsilon: of both.
         opt: share of pairs that OPT wins, a tie counted half.
         interval: half width of its 95 % interval, prompts as the unit.
-        exact: what `opt` estimates on these prompts, by the laws of both.
+        exact: what `opt` estimates on these prompts, by the distributions of both.
         p_value: of their difference.
         prompts: how many.
         pairs: of each prompt.
@@ -233,16 +233,16 @@ class Duels:
 
 def duels(table: Table, filters: Filters, *, length: int, pairs: int, number: int) -> list[Duel]:
     """One for each epsilon; rows are looked up, so that pairs share all prefixes."""
-    keys, law = joint_law(table, length, filters)
+    keys, distribution = joint_distribution(table, length, filters)
     p, q = (processed(rows, **filters) for rows in (table.target, table.draft))  # type: ignore[arg-type]
-    return [_duel(table, filters, keys, law, p, q, epsilon, length, pairs, number) for epsilon in EPSILONS[2:]]
+    return [_duel(table, filters, keys, distribution, p, q, epsilon, length, pairs, number) for epsilon in EPSILONS[2:]]
 
 
 def _duel(
-    table: Table, filters: Filters, keys: Tensor, law: Tensor, p: Tensor, q: Tensor, epsilon: float, length: int,
-    pairs: int, number: int,
+    table: Table, filters: Filters, keys: Tensor, distribution: Tensor, p: Tensor, q: Tensor, epsilon: float,
+    length: int, pairs: int, number: int,
 ) -> Duel:  # fmt: skip
-    scores, rejected, laws = [], [], []
+    scores, rejected, distributions = [], [], []
     for place, (residual, source) in enumerate(RESIDUALS.items()):
         method = Method(residual, "ratio", (1,) * length, verify=Over(epsilon, source))
         tokens, first = decode(
@@ -250,19 +250,27 @@ def _duel(
         )  # fmt: skip
         scores.append(likelihood(table, p, tokens))
         rejected.append(float((first < length).double().sum() / (first + (first < length)).double().sum()))
-        rows = torch.stack([output_law(a, b, epsilon, residual)[0] for a, b in zip(p, q, strict=True)])
-        laws.append(law_of(keys, table, length, rows))
+        rows = torch.stack([output_distribution(a, b, epsilon, residual)[0] for a, b in zip(p, q, strict=True)])
+        distributions.append(distribution_of(keys, table, length, rows))
     ahead = scores[0] - scores[1]
     wins = (ahead > TIE).double() + 0.5 * (ahead.abs() <= TIE).double()
-    bias = [float((mine - law).abs().sum() / 2) for mine in laws]
+    bias = [float((mine - distribution).abs().sum() / 2) for mine in distributions]
     error = float(wins.std()) / math.sqrt(pairs)
-    return Duel(float(wins.mean()), error, _exact(law.log(), *laws), (rejected[0], rejected[1]), (bias[0], bias[1]))
+    return Duel(
+        float(wins.mean()),
+        error,
+        _exact(distribution.log(), *distributions),
+        (rejected[0], rejected[1]),
+        (bias[0], bias[1]),
+    )
 
 
 def _exact(score: Tensor, opt: Tensor, uno: Tensor) -> float:
     """P(a text of OPT scores above one of UNO) + P(a tie) / 2."""
     levels, place = (score / TIE / 2).round().unique(return_inverse=True)
-    mine, other = (torch.zeros(len(levels), dtype=torch.float64).index_add(0, place, law) for law in (opt, uno))
+    mine, other = (
+        torch.zeros(len(levels), dtype=torch.float64).index_add(0, place, distribution) for distribution in (opt, uno)
+    )
     return float((mine * (other.cumsum(0) - other / 2)).sum())
 
 
@@ -282,7 +290,7 @@ def win_rates(found: Sequence[Sequence[Duel]], *, pairs: int, length: int) -> li
 
 
 def likelihood(table: Table, p: Tensor, tokens: Tensor) -> Tensor:
-    """Log-likelihood of texts ``[n, length]`` under laws p of a table's contexts."""
+    """Log-likelihood of texts ``[n, length]`` under distributions p of a table's contexts."""
     log_p = p.log()
     context, score = torch.zeros(len(tokens), dtype=torch.int64), torch.zeros(len(tokens), dtype=torch.float64)
     for x in tokens.unbind(1):

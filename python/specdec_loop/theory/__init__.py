@@ -1,10 +1,11 @@
 """The theory of speculative decoding as functions: counts, speed, optimal lengths, bounds. Torch float64, vectorised.
 
-p is the target's law and q the draft's, here and everywhere in this package. Yin et al. write them the other way round.
+p is the target's distribution and q the draft's, here and everywhere in this package. Yin et al. write them the other
+way round.
 """
 
 from .counts import (
-    accepted_law,
+    accepted_distribution,
     continuous_draft,
     expected_accepted,
     expected_tokens,
@@ -32,7 +33,7 @@ from .rejections import (
     bernoulli_improvement,
     lenient,
     loss,
-    output_law,
+    output_distribution,
     over_acceptance,
     rejection_speedup,
     rejections,
@@ -44,7 +45,7 @@ from .tables import block_accepted, block_chances, chain_accepted, ideal_accepte
 
 __all__ = [
     "Markov",
-    "accepted_law",
+    "accepted_distribution",
     "batch_rejections",
     "bernoulli_improvement",
     "best_tree",
@@ -68,7 +69,7 @@ __all__ = [
     "minhash_match",
     "operations",
     "optimal_draft",
-    "output_law",
+    "output_distribution",
     "over_acceptance",
     "recursion",
     "rejection_speedup",

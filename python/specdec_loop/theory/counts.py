@@ -43,7 +43,7 @@ def expected_tokens(rate: Number, draft: Number) -> Tensor:
     return expected_accepted(rate, draft) + 1
 
 
-def accepted_law(rate: Number, draft: int) -> Tensor:
+def accepted_distribution(rate: Number, draft: int) -> Tensor:
     """P(A = k), k = 0..N, in a last dimension: P^k (1 - P) for k < N, P^N for N."""
     p = _double(rate)[..., None]
     k = torch.arange(draft + 1, dtype=torch.float64)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def match_probability(p: Tensor, q: Tensor) -> Tensor:
-    """P(same winner) = sum_i 1 / sum_j max(p_j / p_i, q_j / q_i) over ids that both laws have. Rows [vocab]."""
+    """P(same winner) = sum_i 1 / sum_j max(p_j / p_i, q_j / q_i) over ids of both supports. Rows [vocab]."""
     both = (p > 0) & (q > 0)
     a, b = p[both], q[both]
     return (1 / torch.maximum(p / a[:, None], q / b[:, None]).sum(-1)).sum()

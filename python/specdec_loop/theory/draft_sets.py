@@ -76,7 +76,7 @@ def ceiling(p: Tensor, q: Tensor, count: int) -> Tensor:
 
 
 def set_ceiling(p: Tensor, sets: Mapping[tuple[int, ...], float]) -> float:
-    """The same for any law of candidate sets, {ids: probability}: min_H p(H) + 1 - P(all candidates in H), one row.
+    """The same for any distribution of candidate sets, {ids: probability}: min_H p(H) + 1 - P(all in H), one row.
 
     By enumeration of every H: for small vocabularies.
     """

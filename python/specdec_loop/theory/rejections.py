@@ -19,18 +19,18 @@ def total_variation(p: Tensor, q: Tensor) -> Tensor:
 
 
 class Markov(NamedTuple):
-    """Laws of tokens 1..T, each given the token before it.
+    """Distributions of tokens 1..T, each given the token before it.
 
     Attributes:
-        start: float64 ``[vocab]``, law of the first token.
-        steps: float64 ``[T - 1, vocab, vocab]``; steps[n, x] is the law of token n + 2 after x.
+        start: float64 ``[vocab]``, distribution of the first token.
+        steps: float64 ``[T - 1, vocab, vocab]``; steps[n, x] is the distribution of token n + 2 after x.
     """
 
     start: Tensor
     steps: Tensor
 
     def rows(self, n: int) -> Tensor:
-        """Laws of token n (from 1) by the token before it, ``[1 or vocab, vocab]``."""
+        """Distributions of token n (from 1) by the token before it, ``[1 or vocab, vocab]``."""
         return self.start[None] if n == 1 else self.steps[n - 2]
 
 
@@ -96,8 +96,8 @@ def uniform_improvement(ratio: float, drafts: int) -> float:
     return miss - miss**drafts
 
 
-def output_law(q: Tensor, accept: Tensor, residual: Tensor) -> Tensor:
-    """Law of the emitted token where draft x ~ q is accepted with b(x), else drawn from a residual.
+def output_distribution(q: Tensor, accept: Tensor, residual: Tensor) -> Tensor:
+    """Distribution of the emitted token where draft x ~ q is accepted with b(x), else drawn from a residual.
 
     b(x) q(x) + R residual(x), R = sum (1 - b) q. With b = min(1, p / q) and residual norm((p - q)+) it is p.
     """
@@ -110,11 +110,11 @@ class Lenient(NamedTuple):
 
     Attributes:
         accepted: P(accept).
-        law: of the emitted token; nowhere above p / lenience.
+        distribution: of the emitted token; nowhere above p / lenience.
     """
 
     accepted: Tensor
-    law: Tensor
+    distribution: Tensor
 
 
 def lenient(p: Tensor, q: Tensor, lenience: float) -> Lenient:
@@ -143,8 +143,8 @@ class OverAcceptance(NamedTuple):
 def over_acceptance(p: Tensor, q: Tensor, epsilon: float) -> OverAcceptance:
     """With b = min(1, (p + epsilon) / q): P(reject) = sum (q - p - eps)+, bias = sum min((q - p)+, eps) (Theorem 5).
 
-    The kernels also refuse ids that the target excludes: pass the draft's law and epsilon as they are, and count its
-    mass where p = 0 as rejected and not as bias.
+    The kernels also refuse ids that the target excludes: pass the draft's distribution and epsilon as they are, and
+    count its mass where p = 0 as rejected and not as bias.
     """
     surplus = q - p
     rejected = (surplus - epsilon).clamp(min=0).sum(-1)

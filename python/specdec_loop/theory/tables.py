@@ -1,6 +1,7 @@
-"""Accepted tokens where the laws differ from place to place: exact, by enumeration of all drafts.
+"""Accepted tokens where the distributions differ from place to place: exact, by enumeration of all drafts.
 
-A table is a function of the tokens so far (a tuple) that gives the law of the next one (a float64 tensor [vocab]).
+A table is a function of the tokens so far (a tuple) that gives the distribution of the next one (a float64 tensor
+[vocab]).
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def block_chances(p: Tensor, q: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def ideal_accepted(target: Table, draft: Table, length: int) -> float:
-    """What no verifier can exceed: sum_i (1 - TV of the joint laws of i tokens)."""
+    """What no verifier can exceed: sum_i (1 - TV of the joint distributions of i tokens)."""
     joint: dict[tuple[int, ...], tuple[float, float]] = {(): (1.0, 1.0)}
     total = 0.0
     for _ in range(length):
@@ -81,7 +82,7 @@ def ideal_accepted(target: Table, draft: Table, length: int) -> float:
     return total
 
 
-def constant(law: Tensor) -> Table:
-    """The same law everywhere."""
-    fixed = law.to(torch.float64)
+def constant(distribution: Tensor) -> Table:
+    """The same distribution everywhere."""
+    fixed = distribution.to(torch.float64)
     return lambda _: fixed

@@ -13,7 +13,16 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from ..heads import Eagle3Head, EagleHead, MedusaHeads, MtpHead, Shared, save_head
 from . import corpus, texts
-from .losses import Laws, acceptance, cross_entropy, draft_model_laws, feature_laws, loss, medusa_laws, refusal
+from .losses import (
+    Distributions,
+    acceptance,
+    cross_entropy,
+    draft_model_distributions,
+    feature_distributions,
+    loss,
+    medusa_distributions,
+    refusal,
+)
 from .run import Run, optimizers
 from .target import prepare
 
@@ -50,7 +59,7 @@ def main(arguments: list[str] | None = None) -> None:
         train(kind, target, tokens, held_out, args)
 
 
-def build(kind: str, target: Any, tokens: Tensor) -> tuple[nn.Module, dict[str, Any], Callable[..., Laws]]:
+def build(kind: str, target: Any, tokens: Tensor) -> tuple[nn.Module, dict[str, Any], Callable[..., Distributions]]:
     """An untrained drafter, the fields of its config.json, and what it says beside the target."""
     config = LlamaConfig.from_dict({**target.config.to_dict(), "_name_or_path": ""})
     config.num_hidden_layers = 1
@@ -60,7 +69,7 @@ def build(kind: str, target: Any, tokens: Tensor) -> tuple[nn.Module, dict[str, 
         model = LlamaForCausalLM(config)
         model.set_input_embeddings(target.get_input_embeddings())
         model.set_output_embeddings(target.get_output_embeddings())
-        return model, config.to_dict(), draft_model_laws
+        return model, config.to_dict(), draft_model_distributions
     if kind == "medusa":
         heads = MedusaHeads(
             shared,
@@ -70,7 +79,7 @@ def build(kind: str, target: Any, tokens: Tensor) -> tuple[nn.Module, dict[str, 
             layers=MEDUSA_LAYERS,
             own_output=False,
         )
-        return heads, {"medusa_num_heads": MEDUSA_HEADS, "medusa_num_layers": MEDUSA_LAYERS}, medusa_laws
+        return heads, {"medusa_num_heads": MEDUSA_HEADS, "medusa_num_layers": MEDUSA_LAYERS}, medusa_distributions
     if kind == "eagle3":
         config.draft_vocab_size = min(DRAFT_VOCAB, config.vocab_size)
         head = Eagle3Head(config, shared)
@@ -79,15 +88,15 @@ def build(kind: str, target: Any, tokens: Tensor) -> tuple[nn.Module, dict[str, 
         head.choose(chosen)
         with torch.no_grad():
             head.lm_head.weight.copy_(target.get_output_embeddings().weight[chosen])
-        return head, config.to_dict(), feature_laws
+        return head, config.to_dict(), feature_distributions
     made = EagleHead(config, shared) if kind == "eagle" else MtpHead(config, shared)
-    return made, config.to_dict(), feature_laws
+    return made, config.to_dict(), feature_distributions
 
 
 def train(kind: str, target: Any, tokens: Tensor, held_out_tokens: Tensor, args: argparse.Namespace) -> None:
     """Distil one drafter, and write its folder."""
     torch.manual_seed(args.seed)
-    network, fields, laws_of = build(kind, target, tokens)
+    network, fields, distributions_of = build(kind, target, tokens)
     own = [p for p in network.parameters() if p.requires_grad]
     tables = {id(p) for name, p in network.named_parameters() if name == "lm_head.weight"}
     run = Run(
@@ -106,8 +115,8 @@ def train(kind: str, target: Any, tokens: Tensor, held_out_tokens: Tensor, args:
         with torch.autocast("cpu", torch.bfloat16, enabled=args.bfloat16):
             with torch.no_grad():
                 teacher = target(ids, use_cache=False, output_hidden_states=True)
-            laws = laws_of(network, ids, teacher)
-            return loss(laws, cross_entropy if is_beginning else refusal), acceptance(laws).detach()
+            distributions = distributions_of(network, ids, teacher)
+            return loss(distributions, cross_entropy if is_beginning else refusal), acceptance(distributions).detach()
 
     if args.compile:
         measures = torch.compile(measures)

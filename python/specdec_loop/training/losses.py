@@ -1,4 +1,4 @@
-"""What each drafter learns from the target: its law of the next tokens, and for EAGLE-1 its states too."""
+"""What each drafter learns from the target: its distribution of the next tokens, and for EAGLE-1 its states too."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DECAY = 0.8  # weight of each further step or head
 REGRESSION = 0.1  # weight of the distance between states
 
 
-class Laws(NamedTuple):
+class Distributions(NamedTuple):
     """What a drafter says of a batch, beside what the target says.
 
     Attributes:
@@ -31,46 +31,47 @@ class Laws(NamedTuple):
 Criterion = Callable[[Tensor, Tensor], Tensor]
 
 
-def cross_entropy(logits: Tensor, law: Tensor) -> Tensor:
-    """Mean cross-entropy of the drafter's law under the target's: how a drafter begins."""
-    return -(law * logits.float().log_softmax(-1)).sum(-1).mean()
+def cross_entropy(logits: Tensor, distribution: Tensor) -> Tensor:
+    """Mean cross-entropy of the drafter's distribution under the target's: how a drafter begins."""
+    return -(distribution * logits.float().log_softmax(-1)).sum(-1).mean()
 
 
-def refusal(logits: Tensor, law: Tensor) -> Tensor:
+def refusal(logits: Tensor, distribution: Tensor) -> Tensor:
     """Mean of minus the logarithm of the overlap, the chance that a draft is accepted.
 
-    A small drafter cannot have the target's law; of the laws it can have, cross-entropy chooses one that covers all
-    that the target may say, this one that meets it most often. From an untrained drafter it learns slower.
+    A small drafter cannot have the target's distribution; of the distributions it can have, cross-entropy chooses one
+    that covers all that the target may say, this one that meets it most often. From an untrained drafter it learns
+    slower.
     """
-    return -overlap(logits, law).clamp(min=1e-6).log().mean()
+    return -overlap(logits, distribution).clamp(min=1e-6).log().mean()
 
 
-def overlap(logits: Tensor, law: Tensor) -> Tensor:
-    """One minus the total variation distance of both laws, ``[..]``."""
-    return torch.minimum(law, logits.float().softmax(-1)).sum(-1)
+def overlap(logits: Tensor, distribution: Tensor) -> Tensor:
+    """One minus the total variation distance of both distributions, ``[..]``."""
+    return torch.minimum(distribution, logits.float().softmax(-1)).sum(-1)
 
 
-def loss(laws: Laws, criterion: Criterion) -> Tensor:
+def loss(distributions: Distributions, criterion: Criterion) -> Tensor:
     """Sum over steps or heads, later ones counting less."""
-    total = sum(DECAY**i * criterion(*pair) for i, pair in enumerate(laws.pairs))
+    total = sum(DECAY**i * criterion(*pair) for i, pair in enumerate(distributions.pairs))
     assert isinstance(total, Tensor)
-    return total if laws.drift is None else total + REGRESSION * laws.drift
+    return total if distributions.drift is None else total + REGRESSION * distributions.drift
 
 
-def acceptance(laws: Laws) -> Tensor:
+def acceptance(distributions: Distributions) -> Tensor:
     """Mean overlap of all steps or heads."""
-    return torch.stack([overlap(*pair).mean() for pair in laws.pairs]).mean()
+    return torch.stack([overlap(*pair).mean() for pair in distributions.pairs]).mean()
 
 
-def draft_model_laws(model: Any, ids: Tensor, teacher: Any) -> Laws:
-    """The same law at every token."""
-    return Laws([(model(ids, use_cache=False).logits, teacher.logits.float().softmax(-1))])
+def draft_model_distributions(model: Any, ids: Tensor, teacher: Any) -> Distributions:
+    """The same distribution at every token."""
+    return Distributions([(model(ids, use_cache=False).logits, teacher.logits.float().softmax(-1))])
 
 
-def medusa_laws(heads: MedusaHeads, ids: Tensor, teacher: Any) -> Laws:
-    """Head i at token t learns the target's law at token t + 1 + i."""
-    logits, law = heads(teacher.hidden_states[-1]), teacher.logits.float().softmax(-1)
-    return Laws([(logits[:, : -1 - i, i], law[:, 1 + i :]) for i in range(len(heads))])
+def medusa_distributions(heads: MedusaHeads, ids: Tensor, teacher: Any) -> Distributions:
+    """Head i at token t learns the target's distribution at token t + 1 + i."""
+    logits, distribution = heads(teacher.hidden_states[-1]), teacher.logits.float().softmax(-1)
+    return Distributions([(logits[:, : -1 - i, i], distribution[:, 1 + i :]) for i in range(len(heads))])
 
 
 class Steps:
@@ -88,11 +89,11 @@ class Steps:
         return torch.cat(self.keys, 2), torch.cat(self.values, 2)
 
 
-def feature_laws(head: FeatureHead, ids: Tensor, teacher: Any) -> Laws:
+def feature_distributions(head: FeatureHead, ids: Tensor, teacher: Any) -> Distributions:
     """Several steps of the head from every token, each from its own last feature, as when it drafts.
 
     At step s row i continues the text from pair i: it reads token i + 1 + s, attends to the target's features up to i
-    and to its own of the steps since, and learns the target's law at token i + 1 + s.
+    and to its own of the steps since, and learns the target's distribution at token i + 1 + s.
     """
     pairs = ids.shape[1] - 1
     hidden = torch.cat([teacher.hidden_states[level] for level in head.levels], -1)
@@ -100,16 +101,16 @@ def feature_laws(head: FeatureHead, ids: Tensor, teacher: Any) -> Laws:
     place = torch.arange(pairs, device=ids.device)
     own = torch.eye(pairs, dtype=torch.bool, device=ids.device)
     seen, cache = place <= place[:, None], Steps()
-    law = teacher.logits.float().softmax(-1)
-    law = law if head.token_map is None else law[..., head.token_map.long()]
-    laws, drift = [], torch.zeros((), device=ids.device)
+    distribution = teacher.logits.float().softmax(-1)
+    distribution = distribution if head.token_map is None else distribution[..., head.token_map.long()]
+    distributions, drift = [], torch.zeros((), device=ids.device)
     for step in range(STEPS):
         known = pairs - step
         shown = torch.nn.functional.pad(tokens[:, step:], (0, step))
         features = head(shown, features, (place + step)[None], seen[None, None], cache)
-        laws.append((head.logits(features[:, :known]), law[:, 1 + step :]))
+        distributions.append((head.logits(features[:, :known]), distribution[:, 1 + step :]))
         if isinstance(head, EagleHead):
             state = teacher.hidden_states[-1][:, 1 + step :].float()
             drift = drift + DECAY**step * smooth_l1_loss(features[:, :known].float(), state)
         seen = torch.cat([seen, own], 1)
-    return Laws(laws, drift if isinstance(head, EagleHead) else None)
+    return Distributions(distributions, drift if isinstance(head, EagleHead) else None)

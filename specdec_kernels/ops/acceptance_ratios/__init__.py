@@ -1,4 +1,4 @@
-"""How likely each drafted token is to be accepted, and how close the two laws are."""
+"""How likely each drafted token is to be accepted, and how close the two distributions are."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def acceptance_ratios(
     if draft_logits is not None:
         draft_vocab = check.chain_rows("draft_logits", draft_logits, draft_ids, cu_draft, width, bonus=False)
         if draft_sampling is None:
-            fail(name, "draft_sampling", "given with draft_logits: the law the drafts were drawn from", None)
+            fail(name, "draft_sampling", "given with draft_logits: the distribution the drafts were drawn from", None)
     token_map = check.token_map(token_map, draft_vocab, vocab)
     sampling = check.sampling("sampling", sampling, batch)
     drafted = check.sampling("draft_sampling", draft_sampling or Sampling(), batch)

@@ -43,11 +43,13 @@ def acceptance_ratios(
         status = status | torch.where(used & outside, _chains.BAD_ID, 0)
         used = used & (x >= 0) & ~outside
         x = torch.where(used, x, 0)
-        row = _rows.law(chains.target_at(i), target, None if allowed is None else chains.allowed_at(allowed, i))
+        row = _rows.distribution(
+            chains.target_at(i), target, None if allowed is None else chains.allowed_at(allowed, i)
+        )
         q = torch.nn.functional.one_hot(x, vocab).double()
         bad_draft = torch.zeros_like(used)
         if has_rows:
-            drafted = _rows.law(chains.draft_at(i), draft)
+            drafted = _rows.distribution(chains.draft_at(i), draft)
             over_ids = _rows.to_target_ids(drafted.probs(), token_map, vocab)
             q = torch.where(draft.greedy[:, None], q, over_ids)
             bad_draft = drafted.bad & ~draft.greedy

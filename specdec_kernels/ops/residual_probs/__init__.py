@@ -1,4 +1,4 @@
-"""The correction law norm((a p - b q)+), materialised for whoever wants to look at it."""
+"""The correction distribution norm((a p - b q)+), materialised for whoever wants to look at it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ def residual_probs(
 ) -> ResidualProbs:
     """``norm((a p - b q)+)`` as a probability row, and its mass.
 
-    With a = b = 1 this is the law of the token after a rejection; block, recursive and batch rules use other scalars.
+    With a = b = 1 this is the distribution of the token after a rejection; block, recursive and batch rules use other
+    scalars.
 
     Args:
         target_logits: float32, bfloat16 or float16 ``[batch, vocab]``.

@@ -1,4 +1,4 @@
-"""Draw from the correction law norm((a p - b q)+) without materialising it."""
+"""Draw from the correction distribution norm((a p - b q)+) without materialising it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from ..._check import check_residual
 from ..._op import Op
 from ..._replay import replayed
-from ..._types import PURPOSES, Noise, Sampling
+from ..._types import PURPOSES, RngKey, Sampling
 from . import reference
 
 
@@ -49,7 +49,7 @@ def residual_sample(
     b: float | Tensor = 1.0,
     sampling: Sampling,
     draft_sampling: Sampling | None = None,
-    noise: Noise,
+    rng: RngKey,
     purpose: str = "residual",
     token_map: Tensor | None = None,
     allowed: Tensor | None = None,
@@ -69,7 +69,7 @@ def residual_sample(
         token_map: int32 ``[draft_vocab]``: target id of each draft column.
         allowed: int32 ``[batch, ceil(vocab / 32)]`` packed bits of the target row.
         draft_ids: int64 ``[batch]``: where q is a point mass; -1 is no draft.
-        noise: names the random numbers; the position is that of the drawn token.
+        rng: names the random numbers; the position is that of the drawn token.
         purpose: ``"residual"`` unless a rule says otherwise. Never the purpose the draft was drawn with.
         out: preallocated results.
         backend: see `verify_chain`.
@@ -82,16 +82,16 @@ def residual_sample(
 
     Example:
         >>> import torch
-        >>> from specdec_kernels import Noise, Sampling, residual_sample
+        >>> from specdec_kernels import RngKey, Sampling, residual_sample
         >>> p, q = torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[0.9, 0.1]]).log()
-        >>> noise = Noise(seed=torch.tensor([5]), position=torch.tensor([0]))
-        >>> residual_sample(p, q, sampling=Sampling(), draft_sampling=Sampling(), noise=noise).token_ids
+        >>> rng = RngKey(seed=torch.tensor([5]), position=torch.tensor([0]))
+        >>> residual_sample(p, q, sampling=Sampling(), draft_sampling=Sampling(), rng=rng).token_ids
         tensor([1])
     """
     check, prepared = check_residual(
         "residual_sample", target_logits, draft_logits, a, b, sampling, draft_sampling, token_map, allowed, draft_ids
     )
-    noise = check.noise(noise, target_logits.shape[0])
+    rng = check.rng(rng, target_logits.shape[0])
     code = check.choice("purpose", purpose, PURPOSES)
-    results = op(*prepared, *noise, code, device=target_logits.device, backend=backend, out=out)
+    results = op(*prepared, *rng, code, device=target_logits.device, backend=backend, out=out)
     return ResidualSample(*results)

@@ -12,7 +12,7 @@ from ... import _shards
 from ..._check import Checker, fail
 from ..._op import Op
 from ..._replay import replayed
-from ..._types import LOGPROBS, PURPOSES, Noise, Sampling
+from ..._types import LOGPROBS, PURPOSES, RngKey, Sampling
 from . import reference
 
 DRAWS = {name: PURPOSES[name] for name in ("target", "draft", "residual")}
@@ -24,7 +24,8 @@ class SampleResult(NamedTuple):
     """What `sample` returns.
 
     Attributes:
-        token_ids: int64 ``[batch, num_samples]`` in the order drawn; -1 where the law has fewer ids, or a bad row.
+        token_ids: int64 ``[batch, num_samples]`` in the order drawn; -1 where the distribution has fewer ids, or a bad
+            row.
         logprobs: float32 ``[batch, num_samples]``; 0 where token_ids is -1.
         logsumexp: float32 ``[batch]``, log-sum of the scaled kept logits; 0 for a greedy request.
         threshold: float32 ``[batch]``, smallest raw logit that is kept (-inf: all). With logsumexp it is draft_stats.
@@ -57,7 +58,7 @@ def sample(
     logits: Tensor,
     *,
     sampling: Sampling,
-    noise: Noise,
+    rng: RngKey,
     purpose: str,
     num_samples: int = 1,
     lane: int | Tensor = 0,
@@ -78,9 +79,9 @@ def sample(
     Args:
         logits: float32, bfloat16 or float16 ``[batch, vocab]``.
         sampling: parameters of each request; temperature 0 takes the argmax (ties: lowest id).
-        noise: seed and position of the drawn token. Draft token i of a request has ``position + i``.
+        rng: seed and position of the drawn token. Draft token i of a request has ``position + i``.
         purpose: ``"target"`` (plain decoding, and drafts under rule ``match``), ``"draft"`` (drafts under the other
-            rules) or ``"residual"``. ``"target"`` never looks at ``noise.step``.
+            rules) or ``"residual"``. ``"target"`` never looks at ``rng.step``.
         num_samples: ids a row, at most 64.
         lane: 0 in a chain; int or int64 ``[batch]``, see docs/design.md, Random numbers.
         exclude_ids: int64 ``[batch, n]`` ids that are not drawn, -1 padded; the statistics still count them.
@@ -100,9 +101,9 @@ def sample(
 
     Example:
         >>> import torch
-        >>> from specdec_kernels import Noise, Sampling, sample
-        >>> noise = Noise(seed=torch.tensor([3]), position=torch.tensor([11]))
-        >>> sample(torch.tensor([[0.0, 30.0]]), sampling=Sampling(), noise=noise, purpose="target").token_ids
+        >>> from specdec_kernels import RngKey, Sampling, sample
+        >>> rng = RngKey(seed=torch.tensor([3]), position=torch.tensor([11]))
+        >>> sample(torch.tensor([[0.0, 30.0]]), sampling=Sampling(), rng=rng, purpose="target").token_ids
         tensor([[1]])
     """
     if not isinstance(logits, Tensor):
@@ -111,7 +112,7 @@ def sample(
     check.logits("logits", logits, ("batch", "vocab"))
     batch, vocab = logits.shape
     sampling = check.sampling("sampling", sampling, batch)
-    noise = check.noise(noise, batch)
+    rng = check.rng(rng, batch)
     code = check.choice("purpose", purpose, DRAWS)
     mode = check.choice("logprobs", logprobs, MODES)
     if not isinstance(num_samples, int) or not 1 <= num_samples <= MAX_SAMPLES:
@@ -123,7 +124,7 @@ def sample(
         token_map = check.dense("token_map", token_map, (torch.int32,), (vocab,))
     shards = _shards.shards_of("sample", group, vocab_offsets, vocab, backend)
     allowed = check.allowed(allowed, batch, vocab if shards is None else shards.size)
-    arguments = (logits, *sampling, *noise, code, num_samples, lanes, exclude_ids, token_map, allowed, mode)
+    arguments = (logits, *sampling, *rng, code, num_samples, lanes, exclude_ids, token_map, allowed, mode)
     if shards is not None:
         return SampleResult(*op.deliver(arguments, _shards.sample(shards, *arguments), out))
     return SampleResult(*op(*arguments, device=logits.device, backend=backend, out=out))

@@ -30,9 +30,9 @@ def sample(
     """See `specdec_kernels.sample`."""
     batch, vocab = logits.shape
     parameter = _rows.parameters(batch, logits.device, temperature, top_k, top_p, min_p)
-    law = _rows.law(logits, parameter, allowed)
+    distribution = _rows.distribution(logits, parameter, allowed)
     status = torch.where(parameter.bad, _chains.BAD_SAMPLING, 0)
-    status = status | torch.where(law.bad, _chains.BAD_TARGET, 0)
+    status = status | torch.where(distribution.bad, _chains.BAD_TARGET, 0)
 
     step = None if purpose == 0 else step
     columns = torch.arange(vocab, device=logits.device)
@@ -41,33 +41,33 @@ def sample(
         word = _random.vocab_words(seed, position, step, purpose, lane, vocab)
     else:
         word = _random.words(seed, position, step, purpose, lane, ids)
-    excluded = torch.zeros_like(law.kept)
+    excluded = torch.zeros_like(distribution.kept)
     if exclude_ids is not None:
         for j in range(exclude_ids.shape[1]):
             excluded = excluded | (ids == exclude_ids[:, j : j + 1])
-    score = _rows.plain_scores(law, word, excluded)
+    score = _rows.plain_scores(distribution, word, excluded)
     # A row whose scores all overflowed falls back to its largest logits.
     overflowed = score.amax(1, keepdim=True) == -_INF
-    score = torch.where(overflowed, torch.where(law.kept & ~excluded, law.logits, -_INF), score)
+    score = torch.where(overflowed, torch.where(distribution.kept & ~excluded, distribution.logits, -_INF), score)
     # Stable sorts: first by target id, then by score, so that ties go to the lowest target id.
     by_id = ids.argsort(stable=True)
     order = by_id[score[:, by_id].sort(dim=1, descending=True, stable=True).indices[:, :num_samples]]
     drawn = score.gather(1, order) > -_INF
-    drawn = drawn & ~law.bad[:, None]
+    drawn = drawn & ~distribution.bad[:, None]
 
     token_ids = logits.new_full((batch, num_samples), -1, dtype=torch.int64)
     token_ids[:, : order.shape[1]] = torch.where(drawn, ids[order], -1)
     logprobs = logits.new_zeros((batch, num_samples), dtype=torch.float32)
-    source = law
+    source = distribution
     if logprobs_mode == 2:
-        source = _rows.law(logits, _rows.parameters(batch, logits.device, None, None, None, None))
+        source = _rows.distribution(logits, _rows.parameters(batch, logits.device, None, None, None, None))
     for j in range(order.shape[1]):
         logprobs[:, j] = torch.where(drawn[:, j], source.logprob(order[:, j]), 0.0)
-    nan = torch.full_like(law.maximum, float("nan"))
+    nan = torch.full_like(distribution.maximum, float("nan"))
     return (
         token_ids,
         logprobs,
-        torch.where(law.bad, nan, law.logsumexp()),
-        torch.where(law.bad, nan, law.threshold),
+        torch.where(distribution.bad, nan, distribution.logsumexp()),
+        torch.where(distribution.bad, nan, distribution.threshold),
         status.int(),
     )

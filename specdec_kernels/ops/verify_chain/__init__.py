@@ -12,7 +12,7 @@ from ... import _shards
 from ..._check import Checker, fail
 from ..._op import Op
 from ..._replay import replayed
-from ..._types import LOGPROBS, Noise, Sampling
+from ..._types import LOGPROBS, RngKey, Sampling
 from . import reference
 from .reference import RULES
 
@@ -59,7 +59,7 @@ def verify_chain(
     max_draft: int | None = None,
     sampling: Sampling,
     draft_sampling: Sampling | None = None,
-    noise: Noise,
+    rng: RngKey,
     rule: str = "ratio",
     over_acceptance: float | None = None,
     rejected_from: str = "residual",
@@ -76,17 +76,19 @@ def verify_chain(
     out: ChainResult | None = None,
     backend: str | None = None,
 ) -> ChainResult:
-    """Accept a prefix of the drafted tokens and draw the token after it, so that the output follows the target's law.
+    """Accept a prefix of the drafted tokens and draw the next token; the output follows the target distribution.
 
-    With p the target law and q the draft law (both after their own sampling parameters), rule ``ratio`` accepts
-    draft x iff ``u q(x) < p(x)`` and draws the token after the first rejection from ``norm((p - q)+)``. After a fully
-    accepted draft the token comes from the next target row. Rules ``ratio``, ``match`` and ``block`` leave the output
-    law exactly the target's; ``greedy`` equals greedy decoding; ``typical``, ``topm`` and ``distance`` are lossy.
+    With p the target distribution and q the draft distribution (both after their own sampling parameters), rule
+    ``ratio`` accepts draft x iff ``u q(x) < p(x)`` and draws the token after the first rejection from ``norm((p -
+    q)+)``. After a fully accepted draft the token comes from the next target row. Rules ``ratio``, ``match`` and
+    ``block`` leave the output distribution exactly the target's; ``greedy`` equals greedy decoding; ``typical``,
+    ``topm`` and ``distance`` are lossy.
 
     Args:
         draft_ids: int32 or int64 ``[batch, draft]``, padded with -1; or ``[total]`` with `cu_draft`.
         target_logits: float32, bfloat16 or float16 ``[batch, draft + 1, vocab]``, or ``[total + batch, vocab]`` where
-            request b starts at row ``cu_draft[b] + b``. Row i is the law of draft token i; the last is the bonus row.
+            request b starts at row ``cu_draft[b] + b``. Row i is the distribution of draft token i; the last is the
+            bonus row.
         draft_logits: ``[batch, draft, draft_vocab]`` or ``[total, draft_vocab]``; None: the drafts are deterministic.
         draft_stats: ``(logsumexp, threshold)``, float32 ``[batch, draft]`` or ``[total]``, as `sample` returned them;
             rule ``ratio`` then reads a draft row only where it rejected.
@@ -95,7 +97,7 @@ def verify_chain(
         sampling: the target's sampling parameters.
         draft_sampling: exactly those the drafts were drawn with; required with `draft_logits`. Temperature 0 is a
             point mass at the drafted id, whose row is not read.
-        noise: names the random numbers. Draft token i has ``position + i``. Rule ``block`` requires ``step``.
+        rng: names the random numbers. Draft token i has ``position + i``. Rule ``block`` requires ``step``.
         rule: ``ratio``, ``match``, ``block``, ``greedy``, ``typical``, ``topm`` or ``distance``. ``greedy``, ``topm``
             and ``distance`` are rules of argmax decoding and read no sampling parameter.
         over_acceptance: adds to p in rule ``ratio`` (lossy, Pareto-optimal in total variation; Yin et al. 2024).
@@ -107,7 +109,8 @@ def verify_chain(
         top_m: rule ``topm`` accepts an id among the m largest logits.
         max_distance: rule ``distance`` accepts ``|x - argmax| <= max_distance``.
         min_block: rules ``topm`` and ``distance`` accept the first ``min_block - 1`` drafts anyway (Stern et al.).
-        logprobs: ``"processed"`` (law after temperature and filters) or ``"raw"`` (softmax of the logits as given).
+        logprobs: ``"processed"`` (distribution after temperature and filters) or ``"raw"`` (softmax of the logits as
+            given).
         group: a torch.distributed process group whose ranks hold the vocabulary in parts (tensor parallelism); every
             rank calls with the logits of its own ids and else the same arguments, and returns the same bits. Ranks
             exchange numbers about rows, never rows (docs/engines.md). Draft columns, or the ids that token_map gives
@@ -124,11 +127,11 @@ def verify_chain(
 
     Example:
         >>> import torch
-        >>> from specdec_kernels import Noise, Sampling, verify_chain
+        >>> from specdec_kernels import RngKey, Sampling, verify_chain
         >>> logits = torch.tensor([[[0.0, 9.0, 0.0], [9.0, 0.0, 0.0]]])
-        >>> noise = Noise(seed=torch.tensor([1]), position=torch.tensor([0]))
+        >>> rng = RngKey(seed=torch.tensor([1]), position=torch.tensor([0]))
         >>> greedy = Sampling.full(1, temperature=0.0)
-        >>> verify_chain(torch.tensor([[1]]), logits, sampling=greedy, noise=noise).token_ids
+        >>> verify_chain(torch.tensor([[1]]), logits, sampling=greedy, rng=rng).token_ids
         tensor([[1, 0]])
     """
     name = "verify_chain"
@@ -143,11 +146,11 @@ def verify_chain(
     if draft_logits is not None:
         draft_vocab = check.chain_rows("draft_logits", draft_logits, draft_ids, cu_draft, width, bonus=False)
         if draft_sampling is None:
-            fail(name, "draft_sampling", "given with draft_logits: the law the drafts were drawn from", None)
+            fail(name, "draft_sampling", "given with draft_logits: the distribution the drafts were drawn from", None)
     token_map = check.token_map(token_map, draft_vocab, vocab)
     sampling = check.sampling("sampling", sampling, batch)
     drafted = check.sampling("draft_sampling", draft_sampling or Sampling(), batch)
-    noise = check.noise(noise, batch)
+    rng = check.rng(rng, batch)
     stats: tuple[Tensor | None, Tensor | None] = (None, None)
     if draft_stats is not None:
         if draft_logits is None:
@@ -159,8 +162,8 @@ def verify_chain(
     shards = _shards.shards_of(name, group, vocab_offsets, vocab, backend)
     rows = draft_ids.shape[0] + batch if cu_draft is not None else batch * (width + 1)
     allowed = check.allowed(allowed, rows, vocab if shards is None else shards.size)
-    if rule == "block" and noise.step is None:
-        fail(name, "noise.step", "given for rule 'block': position alone biases it", None)
+    if rule == "block" and rng.step is None:
+        fail(name, "rng.step", "given for rule 'block': position alone biases it", None)
     if over_acceptance is not None and (rule != "ratio" or not 0 <= over_acceptance <= 1):
         fail(name, "over_acceptance", "in [0, 1] and used with rule 'ratio'", f"{over_acceptance} with {rule!r}")
     from_target = check.choice("rejected_from", rejected_from, {"residual": False, "target": True})
@@ -171,7 +174,7 @@ def verify_chain(
             fail(name, knob, ">= 1", value)
     if max_distance < 0:
         fail(name, "max_distance", ">= 0", max_distance)
-    head = (draft_ids, target_logits, draft_logits, *stats, cu_draft, width, *sampling, *drafted, *noise)
+    head = (draft_ids, target_logits, draft_logits, *stats, cu_draft, width, *sampling, *drafted, *rng)
     tail = (
         float(over_acceptance or 0.0), from_target, token_map, allowed, float(typical_epsilon), float(typical_delta),
         top_m, max_distance, min_block, mode,

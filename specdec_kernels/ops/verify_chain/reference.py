@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ... import _chains, _random, _rows
 from ..._chains import Chains
-from ..._rows import Law, Parameters
+from ..._rows import Distribution, Parameters
 
 RULES = {"ratio": 0, "block": 1, "match": 2, "greedy": 3, "typical": 4, "topm": 5, "distance": 6}
 RATIO, BLOCK, MATCH, GREEDY, TYPICAL, TOPM, DISTANCE = range(7)
@@ -20,23 +20,23 @@ TARGET_PURPOSE, RESIDUAL_PURPOSE = 0, 2
 
 
 class _Call:
-    """Arguments of one call, prepared; laws of the rows on demand."""
+    """Arguments of one call, prepared; distributions of the rows on demand."""
 
     def __init__(
         self, chains: Chains, target: Parameters, draft: Parameters, stats: tuple[Tensor, Tensor] | None,
-        noise: tuple[Tensor, Tensor, Tensor | None], token_map: Tensor | None, allowed: Tensor | None,
+        rng: tuple[Tensor, Tensor, Tensor | None], token_map: Tensor | None, allowed: Tensor | None,
     ) -> None:  # fmt: skip
         self.chains, self.target, self.draft, self.stats = chains, target, draft, stats
-        self.seed, self.position, self.step = noise
+        self.seed, self.position, self.step = rng
         self.token_map, self.allowed = token_map, allowed
         self.batch = chains.ids.shape[0]
         self.vocab = chains.target.shape[-1]
         # A greedy target never looks at the draft row: acceptance is equality with the argmax whatever q is.
         self.has_draft_row = ~(target.greedy | draft.greedy) & chains.has_draft_rows()
 
-    def target_law(self, i: int | Tensor, parameter: Parameters | None = None) -> Law:
+    def target_distribution(self, i: int | Tensor, parameter: Parameters | None = None) -> Distribution:
         allowed = None if self.allowed is None else self.chains.allowed_at(self.allowed, i)
-        return _rows.law(self.chains.target_at(i), parameter or self.target, allowed)
+        return _rows.distribution(self.chains.target_at(i), parameter or self.target, allowed)
 
     def draft_probs(self, i: int | Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """(q over target ids float64 [batch, vocab], bad rows); a point mass at x where there is no draft row."""
@@ -44,11 +44,11 @@ class _Call:
         if not self.chains.has_draft_rows():
             return point, torch.zeros_like(self.has_draft_row)
         row = self.chains.draft_at(i)
-        law = _rows.law(row, self.draft)
-        probs, bad = law.probs(), law.bad
+        distribution = _rows.distribution(row, self.draft)
+        probs, bad = distribution.probs(), distribution.bad
         if self.stats is not None:
             logsumexp, threshold = (self.chains.draft_at(i, s) for s in self.stats)
-            scaled = row.double() * law.inv_t.double()[:, None] - logsumexp.double()[:, None]
+            scaled = row.double() * distribution.inv_t.double()[:, None] - logsumexp.double()[:, None]
             probs = torch.where(row.float() >= threshold[:, None], scaled, -torch.inf).exp()
             bad = bad | ~logsumexp.isfinite()
         q = _rows.to_target_ids(probs, self.token_map, self.vocab)
@@ -126,8 +126,8 @@ def verify_chain(
         processed = _rows.parameters(batch, device, None, None, None, None)
         target = processed._replace(greedy=torch.ones_like(processed.greedy))
     else:
-        has_draft_law = draft_logits is not None and rule in (RATIO, BLOCK)
-        bad = target.bad | (draft.bad & ~target.greedy) if has_draft_law else target.bad
+        has_draft_distribution = draft_logits is not None and rule in (RATIO, BLOCK)
+        bad = target.bad | (draft.bad & ~target.greedy) if has_draft_distribution else target.bad
         status = status | torch.where(bad, _chains.BAD_SAMPLING, 0)
     stats = None if draft_logsumexp is None or draft_threshold is None else (draft_logsumexp, draft_threshold)
     call = _Call(chains, target, draft, stats, (seed, position, step), token_map, allowed)
@@ -165,7 +165,7 @@ def _walk(
         ends = outside | (x == -1)
         x = torch.where(ends, 0, x)
 
-        row = call.target_law(i)
+        row = call.target_distribution(i)
         status = status | torch.where(alive & row.bad, _chains.BAD_TARGET, 0)
         alive = alive & ~row.bad
         tested = alive & ~ends
@@ -188,7 +188,7 @@ def _walk(
 
 
 def _passes(
-    call: _Call, rule: int, i: int, row: Law, x: Tensor, knobs: tuple[float, float, float, int, int, int],
+    call: _Call, rule: int, i: int, row: Distribution, x: Tensor, knobs: tuple[float, float, float, int, int, int],
     processed: Parameters,
 ) -> Tensor:  # fmt: skip
     """Acceptance of x by the rules that look at the target row alone."""
@@ -202,7 +202,7 @@ def _passes(
         entropy = -torch.special.xlogy(probs, probs).sum(1)
         p = _at(probs, x)
         return (p > 0) & (p > torch.minimum(torch.full_like(p, epsilon), delta * (-entropy).exp()))
-    raw = call.target_law(i, processed).logits
+    raw = call.target_distribution(i, processed).logits
     logit = _at(raw, x)
     if rule == TOPM:
         lower = torch.arange(call.vocab, device=x.device) < x[:, None]
@@ -227,7 +227,7 @@ def _walk_block(call: _Call, status: Tensor) -> tuple[Tensor, Tensor, Tensor, Te
         status = status | torch.where(walking & outside, _chains.BAD_ID, 0)
         ends = outside | (x == -1)
         x = torch.where(ends, 0, x)
-        row = call.target_law(i)
+        row = call.target_distribution(i)
         status = status | torch.where(walking & row.bad, _chains.BAD_TARGET, 0)
         bonus_bad = bonus_bad | (walking & row.bad)
         walking = walking & ~row.bad & ~ends
@@ -262,7 +262,7 @@ def _emit(
     call: _Call, accepted: Tensor, how: Tensor, scale: Tensor, purpose: int, status: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Draw the token after the accepted prefix: plain, or from (scale p - q)+ with q at the rejected id."""
-    row = call.target_law(accepted)
+    row = call.target_distribution(accepted)
     word = call.words(accepted, purpose)
     ids = torch.cat([call.chains.ids, call.chains.ids.new_zeros(call.batch, 1)], dim=1)
     x = _at(ids, accepted).clamp(0, call.vocab - 1)
@@ -293,6 +293,8 @@ def _logprobs(call: _Call, token_ids: Tensor, processed: Parameters, mode: int) 
     raw = _rows.parameters(call.batch, token_ids.device, None, None, None, None)
     for i in range(token_ids.shape[1]):
         ids = token_ids[:, i]
-        law = call.target_law(i, processed) if mode == 1 else _rows.law(call.chains.target_at(i), raw)
-        out[:, i] = torch.where(ids >= 0, law.logprob(ids.clamp(min=0)), 0.0)
+        distribution = (
+            call.target_distribution(i, processed) if mode == 1 else _rows.distribution(call.chains.target_at(i), raw)
+        )
+        out[:, i] = torch.where(ids >= 0, distribution.logprob(ids.clamp(min=0)), 0.0)
     return out

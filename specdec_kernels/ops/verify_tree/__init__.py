@@ -12,7 +12,7 @@ from ... import _shards
 from ..._check import ID_DTYPES, Checker, fail
 from ..._op import Op
 from ..._replay import replayed
-from ..._types import LOGPROBS, Noise, Sampling
+from ..._types import LOGPROBS, RngKey, Sampling
 from . import reference
 from .reference import RULES
 
@@ -62,7 +62,7 @@ def verify_tree(
     max_depth: int,
     sampling: Sampling,
     draft_sampling: Sampling | None = None,
-    noise: Noise,
+    rng: RngKey,
     rule: str = "match",
     replacement: bool = False,
     token_map: Tensor | None = None,
@@ -76,10 +76,10 @@ def verify_tree(
     out: TreeResult | None = None,
     backend: str | None = None,
 ) -> TreeResult:
-    """Accept a path of the tree and draw the token after it, so that the output follows the target's law.
+    """Accept a path of the tree and draw the token after it, so that the output follows the target's distribution.
 
-    Which rule fits depends on how the children of a node were chosen; a wrong pairing is biased. With p and q the laws
-    of the node's target and draft row:
+    Which rule fits depends on how the children of a node were chosen; a wrong pairing is biased. With p and q the
+    distributions of the node's target and draft row:
 
     * ``match``: children however chosen, best where deterministic. The seeded draw from p is looked for among them.
     * ``target_only``: deterministic children. One coin against the cumulative p of the children (SGLang).
@@ -97,14 +97,15 @@ def verify_tree(
         token_ids: int32 or int64 ``[batch, nodes]``; node 0 is the last committed token, its id is not looked at. A
             node of id -1 is not there, nor is what hangs on it.
         parents: int32 or int64 ``[batch, nodes]``, see `tree_layout`; at most 1024 nodes.
-        target_logits: float32, bfloat16 or float16 ``[batch, nodes, vocab]``: row n is the law of node n's children.
-        draft_logits: ``[batch, nodes, draft_vocab]``: the law they were drawn from; rows of leaves are not read. None:
-            the candidates are deterministic.
+        target_logits: float32, bfloat16 or float16 ``[batch, nodes, vocab]``: row n is the distribution of node n's
+            children.
+        draft_logits: ``[batch, nodes, draft_vocab]``: the distribution they were drawn from; rows of leaves are not
+            read. None: the candidates are deterministic.
         max_depth: longest path of the batch, a host int. A deeper tree is malformed.
         sampling: the target's sampling parameters.
         draft_sampling: exactly those the drafts were drawn with; required with `draft_logits`. Temperature 0: every
             child is a point mass.
-        noise: names the random numbers; the position is that of the root's children. ``traversal`` requires ``step``.
+        rng: names the random numbers; the position is that of the root's children. ``traversal`` requires ``step``.
         rule: see above.
         replacement: rule ``recursive``: siblings are independent draws, and may be equal. Elsewhere equal siblings make
             a tree malformed.
@@ -128,11 +129,11 @@ def verify_tree(
 
     Example:
         >>> import torch
-        >>> from specdec_kernels import Noise, Sampling, verify_tree
+        >>> from specdec_kernels import RngKey, Sampling, verify_tree
         >>> ids, parents = torch.tensor([[0, 1, 2, 0]]), torch.tensor([[-1, 0, 0, 2]])
         >>> logits = torch.eye(3)[[2, 0, 0, 1]][None]
-        >>> noise = Noise(seed=torch.tensor([1]), position=torch.tensor([0]))
-        >>> result = verify_tree(ids, parents, logits, max_depth=2, sampling=Sampling(), noise=noise, rule="greedy")
+        >>> rng = RngKey(seed=torch.tensor([1]), position=torch.tensor([0]))
+        >>> result = verify_tree(ids, parents, logits, max_depth=2, sampling=Sampling(), rng=rng, rule="greedy")
         >>> result.token_ids, result.path
         (tensor([[2, 0, 1]]), tensor([[ 2,  3, -1]], dtype=torch.int32))
     """
@@ -151,12 +152,12 @@ def verify_tree(
         check.logits("draft_logits", draft_logits, (batch, nodes, "draft_vocab"))
         draft_vocab = draft_logits.shape[-1]
         if draft_sampling is None:
-            fail(name, "draft_sampling", "given with draft_logits: the law the drafts were drawn from", None)
+            fail(name, "draft_sampling", "given with draft_logits: the distribution the drafts were drawn from", None)
     sampling = check.sampling("sampling", sampling, batch)
     drafted = check.sampling("draft_sampling", draft_sampling or Sampling(), batch)
-    noise = check.noise(noise, batch)
-    if rule == "traversal" and noise.step is None:
-        fail(name, "noise.step", "given for rule 'traversal': position alone biases it", None)
+    rng = check.rng(rng, batch)
+    if rule == "traversal" and rng.step is None:
+        fail(name, "rng.step", "given for rule 'traversal': position alone biases it", None)
     if rule == "traversal" and nodes > MAX_TRAVERSAL_NODES:
         fail(name, "parents", f"of at most {MAX_TRAVERSAL_NODES} nodes for rule 'traversal'", list(parents.shape))
     if replacement and rule != "recursive":
@@ -168,7 +169,7 @@ def verify_tree(
         check.size("max_children", max_children, 1)
         if shards is None or rule != "recursive":
             fail(name, "max_children", "None but for rule 'recursive' with a group", max_children)
-    head = (token_ids, parents, target_logits, draft_logits, max_depth, *sampling, *drafted, *noise)
+    head = (token_ids, parents, target_logits, draft_logits, max_depth, *sampling, *drafted, *rng)
     tail = (replacement, token_map, allowed, float(typical_epsilon), float(typical_delta), mode)
     outputs = _outputs(out, mode)
     if shards is not None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..._check import ID_DTYPES, MAX_NODES, Checker, fail
-from ..._types import Noise, Sampling
+from ..._types import RngKey, Sampling
 from . import TreeResult, verify_tree
 
 
@@ -20,7 +20,7 @@ def batch_sd(
     *,
     sampling: Sampling,
     draft_sampling: Sampling,
-    noise: Noise,
+    rng: RngKey,
     token_map: Tensor | None = None,
     allowed: Tensor | None = None,
     logprobs: str | None = None,
@@ -36,12 +36,12 @@ def batch_sd(
 
     Args:
         draft_ids: int32 or int64 ``[batch, branches, draft]``, each branch padded with -1, drawn independently.
-        target_logits: ``[batch, 1 + branches * draft, vocab]``: row 0 is the law of every first token, row
+        target_logits: ``[batch, 1 + branches * draft, vocab]``: row 0 is the distribution of every first token, row
             ``1 + branch * draft + i`` that of the token after token i of a branch.
         draft_logits: ``[batch, 1 + branches * draft, draft_vocab]``, likewise; the last row of a branch is not read.
         sampling: see `verify_tree`.
         draft_sampling: see `verify_tree`.
-        noise: see `verify_tree`.
+        rng: see `verify_tree`.
         token_map: see `verify_tree`.
         allowed: see `verify_tree`.
         logprobs: see `verify_tree`.
@@ -58,11 +58,11 @@ def batch_sd(
 
     Example:
         >>> import torch
-        >>> from specdec_kernels import Noise, Sampling, batch_sd
+        >>> from specdec_kernels import RngKey, Sampling, batch_sd
         >>> p, q = torch.eye(3)[[1, 2, 0, 0, 2]][None] * 90, torch.zeros(1, 5, 3)
-        >>> noise = Noise(seed=torch.tensor([1]), position=torch.tensor([0]))
+        >>> rng = RngKey(seed=torch.tensor([1]), position=torch.tensor([0]))
         >>> ids = torch.tensor([[[0, 1], [1, 0]]])
-        >>> batch_sd(ids, p, q, sampling=Sampling(), draft_sampling=Sampling(), noise=noise).token_ids
+        >>> batch_sd(ids, p, q, sampling=Sampling(), draft_sampling=Sampling(), rng=rng).token_ids
         tensor([[1, 0, 2]])
     """
     name = "batch_sd"
@@ -78,7 +78,7 @@ def batch_sd(
     parents = torch.nn.functional.pad(following, (1, 0), value=-1).repeat(batch, 1)
     return verify_tree(
         token_ids, parents, target_logits, draft_logits, max_depth=draft, sampling=sampling,
-        draft_sampling=draft_sampling, noise=noise, rule="recursive", replacement=True, token_map=token_map,
+        draft_sampling=draft_sampling, rng=rng, rule="recursive", replacement=True, token_map=token_map,
         allowed=allowed, logprobs=logprobs, group=group, vocab_offsets=vocab_offsets,
         max_children=None if group is None else max(branches, 1), out=out, backend=backend,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What every rule of verify_tree looks at: candidates, laws of rows on demand, coins, and the draw that ends a walk."""
+"""Inputs of every rule of verify_tree: candidates, row distributions on demand, coins, the draw that ends a walk."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ... import _chains, _random, _rows, _trees
-from ..._rows import Law, Parameters
+from ..._rows import Distribution, Parameters
 from ..._trees import Tree
 
 TARGET_PURPOSE, RESIDUAL_PURPOSE = 0, 2
@@ -19,7 +19,7 @@ class Correction(NamedTuple):
 
     rejected: Tensor  # bool [batch]: whether a candidate was rejected; else the draw is from p
     scale: Tensor  # float64 [batch]
-    hidden: Tensor  # bool [batch, vocab]: ids that the draft law leaves out
+    hidden: Tensor  # bool [batch, vocab]: ids that the draft distribution leaves out
     tried: Tensor  # bool [batch, vocab]: rejected ids, where the draft is a point mass
 
 
@@ -28,14 +28,14 @@ class Call:
 
     def __init__(
         self, tree: Tree, ids: Tensor, target_logits: Tensor, draft_logits: Tensor | None, target: Parameters,
-        draft: Parameters, noise: tuple[Tensor, Tensor, Tensor | None], token_map: Tensor | None,
+        draft: Parameters, rng: tuple[Tensor, Tensor, Tensor | None], token_map: Tensor | None,
         allowed: Tensor | None,
     ) -> None:  # fmt: skip
         """Keep the arguments; `tree` is checked, `ids` int64 [batch, nodes]."""
         self.tree, self.ids, self.rank = tree, ids, _trees.ranks(tree)
         self.target_logits, self.draft_logits = target_logits, draft_logits
         self.target, self.draft = target, draft
-        self.seed, self.position, self.step = noise
+        self.seed, self.position, self.step = rng
         self.token_map, self.allowed = token_map, allowed
         self.batch, self.nodes = ids.shape
         self.vocab = target_logits.shape[-1]
@@ -59,21 +59,21 @@ class Call:
         out = torch.zeros(self.batch, self.vocab + 1, dtype=torch.bool, device=self.ids.device)
         return out.scatter(1, column, True)[:, : self.vocab]
 
-    def target_law(self, node: Tensor, parameter: Parameters | None = None) -> Law:
-        """Law of the children of one node a request."""
+    def target_distribution(self, node: Tensor, parameter: Parameters | None = None) -> Distribution:
+        """Distribution of the children of one node a request."""
         allowed = None
         if self.allowed is not None:
             allowed = self.allowed[self.slot * self.nodes + node]
-        return _rows.law(self.target_logits[self.slot, node], parameter or self.target, allowed)
+        return _rows.distribution(self.target_logits[self.slot, node], parameter or self.target, allowed)
 
     def draft_probs(self, node: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """(q over target ids float64 [batch, vocab], bad rows); a point mass at x where there is no draft row."""
         point = torch.nn.functional.one_hot(x, self.vocab).double()
         if self.draft_logits is None:
             return point, torch.zeros_like(self.has_draft_row)
-        law = _rows.law(self.draft_logits[self.slot, node], self.draft)
-        q = _rows.to_target_ids(law.probs(), self.token_map, self.vocab)
-        return torch.where(self.has_draft_row[:, None], q, point), law.bad & self.has_draft_row
+        distribution = _rows.distribution(self.draft_logits[self.slot, node], self.draft)
+        q = _rows.to_target_ids(distribution.probs(), self.token_map, self.vocab)
+        return torch.where(self.has_draft_row[:, None], q, point), distribution.bad & self.has_draft_row
 
     def coin(self, node: Tensor) -> Tensor:
         """Coin of a candidate."""
@@ -97,7 +97,7 @@ class Call:
 
     def draw(self, node: Tensor, left: Correction, purpose: int, *, excludes: bool = False) -> tuple[Tensor, Tensor]:
         """(the token after a node, whether its residual was empty and it was drawn from p)."""
-        row = self.target_law(node)
+        row = self.target_distribution(node)
         word = self.words(node, purpose)
         plain = _rows.plain_draw(row, word)
         without = _rows.plain_draw(row, word, left.tried)
@@ -142,8 +142,12 @@ def logprobs(call: Call, path: Tensor, token_ids: Tensor, processed: Parameters,
     raw = _rows.parameters(call.batch, token_ids.device, None, None, None, None)
     for i in range(token_ids.shape[1]):
         node, ids = path[:, i].clamp(min=0), token_ids[:, i]
-        law = call.target_law(node, processed) if mode == 1 else _rows.law(call.target_logits[call.slot, node], raw)
-        out[:, i] = torch.where(ids >= 0, law.logprob(ids.clamp(min=0)), 0.0)
+        distribution = (
+            call.target_distribution(node, processed)
+            if mode == 1
+            else _rows.distribution(call.target_logits[call.slot, node], raw)
+        )
+        out[:, i] = torch.where(ids >= 0, distribution.logprob(ids.clamp(min=0)), 0.0)
     return out
 
 

@@ -79,7 +79,7 @@ def verify_tree(
             stand, left, status = walks.match(call, max_depth, purpose, status)
         token, empty = call.draw(stand, left, purpose, excludes=rule == TARGET_ONLY)
         status = flag(status, empty, _chains.EMPTY_RESIDUAL)
-    lost = call.target_law(stand).bad
+    lost = call.target_distribution(stand).bad
     status = flag(status, lost, _chains.BAD_TARGET)
 
     path = _trees.paths(tree, stand[:, None], max_depth)[:, 0]

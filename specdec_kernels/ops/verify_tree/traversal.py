@@ -15,15 +15,15 @@ from .call import BAD_DRAFT, BAD_ID, BAD_TARGET, EMPTY_RESIDUAL, RESIDUAL_PURPOS
 
 
 class _Rows:
-    """Current laws of every node: numerators of p and q, and the weights that deletions have fixed."""
+    """Current distributions of every node: numerators of p and q, and the weights that deletions have fixed."""
 
     def __init__(self, call: Call) -> None:
         nodes = [torch.full_like(call.slot, n) for n in range(call.nodes)]
-        laws = [call.target_law(node) for node in nodes]
+        distributions = [call.target_distribution(node) for node in nodes]
         drafts = [call.draft_probs(node, torch.zeros_like(node)) for node in nodes]
         self.call = call
-        self.p = torch.stack([law.probs() for law in laws], 1)  # [batch, nodes, vocab]
-        self.bad_target = torch.stack([law.bad for law in laws], 1)
+        self.p = torch.stack([distribution.probs() for distribution in distributions], 1)  # [batch, nodes, vocab]
+        self.bad_target = torch.stack([distribution.bad for distribution in distributions], 1)
         self.q = torch.stack([q for q, _ in drafts], 1)
         self.bad_draft = torch.stack([bad for _, bad in drafts], 1)
         self.tried = torch.zeros_like(self.p, dtype=torch.bool)
@@ -48,7 +48,7 @@ class _Rows:
         return torch.where(at(self.is_fixed, child), at(self.fixed, child), plain)
 
     def delete(self, node: Tensor, weight: Tensor, child: Tensor, where: Tensor) -> None:
-        """Take a child from the laws of its parent `node`."""
+        """Take a child from the distributions of its parent `node`."""
         slot, x = self.call.slot, self.call.candidate(child)
         p, q = self.pair(node, x)
         excess = (weight[:, None] * p - q).clamp(min=0)
@@ -111,7 +111,7 @@ def traverse(call: Call, max_depth: int, status: Tensor) -> tuple[Tensor, Tensor
         rows.delete(above, weight_above, leaf, running)
         alive = alive & ~(running[:, None] & (call.tree.node == leaf[:, None]))
 
-    row, word = call.target_law(stand), call.words(stand, RESIDUAL_PURPOSE)
+    row, word = call.target_distribution(stand), call.words(stand, RESIDUAL_PURPOSE)
     deleted = at(rows.is_fixed, stand)
     drawn, empty = _rows.residual_draw(rows.p[call.slot, stand].float(), word)
     tried = rows.tried[call.slot, stand]

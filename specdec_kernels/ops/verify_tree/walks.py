@@ -1,6 +1,6 @@
 """The rules that go down from the root, each spelled plainly: (where the walk ends, what is left to draw from, status).
 
-p is the law of the node's target row, q that of its draft row, x a candidate.
+p is the distribution of the node's target row, q that of its draft row, x a candidate.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def _root(call: Call) -> tuple[Tensor, Tensor]:
 
 
 def match(call: Call, max_depth: int, purpose: int, status: Tensor) -> Walk:
-    """One token is drawn at each node; the child that carries it is accepted. A greedy law draws its argmax."""
+    """One token is drawn at each node; the child that carries it is accepted. A greedy row draws its argmax."""
     stand, walking = _root(call)
     for _ in range(max_depth):
         children = call.children(stand) & walking[:, None]
         status = flag(status, (children & call.outside).any(1), BAD_ID)
-        row = call.target_law(stand)
+        row = call.target_distribution(stand)
         status = flag(status, children.any(1) & row.bad, BAD_TARGET)
         token = _rows.plain_draw(row, call.words(stand, purpose))
         child, walking = first(children & call.usable & (call.ids == token[:, None]) & ~row.bad[:, None])
@@ -52,7 +52,7 @@ def target_only(call: Call, max_depth: int, status: Tensor) -> Walk:
     for _ in range(max_depth):
         children = call.children(stand) & walking[:, None]
         status = flag(status, (children & call.outside).any(1), BAD_ID)
-        row = call.target_law(stand)
+        row = call.target_distribution(stand)
         status = flag(status, children.any(1) & row.bad, BAD_TARGET)
         candidates = children & call.usable & ~row.bad[:, None]
         p = row.probs().gather(1, torch.where(candidates, call.ids, 0))
@@ -76,7 +76,7 @@ def typical(call: Call, epsilon: float, delta: float, status: Tensor) -> Walk:
         node = parent.clamp(min=0)
         here = (parent >= 0) & at(torch.stack(alive, 1), node)
         status = flag(status, here & call.outside[:, n], BAD_ID)
-        row = call.target_law(node)
+        row = call.target_distribution(node)
         status = flag(status, here & row.bad, BAD_TARGET)
         probs = row.probs()
         entropy = -torch.special.xlogy(probs, probs).sum(1)
@@ -108,7 +108,7 @@ def recursive(call: Call, replacement: bool, status: Tensor) -> Walk:
         node = torch.full_like(call.slot, n)
         here = call.tree.parents[:, n] == stand
         status = flag(status, here & call.outside[:, n], BAD_ID)
-        row = call.target_law(stand)
+        row = call.target_distribution(stand)
         status = flag(status, here & row.bad, BAD_TARGET)
         tested = here & call.usable[:, n] & ~row.bad
         x = call.candidate(node)
@@ -160,7 +160,7 @@ def greedy_multi_draft(call: Call, max_depth: int, status: Tensor) -> Walk:
     for _ in range(max_depth):
         children = call.children(stand) & walking[:, None]
         status = flag(status, (children & call.outside).any(1), BAD_ID)
-        row = call.target_law(stand)
+        row = call.target_distribution(stand)
         status = flag(status, children.any(1) & row.bad, BAD_TARGET)
         children = children & ~row.bad[:, None]
         drawn = torch.where(children, call.tree.node, 0).amax(1)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import tree_from_links, tree_layout, tree_links, tree_mask
-from . import _laws
+from . import _distributions
 
 FULL_MASK, QLEN_ONLY, QLEN_ONLY_BITPACKING = 0, 1, 2
 
@@ -54,7 +54,7 @@ def chain_speculative_sampling_triton(
     batch, slots = candidates.shape
     ids, coins = candidates[:, 1:], uniform_samples[:, : slots - 1]
     arguments = (ids, target_probs, draft_probs[:, : slots - 1], coins, uniform_samples_for_final_sampling)
-    count, token = _laws.block(*arguments) if block_verification else _laws.chain(*arguments)[:2]
+    count, token = _distributions.block(*arguments) if block_verification else _distributions.chain(*arguments)[:2]
     path = torch.arange(slots, device=ids.device).expand(batch, -1)
     _write(predicts, accept_index, accept_token_num, candidates, retrive_index, path, count, token)
 
@@ -122,7 +122,7 @@ def tree_speculative_sampling_target_only(
     last = target_probs[row, stand].float()
     here = tried & (parents == stand[:, None])
     mass = torch.zeros_like(last).scatter_add_(1, token, torch.where(here, single, 0.0).float())
-    final = _laws.draw((last - mass).clamp(min=0), uniform_samples_for_final_sampling, last)
+    final = _distributions.draw((last - mass).clamp(min=0), uniform_samples_for_final_sampling, last)
     _write(predicts, accept_index, accept_token_num, candidates, retrive_index, path, count, final)
 
 

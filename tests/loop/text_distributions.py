@@ -1,4 +1,4 @@
-"""The law of the first tokens of a text that are drafted, counted over many requests and enumerated from the target."""
+"""Distribution of the first drafted tokens of a text, counted over many requests and enumerated from the target."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REQUESTS = 10000  # the rarest of the 64 texts is expected 10 times
 
 @functools.cache
 def tiny(seed: int, vocab: int = VOCAB) -> Any:
-    """A model of few ids whose law depends on the whole context."""
+    """A model of few ids whose distribution depends on the whole context."""
     config = transformers.LlamaConfig(
         vocab_size=vocab,
         hidden_size=16,
@@ -34,7 +34,7 @@ def tiny(seed: int, vocab: int = VOCAB) -> Any:
     return made
 
 
-def law(target: Any, temperature: float) -> Tensor:
+def distribution(target: Any, temperature: float) -> Tensor:
     """Probability of any TOKENS tokens behind the first, in the order of itertools.product."""
     texts = list(itertools.product(range(VOCAB), repeat=1 + TOKENS))
     logits = target(torch.tensor([PROMPT + list(text) for text in texts])).logits[:, len(PROMPT) - 1 : -1].double()
@@ -43,7 +43,7 @@ def law(target: Any, temperature: float) -> Tensor:
 
 
 def surprise(texts: list[list[int]], expected: Tensor) -> float:
-    """Probability of a chi-square at least this large where the law is the expected one."""
+    """Probability of a chi-square at least this large where the distribution is the expected one."""
     number = (torch.tensor([text[1 : 1 + TOKENS] for text in texts]) * VOCAB ** torch.arange(TOKENS).flip(0)).sum(1)
     seen = torch.bincount(number, minlength=len(expected)).double()
     mean = expected * len(texts)

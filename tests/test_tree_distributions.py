@@ -1,21 +1,21 @@
-"""The laws of tree verification by enumeration: lossless where they say so, and biased where a pairing is wrong."""
+"""Distributions of tree verification by enumeration: lossless where claimed, biased where a pairing is wrong."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from laws import chain_law
-from tree_laws import (
+from distributions import chain_distribution
+from tree_distributions import (
     ceiling,
     drafts,
     expected_accepted,
     joint_error,
-    node_law,
-    output_law,
+    node_distribution,
+    output_distribution,
     path_ids,
     random_rows,
     rejection,
-    tree_law,
+    tree_distribution,
 )
 
 SHAPES = {
@@ -47,29 +47,29 @@ def _depth(parents: list[int]) -> int:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("rule", "kind"), LOSSLESS)
-def test_lossless_rules_give_the_target_joint_law(rule: str, kind: str, shape: str) -> None:
+def test_lossless_rules_give_the_target_joint_distribution(rule: str, kind: str, shape: str) -> None:
     parents, vocab = SHAPES[shape], 4 if shape == "three children" else 3
     depth = _depth(parents)
     for seed in (1, 2):
         p, q = random_rows(vocab, depth, seed), random_rows(vocab, depth, seed + 50)
-        law = output_law(rule, kind, parents, p, q)
-        assert joint_error(law, p, vocab, depth + 1) < 1e-12
+        distribution = output_distribution(rule, kind, parents, p, q)
+        assert joint_error(distribution, p, vocab, depth + 1) < 1e-12
 
 
 @pytest.mark.parametrize(("rule", "kind"), [("iid", "distinct"), ("recursive", "iid"), ("traversal", "iid")])
 def test_g5_a_rule_on_siblings_of_the_other_kind_is_biased(rule: str, kind: str) -> None:
     p, q = random_rows(4, 1, 5), random_rows(4, 1, 55)
-    law = output_law(rule, kind, [-1, 0, 0], p, q)
-    assert joint_error(law, p, 4, 2) > 1e-2
+    distribution = output_distribution(rule, kind, [-1, 0, 0], p, q)
+    assert joint_error(distribution, p, 4, 2) > 1e-2
 
 
 def test_dropping_a_drawn_candidate_of_low_score_is_biased() -> None:
-    """Rerank serves deterministic candidates only: keeping the likelier of two draws changes their law."""
+    """Rerank serves deterministic candidates only: keeping the likelier of two draws changes their distribution."""
     p, q = random_rows(4, 1, 5), random_rows(4, 1, 55)
     joint = torch.zeros(4).double()
     for tokens, weight in drafts("iid", [-1, 0, 0], q):
         best = max(tokens[1:], key=lambda x: float(q[()][x]))
-        for ids, share in tree_law("iid", [-1, 0], [-1, best], p, q).items():
+        for ids, share in tree_distribution("iid", [-1, 0], [-1, best], p, q).items():
             joint[ids[0]] += weight * share
     assert float((joint - p[()]).abs().max()) > 1e-2
 
@@ -94,8 +94,10 @@ def test_acceptance_stays_below_the_optimal_transport_ceiling(seed: int, count: 
     star = [-1] + [0] * count
     reached = {}
     for rule, kind in LOSSLESS:
-        law = output_law(rule, kind, star, random_rows(4, 1, 3) | {(): p}, random_rows(4, 1, 4) | {(): q})
-        reached[rule, kind] = expected_accepted(law)
+        distribution = output_distribution(
+            rule, kind, star, random_rows(4, 1, 3) | {(): p}, random_rows(4, 1, 4) | {(): q}
+        )
+        reached[rule, kind] = expected_accepted(distribution)
         assert reached[rule, kind] <= ceiling(kind, p, q, count) + 1e-12, (rule, kind)
     # Sample and match is the optimum for deterministic candidates, greedy multi-draft for its own.
     top = p[q.argsort(descending=True)[:count]].sum()
@@ -117,8 +119,10 @@ def test_recursive_acceptance_has_its_closed_form() -> None:
         rest = (current - q).clamp(min=0)
         alive *= float(rest.sum())
         current = rest / rest.sum()
-    law = output_law("iid", "iid", [-1, 0, 0, 0], random_rows(4, 1, 3) | {(): p}, random_rows(4, 1, 4) | {(): q})
-    assert abs(expected_accepted(law) - (1 - alive)) < 1e-12
+    distribution = output_distribution(
+        "iid", "iid", [-1, 0, 0, 0], random_rows(4, 1, 3) | {(): p}, random_rows(4, 1, 4) | {(): q}
+    )
+    assert abs(expected_accepted(distribution) - (1 - alive)) < 1e-12
 
 
 @pytest.mark.parametrize("replacement", [False, True])
@@ -146,8 +150,8 @@ def test_traversal_is_block_verification_on_a_chain(seed: int) -> None:
         ids = tuple(tokens[1:])
         rows_p = torch.stack([p[ids[:i]] for i in range(4)])
         rows_q = torch.stack([q[ids[:i]] for i in range(3)])
-        block = chain_law(ids, rows_p, rows_q, "block")
-        ours = tree_law("traversal", [-1, 0, 1, 2], tokens, p, q)
+        block = chain_distribution(ids, rows_p, rows_q, "block")
+        ours = tree_distribution("traversal", [-1, 0, 1, 2], tokens, p, q)
         assert max(abs(block.get(k, 0) - ours.get(k, 0)) for k in {*block, *ours}) < 1e-12
 
 
@@ -155,17 +159,17 @@ def test_traversal_is_block_verification_on_a_chain(seed: int) -> None:
 def test_traversal_is_recursive_rejection_on_one_level_and_no_worse_below(seed: int) -> None:
     p, q = random_rows(4, 2, seed), random_rows(4, 2, seed + 30)
     for tokens in ([-1, 0, 3], [-1, 2, 1]):
-        ours, theirs = (tree_law(rule, [-1, 0, 0], tokens, p, q) for rule in ("traversal", "recursive"))
+        ours, theirs = (tree_distribution(rule, [-1, 0, 0], tokens, p, q) for rule in ("traversal", "recursive"))
         assert max(abs(ours.get(k, 0) - theirs.get(k, 0)) for k in {*ours, *theirs}) < 1e-12
     for parents in ([-1, 0, 0, 1, 1], [-1, 0, 1, 0, 3]):
-        down = expected_accepted(output_law("recursive", "distinct", parents, p, q))
-        assert expected_accepted(output_law("traversal", "distinct", parents, p, q)) >= down - 1e-12
+        down = expected_accepted(output_distribution("recursive", "distinct", parents, p, q))
+        assert expected_accepted(output_distribution("traversal", "distinct", parents, p, q)) >= down - 1e-12
 
 
 def test_target_only_is_recursive_rejection_of_point_masses() -> None:
     p = random_rows(5, 0, 3)[()]
     for ids in ([0, 4], [2, 1, 3]):
-        ours, rest = node_law("target_only", p, None, ids)
+        ours, rest = node_distribution("target_only", p, None, ids)
         theirs, other = rejection(p, None, ids, replacement=False)
         assert max(abs(a - b) for a, b in zip(ours, theirs, strict=True)) < 1e-12
         assert float((rest - other).abs().max()) < 1e-12

@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .. import Noise, random_words
-from . import _laws
+from .. import RngKey, random_words
+from . import _distributions
 
 
 def chain_speculative_sampling(
@@ -46,10 +46,10 @@ def chain_speculative_sampling(
     else:
         seeds, offsets = (_each(x, batch, device) for x in (seed, offset))
         first = torch.zeros(1, dtype=torch.int64, device=device)
-        noise = (Noise(seeds, offsets + i) for i in range(drafts + 1))
-        words = torch.cat([random_words(n, purpose="coin", index=first) for n in noise], 1)
+        rng = (RngKey(seeds, offsets + i) for i in range(drafts + 1))
+        words = torch.cat([random_words(n, purpose="coin", index=first) for n in rng], 1)
         coins = (words >> 8).float() * 2.0**-24
-    count, token, passes = _laws.chain(ids, target_probs, draft_probs, coins[:, :drafts], coins[:, drafts])
+    count, token, passes = _distributions.chain(ids, target_probs, draft_probs, coins[:, :drafts], coins[:, drafts])
     place = torch.arange(drafts + 1, device=device)
     padded = torch.nn.functional.pad(ids, (0, 1), value=-1)
     out = torch.where(place < count[:, None], padded, torch.where(place == count[:, None], token[:, None], -1))

@@ -1,4 +1,4 @@
-"""Laws of sharded rows: the numbers of `_rows.Law`, agreed on by all ranks, around each rank's own logits.
+"""Sharded rows: the numbers of `_rows.Distribution`, agreed on by all ranks, around each rank's own logits.
 
 Without filters one exchange: maximum, sum and argmax of each shard. Filters are thresholds on the raw logit and take
 two more, whatever top_k and top_p are:
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from .. import _rows
-from .._rows import Law, Parameters
+from .._rows import Distribution, Parameters
 from .group import Shards, added
 
 _INF = float("inf")
@@ -74,8 +74,8 @@ def spacing(shards: Shards, rows: Rows) -> tuple[int, int]:
     return max(1, min(rows.logits.shape[1], int(best))), thin
 
 
-def begin(shards: Shards, tables: list[Rows], *more: Tensor) -> Callable[[], tuple[list[Law], list[Tensor]]]:
-    """Start the first exchange; the function returned gives the law of every table, and `more` of every rank."""
+def begin(shards: Shards, tables: list[Rows], *more: Tensor) -> Callable[[], tuple[list[Distribution], list[Tensor]]]:
+    """Start the first exchange; the returned function gives each table's distribution, and `more` of every rank."""
     fields: list[Tensor] = []
     ordered: list[Tensor | None] = []
     for rows in tables:
@@ -89,7 +89,7 @@ def begin(shards: Shards, tables: list[Rows], *more: Tensor) -> Callable[[], tup
             fields.append(falling[:, step - 1 :: step])
     receive = shards.send(*fields, *more)
 
-    def finish() -> tuple[list[Law], list[Tensor]]:
+    def finish() -> tuple[list[Distribution], list[Tensor]]:
         got = receive()
         statistics, samples = [], []
         for rows in tables:
@@ -97,8 +97,10 @@ def begin(shards: Shards, tables: list[Rows], *more: Tensor) -> Callable[[], tup
             del got[:3]
             samples.append(got.pop(0) if rows.has_ranks else None)
         limits = _thresholds(shards, tables, statistics, ordered, samples)
-        laws = [_law(shards, rows, s, *limit) for rows, s, limit in zip(tables, statistics, limits, strict=True)]
-        return laws, got
+        distributions = [
+            _distribution(shards, rows, s, *limit) for rows, s, limit in zip(tables, statistics, limits, strict=True)
+        ]
+        return distributions, got
 
     return finish
 
@@ -121,8 +123,8 @@ def _merge(rows: Rows, maximum: Tensor, mass: Tensor, argmax: Tensor) -> Statist
     )  # fmt: skip
 
 
-def _law(shards: Shards, rows: Rows, known: Statistics, threshold: Tensor, mass: Tensor) -> Law:
-    """The law around this rank's logits; `argmax` is an id of the whole vocabulary."""
+def _distribution(shards: Shards, rows: Rows, known: Statistics, threshold: Tensor, mass: Tensor) -> Distribution:
+    """The distribution around this rank's logits; `argmax` is an id of the whole vocabulary."""
     parameter = rows.parameter
     logits = torch.where(known.bad[:, None], -_INF, rows.logits)
     threshold = torch.where(known.bad, -_INF, torch.where(parameter.greedy, known.maximum, threshold))
@@ -130,7 +132,7 @@ def _law(shards: Shards, rows: Rows, known: Statistics, threshold: Tensor, mass:
     columns = torch.arange(logits.shape[1], device=logits.device) + shards.first
     kept = torch.where(parameter.greedy[:, None], kept & (columns == known.argmax[:, None]), kept)
     mass = torch.where(parameter.greedy | known.bad, 1.0, mass)
-    return Law(
+    return Distribution(
         logits, parameter.inv_t, kept, known.maximum, known.argmax, threshold, mass, parameter.greedy, known.bad
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Exact laws to hold samplers against, in float64, written from the definitions and not from the kernels."""
+"""Exact distributions to hold samplers against, in float64, written from the definitions and not from the kernels."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Table(NamedTuple):
 
 
 def constant_table(p: Tensor, q: Tensor) -> Table:
-    """The same two laws everywhere."""
+    """The same two distributions everywhere."""
     rows = p.log().float()[None], q.log().float()[None]
     return Table(*rows, torch.zeros(1, len(p), dtype=torch.int64))
 
@@ -92,22 +92,22 @@ def flat_table(target: Tensor, draft: Tensor) -> Table:
     return Table(target.float(), draft.float(), after[:, None].expand(-1, target.shape[1]).contiguous())
 
 
-def joint_law(table: Table, length: int, filters: Filters, *, of: str = "target") -> tuple[Tensor, Tensor]:
+def joint_distribution(table: Table, length: int, filters: Filters, *, of: str = "target") -> tuple[Tensor, Tensor]:
     """(keys int64, probabilities): the first `length` tokens as one number to the base vocab; sorted by key."""
     p = processed(table.target if of == "target" else table.draft, **filters)  # type: ignore[arg-type]
     keys = contexts = torch.zeros(1, dtype=torch.int64)
-    law = torch.ones(1, dtype=torch.float64)
+    distribution = torch.ones(1, dtype=torch.float64)
     for _ in range(length):
-        law = (law[:, None] * p[contexts]).flatten()
+        distribution = (distribution[:, None] * p[contexts]).flatten()
         keys = (keys[:, None] * table.vocab + torch.arange(table.vocab)).flatten()
         contexts = table.after[contexts].flatten()
-        alive = law > 0
-        law, keys, contexts = law[alive], keys[alive], contexts[alive]
-    return keys, law
+        alive = distribution > 0
+        distribution, keys, contexts = distribution[alive], keys[alive], contexts[alive]
+    return keys, distribution
 
 
-def law_of(keys: Tensor, table: Table, length: int, rows: Tensor) -> Tensor:
-    """What laws `rows` ``[contexts, vocab]``, one a context of the table, say of the texts that keys stand for."""
+def distribution_of(keys: Tensor, table: Table, length: int, rows: Tensor) -> Tensor:
+    """Probabilities of the texts named by keys, from `rows` ``[contexts, vocab]``, one row a context of the table."""
     share, context = torch.ones(len(keys), dtype=torch.float64), torch.zeros_like(keys)
     for place in reversed(range(length)):
         x = keys // table.vocab**place % table.vocab

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .text import Text, common
+from .sequences import Sequences, common
 from .tree_cache import TreeCache
 
 
-class Past:
+class PrefixCache:
     """A model's cache, kept from call to call of `generate`, as for the turns of a conversation.
 
     Request b of a call is compared with request b of the call before; rows of the tokens that both begin with are kept,
@@ -20,10 +20,10 @@ class Past:
 
     Example:
         >>> from specdec_kernels import Sampling
-        >>> from specdec_loop import Past, generate
+        >>> from specdec_loop import PrefixCache, generate
         >>> from transformers import LlamaConfig, LlamaForCausalLM
         >>> sizes = dict(vocab_size=9, hidden_size=16, intermediate_size=16, num_hidden_layers=1)
-        >>> model, past = LlamaForCausalLM(LlamaConfig(num_attention_heads=2, **sizes)), Past(capacity=64)
+        >>> model, past = LlamaForCausalLM(LlamaConfig(num_attention_heads=2, **sizes)), PrefixCache(capacity=64)
         >>> turn = dict(sampling=Sampling.full(1, temperature=0.0), max_new_tokens=8, stop=(), past=past)
         >>> first = generate(model, None, [[5, 6, 7]], **turn)
         >>> second = generate(model, None, [[5, 6, 7, *first.tokens[0], 8]], **turn)  # runs two of its twelve tokens
@@ -36,12 +36,12 @@ class Past:
         self.cache: TreeCache | None = None
         self._rows: list[list[int]] = []
 
-    def open(self, model: Any, text: Text, *, reuse: bool = True) -> tuple[TreeCache, int]:
+    def open(self, model: Any, sequences: Sequences, *, reuse: bool = True) -> tuple[TreeCache, int]:
         """The cache, with the rows that each prompt begins with; the last token of a prompt is never one of them.
 
         Args:
             model: always the same.
-            text: whose prompts are to be run.
+            sequences: whose prompts are to be run.
             reuse: False: forget everything.
 
         Returns:
@@ -50,20 +50,20 @@ class Past:
         Raises:
             ValueError: too small a capacity, another model, or another number of requests.
         """
-        if text.tokens.shape[1] > self.capacity:
-            need = text.tokens.shape[1]
+        if sequences.tokens.shape[1] > self.capacity:
+            need = sequences.tokens.shape[1]
             raise ValueError(f"generate: past must be of a capacity of at least {need}, got {self.capacity}")
         if self.cache is None:
-            self.cache = self._begin(model, text.batch)
+            self.cache = self._begin(model, sequences.batch)
         if self._model is not model:
             raise ValueError("generate: past must be used with the model that it was first used with, got another")
-        if len(self._rows) != text.batch:
-            raise ValueError(f"generate: past must be used with {len(self._rows)} requests, got {text.batch}")
-        rows = zip(self._rows, text.rows, strict=True)
+        if len(self._rows) != sequences.batch:
+            raise ValueError(f"generate: past must be used with {len(self._rows)} requests, got {sequences.batch}")
+        rows = zip(self._rows, sequences.rows, strict=True)
         kept = [min(common(old, new), len(new) - 1) if reuse else 0 for old, new in rows]
-        self._rows = [[] for _ in text.rows]  # what is in the cache is not known again until `close`
+        self._rows = [[] for _ in sequences.rows]  # what is in the cache is not known again until `close`
         kept = self._truncate(self.cache, kept)
-        lacking = max(end - n for end, n in zip(text.ends, kept, strict=True))
+        lacking = max(end - n for end, n in zip(sequences.ends, kept, strict=True))
         # Every request writes `lacking` rows behind those that it keeps.
         self._truncate(self.cache, [min(n, self.capacity - lacking) for n in kept])
         return self.cache, lacking
@@ -81,11 +81,11 @@ class Past:
             self.cache.update(keys, values, i)
         self.cache.commit(torch.tensor([len(row) - 1 for row in rows], dtype=torch.int32, device=model.device))
 
-    def close(self, text: Text) -> None:
+    def close(self, sequences: Sequences) -> None:
         """Remember which texts the cache holds; rows of their last tokens, if any, were left by a forward gone bad."""
         assert self.cache is not None
-        self._rows = [list(row) for row in text.rows]
-        self.cache.truncate(torch.tensor([len(row) - 1 for row in self._rows], device=text.lengths.device))
+        self._rows = [list(row) for row in sequences.rows]
+        self.cache.truncate(torch.tensor([len(row) - 1 for row in self._rows], device=sequences.lengths.device))
 
     def _begin(self, model: Any, batch: int) -> TreeCache:
         """An empty cache."""

@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_kernels import Noise
+from specdec_kernels import RngKey
 
 from .stops import Stops
 
 BAD_ROW = 1  # status bit: a target row from which no token could be drawn
-MOST_KEPT = 1 << 18  # numbers of a `Counted`
+MOST_KEPT = 1 << 18  # numbers of a `OffsetTable`
 
 
-class Text:
+class Sequences:
     """Committed tokens of each request, and which requests are finished. Only `read` waits for the device.
 
     The device appends up to the limit and no further. A stop is found by the host when it reads: `rows` end there, and
@@ -60,8 +60,8 @@ class Text:
         self.rows: list[list[int]] = [row[:n] for row, n in zip(prompts.tolist(), self.ends, strict=True)]
         self.status, self.is_finished = [0] * batch, [False] * batch
         self._seed, self.steps, self.first, self.room = seed, 0, max(self.prompts), limit + overhang
-        self._step = Counted(torch.zeros_like(seed), self.room)
-        self._place = Counted(torch.full_like(seed, self.first), self.room)
+        self._step = OffsetTable(torch.zeros_like(seed), self.room)
+        self._place = OffsetTable(torch.full_like(seed, self.first), self.room)
         self._end = self._common_end()  # of every text; None: they differ, or the host does not know
         self._limit, self._stops = limit, stops
         self._last_place = lengths + limit - 1  # where a token may stand
@@ -86,9 +86,9 @@ class Text:
         """Tokens of the longest text."""
         return max(self.ends)
 
-    def noise(self, ahead: int = 0) -> Noise:
+    def rng(self, ahead: int = 0) -> RngKey:
         """Names the random numbers of the token `ahead` of the next one: keyed by its absolute position."""
-        return Noise(self._seed, self._position(ahead), self._step[self.steps])
+        return RngKey(self._seed, self._position(ahead), self._step[self.steps])
 
     def _position(self, ahead: int) -> Tensor:
         if ahead == 0:
@@ -197,7 +197,7 @@ class Text:
         return row[before:]
 
 
-class Counted:
+class OffsetTable:
     """A vector plus 0, 1, 2, ...: the first sums are made once; on cold caches an addition costs 10 us of a step."""
 
     def __init__(self, base: Tensor, count: int) -> None:

@@ -1,8 +1,8 @@
-"""Exact laws of tree verification in float64, written from the mathematics, not from the package's code.
+"""Exact distributions of tree verification in float64, written from the mathematics, not from the package's code.
 
-A tree is a list of parents; `p` and `q` map the ids of a path (a tuple) to a row. `tree_law` is the law of the emitted
-ids given the drafted tokens, `drafts` enumerates these with their probability, `joint_error` sums both against the
-target's own law.
+A tree is a list of parents; `p` and `q` map the ids of a path (a tuple) to a row. `tree_distribution` is the
+distribution of the emitted ids given the drafted tokens, `drafts` enumerates these with their probability,
+`joint_error` sums both against the target's own distribution.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import itertools
 from collections.abc import Iterator
 
 import torch
-from laws import positive
+from distributions import positive
 from torch import Tensor
 
 Rows = dict[tuple[int, ...], Tensor]
-Law = dict[tuple[int, ...], float]
+Distribution = dict[tuple[int, ...], float]
 
 
 def one_hot(x: int, vocab: int) -> Tensor:
@@ -42,7 +42,7 @@ def random_rows(vocab: int, depth: int, seed: int, spread: float = 1.2) -> Rows:
     }
 
 
-# --- one node: (probability of each candidate, law of the token where all are rejected)
+# --- one node: (probability of each candidate, distribution of the token where all are rejected)
 
 
 def without(p: Tensor, ids: list[int]) -> Tensor:
@@ -55,11 +55,11 @@ def rejection(p: Tensor, q: Tensor | None, ids: list[int], replacement: bool) ->
     """Recursive rejection as it is defined, one candidate after the other; q None: each is a point mass."""
     shares, alive = [], 1.0
     for x in ids:
-        law = one_hot(x, len(p)) if q is None else q
-        accept = min(1.0, float(p[x] / law[x])) if float(law[x]) > 0 else 0.0
+        distribution = one_hot(x, len(p)) if q is None else q
+        accept = min(1.0, float(p[x] / distribution[x])) if float(distribution[x]) > 0 else 0.0
         shares.append(alive * accept)
         alive *= 1 - accept
-        rest = (p - law).clamp(min=0)
+        rest = (p - distribution).clamp(min=0)
         p = rest / rest.sum() if float(rest.sum()) > 0 else p
         if q is not None and not replacement:
             q = without(q, [x])
@@ -67,18 +67,18 @@ def rejection(p: Tensor, q: Tensor | None, ids: list[int], replacement: bool) ->
 
 
 def multi_draft(p: Tensor, q: Tensor | None, ids: list[int]) -> tuple[list[float], Tensor]:
-    """Greedy multi-draft: a ratio test of the last candidate, whose law leaves the others out."""
+    """Greedy multi-draft: a ratio test of the last candidate, whose distribution leaves the others out."""
     if not ids:
         return [], p
     *others, x = ids
-    law = one_hot(x, len(p)) if q is None else without(q, others)
-    accept = min(1.0, float(p[x] / law[x]))
-    rest = positive(p - law) if accept < 1 else p
+    distribution = one_hot(x, len(p)) if q is None else without(q, others)
+    accept = min(1.0, float(p[x] / distribution[x]))
+    rest = positive(p - distribution) if accept < 1 else p
     shares = [(1 - accept) * float(rest[y]) for y in others]
     return [*shares, accept], without(rest, others)
 
 
-def node_law(rule: str, p: Tensor, q: Tensor | None, ids: list[int]) -> tuple[list[float], Tensor]:
+def node_distribution(rule: str, p: Tensor, q: Tensor | None, ids: list[int]) -> tuple[list[float], Tensor]:
     if rule in ("match", "target_only"):
         return [0.0 if x in ids[:j] else float(p[x]) for j, x in enumerate(ids)], without(p, ids)
     if rule == "greedy_multi_draft":
@@ -89,16 +89,16 @@ def node_law(rule: str, p: Tensor, q: Tensor | None, ids: list[int]) -> tuple[li
 # --- a tree
 
 
-def tree_law(rule: str, parents: list[int], tokens: list[int], p: Rows, q: Rows | None) -> Law:
-    """Law of the emitted ids given the tree's tokens; rules "iid" and "recursive" are the two recursive ones."""
+def tree_distribution(rule: str, parents: list[int], tokens: list[int], p: Rows, q: Rows | None) -> Distribution:
+    """Distribution of the emitted ids given the tree's tokens; "iid" and "recursive" are the two recursive rules."""
     if rule == "traversal":
         return _traversal(parents, tokens, p, q)
-    out: Law = {}
+    out: Distribution = {}
 
     def visit(node: int, weight: float) -> None:
         ids = path_ids(parents, tokens, node)
         children = children_of(parents, node)
-        shares, rest = node_law(rule, p[ids], None if q is None else q[ids], [tokens[n] for n in children])
+        shares, rest = node_distribution(rule, p[ids], None if q is None else q[ids], [tokens[n] for n in children])
         for child, share in zip(children, shares, strict=True):
             if weight * share > 0:
                 visit(child, weight * share)
@@ -111,7 +111,7 @@ def tree_law(rule: str, parents: list[int], tokens: list[int], p: Rows, q: Rows 
     return out
 
 
-def _traversal(parents: list[int], tokens: list[int], p: Rows, q: Rows | None) -> Law:
+def _traversal(parents: list[int], tokens: list[int], p: Rows, q: Rows | None) -> Distribution:
     """Traversal verification with every weight recomputed after every deletion, as the paper has it."""
     nodes = range(len(parents))
     paths = [path_ids(parents, tokens, n) for n in nodes]
@@ -119,16 +119,16 @@ def _traversal(parents: list[int], tokens: list[int], p: Rows, q: Rows | None) -
     row_q = [None if q is None else q[ids].clone() for ids in paths]
     kept = dict.fromkeys(nodes, True)
     fixed: dict[int, float] = {}
-    out: Law = {}
+    out: Distribution = {}
     alive = 1.0
 
     def weight(n: int) -> float:
         if n in fixed or n == 0:
             return fixed.get(n, 1.0)
         f, x = parents[n], tokens[n]
-        law = one_hot(x, len(row_p[f])) if row_q[f] is None else row_q[f]
-        assert law is not None
-        return min(1.0, weight(f) * float(row_p[f][x] / law[x]))
+        distribution = one_hot(x, len(row_p[f])) if row_q[f] is None else row_q[f]
+        assert distribution is not None
+        return min(1.0, weight(f) * float(row_p[f][x] / distribution[x]))
 
     while True:
         leaf = 0
@@ -144,14 +144,16 @@ def _traversal(parents: list[int], tokens: list[int], p: Rows, q: Rows | None) -
         alive *= 1 - accept
         kept[leaf] = False
         f, x = parents[leaf], tokens[leaf]
-        law = row_q[f]
-        excess = (weight(f) * row_p[f] - (one_hot(x, len(row_p[f])) if law is None else law)).clamp(min=0)
+        distribution = row_q[f]
+        excess = (weight(f) * row_p[f] - (one_hot(x, len(row_p[f])) if distribution is None else distribution)).clamp(
+            min=0
+        )
         mass, w = float(excess.sum()), weight(f)
         if mass > 0:
             row_p[f] = excess / mass
         fixed[f] = mass / (mass + (1 - w)) if mass > 0 else 0.0
-        if law is not None:
-            row_q[f] = without(law, [x])
+        if distribution is not None:
+            row_q[f] = without(distribution, [x])
 
 
 # --- drafts, and what comes out over all of them
@@ -170,33 +172,33 @@ def drafts(kind: str, parents: list[int], q: Rows) -> Iterator[tuple[list[int], 
         earlier = [tokens[m] for m in siblings if m < n]
         ranked = row.argsort(descending=True).tolist()
         if kind == "top" or (kind == "greedy_multi_draft" and n != siblings[-1]):
-            law = one_hot(ranked[len(earlier)], len(row))
+            distribution = one_hot(ranked[len(earlier)], len(row))
         else:
-            law = row if kind == "iid" else without(row, earlier)
-        for x, share in enumerate(law.tolist()):
+            distribution = row if kind == "iid" else without(row, earlier)
+        for x, share in enumerate(distribution.tolist()):
             if share > 0:
                 yield from extend([*tokens, x], weight * share)
 
     yield from extend([-1], 1.0)
 
 
-def output_law(rule: str, kind: str, parents: list[int], p: Rows, q: Rows) -> Law:
-    """Law of the emitted ids over all drafts."""
-    out: Law = {}
+def output_distribution(rule: str, kind: str, parents: list[int], p: Rows, q: Rows) -> Distribution:
+    """Distribution of the emitted ids over all drafts."""
+    out: Distribution = {}
     for tokens, weight in drafts(kind, parents, q):
-        for ids, share in tree_law(rule, parents, tokens, p, None if kind == "top" else q).items():
+        for ids, share in tree_distribution(rule, parents, tokens, p, None if kind == "top" else q).items():
             out[ids] = out.get(ids, 0.0) + weight * share
     return out
 
 
-def expected_accepted(law: Law) -> float:
-    return sum((len(ids) - 1) * share for ids, share in law.items())
+def expected_accepted(distribution: Distribution) -> float:
+    return sum((len(ids) - 1) * share for ids, share in distribution.items())
 
 
-def joint_error(law: Law, p: Rows, vocab: int, length: int) -> float:
-    """Largest error of the first `length` ids, completed by the target, against the target's own law."""
-    joint: Law = {}
-    for ids, share in law.items():
+def joint_error(distribution: Distribution, p: Rows, vocab: int, length: int) -> float:
+    """Largest error of the first `length` ids, completed by the target, against the target's own distribution."""
+    joint: Distribution = {}
+    for ids, share in distribution.items():
         for tail in itertools.product(range(vocab), repeat=length - len(ids)):
             whole, mass = ids + tail, share
             for j in range(len(ids), length):

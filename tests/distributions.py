@@ -1,7 +1,8 @@
-"""Exact laws of chain verification in float64, written from the mathematics, not from the package's code.
+"""Exact distributions of chain verification in float64, written from the mathematics, not from the package's code.
 
-`chain_law` gives, for one draft and its probability rows, the probability of every outcome (accepted prefix and next
-token). Summed over drafts it must equal the target's own law for the lossless rules: that is the proof by enumeration.
+`chain_distribution` gives, for one draft and its probability rows, the probability of every outcome (accepted prefix
+and next token). Summed over drafts it must equal the target's own distribution for the lossless rules: that is the
+proof by enumeration.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specdec_loop.lossless.laws import processed
+from specdec_loop.lossless.distributions import processed
 
-__all__ = ["chain_law", "joint_error", "positive", "processed"]
+__all__ = ["chain_distribution", "joint_error", "positive", "processed"]
 
 
 def positive(x: Tensor) -> Tensor:
@@ -23,19 +24,19 @@ def positive(x: Tensor) -> Tensor:
     return x / x.sum()
 
 
-def chain_law(
+def chain_distribution(
     draft: Sequence[int], p: Tensor, q: Tensor, rule: str, over: float = 0.0, **knobs: float
 ) -> dict[tuple[int, ...], float]:
-    """Law of the emitted tokens, given the draft, target rows p [draft + 1, vocab] and draft rows q [draft, vocab]."""
+    """Distribution of the emitted tokens; target rows p [draft + 1, vocab], draft rows q [draft, vocab]."""
     out: dict[tuple[int, ...], float] = {}
 
-    def emit(prefix: tuple[int, ...], weight: float, law: Tensor) -> None:
-        for token, share in enumerate(law.tolist()):
+    def emit(prefix: tuple[int, ...], weight: float, distribution: Tensor) -> None:
+        for token, share in enumerate(distribution.tolist()):
             if weight * share > 0:
                 out[(*prefix, token)] = out.get((*prefix, token), 0.0) + weight * share
 
     if rule == "block":
-        return _block_law(draft, p, q)
+        return _block_distribution(draft, p, q)
     alive = 1.0
     for i, x in enumerate(draft):
         px, qx = float(p[i, x]), float(q[i, x])
@@ -59,7 +60,7 @@ def chain_law(
     return out
 
 
-def _block_law(draft: Sequence[int], p: Tensor, q: Tensor) -> dict[tuple[int, ...], float]:
+def _block_distribution(draft: Sequence[int], p: Tensor, q: Tensor) -> dict[tuple[int, ...], float]:
     """Block verification (Sun et al. 2024): tau = max{i: eta_i < h_i} over independent coins."""
     k = len(draft)
     w = [1.0]
@@ -69,14 +70,14 @@ def _block_law(draft: Sequence[int], p: Tensor, q: Tensor) -> dict[tuple[int, ..
     above = 1.0  # probability that no coin beyond i accepted
     for i in range(k, -1, -1):
         if i == k:
-            h, law = w[k] if k else 1.0, p[k]
+            h, distribution = w[k] if k else 1.0, p[k]
         else:
             rest = (w[i] * p[i] - q[i]).clamp(min=0)
             mass = float(rest.sum())
             h = mass / (mass + 1 - w[i]) if mass + 1 - w[i] > 0 else 1.0
-            law = rest / mass if mass > 0 else p[i]
+            distribution = rest / mass if mass > 0 else p[i]
         h = 1.0 if i == 0 else h
-        for token, share in enumerate(law.tolist()):
+        for token, share in enumerate(distribution.tolist()):
             if above * h * share > 0:
                 key = (*draft[:i], token)
                 out[key] = out.get(key, 0.0) + above * h * share
@@ -87,7 +88,7 @@ def _block_law(draft: Sequence[int], p: Tensor, q: Tensor) -> dict[tuple[int, ..
 def joint_error(
     rule: str, p: dict[tuple[int, ...], Tensor], q: dict[tuple[int, ...], Tensor], vocab: int, draft: int
 ) -> float:
-    """Largest error of the law of the first draft + 1 tokens against the target's, over full-history tables p and q."""
+    """Largest error of the distribution of the first draft + 1 tokens, over full-history tables p and q."""
     joint: dict[tuple[int, ...], float] = {}
     for ids in itertools.product(range(vocab), repeat=draft):
         weight = 1.0
@@ -97,7 +98,7 @@ def joint_error(
             continue
         rows_p = torch.stack([p[ids[:i]] for i in range(draft + 1)])
         rows_q = torch.stack([q[ids[:i]] for i in range(draft)]) if draft else torch.zeros(0, vocab)
-        for tokens, share in chain_law(ids, rows_p, rows_q, rule).items():
+        for tokens, share in chain_distribution(ids, rows_p, rows_q, rule).items():
             for tail in itertools.product(range(vocab), repeat=draft + 1 - len(tokens)):
                 whole, mass = tokens + tail, weight * share
                 for j in range(len(tokens), draft + 1):

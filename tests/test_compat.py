@@ -1,21 +1,21 @@
-"""The dialects against plain loops over their documented semantics, and their laws."""
+"""The compat against plain loops over their documented semantics, and their distributions."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from check import assert_law
+from check import assert_distribution
 from torch import Tensor
 
 from bench.rivals import _sglang, sglang_tree
 from bench.rivals import sglang as sglang_chain
-from specdec_kernels import Noise, Sampling, tree_layout, tree_links, verify_tree
-from specdec_kernels.dialects import flashinfer, sglang
+from specdec_kernels import RngKey, Sampling, tree_layout, tree_links, verify_tree
+from specdec_kernels.compat import flashinfer, sglang
 
 VOCAB = 5
 
 
-def law(generator: torch.Generator, *shape: int) -> Tensor:
+def distribution(generator: torch.Generator, *shape: int) -> Tensor:
     return (1.5 * torch.randn(*shape, VOCAB, generator=generator)).softmax(-1)
 
 
@@ -54,7 +54,7 @@ def test_tree_target_only_walks_as_documented() -> None:
     batch, nodes, slots = 300, len(TREE), 3  # one slot fewer than the tree is deep
     ids = torch.tensor(IDS).repeat(batch, 1)
     links = tree_links(torch.tensor(TREE).repeat(batch, 1), engine="sglang")
-    target, draft = law(g, batch, nodes), torch.zeros(batch, nodes, VOCAB)
+    target, draft = distribution(g, batch, nodes), torch.zeros(batch, nodes, VOCAB)
     coins, last = torch.rand(batch, nodes, generator=g), torch.rand(batch, generator=g)
     predicts, index, count = results(batch, nodes, slots)
     sglang.tree_speculative_sampling_target_only(predicts, index, count, ids, *links, coins, last, target, draft)
@@ -82,10 +82,10 @@ def test_tree_target_only_walks_as_documented() -> None:
 
 @pytest.mark.parametrize("is_block", [False, True])
 def test_chains_follow_the_target(is_block: bool) -> None:
-    """Joint law of the first two tokens; twin: drafts that were not drawn from the draft law."""
+    """Joint distribution of the first two tokens; twin: drafts that were not drawn from the draft distribution."""
     g = torch.Generator().manual_seed(1)
     batch, slots = 60_000, 3
-    p, q = law(g, slots), law(g, slots - 1)
+    p, q = distribution(g, slots), distribution(g, slots - 1)
     drafts = torch.stack([torch.multinomial(q[i], batch, True, generator=g) for i in range(slots - 1)], 1)
     ids = torch.cat([torch.zeros(batch, 1, dtype=torch.int64), drafts], 1)
     coins, last = torch.rand(batch, slots, generator=g), torch.rand(batch, generator=g)
@@ -100,14 +100,14 @@ def test_chains_follow_the_target(is_block: bool) -> None:
     )  # a text that ended after one token goes on with the target
     second = torch.where(count > 0, rows[:, 1], more)
     seen = torch.bincount(rows[:, 0] * VOCAB + second, minlength=VOCAB**2)
-    assert_law(seen, torch.outer(p[0].double(), p[1].double()).flatten(), "chain of SGLang's dialect")
+    assert_distribution(seen, torch.outer(p[0].double(), p[1].double()).flatten(), "chain of SGLang's interface")
     assert torch.equal(index >= 0, torch.arange(slots) <= count[:, None])
 
 
 def test_flashinfer_equals_sglang_for_the_same_coins_and_names_its_numbers() -> None:
     g = torch.Generator().manual_seed(2)
     batch, slots = 64, 4
-    p, q = law(g, batch, slots), law(g, batch, slots - 1)
+    p, q = distribution(g, batch, slots), distribution(g, batch, slots - 1)
     ids = torch.randint(VOCAB, (batch, slots - 1), generator=g, dtype=torch.int32)
     seed, offset = torch.arange(batch), torch.full((batch,), 90)
     accepted, emitted = torch.ones(batch, dtype=torch.int64), torch.ones(batch, dtype=torch.int32)
@@ -137,7 +137,7 @@ def test_greedy_tree_is_verify_tree_from_argmaxes() -> None:
     links = tree_links(parents, engine="sglang")
     sglang.verify_tree_greedy(predicts, index, count, ids, *links, logits.argmax(-1))
     zeros = torch.zeros(batch, dtype=torch.int64)
-    ours = verify_tree(ids, parents, logits, max_depth=3, sampling=Sampling(), noise=Noise(zeros, zeros), rule="greedy")
+    ours = verify_tree(ids, parents, logits, max_depth=3, sampling=Sampling(), rng=RngKey(zeros, zeros), rule="greedy")
     assert torch.equal(count, ours.num_accepted)
     path = torch.where(ours.path >= 0, ours.path + nodes * torch.arange(batch)[:, None], -1)
     assert torch.equal(index[:, 1:], path[:, :3].int())
@@ -223,7 +223,7 @@ def test_sglangs_chain_kernel_agrees(is_block: bool) -> None:
         pytest.skip(reason)
     g = torch.Generator().manual_seed(5)
     batch, slots = 30, 4
-    p, q = law(g, batch, slots), law(g, batch, slots - 1)
+    p, q = distribution(g, batch, slots), distribution(g, batch, slots - 1)
     ids = torch.randint(VOCAB, (batch, slots), generator=g)
     coins, last = torch.rand(batch, slots, generator=g), torch.rand(batch, generator=g)
     both = [results(batch, slots, slots) for _ in range(2)]

@@ -15,25 +15,27 @@ from specdec_kernels import Sampling
 from specdec_loop.drafters import Drafter, HeadChain
 from specdec_loop.drafters.races import Race
 from specdec_loop.generation import Generation, Hooks, generate
+from specdec_loop.sequences import BAD_ROW, Sequences
 from specdec_loop.stops import Stops
-from specdec_loop.text import BAD_ROW, Text
 
 NO_STATUS = torch.zeros(2, dtype=torch.int32)
 
 
-def new_text(limit: int = 6, stop: tuple[tuple[int, ...], ...] = ()) -> Text:
+def new_text(limit: int = 6, stop: tuple[tuple[int, ...], ...] = ()) -> Sequences:
     prompts = torch.tensor([[1, 2, 3], [4, 0, 0]])
-    return Text(prompts, torch.tensor([3, 1]), seed=torch.tensor([8, 9]), limit=limit, stops=Stops(stop), overhang=4)
+    return Sequences(
+        prompts, torch.tensor([3, 1]), seed=torch.tensor([8, 9]), limit=limit, stops=Stops(stop), overhang=4
+    )
 
 
-def append(text: Text, rows: list[list[int]], status: torch.Tensor = NO_STATUS) -> list[int]:
+def append(sequences: Sequences, rows: list[list[int]], status: torch.Tensor = NO_STATUS) -> list[int]:
     ids = torch.tensor(rows)
     drawn = 1 - (status & BAD_ROW)  # a bad row gives no token
-    before = text.lengths
-    followers = text.append(ids, (ids > -1).sum(1).int() - drawn)
-    assert torch.equal(text.lengths, before + followers + 1)
-    new, (taken,) = text.read(ids, status, followers)
-    assert text.ends == text.lengths.tolist() and followers.tolist() == taken
+    before = sequences.lengths
+    followers = sequences.append(ids, (ids > -1).sum(1).int() - drawn)
+    assert torch.equal(sequences.lengths, before + followers + 1)
+    new, (taken,) = sequences.read(ids, status, followers)
+    assert sequences.ends == sequences.lengths.tolist() and followers.tolist() == taken
     return [len(tokens) for tokens in new]
 
 
@@ -89,9 +91,9 @@ def test_a_bad_row_ends_its_request_alone() -> None:
 def test_noise_is_named_by_position_and_step() -> None:
     text = new_text()
     append(text, [[5, 6, -1], [7, -1, -1]])
-    noise = text.noise(ahead=2)
-    assert noise.seed.tolist() == [8, 9] and noise.position.tolist() == [7, 4]
-    assert noise.step is not None and noise.step.tolist() == [1, 1]
+    rng = text.rng(ahead=2)
+    assert rng.seed.tolist() == [8, 9] and rng.position.tolist() == [7, 4]
+    assert rng.step is not None and rng.step.tolist() == [1, 1]
 
 
 def test_the_last_tokens_of_a_short_text_repeat_its_first() -> None:
@@ -103,8 +105,8 @@ def test_a_bad_first_row_ends_its_own_text_alone(name: str) -> None:
     """The only token of its prompt is all that the text has: there is no pair to draft from."""
 
     class Spoiled(Hooks):
-        def law(self, text: Text, draft: Any, logits: Tensor) -> Tensor:
-            if text.lengths[0] == 1:
+        def distribution(self, sequences: Sequences, draft: Any, logits: Tensor) -> Tensor:
+            if sequences.lengths[0] == 1:
                 logits[0] = torch.nan
             return logits
 
@@ -127,16 +129,18 @@ def test_bad_sampling_is_flagged_whatever_the_confidence(temperature: float) -> 
 @pytest.mark.parametrize("lengths", [[3, 3], [3, 1]], ids=["even", "uneven"])
 def test_noise_names_position_and_step_of_every_token(lengths: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """As many as are kept in a table, and those behind them; prompts are padded further than need be."""
-    monkeypatch.setattr("specdec_loop.text.MOST_KEPT", 8)
+    monkeypatch.setattr("specdec_loop.sequences.MOST_KEPT", 8)
     seed = torch.tensor([8, 9])
-    text = Text(torch.ones(2, 5).long(), torch.tensor(lengths), seed=seed, limit=9, stops=Stops(()), overhang=4)
-    race = Race(Sampling.full(2), text, [0, 2], has_step=True)
+    sequences = Sequences(
+        torch.ones(2, 5).long(), torch.tensor(lengths), seed=seed, limit=9, stops=Stops(()), overhang=4
+    )
+    race = Race(Sampling.full(2), sequences, [0, 2], has_step=True)
     for step in range(7):
         for ahead in range(4):
-            here, there = text.noise(ahead), race.noise(text, ahead)
+            here, there = sequences.rng(ahead), race.rng(sequences, ahead)
             assert here.position.tolist() == [n + step + ahead for n in lengths]
             assert there.position.tolist() == [n + step + ahead + offset for n in lengths for offset in (0, 2)]
             assert here.step is not None and there.step is not None
             assert here.step.tolist() == [step] * 2 and there.step.tolist() == [step] * 4
             assert here.seed.tolist() == [8, 9] and there.seed.tolist() == [8, 8, 9, 9]
-        append(text, [[1, -1], [1, -1]])
+        append(sequences, [[1, -1], [1, -1]])

@@ -1,4 +1,4 @@
-"""The laws themselves, by enumeration, and the ops against them: a wrong formula fails here on any backend."""
+"""The distributions themselves, by enumeration, and the ops against them: a wrong formula fails here on any backend."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import itertools
 
 import pytest
 import torch
-from cases import FILTERS, make_noise
-from check import assert_law
-from laws import chain_law, joint_error, processed
+from cases import FILTERS, make_rng
+from check import assert_distribution
+from distributions import chain_distribution, joint_error, processed
 from torch import Tensor
 
-from specdec_kernels import Noise, Sampling, acceptance_ratios, residual_probs, verify_chain
+from specdec_kernels import RngKey, Sampling, acceptance_ratios, residual_probs, verify_chain
 
 
 def _tables(vocab: int, length: int, filters: dict[str, float], seed: int) -> dict[tuple[int, ...], Tensor]:
@@ -25,27 +25,27 @@ def _tables(vocab: int, length: int, filters: dict[str, float], seed: int) -> di
 
 @pytest.mark.parametrize("filters", FILTERS)
 @pytest.mark.parametrize("rule", ["ratio", "block", "match"])
-def test_lossless_rules_give_the_target_joint_law_by_enumeration(rule: str, filters: str) -> None:
+def test_lossless_rules_give_the_target_joint_distribution_by_enumeration(rule: str, filters: str) -> None:
     p = _tables(4, 3, FILTERS[filters], seed=1)
     q = _tables(4, 3, FILTERS[filters], seed=2)
     assert joint_error(rule, p, q, vocab=4, draft=3) < 1e-12
 
 
 def test_token_rule_where_block_is_expected_is_caught_by_the_enumeration() -> None:
-    """The twin: a law that keeps the residual of the wrong rule is not the target's."""
+    """The twin: a distribution that keeps the residual of the wrong rule is not the target's."""
     p, q = _tables(3, 2, {}, seed=3), _tables(3, 2, {}, seed=4)
-    wrong = {ids: row.flip(0) for ids, row in q.items()}  # verified against a law the drafts did not come from
+    wrong = {ids: row.flip(0) for ids, row in q.items()}  # verified against a distribution the drafts did not come from
     joint = 0.0
     for ids in itertools.product(range(3), repeat=2):
         weight = float(q[()][ids[0]] * q[ids[:1]][ids[1]])
         rows_p, rows_q = torch.stack([p[()], p[ids[:1]], p[ids]]), torch.stack([wrong[()], wrong[ids[:1]]])
-        joint += weight * sum(v for k, v in chain_law(ids, rows_p, rows_q, "ratio").items() if k[0] == 0)
+        joint += weight * sum(v for k, v in chain_distribution(ids, rows_p, rows_q, "ratio").items() if k[0] == 0)
     assert abs(joint - float(p[()][0])) > 1e-2
 
 
 @pytest.mark.parametrize("filters", FILTERS)
 @pytest.mark.parametrize("rule", ["ratio", "block", "match", "typical"])
-def test_frequencies_follow_the_exact_law_of_the_draft(
+def test_frequencies_follow_the_exact_distribution_of_the_draft(
     backend: str, device: str, is_slow: bool, rule: str, filters: str
 ) -> None:
     vocab, draft, batch = 6, 2, 600 if is_slow else 60_000
@@ -58,16 +58,16 @@ def test_frequencies_follow_the_exact_law_of_the_draft(
     ids = [int(row.argmax()) for row in q]
     if rule == "match":  # deterministic drafts
         q = torch.nn.functional.one_hot(torch.tensor(ids), vocab).double()
-    law = chain_law(ids, p, q, rule)
+    distribution = chain_distribution(ids, p, q, rule)
     sampling = Sampling.full(batch, device=device, **options)  # type: ignore[arg-type]
-    noise = Noise(*(t.to(device) for t in make_noise(batch)))
+    rng = RngKey(*(t.to(device) for t in make_rng(batch)))
     result = verify_chain(
         torch.tensor(ids, device=device).repeat(batch, 1),
         target.to(device).expand(batch, -1, -1),
         None if rule == "match" else drafted.to(device).expand(batch, -1, -1),
         sampling=sampling,
         draft_sampling=sampling,
-        noise=noise,
+        rng=rng,
         rule=rule,
     )
     assert int(result.status.sum()) == 0
@@ -75,9 +75,9 @@ def test_frequencies_follow_the_exact_law_of_the_draft(
     for row in result.token_ids.tolist():
         key = tuple(t for t in row if t >= 0)
         seen[key] = seen.get(key, 0) + 1
-    keys = sorted(set(law) | set(seen))
+    keys = sorted(set(distribution) | set(seen))
     counts = torch.tensor([seen.get(k, 0) for k in keys])
-    assert_law(counts, torch.tensor([law.get(k, 0.0) for k in keys]), f"{rule}, {filters}")
+    assert_distribution(counts, torch.tensor([distribution.get(k, 0.0) for k in keys]), f"{rule}, {filters}")
 
 
 @pytest.mark.parametrize("filters", FILTERS)

@@ -1,4 +1,4 @@
-"""What a list of logits processors makes of the logits: calls that must be made, then a law that the kernels know."""
+"""Logits processors as calls that must be made, followed by a distribution that the kernels know."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ DEPTH = 6  # of a processor's parts that are looked into
 
 
 def split(processors: Sequence[Any], *, batch: int, device: torch.device) -> tuple[list[Any], Sampling]:
-    """The processors that must be called, in their order, and the law of those behind them.
+    """The processors that must be called, in their order, and the distribution of those behind them.
 
     Args:
         processors: of a sampled text.
         batch: requests.
-        device: of the law.
+        device: of the distribution.
     """
     calls, latest = list(processors), ORDER["top_p"]
     values: dict[str, Any] = {}
@@ -47,13 +47,13 @@ def split(processors: Sequence[Any], *, batch: int, device: torch.device) -> tup
 
 
 def likely(processors: Sequence[Any], *, batch: int, device: torch.device) -> Sampling:
-    """A law for drafts: all warpers that the kernels know, whatever their order."""
+    """A distribution for drafts: all warpers that the kernels know, whatever their order."""
     found = [pair for processor in processors if (pair := _parameter(processor)) is not None and pair[0]]
     return Sampling.full(batch, **dict(found), device=device)
 
 
 def _parameter(processor: Any) -> tuple[str, Any] | None:
-    """The field of `Sampling` that does what a processor does; ("", None): it leaves the law alone; None: no field."""
+    """The `Sampling` field equal to a processor; ("", None): the processor changes nothing; None: there is no field."""
     kind = type(processor)
     if kind is LogitNormalization:
         return "", None

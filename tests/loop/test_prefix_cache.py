@@ -13,7 +13,7 @@ from texts import assert_same, prompts
 from torch import Tensor
 
 from specdec_kernels import Sampling
-from specdec_loop import DraftModel, HeadChain, Lookahead, Past, PromptLookup, generate
+from specdec_loop import DraftModel, HeadChain, Lookahead, PrefixCache, PromptLookup, generate
 from specdec_loop.drafters import Drafter
 from specdec_loop.tree_cache.layer import Lengths
 
@@ -32,7 +32,7 @@ class Counting:
         return self.network(ids, **more)
 
 
-def turns(drafter: Drafter | None, past: Past | None, target: Any, temperature: float) -> list[list[list[int]]]:
+def turns(drafter: Drafter | None, past: PrefixCache | None, target: Any, temperature: float) -> list[list[list[int]]]:
     """Three turns of three conversations; in the second turn one of them goes back behind what was said."""
     sampling, said = Sampling.full(3, temperature=temperature), prompts(3)
     texts = []
@@ -51,11 +51,11 @@ def turns(drafter: Drafter | None, past: Past | None, target: Any, temperature: 
     "make", [lambda: None, lambda: DraftModel(model(seed=1)), PromptLookup, lambda: Lookahead(3, 4, 2)]
 )
 def test_turns_say_the_same_with_and_without_past(make: Any, temperature: float) -> None:
-    assert turns(make(), Past(200), model(), temperature) == turns(make(), None, model(), temperature)
+    assert turns(make(), PrefixCache(200), model(), temperature) == turns(make(), None, model(), temperature)
 
 
 def test_only_what_is_new_is_run() -> None:
-    target, past, sampling = Counting(model()), Past(300), Sampling.full(1, temperature=0.0)
+    target, past, sampling = Counting(model()), PrefixCache(300), Sampling.full(1, temperature=0.0)
     start = list(range(1, 41))
     first = generate(target, None, [start], sampling=sampling, max_new_tokens=6, past=past).tokens[0]
     assert target.widths == [40] + [1] * 5
@@ -69,7 +69,7 @@ def test_only_what_is_new_is_run() -> None:
 
 def test_a_request_that_shares_little_does_not_push_others_out_of_the_buffers() -> None:
     """One keeps 60 rows, the other has to run 60: together they exceed the capacity, so the first runs some again."""
-    past, sampling = Past(80), Sampling.full(2, temperature=0.0)
+    past, sampling = PrefixCache(80), Sampling.full(2, temperature=0.0)
     long = [list(range(1, 61)), [5, 6, 7]]
     generate(model(), None, long, sampling=sampling, max_new_tokens=4, past=past)
     again = [[*range(1, 61), 9], [9] * 61]
@@ -79,7 +79,7 @@ def test_a_request_that_shares_little_does_not_push_others_out_of_the_buffers() 
 
 
 def test_after_a_stop_the_past_ends_where_the_text_does() -> None:
-    past, sampling, start = Past(100), Sampling.full(2, temperature=0.0), prompts(2)
+    past, sampling, start = PrefixCache(100), Sampling.full(2, temperature=0.0), prompts(2)
     free = generate(model(), None, start, sampling=sampling, max_new_tokens=12).tokens
     known = DraftModel(model())
     first = generate(model(), known, start, sampling=sampling, max_new_tokens=12, stop=[free[0][2]], past=past).tokens
@@ -99,7 +99,7 @@ def test_a_forward_gone_bad_leaves_no_row() -> None:
         return out.index_fill(0, torch.tensor([0]), torch.nan) if len(forwards) == 3 else out
 
     network.get_input_embeddings().register_forward_hook(spoil)
-    past, sampling, start = Past(64), Sampling.full(2, temperature=0.0), [[5, 6, 7, 8], [3, 4, 2, 6, 7, 8, 9]]
+    past, sampling, start = PrefixCache(64), Sampling.full(2, temperature=0.0), [[5, 6, 7, 8], [3, 4, 2, 6, 7, 8, 9]]
     first = generate(network, None, start, sampling=sampling, max_new_tokens=6, past=past)
     assert first.status == [1, 0] and len(first.tokens[0]) == 2
     again = [[*row, *tokens, 9] for row, tokens in zip(start, first.tokens, strict=True)]
@@ -110,7 +110,7 @@ def test_a_forward_gone_bad_leaves_no_row() -> None:
 
 
 def test_a_drafter_that_reads_features_runs_the_whole_prompt() -> None:
-    past, sampling, start = Past(100), Sampling.full(3, temperature=0.0), prompts(3)
+    past, sampling, start = PrefixCache(100), Sampling.full(3, temperature=0.0), prompts(3)
     want = generate(model(), None, start, sampling=sampling, max_new_tokens=8).tokens
     for _ in range(2):
         drafter = DRAFTERS["EAGLE-1"]()
@@ -119,7 +119,7 @@ def test_a_drafter_that_reads_features_runs_the_whole_prompt() -> None:
 
 
 def test_a_failed_call_leaves_nothing_behind() -> None:
-    past, sampling, start = Past(100), Sampling.full(1, temperature=0.0), [[1, 2, 3, 4]]
+    past, sampling, start = PrefixCache(100), Sampling.full(1, temperature=0.0), [[1, 2, 3, 4]]
     generate(model(), None, start, sampling=sampling, max_new_tokens=8, past=past)
 
     def fail(b: int, new: list[int], accepted: int) -> None:
@@ -132,7 +132,7 @@ def test_a_failed_call_leaves_nothing_behind() -> None:
 
 
 def test_misuse_is_named() -> None:
-    past, sampling = Past(20), Sampling.full(1, temperature=0.0)
+    past, sampling = PrefixCache(20), Sampling.full(1, temperature=0.0)
     generate(model(), None, [[1]], sampling=sampling, max_new_tokens=8, past=past)
     with pytest.raises(ValueError, match=r"past must be of a capacity of at least \d+, got 20"):
         generate(model(), None, [[1]], sampling=sampling, max_new_tokens=30, past=past)
@@ -167,7 +167,7 @@ def test_no_drafter_asks_a_gpu_for_lengths(name: str, monkeypatch: pytest.Monkey
 
 def test_what_a_call_keeps_serves_outside_of_it() -> None:
     """`generate` runs in inference mode, whose tensors neither gradients nor writes from outside may touch."""
-    target, past, sampling = model(), Past(64), Sampling.full(1, temperature=0.0)
+    target, past, sampling = model(), PrefixCache(64), Sampling.full(1, temperature=0.0)
     head = feature_head("mtp", target)
     result = generate(target, HeadChain(head), [[5, 6, 7]], sampling=sampling, max_new_tokens=6, stop=(), past=past)
     assert past.cache is not None
