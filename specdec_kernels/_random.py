@@ -89,7 +89,7 @@ def random_words(rng: RngKey, *, purpose: str, index: Tensor, lane: int = 0) -> 
         >>> import torch
         >>> from specdec_kernels import RngKey, random_words
         >>> rng = RngKey(seed=torch.tensor([7]), position=torch.tensor([0]))
-        >>> random_words(noise, purpose="target", index=torch.arange(2)).shape
+        >>> random_words(rng, purpose="target", index=torch.arange(2)).shape
         torch.Size([1, 2])
     """
     if purpose not in PURPOSES:
