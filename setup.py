@@ -1,8 +1,8 @@
 """Builds the two native libraries of the wheel; everything else is in pyproject.toml.
 
-Both use only the stable C interfaces of libtorch and of Python, so one binary serves every Python >= 3.10 and every
-torch >= 2.11, and `_cuda` needs nvcc but neither a GPU nor a CUDA build of torch. torch.ops.load_library opens them;
-`_cpu` is a Python module too (csrc/python). Ninja follows the headers: a second build compiles only what changed.
+Both use only the stable C interface of libtorch and hold no Python code (torch.ops.load_library opens them), so one
+binary serves every Python >= 3.10 and every torch >= 2.11, and `_cuda` needs nvcc but neither a GPU nor a CUDA build
+of torch. Ninja follows the headers: a second build compiles only what changed.
 """
 
 import os
@@ -10,7 +10,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import sysconfig
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -70,8 +69,7 @@ class BuildNative(build_ext):
             flags = [*COMMON, "-DUSE_CUDA", "-Xcompiler", ",".join(host), *gencode(nvcc)]
             link = [flag.replace("-Wl,", "-Xlinker=") for flag in LIBTORCH]
         else:
-            python = ["-DSPECDEC_VIEWS", "-isystem", sysconfig.get_path("include")]
-            compiler, flags, link = cxx, [*COMMON, *HOST, *python], LIBTORCH
+            compiler, flags, link = cxx, [*COMMON, *HOST], LIBTORCH
         target = Path(self.get_ext_fullpath(ext.name)).resolve()
         target.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(self.build_temp, ext.name)
@@ -99,7 +97,7 @@ class BuildNative(build_ext):
         (folder / "build.ninja").write_text("\n".join(lines) + "\n")
 
 
-extensions = [Extension("specdec_kernels._cpu", sources("cpu", "cpp") + sources("python", "cpp"), py_limited_api=True)]
+extensions = [Extension("specdec_kernels._cpu", sources("cpu", "cpp"), py_limited_api=True)]
 nvcc, reason = find_nvcc()
 if nvcc:
     extensions.append(Extension("specdec_kernels._cuda", sources("cuda", "cu"), py_limited_api=True))

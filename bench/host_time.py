@@ -1,15 +1,14 @@
-"""Host time of small calls on a CPU, replayed and by the long way: python -m bench.host_time.
+"""Host time of small calls on a CPU: python -m bench.host_time.
 
-Vocabularies of 64 ids, so that there is next to nothing to compute. Cold: behind a read of 64 MB, as behind a model's
-forward; warm: call after call.
+Vocabularies of 64 ids and one thread, so that there is next to nothing to compute. Warm: call after call; cold: after a
+read of 64 MB, as after a model's forward.
 """
 
 from __future__ import annotations
 
-import contextlib
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 
@@ -17,11 +16,18 @@ from specdec_kernels import (
     CacheLayout,
     RngKey,
     Sampling,
-    _replay,
+    acceptance_ratios,
     compact_cache,
     gather_nodes,
+    residual_probs,
+    residual_sample,
+    rollback,
     sample,
+    select_state,
     select_tree,
+    tree_attention,
+    tree_from_sequences,
+    tree_layout,
     tree_mask,
     verify_chain,
     verify_tree,
@@ -29,42 +35,68 @@ from specdec_kernels import (
 
 VOCAB, COLD_BYTES, RUNS = 64, 64 << 20, 60
 PARENTS = [[-1, 0, 0, 1, 1, 2]]
+Calls = dict[str, Callable[[], object]]
 
 
-def calls() -> dict[str, Callable[[], object]]:
-    """One call of an op each, of one request."""
-    numbers = torch.Generator().manual_seed(0)
+def rows(*shape: int) -> torch.Tensor:
+    """Logits of VOCAB ids."""
+    return torch.randn(*shape, VOCAB, generator=torch.Generator().manual_seed(len(shape)))
 
-    def rows(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, VOCAB, generator=numbers)
 
-    sampling = Sampling.full(1, temperature=0.7)
+def chain_calls() -> Calls:
+    """One call of each op on rows and chains, of one request."""
+    sampling, filtered = Sampling.full(1, temperature=0.7), Sampling.full(1, temperature=0.7, top_k=20, top_p=0.9)
     rng = RngKey(torch.tensor([7]), torch.tensor([20]), torch.tensor([3]))
-    parents, ids = torch.tensor(PARENTS), torch.randint(0, VOCAB, (1, 6), generator=numbers)
-    drafts = ids[:, 1:].contiguous()
-    chain, tree, features, scores = rows(1, 6), rows(1, 6), rows(1, 6), rows(1)[:, :6]
-    path, accepted, lengths = torch.tensor([[1, 3, -1]]), torch.tensor([2]).int(), torch.tensor([3])
-    cache = CacheLayout([torch.zeros(1, 4, 128, 16) for _ in range(16)], "bhld")
-    distribution = {"sampling": sampling, "rng": rng}
+    request = {"sampling": sampling, "rng": rng}
+    drafted = {"sampling": filtered, "draft_sampling": filtered}
+    drafts = torch.randint(0, VOCAB, (1, 5), generator=torch.Generator().manual_seed(0))
+    row, chain, draft = rows(1), rows(1, 6), rows(1, 5)
+    stats = torch.zeros(1, 5), torch.full((1, 5), -30.0)
+    weights = {"a": torch.ones(1), "b": torch.ones(1)}
     return {
-        "sample": lambda: sample(chain[:, 0], **distribution, purpose="target"),
-        "verify_chain": lambda: verify_chain(drafts, chain, **distribution, rule="match"),
-        "verify_tree": lambda: verify_tree(ids, parents, tree, max_depth=2, **distribution, rule="match"),
-        "select_tree": lambda: select_tree(ids, parents, scores, num_nodes=4),
-        "tree_mask": lambda: tree_mask(parents, past=lengths, size=64, format="additive"),
-        "compact_cache, 16 tensors": lambda: compact_cache(cache, path, accepted, lengths),
-        "gather_nodes": lambda: gather_nodes(features, path),
+        "sample": lambda: sample(row, **request, purpose="target"),
+        "verify_chain, match": lambda: verify_chain(drafts, chain, **request, rule="match"),
+        "verify_chain, ratio, all arguments": lambda: verify_chain(
+            drafts, chain, draft, **drafted, draft_stats=stats, rng=rng, logprobs="raw"
+        ),
+        "acceptance_ratios": lambda: acceptance_ratios(drafts, chain, draft, **drafted),
+        "residual_probs": lambda: residual_probs(row, row, **drafted, **weights),
+        "residual_sample": lambda: residual_sample(row, row, **drafted, **weights, rng=rng),
     }
 
 
-@contextlib.contextmanager
-def long_way() -> Iterator[None]:
-    """Every call is checked by Python and dispatched by torch."""
-    before, _replay._library = _replay.library(), False
-    try:
-        yield
-    finally:
-        _replay._library = before
+def tree_calls() -> Calls:
+    """One call of each op on trees, of one request."""
+    sampling = Sampling.full(1, temperature=0.7)
+    rng = RngKey(torch.tensor([7]), torch.tensor([20]), torch.tensor([3]))
+    parents, lengths = torch.tensor(PARENTS), torch.tensor([3])
+    ids = torch.randint(0, VOCAB, (1, 6), generator=torch.Generator().manual_seed(0))
+    tree, scores = rows(1, 6), rows(1)[:, :6]
+    request = {"sampling": sampling, "rng": rng}
+    sequences = ids.view(1, 2, 3)
+    ancestors = tree_layout(parents).ancestors
+    query, key = torch.randn(1, 6, 2, 16), torch.randn(1, 2, 16, 16)
+    return {
+        "verify_tree": lambda: verify_tree(ids, parents, tree, max_depth=2, **request, rule="match"),
+        "tree_layout": lambda: tree_layout(parents, max_depth=2),
+        "tree_mask": lambda: tree_mask(parents, past=lengths, size=64, format="additive"),
+        "select_tree": lambda: select_tree(ids, parents, scores, num_nodes=4),
+        "tree_from_sequences": lambda: tree_from_sequences(sequences),
+        "tree_attention": lambda: tree_attention(query, key, key, ancestors, lengths),
+    }
+
+
+def cache_calls() -> Calls:
+    """One call of each op on caches, of one request."""
+    path, accepted, lengths = torch.tensor([[1, 3, -1]]), torch.tensor([2]).int(), torch.tensor([3])
+    cache = CacheLayout([torch.zeros(1, 4, 128, 16) for _ in range(16)], "bhld")
+    features = rows(1, 6)
+    return {
+        "compact_cache, 16 tensors": lambda: compact_cache(cache, path, accepted, lengths),
+        "rollback, 16 tensors": lambda: rollback(cache, lengths, accepted),
+        "select_state, 16 tensors": lambda: select_state(cache, accepted),
+        "gather_nodes": lambda: gather_nodes(features, path),
+    }
 
 
 def microseconds(call: Callable[[], object], *, cold: torch.Tensor | None) -> float:
@@ -79,21 +111,15 @@ def microseconds(call: Callable[[], object], *, cold: torch.Tensor | None) -> fl
 @torch.inference_mode()
 def main() -> None:
     """Print a table."""
-    if not _replay.library():
-        raise SystemExit("bench.host_time: nothing is replayed here, see docs/design.md, Replay")
+    torch.set_num_threads(1)
     other = torch.zeros(COLD_BYTES // 4)
-    print("| us a call | warm | long way | cold | long way |\n|---|--:|--:|--:|--:|")
-    for name, call in calls().items():
-        call()
-        times: dict[tuple[bool, bool], list[float]] = {(c, w): [] for c in (False, True) for w in (False, True)}
-        for _ in range(RUNS):
-            for is_cold in (False, True):
-                for is_long in (False, True):
-                    with long_way() if is_long else contextlib.nullcontext():
-                        call()  # warm: the second call in a row
-                        times[is_cold, is_long].append(microseconds(call, cold=other if is_cold else None))
-        cells = [f"{statistics.median(values):.1f}" for values in times.values()]
-        print(f"| `{name}` | " + " | ".join(cells) + " |", flush=True)
+    print("| us a call | warm | cold |\n|---|--:|--:|")
+    for name, call in (chain_calls() | tree_calls() | cache_calls()).items():
+        times: dict[bool, list[float]] = {False: [], True: []}
+        for is_cold in (False, True) * RUNS:
+            call()  # warm: the second call in a row
+            times[is_cold].append(microseconds(call, cold=other if is_cold else None))
+        print(f"| `{name}` | " + " | ".join(f"{statistics.median(t):.1f}" for t in times.values()) + " |", flush=True)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from ._types import RngKey, Sampling
 
 LOGIT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ID_DTYPES = (torch.int32, torch.int64)
+SAMPLING_FIELDS = Sampling._fields
 SAMPLING_DTYPES = (torch.float32, torch.int32, torch.float32, torch.float32)
 MAX_NODES = 1024  # of a tree: one block's threads
 
@@ -35,33 +36,60 @@ def _fits(have: Sequence[int], want: Sequence[int | str]) -> bool:
 
 
 class Checker:
-    """Checks the arguments of one call; every tensor must live where the first one does."""
+    """Checks the arguments of one call; every tensor must live where the first one does.
+
+    A check is one condition; what is wrong is found out after it failed.
+    """
+
+    __slots__ = ("device", "op")
 
     def __init__(self, op: str, device: torch.device) -> None:
         """Remember the op's name for messages and the device that all tensors share."""
         self.op = op
         self.device = device
 
-    def tensor(
-        self, name: str, value: Any, dtypes: Sequence[torch.dtype], shape: Sequence[int | str] | None = None
-    ) -> Tensor:
+    def tensor(self, name: str, value: Any, dtypes: Sequence[torch.dtype], shape: Sequence[int | str]) -> Tensor:
         """A tensor of one of `dtypes`; `shape` may name free axes by a string."""
+        if (
+            isinstance(value, Tensor)
+            and value.dtype in dtypes
+            and value.device == self.device
+            and _fits(value.shape, shape)
+        ):
+            return value
+        self._refuse(name, value, dtypes, shape)
+
+    def vector(self, name: str, value: Any, dtype: torch.dtype, length: int) -> Tensor:
+        """A dense vector, read with stride 1 by the kernels."""
+        if (
+            isinstance(value, Tensor)
+            and value.dtype == dtype
+            and value.device == self.device
+            and value.shape == (length,)
+            and value.is_contiguous()
+        ):
+            return value
+        self._refuse(name, value, (dtype,), (length,))
+
+    def _refuse(self, name: str, value: Any, dtypes: Sequence[torch.dtype], shape: Sequence[int | str]) -> NoReturn:
+        """Say which of the conditions on a tensor does not hold."""
         if not isinstance(value, Tensor):
             fail(self.op, name, f"a tensor of {_names(dtypes)}", type(value).__name__)
         if value.dtype not in dtypes:
             fail(self.op, name, _names(dtypes), str(value.dtype).removeprefix("torch."))
         if value.device != self.device:
             fail(self.op, name, f"on {self.device}", value.device)
-        if shape is not None and not _fits(value.shape, shape):
+        if not _fits(value.shape, shape):
             fail(self.op, name, f"[{', '.join(map(str, shape))}]", list(value.shape))
-        return value
+        fail(self.op, name, "dense (call .contiguous())", f"stride {value.stride(0)}")
 
     def logits(self, name: str, value: Any, shape: Sequence[int | str]) -> Tensor:
         """Raw logits: float, last dimension dense, no gradient wanted."""
         rows = self.tensor(name, value, LOGIT_DTYPES, shape)
-        if rows.shape[-1] == 0:
+        vocab = rows.shape[-1]
+        if vocab == 0:
             fail(self.op, name, "of a vocabulary of at least one token", list(rows.shape))
-        if rows.shape[-1] > 1 and rows.stride(-1) != 1:
+        if vocab > 1 and rows.stride(-1) != 1:
             fail(self.op, name, "dense in its last dimension (call .contiguous())", f"stride {rows.stride(-1)}")
         if rows.requires_grad and torch.is_grad_enabled():
             fail(self.op, name, "without gradient: the ops are inference only (use torch.no_grad())", "requires_grad")
@@ -71,9 +99,9 @@ class Checker:
         """A Sampling whose tensors are all [batch]."""
         if not isinstance(value, Sampling):
             fail(self.op, name, "a Sampling (see Sampling.full)", type(value).__name__)
-        for i, part in enumerate(value):
+        for part, field, dtype in zip(value, SAMPLING_FIELDS, SAMPLING_DTYPES, strict=True):
             if part is not None:
-                self.vector(f"{name}.{Sampling._fields[i]}", part, SAMPLING_DTYPES[i], batch)
+                self.vector(f"{name}.{field}", part, dtype, batch)
         return value
 
     def rng(self, value: Any, batch: int) -> RngKey:
@@ -85,13 +113,6 @@ class Checker:
         if value.step is not None:
             self.vector("rng.step", value.step, torch.int64, batch)
         return value
-
-    def vector(self, name: str, value: Any, dtype: torch.dtype, length: int) -> Tensor:
-        """A dense vector, read with stride 1 by the kernels."""
-        vector = self.tensor(name, value, (dtype,), (length,))
-        if length > 1 and vector.stride(0) != 1:
-            fail(self.op, name, "dense (call .contiguous())", f"stride {vector.stride(0)}")
-        return vector
 
     def counts(self, name: str, value: Any, length: int) -> Tensor:
         """A dense vector of int32 or int64."""

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import functools
-from importlib.machinery import ExtensionFileLoader
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
 
 import torch
 
@@ -34,19 +31,6 @@ def _load(stem: str) -> str | None:
 def cpu_reason() -> str | None:
     """Why the native CPU library is unusable, or None after loading it."""
     return _load("_cpu")
-
-
-@functools.cache
-def cpu_module() -> ModuleType | None:
-    """The native CPU library as a Python module: the file whose ops are loaded, and no other."""
-    if cpu_reason() is not None:
-        return None
-    path = str(_files("_cpu")[0])
-    spec = spec_from_file_location("_cpu", path, loader=ExtensionFileLoader("_cpu", path))
-    assert spec is not None and spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @functools.cache

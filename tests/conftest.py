@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import interpreter
 
 import specdec_kernels
-from specdec_kernels import _native, _replay
+from specdec_kernels import _native
 
 if os.environ.get("TRITON_INTERPRET") == "1":
     interpreter.patch_once()
@@ -95,12 +95,6 @@ def fast_backend(request: pytest.FixtureRequest) -> Iterator[str]:
         pytest.skip("needs a CUDA device")
     with specdec_kernels.use_backend(request.param):
         yield request.param
-
-
-@pytest.fixture
-def long_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every call passes its checks and the dispatcher: nothing is replayed."""
-    monkeypatch.setattr(_replay, "_library", False)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from cases import make_chain
 from torch import Tensor
 from tree_cases import make_tree
 
-from specdec_kernels import CacheLayout, RngKey, Sampling
+from specdec_kernels import CacheLayout, RngKey, Sampling, tree_layout
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 BATCH, VOCAB = 3, 41
@@ -78,6 +78,13 @@ def gathered(seed: int) -> Call:
     return (torch.randn(BATCH, 5, 6, generator=g), path), {}
 
 
+def attended(seed: int) -> Call:
+    g = numbers(seed)
+    query, key = (torch.randn(BATCH, *shape, generator=g) for shape in ((7, 4, 8), (2, 16, 8)))
+    ancestors = tree_layout(parents(seed)).ancestors
+    return (query, key, torch.randn(key.shape, generator=g), ancestors, torch.tensor([1, seed, 3])), {}
+
+
 def cached(op: str) -> Callable[[int], Call]:
     def call(seed: int) -> Call:
         g = numbers(seed)
@@ -107,5 +114,6 @@ CALLS: dict[str, Callable[[int], Call]] = {
     "select_tree": candidates,
     "tree_from_sequences": lambda seed: ((torch.randint(0, 4, (BATCH, 3, 2), generator=numbers(seed)),), {}),
     "gather_nodes": gathered,
+    "tree_attention": attended,
     **{op: cached(op) for op in ("compact_cache", "select_state", "rollback")},
 }

@@ -97,9 +97,6 @@ def test_loop_uses_only_public_names() -> None:
     no_faults(faults)
 
 
-PLAIN_C = ("Python.h", "ATen/dlpack.h")  # what csrc/python may include beside the stable interface
-
-
 def test_native_sources_include_downwards_and_only_the_stable_interface() -> None:
     stable = ("torch/csrc/stable/", "torch/headeronly/", "torch/csrc/inductor/aoti_torch/c/shim.h")
     faults = []
@@ -109,12 +106,9 @@ def test_native_sources_include_downwards_and_only_the_stable_interface() -> Non
             is_torch = included.startswith(("torch/csrc", "torch/headeronly", "torch/extension", "torch/torch"))
             if is_torch and (layer == "common" or not included.startswith(stable)):
                 faults.append(f"{name(path)} includes {included}")
-            is_outside = included.startswith(("ATen/", "c10/", "pybind11/", "Python.h"))
-            if is_outside and not (layer == "python" and included in PLAIN_C):
+            if included.startswith(("ATen/", "c10/", "pybind11/", "Python.h")):
                 faults.append(f"{name(path)} includes {included}")
-            sideways = {"cpu": "(cuda|python)/", "cuda": "(cpu|python)/", "common": "torch/", "torch": "cpu/"}.get(
-                layer
-            )
+            sideways = {"cpu": "cuda/", "cuda": "cpu/", "common": "torch/", "torch": "cpu/"}.get(layer)
             if sideways and re.search(rf"(^|\.\./){sideways}", included) and not is_torch:
                 faults.append(f"{name(path)} includes {included}")
     no_faults(faults)

@@ -1,8 +1,7 @@
 """Proves that a wheel depends on nothing but the stable ABIs: `python tools/audit_wheel.py dist/*.whl`.
 
-A symbol that the native libraries leave undefined must come from the C library, the C++ runtime or the C interfaces of
-libtorch and of Python that stay fixed between releases. One at:: or c10:: symbol, or one of a later Python than the
-tag names, would tie the wheel to one torch or one Python.
+A symbol that the native libraries leave undefined must come from the C library, the C++ runtime or the C interface of
+libtorch that stays fixed between releases. One at::, c10:: or Py symbol would tie the wheel to one torch or one Python.
 """
 
 from __future__ import annotations
@@ -14,15 +13,11 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from abi3info import DATAS, FUNCTIONS
-from abi3info.models import PyVersion, Symbol
-
 TAG = re.compile(r"-cp310-abi3-[a-z0-9_.]+\.whl$")
 PACKAGES = {"specdec_kernels", "specdec_loop", "specdec_vllm"}
 RUNTIME = re.compile(r"@(GLIBC|GLIBCXX|CXXABI|GCC)_[0-9.]+$")
 STABLE_TORCH = re.compile(r"^(aoti_torch_|torch_)[a-z0-9_]+$")  # extern "C" names: never mangled, never _ZN2at...
 TOOLCHAIN = {"__gmon_start__", "_ITM_deregisterTMCloneTable", "_ITM_registerTMCloneTable"}  # weak, may stay empty
-PYTHON = PyVersion(3, 10)
 LIBRARIES = re.compile(r"^(libtorch|libtorch_cpu|libstdc\+\+|libm|libgcc_s|libc|libdl|librt|libpthread|ld-linux.*)\.so")
 
 
@@ -41,13 +36,8 @@ def needed_libraries(library: Path) -> list[str]:
     return re.findall(r"\(NEEDED\).*\[(.+)\]", lines.stdout)
 
 
-def is_stable_python(symbol: str) -> bool:
-    known = FUNCTIONS.get(Symbol(symbol)) or DATAS.get(Symbol(symbol))
-    return known is not None and known.added <= PYTHON
-
-
 def is_allowed(symbol: str) -> bool:
-    return bool(RUNTIME.search(symbol) or STABLE_TORCH.match(symbol)) or symbol in TOOLCHAIN or is_stable_python(symbol)
+    return bool(RUNTIME.search(symbol) or STABLE_TORCH.match(symbol)) or symbol in TOOLCHAIN
 
 
 def newest(symbols: list[str], name: str) -> str:
@@ -58,14 +48,12 @@ def newest(symbols: list[str], name: str) -> str:
 def faults_of_library(library: Path) -> list[str]:
     undefined = undefined_symbols(library)
     faults = [f"undefined symbol outside the stable ABIs: {s}" for s in undefined if not is_allowed(s)]
-    is_module = "PyInit__cpu" in defined_symbols(library)
-    if is_module != library.name.startswith("_cpu."):
-        faults.append("_cpu alone is a Python module")
+    faults += [f"defines {s}: it must not be a Python module" for s in defined_symbols(library) if "PyInit" in s]
     faults += [f"needs {name}" for name in needed_libraries(library) if not LIBRARIES.match(name)]
-    stable, python = ([s for s in undefined if test(s)] for test in (STABLE_TORCH.match, is_stable_python))
+    stable = [s for s in undefined if STABLE_TORCH.match(s)]
     print(
         f"  {library.name}: {library.stat().st_size / 1e6:.1f} MB, {len(undefined)} undefined symbols, of these"
-        f" {len(stable)} stable libtorch, {len(python)} stable Python; needs glibc {newest(undefined, 'GLIBC')},"
+        f" {len(stable)} stable libtorch; needs glibc {newest(undefined, 'GLIBC')},"
         f" libstdc++ {newest(undefined, 'GLIBCXX')}"
     )
     return [f"{library.name}: {fault}" for fault in faults]

@@ -1,8 +1,8 @@
 // acceptance_ratios: min(1, p(x) / q(x)) at each draft token x, and sum_v min(p(v), q(v)).
 #include <algorithm>
 
+#include "../torch/args.h"
 #include "chain.h"
-#include "entry.h"
 
 namespace specdec::cpu {
 namespace {
@@ -87,4 +87,6 @@ void acceptance_ratios(SPECDEC_ACCEPTANCE_RATIOS_ARGS) {
 }  // namespace
 }  // namespace specdec::cpu
 
-SPECDEC_REGISTER(acceptance_ratios, specdec::cpu::acceptance_ratios)
+STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
+  m.impl("acceptance_ratios_out.cpu", TORCH_BOX(&specdec::cpu::acceptance_ratios));
+}

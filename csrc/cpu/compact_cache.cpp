@@ -1,6 +1,5 @@
 // compact_cache: row of the d-th accepted node to slot length + d, in order of d.
 #include "cache.h"
-#include "entry.h"
 
 namespace specdec::cpu {
 namespace {
@@ -41,4 +40,6 @@ void compact_cache(SPECDEC_COMPACT_CACHE_ARGS) {
 }  // namespace
 }  // namespace specdec::cpu
 
-SPECDEC_REGISTER(compact_cache, specdec::cpu::compact_cache)
+STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
+  m.impl("compact_cache_out.cpu", TORCH_BOX(&specdec::cpu::compact_cache));
+}

@@ -2,7 +2,6 @@
 #include <cstring>
 
 #include "../torch/cache_args.h"
-#include "entry.h"
 #include "team.h"
 
 namespace specdec::cpu {
@@ -48,4 +47,6 @@ void gather_nodes(SPECDEC_GATHER_NODES_ARGS) {
 }  // namespace
 }  // namespace specdec::cpu
 
-SPECDEC_REGISTER(gather_nodes, specdec::cpu::gather_nodes)
+STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
+  m.impl("gather_nodes_out.cpu", TORCH_BOX(&specdec::cpu::gather_nodes));
+}

@@ -31,10 +31,7 @@ const float* widened(const Tensor& t, LogitType type, std::vector<float>& room) 
   return room.data();
 }
 
-torch::stable::Tensor linear(torch::stable::Tensor torch_x, torch::stable::Tensor torch_weight,
-                             std::optional<torch::stable::Tensor> torch_bias) {
-  const Tensor x(torch_x), weight(torch_weight);
-  const OptTensor bias = torch_bias ? OptTensor(Tensor(*torch_bias)) : std::nullopt;
+Tensor linear(Tensor x, Tensor weight, OptTensor bias) {
   const bool fits = weight.dim() == 2 && x.dim() > 0 && x.size(x.dim() - 1) == weight.size(1);
   STD_TORCH_CHECK(fits, "linear: x [..., inputs] and weight [outputs, inputs]");
   const LogitType type = logit_type(weight);
@@ -50,8 +47,7 @@ torch::stable::Tensor linear(torch::stable::Tensor torch_x, torch::stable::Tenso
   l.rows = x.numel() / l.inputs;
   std::vector<int64_t> sizes(x.dim());
   for (int64_t d = 0; d < x.dim(); ++d) sizes[d] = d + 1 < x.dim() ? x.size(d) : l.outputs;
-  torch::stable::Tensor torch_y = torch::stable::new_empty(torch_x, {sizes.data(), sizes.size()});
-  const Tensor y(torch_y);
+  Tensor y = torch::stable::new_empty(x, {sizes.data(), sizes.size()});
   std::vector<float> x_room, bias_room, y_room;
   l.x = widened(x, type, x_room);
   l.weight = weight.const_data_ptr();
@@ -71,7 +67,7 @@ torch::stable::Tensor linear(torch::stable::Tensor torch_x, torch::stable::Tenso
       for (size_t i = 0; i < y_room.size(); ++i) to[i] = y_room[i];
     });
   }
-  return torch_y;
+  return y;
 }
 
 }  // namespace

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "entry.h"
+#include "../torch/args.h"
 #include "residual.h"
 
 namespace specdec::cpu {
@@ -53,4 +53,6 @@ void residual_probs(SPECDEC_RESIDUAL_PROBS_ARGS) {
 }  // namespace
 }  // namespace specdec::cpu
 
-SPECDEC_REGISTER(residual_probs, specdec::cpu::residual_probs)
+STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
+  m.impl("residual_probs_out.cpu", TORCH_BOX(&specdec::cpu::residual_probs));
+}

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "../common/logmath.h"
-#include "entry.h"
+#include "../torch/args.h"
 #include "residual.h"
 
 namespace specdec::cpu {
@@ -72,4 +72,6 @@ void residual_sample(SPECDEC_RESIDUAL_SAMPLE_ARGS) {
 }  // namespace
 }  // namespace specdec::cpu
 
-SPECDEC_REGISTER(residual_sample, specdec::cpu::residual_sample)
+STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
+  m.impl("residual_sample_out.cpu", TORCH_BOX(&specdec::cpu::residual_sample));
+}

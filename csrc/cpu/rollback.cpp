@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "cache.h"
-#include "entry.h"
 
 namespace specdec::cpu {
 namespace {
@@ -86,4 +85,6 @@ void rollback(SPECDEC_ROLLBACK_ARGS) {
 }  // namespace
 }  // namespace specdec::cpu
 
-SPECDEC_REGISTER(rollback, specdec::cpu::rollback)
+STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
+  m.impl("rollback_out.cpu", TORCH_BOX(&specdec::cpu::rollback));
+}

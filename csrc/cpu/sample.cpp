@@ -4,8 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "../torch/args.h"
 #include "draw.h"
-#include "entry.h"
 
 namespace specdec::cpu {
 namespace {
@@ -125,4 +125,6 @@ void sample(SPECDEC_SAMPLE_ARGS) {
 }  // namespace
 }  // namespace specdec::cpu
 
-SPECDEC_REGISTER(sample, specdec::cpu::sample)
+STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
+  m.impl("sample_out.cpu", TORCH_BOX(&specdec::cpu::sample));
+}

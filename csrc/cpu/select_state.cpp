@@ -1,6 +1,5 @@
 // select_state: state num_accepted of each request to slot 0.
 #include "cache.h"
-#include "entry.h"
 
 namespace specdec::cpu {
 namespace {
@@ -27,4 +26,6 @@ void select_state(SPECDEC_SELECT_STATE_ARGS) {
 }  // namespace
 }  // namespace specdec::cpu
 
-SPECDEC_REGISTER(select_state, specdec::cpu::select_state)
+STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
+  m.impl("select_state_out.cpu", TORCH_BOX(&specdec::cpu::select_state));
+}

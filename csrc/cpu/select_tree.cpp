@@ -5,7 +5,6 @@
 #include <limits>
 
 #include "../torch/tree_args.h"
-#include "entry.h"
 #include "row.h"
 #include "tree.h"
 
@@ -58,4 +57,6 @@ void select_tree(SPECDEC_SELECT_TREE_ARGS) {
 }  // namespace
 }  // namespace specdec::cpu
 
-SPECDEC_REGISTER(select_tree, specdec::cpu::select_tree)
+STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
+  m.impl("select_tree_out.cpu", TORCH_BOX(&specdec::cpu::select_tree));
+}

@@ -13,7 +13,6 @@
 
 #include "../torch/dispatch.h"
 #include "cache.h"
-#include "entry.h"
 #include "team.h"
 #include "tile.h"
 
@@ -298,4 +297,6 @@ void tree_attention_out(Tensor query, Tensor key, Tensor value, Tensor ancestors
 
 }  // namespace specdec
 
-SPECDEC_REGISTER(tree_attention, specdec::tree_attention_out)
+STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
+  m.impl("tree_attention_out.cpu", TORCH_BOX(&specdec::tree_attention_out));
+}

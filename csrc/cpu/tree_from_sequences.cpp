@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "../torch/tree_args.h"
-#include "entry.h"
 #include "team.h"
 
 namespace specdec::cpu {
@@ -66,4 +65,6 @@ void tree_from_sequences(SPECDEC_TREE_FROM_SEQUENCES_ARGS) {
 }  // namespace
 }  // namespace specdec::cpu
 
-SPECDEC_REGISTER(tree_from_sequences, specdec::cpu::tree_from_sequences)
+STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
+  m.impl("tree_from_sequences_out.cpu", TORCH_BOX(&specdec::cpu::tree_from_sequences));
+}

@@ -2,7 +2,6 @@
 #include <algorithm>
 
 #include "../torch/tree_args.h"
-#include "entry.h"
 #include "team.h"
 #include "tree.h"
 
@@ -55,4 +54,6 @@ void tree_layout(SPECDEC_TREE_LAYOUT_ARGS) {
 }  // namespace
 }  // namespace specdec::cpu
 
-SPECDEC_REGISTER(tree_layout, specdec::cpu::tree_layout)
+STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
+  m.impl("tree_layout_out.cpu", TORCH_BOX(&specdec::cpu::tree_layout));
+}

@@ -7,7 +7,6 @@
 #include <cstring>
 
 #include "../torch/tree_args.h"
-#include "entry.h"
 #include "team.h"
 #include "tree.h"
 
@@ -233,4 +232,6 @@ void tree_mask(SPECDEC_TREE_MASK_ARGS) {
 }  // namespace
 }  // namespace specdec::cpu
 
-SPECDEC_REGISTER(tree_mask, specdec::cpu::tree_mask)
+STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
+  m.impl("tree_mask_out.cpu", TORCH_BOX(&specdec::cpu::tree_mask));
+}

@@ -7,7 +7,7 @@
 #include <cmath>
 #include <cstdlib>
 
-#include "entry.h"
+#include "../torch/args.h"
 
 namespace specdec::cpu {
 
@@ -278,4 +278,6 @@ void verify_chain(SPECDEC_VERIFY_CHAIN_ARGS) {
 }  // namespace
 }  // namespace specdec::cpu
 
-SPECDEC_REGISTER(verify_chain, specdec::cpu::verify_chain)
+STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
+  m.impl("verify_chain_out.cpu", TORCH_BOX(&specdec::cpu::verify_chain));
+}

@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "../torch/tree_args.h"
-#include "entry.h"
 
 namespace specdec::cpu {
 
@@ -265,4 +264,6 @@ void verify_tree(SPECDEC_VERIFY_TREE_ARGS) {
 }  // namespace
 }  // namespace specdec::cpu
 
-SPECDEC_REGISTER(verify_tree, specdec::cpu::verify_tree)
+STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
+  m.impl("verify_tree_out.cpu", TORCH_BOX(&specdec::cpu::verify_tree));
+}

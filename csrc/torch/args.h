@@ -9,16 +9,11 @@
 
 #include "../common/params.h"
 #include "check.h"
-#include "view.h"
 
 namespace specdec {
 
 using torch::headeronly::ScalarType;
-#ifdef SPECDEC_VIEWS  // csrc/cpu, whose ops are entered without torch too (csrc/cpu/entry.h)
-using Tensor = View;
-#else
 using torch::stable::Tensor;
-#endif
 using OptTensor = std::optional<Tensor>;
 
 template <class T>

@@ -49,11 +49,11 @@ def main() -> None:
         "UBSAN_OPTIONS": f"print_stacktrace=1:halt_on_error=1:log_path={REPORT}",
         "PYTHONPATH": str(Path(__file__).parent),
     }
-    files = ("test_chain_edges", "test_replay", "ops/test_sample", "native/test_cpu_bounds")
+    files = ("test_chain_edges", "test_calls", "ops/test_sample", "native/test_cpu_bounds")
     usual = [f"tests/{name}.py" for name in files]
     chosen = sys.argv[1:] or [*usual, "-m", "not slow"]
     # ASan keeps freed memory for a while, so what a process holds says nothing of leaks.
-    native = ["-k", "(cpu or cuda_host or test_replay) and not compile and not opcheck and not leaks"]
+    native = ["-k", "(cpu or cuda_host or test_calls) and not compile and not opcheck and not leaks"]
     command = [sys.executable, "-m", "pytest", "-p", "sanitize", "-n", "auto", *native, *chosen]
     for old in SANITIZED.glob("report.*"):
         old.unlink()

@@ -202,7 +202,7 @@ def test_out_receives_the_results(backend: str, device: str) -> None:
         run(case, out=ChainResult(out.token_ids.int(), *out[1:]))
 
 
-def test_opcheck_and_compile(backend: str, device: str, long_way: None) -> None:
+def test_opcheck_and_compile(backend: str, device: str) -> None:
     case = make_chain(3, 2, 33).to(device)
     want = run(case)
 

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from ..._check import Checker, fail
 from ..._op import Op
-from ..._replay import replayed
 from ..._types import Sampling
 from . import reference
 
@@ -42,7 +41,6 @@ def _allocate(draft_ids: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
 op = Op(reference.acceptance_ratios, _allocate, results=RatioResult._fields)
 
 
-@replayed
 def acceptance_ratios(
     draft_ids: Tensor,
     target_logits: Tensor,

@@ -8,7 +8,6 @@ from torch import Tensor
 from ..._cache import CacheLayout
 from ..._check import ID_DTYPES, Checker, fail
 from ..._op import Op
-from ..._replay import replayed
 from . import reference
 
 
@@ -21,7 +20,6 @@ def _allocate(*args: object) -> Tensor:
 op = Op(reference.compact_cache, _allocate, results=("status",), mutates=("tensors",))
 
 
-@replayed
 def compact_cache(
     layout: CacheLayout,
     path: Tensor,

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from ..._check import ID_DTYPES, Checker, fail
 from ..._op import Op
-from ..._replay import replayed
 from . import reference
 
 
@@ -33,7 +32,6 @@ def _allocate(values: Tensor, path: Tensor) -> tuple[Tensor, Tensor]:
 op = Op(reference.gather_nodes, _allocate, results=GatherResult._fields)
 
 
-@replayed
 def gather_nodes(
     values: Tensor, path: Tensor, *, out: GatherResult | None = None, backend: str | None = None
 ) -> GatherResult:

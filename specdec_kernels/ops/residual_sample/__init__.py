@@ -9,7 +9,6 @@ from torch import Tensor
 
 from ..._check import check_residual
 from ..._op import Op
-from ..._replay import replayed
 from ..._types import PURPOSES, RngKey, Sampling
 from . import reference
 
@@ -40,7 +39,6 @@ def _allocate(target_logits: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor
 op = Op(reference.residual_sample, _allocate, results=ResidualSample._fields)
 
 
-@replayed
 def residual_sample(
     target_logits: Tensor,
     draft_logits: Tensor | None = None,

@@ -10,7 +10,6 @@ from torch import Tensor
 from ..._cache import CacheLayout
 from ..._check import Checker, fail
 from ..._op import Op
-from ..._replay import replayed
 from . import reference
 
 
@@ -52,7 +51,6 @@ op = Op(
 )  # fmt: skip
 
 
-@replayed
 def rollback(
     layout: CacheLayout,
     lengths: Tensor,

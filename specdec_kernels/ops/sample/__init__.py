@@ -11,7 +11,6 @@ from torch import Tensor
 from ... import _shards
 from ..._check import Checker, fail
 from ..._op import Op
-from ..._replay import replayed
 from ..._types import LOGPROBS, PURPOSES, RngKey, Sampling
 from . import reference
 
@@ -53,7 +52,6 @@ def _allocate(logits: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tenso
 op = Op(reference.sample, _allocate, results=SampleResult._fields)
 
 
-@replayed
 def sample(
     logits: Tensor,
     *,

@@ -8,7 +8,6 @@ from torch import Tensor
 from ..._cache import CacheLayout
 from ..._check import Checker, fail
 from ..._op import Op
-from ..._replay import replayed
 from . import reference
 
 
@@ -21,7 +20,6 @@ def _allocate(*args: object) -> Tensor:
 op = Op(reference.select_state, _allocate, results=("status",), mutates=("tensors",))
 
 
-@replayed
 def select_state(
     layout: CacheLayout, num_accepted: Tensor, *, out: Tensor | None = None, backend: str | None = None
 ) -> Tensor:

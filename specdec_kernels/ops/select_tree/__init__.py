@@ -7,7 +7,6 @@ from torch import Tensor
 
 from ..._check import ID_DTYPES, LOGIT_DTYPES, Checker, fail
 from ..._op import Op
-from ..._replay import replayed
 from ..._types import CandidateTree
 from . import reference
 
@@ -27,7 +26,6 @@ def _allocate(
 op = Op(reference.select_tree, _allocate, results=CandidateTree._fields)
 
 
-@replayed
 def select_tree(
     token_ids: Tensor,
     parents: Tensor,

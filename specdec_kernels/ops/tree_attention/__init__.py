@@ -10,10 +10,16 @@ from torch import Tensor
 from ..._cache import FORMATS, PAGED
 from ..._check import ID_DTYPES, LOGIT_DTYPES, MAX_NODES, Checker, fail
 from ..._op import Op
-from ..._replay import replayed
 from . import reference
 
 MAX_DIM = 256
+_AXES = {
+    "bhld": ("batch", "head", "length", "dim"),
+    "blhd": ("batch", "length", "head", "dim"),
+    "nhd": ("page", "slot", "head", "dim"),
+    "hnd": ("page", "head", "slot", "dim"),
+    "slots": ("slot", "head", "dim"),
+}
 
 
 class TreeAttention(NamedTuple):
@@ -44,7 +50,6 @@ def _allocate(query: Tensor, key: Tensor, value: Tensor, *rest: object) -> tuple
 op = Op(reference.tree_attention, _allocate, results=TreeAttention._fields, backends=("cpu", "triton"))
 
 
-@replayed
 def tree_attention(
     query: Tensor,
     key: Tensor,
@@ -119,19 +124,21 @@ def tree_attention(
         fail(name, "block_table", f"None for format {format!r}", type(block_table).__name__)
     keys, values = _pages(check, "key", key, query, format), _pages(check, "value", value, query, format)
     for argument, tensor in (("query", query), ("key", keys), ("value", values)):
-        if not 1 <= tensor.shape[3] <= MAX_DIM:
-            fail(name, argument, f"of dim 1 to {MAX_DIM}", tensor.shape[3])
-        if tensor.shape[3] > 1 and tensor.stride(3) != 1:
+        size = tensor.shape[3]
+        if not 1 <= size <= MAX_DIM:
+            fail(name, argument, f"of dim 1 to {MAX_DIM}", size)
+        if size > 1 and tensor.stride(3) != 1:
             fail(name, argument, "dense in its last axis (call .contiguous())", f"stride {tensor.stride(3)}")
-    if keys.shape[3] != dim:
-        fail(name, "key", f"of dim {dim}, as the query", keys.shape[3])
-    if keys.shape[:3] != values.shape[:3]:
+    pages, slots, kv_heads, key_dim = keys.shape
+    if key_dim != dim:
+        fail(name, "key", f"of dim {dim}, as the query", key_dim)
+    if values.shape[:3] != (pages, slots, kv_heads):
         fail(name, "value", f"as key but for its dim, {list(key.shape[:-1])}", list(value.shape[:-1]))
-    if heads == 0 or keys.shape[2] == 0 or heads % keys.shape[2]:
-        fail(name, "query", f"of a multiple of {keys.shape[2]} heads, the key's", heads)
-    if format not in PAGED and keys.shape[0] != batch:
-        fail(name, "key", f"of batch {batch}", keys.shape[0])
-    if keys.shape[1] == 0 or (format in PAGED and keys.shape[0] == 0):
+    if heads == 0 or kv_heads == 0 or heads % kv_heads:
+        fail(name, "query", f"of a multiple of {kv_heads} heads, the key's", heads)
+    if format not in PAGED and pages != batch:
+        fail(name, "key", f"of batch {batch}", pages)
+    if slots == 0 or (format in PAGED and pages == 0):
         fail(name, "key", "of at least one row", list(key.shape))
     check.dense("ancestors", ancestors, (torch.int32,), (batch, nodes, (nodes + 31) // 32))
     check.counts("lengths", lengths, batch)
@@ -146,8 +153,6 @@ def tree_attention(
 
 def _pages(check: Checker, name: str, rows: Tensor, query: Tensor, format: str) -> Tensor:
     """The view [page, slot, head, dim] of keys or values."""
-    axes = {"bhld": "batch, head, length, dim", "blhd": "batch, length, head, dim", "slots": "slot, head, dim"}
-    paged = {"nhd": "page, slot, head, dim", "hnd": "page, head, slot, dim"}
-    check.tensor(name, rows, (query.dtype,), (axes | paged)[format].split(", "))
+    check.tensor(name, rows, (query.dtype,), _AXES[format])
     rows = rows.unsqueeze(1) if format == "slots" else rows
     return rows.movedim(FORMATS[format], (0, 1))

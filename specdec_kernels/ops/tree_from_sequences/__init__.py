@@ -7,7 +7,6 @@ from torch import Tensor
 
 from ..._check import ID_DTYPES, MAX_NODES, Checker, fail
 from ..._op import Op
-from ..._replay import replayed
 from ..._types import CandidateTree
 from . import reference
 
@@ -25,7 +24,6 @@ def _allocate(token_ids: Tensor, num_nodes: int) -> tuple[Tensor, Tensor, Tensor
 op = Op(reference.tree_from_sequences, _allocate, results=CandidateTree._fields)
 
 
-@replayed
 def tree_from_sequences(
     token_ids: Tensor, *, num_nodes: int | None = None, out: CandidateTree | None = None, backend: str | None = None
 ) -> CandidateTree:

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from ..._check import Checker, fail
 from ..._op import Op
-from ..._replay import replayed
 from . import reference
 
 
@@ -57,7 +56,6 @@ def _allocate(parents: Tensor, lengths: Tensor | None, max_depth: int, max_leave
 op = Op(reference.tree_layout, _allocate, results=TreeLayout._fields)
 
 
-@replayed
 def tree_layout(
     parents: Tensor,
     *,

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from ..._check import Checker, fail
 from ..._op import Op
-from ..._replay import replayed
 from . import reference
 from .reference import FORMATS
 
@@ -59,7 +58,6 @@ def _allocate(parents: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor]:
 op = Op(reference.tree_mask, _allocate, results=TreeMask._fields)
 
 
-@replayed
 def tree_mask(
     parents: Tensor,
     *,

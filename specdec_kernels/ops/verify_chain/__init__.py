@@ -11,7 +11,6 @@ from torch import Tensor
 from ... import _shards
 from ..._check import Checker, fail
 from ..._op import Op
-from ..._replay import replayed
 from ..._types import LOGPROBS, RngKey, Sampling
 from . import reference
 from .reference import RULES
@@ -48,7 +47,6 @@ def _allocate(draft_ids: Tensor, target_logits: Tensor, *rest: object) -> tuple[
 op = Op(reference.verify_chain, _allocate, results=("token_ids", "num_accepted", "status", "logprobs"))
 
 
-@replayed
 def verify_chain(
     draft_ids: Tensor,
     target_logits: Tensor,
@@ -156,8 +154,8 @@ def verify_chain(
         if draft_logits is None:
             fail(name, "draft_logits", "given with draft_stats", None)
         stats = (
-            check.dense("draft_stats[0]", draft_stats[0], (torch.float32,), tuple(draft_ids.shape)),
-            check.dense("draft_stats[1]", draft_stats[1], (torch.float32,), tuple(draft_ids.shape)),
+            check.dense("draft_stats[0]", draft_stats[0], (torch.float32,), draft_ids.shape),
+            check.dense("draft_stats[1]", draft_stats[1], (torch.float32,), draft_ids.shape),
         )
     shards = _shards.shards_of(name, group, vocab_offsets, vocab, backend)
     rows = draft_ids.shape[0] + batch if cu_draft is not None else batch * (width + 1)

@@ -11,7 +11,6 @@ from torch import Tensor
 from ... import _shards
 from ..._check import ID_DTYPES, Checker, fail
 from ..._op import Op
-from ..._replay import replayed
 from ..._types import LOGPROBS, RngKey, Sampling
 from . import reference
 from .reference import RULES
@@ -52,7 +51,6 @@ def _allocate(token_ids: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Te
 op = Op(reference.verify_tree, _allocate, results=TreeResult._fields)
 
 
-@replayed
 def verify_tree(
     token_ids: Tensor,
     parents: Tensor,

@@ -1,0 +1,154 @@
+"""How a call of an op looks to torch: modes, profilers and traces see it, results are tensors like any others."""
+
+from __future__ import annotations
+
+import resource
+import threading
+from typing import Any
+
+import pytest
+import torch
+from op_calls import CALLS, Call, chain, gathered, sampled
+from torch import Tensor
+from torch._subclasses import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import specdec_kernels
+from specdec_kernels import CacheLayout, compact_cache, gather_nodes, sample, verify_chain
+from specdec_kernels._op import OPS
+
+
+def run(op: str, call: Call, **more: Any) -> Any:
+    return getattr(specdec_kernels, op)(*call[0], **call[1], **more)
+
+
+def tensors(value: Any) -> list[Tensor]:
+    """The results, and what a cache holds."""
+    if isinstance(value, CacheLayout):
+        return list(value.tensors)
+    if isinstance(value, tuple | list):
+        return [t for part in value for t in tensors(part)]
+    return [value] if isinstance(value, Tensor) else []
+
+
+def same(a: Any, b: Any) -> bool:
+    pairs = list(zip(tensors(a), tensors(b), strict=True))
+    return type(a) is type(b) and all(x.dtype == y.dtype and torch.equal(x, y) for x, y in pairs)
+
+
+def test_every_native_op_has_a_call_here() -> None:
+    assert set(CALLS) == {op for op in OPS if "cpu" in OPS[op].backends}
+
+
+@pytest.mark.parametrize("op", CALLS)
+def test_preallocated_results_are_filled_and_returned(op: str) -> None:
+    results = run(op, CALLS[op](0))
+    kept = [t.clone() for t in tensors(results)]
+    outcomes = [str([t.tolist() for t in kept])]
+    for seed in range(1, 6):
+        call, other = CALLS[op](seed), CALLS[op](seed)
+        want = run(op, call)
+        given = run(op, other, out=results)
+        assert all(a is b for a, b in zip(tensors(given), tensors(results), strict=True))
+        assert same(given, want)
+        assert same(call[0], other[0]), "what the op writes in place"
+        outcomes.append(str([t.tolist() for t in (*tensors(want), *tensors(call[0][0]))]))
+    assert len(set(outcomes)) > 1, "other numbers, other results"
+
+
+@pytest.mark.parametrize("op", CALLS)
+def test_results_own_their_memory_and_can_be_resized(op: str) -> None:
+    first, second = tensors(run(op, CALLS[op](0))), tensors(run(op, CALLS[op](0)))
+    want = [t.clone() for t in second]
+    for t in first:
+        t.resize_(t.numel() + 5).zero_()
+    assert all(torch.equal(a, b) for a, b in zip(second, want, strict=True))
+
+
+class Listening(TorchDispatchMode):
+    """Notes the ops that reach the dispatcher."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.heard.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("op", CALLS)
+def test_a_mode_hears_every_call(op: str) -> None:
+    for _ in range(2):
+        with Listening() as mode:
+            run(op, CALLS[op](0))
+        assert f"specdec_kernels.{op}_out.cpu" in mode.heard
+
+
+def test_a_profiler_sees_a_call() -> None:
+    with torch.autograd.profiler.profile() as seen:
+        run("sample", sampled(0))
+    assert any("sample_out" in event.name for event in seen.function_events)
+
+
+def test_fake_tensors_stay_fake() -> None:
+    args, kwargs = sampled(0)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake = sample(mode.from_tensor(args[0]), **kwargs)
+    assert type(fake.token_ids).__name__ == "FakeTensor"
+
+
+@pytest.mark.filterwarnings("ignore:.*TracerWarning|.torch.jit.trace. is deprecated|Converting a tensor")
+def test_a_traced_call_is_in_the_graph() -> None:
+    args, _ = gathered(0)
+    graph = torch.fx.experimental.proxy_tensor.make_fx(lambda v, p: gather_nodes(v, p).values)(*args)
+    assert "gather_nodes" in graph.code
+    assert torch.equal(graph(*gathered(1)[0]), gather_nodes(*gathered(1)[0]).values)
+    traced = torch.jit.trace(lambda v, p: gather_nodes(v, p).values, args)
+    assert "gather_nodes" in str(traced.graph)
+
+
+def test_a_parameter_is_read_as_a_tensor() -> None:
+    (logits,), kwargs = sampled(0)
+    weight = torch.nn.Parameter(logits, requires_grad=False)
+    assert same(sample(weight, **kwargs), sample(logits, **kwargs))
+
+
+def test_logits_that_want_a_gradient_are_refused() -> None:
+    (logits,), kwargs = sampled(0)
+    wanting = logits.clone().requires_grad_()
+    with pytest.raises(ValueError, match="inference only"):
+        sample(wanting, **kwargs)
+    with torch.no_grad():
+        assert same(sample(wanting, **kwargs), sample(logits, **kwargs))
+
+
+def test_nothing_leaks() -> None:
+    """2 GB of results, were they kept."""
+    values, path = torch.randn(1, 4, 4096), torch.tensor([[1, 2, -1]])
+    cache = CacheLayout([torch.randn(1, 1, 8, 4)], "bhld")
+    one = torch.ones(1, dtype=torch.int32)
+    for count in (100, 40_000):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        for _ in range(count):
+            gather_nodes(values, path)
+            compact_cache(cache, path, one, one)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10  # KiB
+
+
+def test_threads_do_not_mix_their_calls() -> None:
+    wanted = {seed: verify_chain(*chain(seed)[0], **chain(seed)[1]) for seed in range(4)}
+    faults: list[int] = []
+
+    def work(seed: int) -> None:
+        args, kwargs = chain(seed)
+        for _ in range(50):
+            if not same(verify_chain(*args, **kwargs), wanted[seed]):
+                faults.append(seed)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not faults
