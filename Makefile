@@ -21,8 +21,6 @@ SITE = $$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'
 INSTALLED := $(VENV)/installed-$(TORCH)
 BUILT := $(VENV)/built-$(TORCH)
 NVCC := $(shell command -v $(if $(CUDA_HOME),$(CUDA_HOME)/bin/)nvcc)
-# The GPU library is only ever loaded by a torch that has CUDA; the wheel builds it wherever nvcc is.
-BUILD_CUDA = $(shell $(BIN)/python -c "import torch; print(int(torch.version.cuda is not None))")
 
 ifeq ($(filter pinned existing,$(TORCH)),)
 $(error TORCH must be pinned or existing, got $(TORCH))
@@ -44,7 +42,7 @@ test-all: $(BUILT)
 
 # Reference and Python alone: interpreted and native kernels have no lines here.
 coverage: $(BUILT)
-	$(BIN)/python -m pytest -n auto -m "not slow" --cov=specdec_kernels --cov=specdec_loop --cov=specdec_lab \
+	$(BIN)/python -m pytest -n auto -m "not slow" --cov=specdec_kernels --cov=specdec_loop \
 	  --cov-report=term:skip-covered $(TESTS)
 
 # The wheel as a user of vLLM installs it, but for the GPU library.
@@ -67,10 +65,11 @@ format: $(INSTALLED)
 
 build: $(BUILT)
 
-# build/lib would carry files that no longer exist into the wheel.
+# One wheel for machines with a GPU and without: it holds the CUDA library wherever nvcc is, whatever this torch has.
+WHEEL_CUDA := $(or $(SPECDEC_BUILD_CUDA),$(if $(NVCC),1,0))
 wheel: $(INSTALLED)
-	rm -rf build/lib* build/bdist* dist
-	$(PIP) wheel . --no-build-isolation --no-deps --wheel-dir dist
+	rm -rf dist
+	SPECDEC_BUILD_CUDA=$(WHEEL_CUDA) $(PIP) wheel . --no-build-isolation --no-deps --wheel-dir dist
 	$(BIN)/python tools/audit_wheel.py dist/*.whl
 
 # An empty environment, with the pinned torch; smoke.py refuses the source tree.
@@ -78,7 +77,7 @@ smoke: wheel
 	rm -rf build/smoke
 	$(BIN)/python -m venv build/smoke
 	build/smoke/bin/python -m pip --disable-pip-version-check --quiet install --constraint requirements/torch.txt dist/*.whl
-	cd build && smoke/bin/python ../tools/smoke.py
+	cd build && smoke/bin/python ../tools/smoke.py $(if $(filter 1,$(WHEEL_CUDA)),cuda,cpu)
 
 compile: compile-cuda compile-triton
 
@@ -102,12 +101,12 @@ SAMPLERS := $(addprefix --sampler bench.rivals.,eager lazy hf vllm_v1 vllm_mrv2 
   $(addprefix --sampler bench.samplers.,transformers_gemma4 vllm_top_p)
 
 lossless: $(BUILT)
-	$(BIN)/python -m specdec_lab lossless
+	$(BIN)/python -m specdec_loop lossless
 
 # Without a GPU the Triton kernels of others are interpreted.
 losslessness-page: $(BUILT)
 	TRITON_INTERPRET=$$($(BIN)/python -c "import torch; print(int(not torch.cuda.is_available()))") \
-	  $(BIN)/python -m specdec_lab lossless --seconds 6 --page docs/losslessness.md --figures docs/lossless \
+	  $(BIN)/python -m specdec_loop lossless --seconds 6 --page docs/losslessness.md --figures docs/lossless \
 	  --experiments first next streams texts faults tradeoff batch $(SAMPLERS)
 
 clean:
@@ -140,5 +139,5 @@ $(ENGINES)/installed: requirements/torch.txt requirements/engines.txt | $(INSTAL
 
 # In place, so that an edit of a Python file needs no build and one of a native file compiles that file alone.
 $(BUILT): $(INSTALLED) setup.py pyproject.toml $(NATIVE)
-	SPECDEC_BUILD_CUDA=$${SPECDEC_BUILD_CUDA:-$(BUILD_CUDA)} $(BIN)/python setup.py --quiet build_ext --inplace
+	$(BIN)/python setup.py --quiet build_ext --inplace
 	touch $@

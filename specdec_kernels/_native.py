@@ -15,11 +15,24 @@ def _files(stem: str) -> list[Path]:
     return sorted(_FOLDER.glob(f"{stem}.*so")) + sorted(_FOLDER.glob(f"{stem}.*pyd"))
 
 
+def _absence(stem: str) -> str:
+    """Why there is no library of that name, and what to type."""
+    cuda = "SPECDEC_BUILD_CUDA=1 " if stem == "_cuda" else ""
+    install = f"{cuda}pip install --no-build-isolation"
+    if (_FOLDER.parent / "setup.py").exists():
+        return (
+            f"{_FOLDER} is the source tree, where {stem} has not been built. Python imports it in place of an installed"
+            f" package when it is started in {_FOLDER.parent}: start it in another folder, or build the tree in place"
+            f" with `{install} -e .`"
+        )
+    return f"this installation was built without {stem}; `{install} .` in a clone of the repository builds it"
+
+
 def _load(stem: str) -> str | None:
     """Load `<stem>*.so` of this package; None, or why it cannot be used."""
     files = _files(stem)
     if not files:
-        return f"this installation was built without {stem} (see README, Building)"
+        return _absence(stem)
     try:
         torch.ops.load_library(str(files[0]))
     except OSError as error:

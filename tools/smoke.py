@@ -1,7 +1,8 @@
-"""First use of an installed wheel: every op runs on the native backend and agrees with the reference.
+"""First use of an installed wheel: `python tools/smoke.py cpu|cuda`, in any folder but the repository's.
 
-Needs torch and the wheel, nothing else, and refuses to run on a source tree: `python tools/smoke.py`, in any folder
-but the repository's.
+Every op runs on the CPU library and agrees with the reference. With `cuda`, the wheel must hold the CUDA library too,
+and this torch must load it, which needs no GPU. Needs torch and the wheel, nothing else, and refuses to run on a source
+tree.
 """
 
 from __future__ import annotations
@@ -46,11 +47,24 @@ def run_every_op(backend: str) -> dict[str, tuple[torch.Tensor, ...]]:
     return results
 
 
+def check_libraries(wanted: str) -> None:
+    """The wheel holds the libraries that it should, and torch loads them."""
+    found = {path.name.split(".")[0]: path for path in Path(specdec_kernels.__file__).parent.glob("_c*.so")}
+    if set(found) != ({"_cpu", "_cuda"} if wanted == "cuda" else {"_cpu"}):
+        sys.exit(f"smoke.py {wanted}: the wheel holds {sorted(found)}")
+    for name, path in sorted(found.items()):
+        torch.ops.load_library(str(path))
+        print(f"{name:22} is loaded")
+
+
 def main() -> None:
+    if sys.argv[1:] not in (["cpu"], ["cuda"]):
+        sys.exit("usage: python tools/smoke.py cpu|cuda")
     root = Path(__file__).resolve().parent.parent
     for package in (specdec_kernels, specdec_loop):
         if Path(package.__file__).resolve().parent.parent in (root, root / "python"):
             sys.exit(f"{package.__name__} comes from the source tree, not from an installed wheel")
+    check_libraries(sys.argv[1])
     for name, reason in available_backends("cpu").items():
         print(f"{name:10} {reason or 'available'}")
     expected, got = run_every_op("reference"), run_every_op("cpu")
