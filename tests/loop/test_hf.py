@@ -14,7 +14,7 @@ import transformers
 from callbacks import Banned, Counting, Heard, StopsAt
 from check import assert_distribution
 from distributions import processed
-from models import VOCAB, model
+from models import VOCAB, WINDOW, model
 from texts import assert_same, prompts
 from torch import Tensor
 from transformers.generation import (
@@ -97,6 +97,39 @@ def test_a_cache_is_read_and_filled_as_plain_generate_does(make: Any) -> None:
         for way, cache in zip((plain, fast, plain), caches, strict=True)
     ]  # the third cache was filled by the one and is read by the other
     assert torch.equal(second[1], second[0]) and torch.equal(second[2], second[0])
+
+
+WINDOWED = ["mistral, all layers slide", "gemma2, softcap", "gemma3", "cohere2", "gpt_oss, sinks"]
+
+
+@pytest.mark.parametrize("family", WINDOWED)
+def test_texts_longer_than_a_sliding_window_are_those_of_plain_generate(family: str) -> None:
+    network = model(family, "eager")
+    assert TOKENS > 2 * WINDOW
+    caches = [transformers.DynamicCache(config=network.config) for _ in range(2)]
+    want = network.generate(IDS, **PADDED, past_key_values=caches[0])
+    for draft in (model(family, "eager", seed=1), network):
+        fresh = network.generate(IDS, **PADDED, custom_generate=hf.generate, draft_model=draft)
+        assert torch.equal(fresh, want)
+    own = {"custom_generate": hf.generate, "draft_model": network, "past_key_values": caches[1]}
+    assert torch.equal(network.generate(IDS, **PADDED, **own), want)
+    assert int(caches[1].get_seq_length()) == WIDTH + TOKENS - 1
+    mask = torch.cat([MASK, torch.ones(4, TOKENS, dtype=torch.int64)], 1)
+    further = [network.generate(want, **{**PADDED, "attention_mask": mask}, past_key_values=cache) for cache in caches]
+    assert torch.equal(further[1], further[0])  # the cache that we filled holds what plain generate needs of it
+
+
+@pytest.mark.parametrize("family", ["mistral, all layers slide", "gemma3"])
+def test_a_static_cache_needs_room_for_the_text_or_for_the_window(family: str) -> None:
+    network, draft = model(family, "eager"), model(family, "eager", seed=1)
+    own = {"custom_generate": hf.generate, "draft_model": draft}
+    cache = transformers.StaticCache(network.config, max_cache_len=WIDTH + TOKENS)
+    want = network.generate(IDS, **PADDED)
+    assert torch.equal(network.generate(IDS, **PADDED, **own, past_key_values=cache), want)
+    small = transformers.StaticCache(network.config, max_cache_len=WINDOW - 1)
+    need = WINDOW if "all" in family else WIDTH + TOKENS - 1
+    with pytest.raises(ValueError, match=f"of room for {need} tokens, got {WINDOW - 1}"):
+        network.generate(IDS, **PADDED, **own, past_key_values=small)
 
 
 def test_a_cache_of_texts_that_ended_early_holds_what_all_have() -> None:

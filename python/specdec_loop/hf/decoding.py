@@ -102,7 +102,7 @@ def generate(
     past = PrefixCache(int((mask != 0).sum(1).max()) + limit + overhang)
     cache = model_kwargs.get("past_key_values")
     if cache is not None:
-        _check_room(cache, width + limit - 1)
+        _check_room(cache, model, width + limit - 1)
         adopt(past, model, cache, input_ids, mask)
     if streamer is not None:
         streamer.put(input_ids.cpu())
@@ -204,11 +204,14 @@ def _check(model: Any, draft_model: Any, drafter: Any, config: Any, model_kwargs
         _refuse("draft_model", use, sizes[1])
 
 
-def _check_room(cache: Any, columns: int) -> None:
-    layers = getattr(cache, "layers", [])
-    room = max((int(layer.get_max_length()) for layer in layers), default=-1)
-    if 0 <= room < columns:
-        _refuse("past_key_values", f"of room for {columns} tokens", room)
+def _check_room(cache: Any, model: Any, columns: int) -> None:
+    """Refuse a static cache that is too short. A layer with a sliding window needs room for the window only."""
+    window = getattr(model.config.get_text_config(decoder=True), "sliding_window", None) or columns
+    for layer in getattr(cache, "layers", []):
+        need = min(columns, window) if layer.is_sliding else columns
+        room = int(layer.get_max_length())
+        if 0 <= room < need:
+            _refuse("past_key_values", f"of room for {need} tokens", room)
 
 
 def _refuse(name: str, expected: str, got: object) -> None:
