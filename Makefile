@@ -42,7 +42,7 @@ test-all: $(BUILT)
 
 # Reference and Python alone: interpreted and native kernels have no lines here.
 coverage: $(BUILT)
-	$(BIN)/python -m pytest -n auto -m "not slow" --cov=specdec_kernels --cov=specdec_loop \
+	$(BIN)/python -m pytest -n auto -m "not slow" --cov=specdec_kernels --cov=specdec_loop --cov=specdec_lab \
 	  --cov-report=term:skip-covered $(TESTS)
 
 # The wheel as a user of vLLM installs it, but for the GPU library.
@@ -101,12 +101,12 @@ SAMPLERS := $(addprefix --sampler bench.rivals.,eager lazy hf vllm_v1 vllm_mrv2 
   $(addprefix --sampler bench.samplers.,transformers_gemma4 vllm_top_p)
 
 lossless: $(BUILT)
-	$(BIN)/python -m specdec_loop lossless
+	$(BIN)/python -m specdec_lab lossless
 
 # Without a GPU the Triton kernels of others are interpreted.
 losslessness-page: $(BUILT)
 	TRITON_INTERPRET=$$($(BIN)/python -c "import torch; print(int(not torch.cuda.is_available()))") \
-	  $(BIN)/python -m specdec_loop lossless --seconds 6 --page docs/losslessness.md --figures docs/lossless \
+	  $(BIN)/python -m specdec_lab lossless --seconds 6 --page docs/losslessness.md --figures docs/lossless \
 	  --experiments first next streams texts faults tradeoff batch $(SAMPLERS)
 
 clean:

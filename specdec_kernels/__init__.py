@@ -4,7 +4,7 @@ from ._backends import available_backends, use_backend
 from ._cache import CacheLayout
 from ._random import random_words
 from ._tree_build import PathTree, tree_from_lookahead, tree_from_parents, tree_from_paths
-from ._tree_links import LinkedTree, TreeLinks, tree_from_links, tree_from_mask, tree_links
+from ._tree_links import LinkedTree, TreeLinks, tree_from_links, tree_links
 from ._types import CandidateTree, RngKey, Sampling
 from .ops.acceptance_ratios import RatioResult, acceptance_ratios
 from .ops.compact_cache import compact_cache
@@ -18,7 +18,7 @@ from .ops.select_tree import select_tree
 from .ops.tree_attention import TreeAttention, tree_attention
 from .ops.tree_from_sequences import tree_from_sequences
 from .ops.tree_layout import TreeLayout, tree_layout
-from .ops.tree_mask import TreeMask, tree_mask, tree_mask_mod
+from .ops.tree_mask import TreeMask, tree_mask
 from .ops.verify_chain import ChainResult, verify_chain
 from .ops.verify_tree import TreeResult, verify_tree
 from .ops.verify_tree.batch_sd import batch_sd
@@ -57,14 +57,12 @@ __all__ = [
     "tree_attention",
     "tree_from_links",
     "tree_from_lookahead",
-    "tree_from_mask",
     "tree_from_parents",
     "tree_from_paths",
     "tree_from_sequences",
     "tree_layout",
     "tree_links",
     "tree_mask",
-    "tree_mask_mod",
     "use_backend",
     "verify_chain",
     "verify_tree",

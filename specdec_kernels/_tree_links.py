@@ -1,4 +1,4 @@
-"""Trees in the spellings of other engines, both ways: first-child and next-sibling links, a bool mask."""
+"""Trees as other engines write them, both ways: first-child and next-sibling links."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class TreeLinks(NamedTuple):
 
 
 class LinkedTree(NamedTuple):
-    """What `tree_from_links` and `tree_from_mask` return.
+    """What `tree_from_links` returns.
 
     Attributes:
         parents: int32 ``[batch, nodes]``; a malformed tree is its root alone.
-        status: int32 ``[batch]``: 32 where the links or the mask are not those of a tree.
+        status: int32 ``[batch]``: 32 where the links are not those of a tree.
     """
 
     parents: Tensor
@@ -113,38 +113,6 @@ def tree_from_links(next_token: Tensor, next_sibling: Tensor) -> LinkedTree:
     first, following = _trees.links(tree)
     bad = bad | tree.bad | ((first != child) | (following != sibling)).any(1)
     return _linked(tree.parents, bad)
-
-
-def tree_from_mask(mask: Tensor) -> LinkedTree:
-    """Parents of a tree given by its bool mask, query by key over the nodes.
-
-    Args:
-        mask: bool ``[batch, nodes, nodes]``: True where the key is the query or one of its ancestors.
-
-    Returns:
-        LinkedTree. A node other than 0 that attends nothing, or itself alone, is padding.
-
-    Raises:
-        ValueError: wrong shapes or dtypes.
-
-    Example:
-        >>> import torch
-        >>> from specdec_kernels import tree_from_mask
-        >>> tree_from_mask(torch.tensor([[[1, 0, 0], [1, 1, 0], [1, 0, 1]]]).bool()).parents
-        tensor([[-1,  0,  0]], dtype=torch.int32)
-    """
-    name = "tree_from_mask"
-    check = Checker(name, _device(name, "mask", mask))
-    check.tensor("mask", mask, (torch.bool,), ("batch", "nodes", "nodes"))
-    nodes = mask.shape[1]
-    if mask.shape[2] != nodes or not 1 <= nodes <= MAX_NODES:
-        fail(name, "mask", f"[batch, nodes, nodes] with 1 to {MAX_NODES} nodes", list(mask.shape))
-    node = torch.arange(nodes, device=mask.device)
-    parents = torch.where(mask & (node != node[:, None]), node, -1).amax(2)
-    tree = _trees.tree(parents, nodes - 1)
-    unused = ~mask.any(2) & (node > 0)
-    same = (mask == tree.ancestors).all(2) | unused
-    return _linked(tree.parents, tree.bad | ~same.all(1))
 
 
 def _device(name: str, argument: str, value: object) -> torch.device:

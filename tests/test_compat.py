@@ -49,11 +49,25 @@ def children(links: tuple[Tensor, Tensor, Tensor], b: int, node: int) -> list[in
     return found
 
 
-def test_tree_target_only_walks_as_documented() -> None:
+def shuffled_links(parents: list[int], batch: int, g: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """The links of a tree in another order of siblings for each request."""
+    nodes = len(parents)
+    first, following = torch.full((batch, nodes), -1), torch.full((batch, nodes), -1)
+    for b in range(batch):
+        for child in (torch.randperm(nodes - 1, generator=g) + 1).tolist():
+            following[b, child] = first[b, parents[child]]
+            first[b, parents[child]] = child
+    return torch.arange(batch * nodes).view(batch, nodes), first, following
+
+
+@pytest.mark.parametrize("is_shuffled", [False, True])
+def test_tree_target_only_walks_as_documented(is_shuffled: bool) -> None:
     g = torch.Generator().manual_seed(0)
     batch, nodes, slots = 300, len(TREE), 3  # one slot fewer than the tree is deep
     ids = torch.tensor(IDS).repeat(batch, 1)
     links = tree_links(torch.tensor(TREE).repeat(batch, 1), engine="sglang")
+    if is_shuffled:
+        links = shuffled_links(TREE, batch, g)
     target, draft = distribution(g, batch, nodes), torch.zeros(batch, nodes, VOCAB)
     coins, last = torch.rand(batch, nodes, generator=g), torch.rand(batch, generator=g)
     predicts, index, count = results(batch, nodes, slots)
@@ -128,13 +142,14 @@ def test_flashinfer_equals_sglang_for_the_same_coins_and_names_its_numbers() -> 
     assert torch.equal(again, expected.int())
 
 
-def test_greedy_tree_is_verify_tree_from_argmaxes() -> None:
+@pytest.mark.parametrize("is_shuffled", [False, True])
+def test_greedy_tree_is_verify_tree_from_argmaxes(is_shuffled: bool) -> None:
     g = torch.Generator().manual_seed(3)
     batch, nodes = 200, len(TREE)
     logits = torch.randn(batch, nodes, VOCAB, generator=g)
     ids, parents = torch.tensor(IDS).repeat(batch, 1), torch.tensor(TREE).repeat(batch, 1)
     predicts, index, count = results(batch, nodes, 4)
-    links = tree_links(parents, engine="sglang")
+    links = shuffled_links(TREE, batch, g) if is_shuffled else tree_links(parents, engine="sglang")
     sglang.verify_tree_greedy(predicts, index, count, ids, *links, logits.argmax(-1))
     zeros = torch.zeros(batch, dtype=torch.int64)
     ours = verify_tree(ids, parents, logits, max_depth=3, sampling=Sampling(), rng=RngKey(zeros, zeros), rule="greedy")
@@ -188,6 +203,107 @@ def test_a_coin_of_zero_accepts_no_impossible_token() -> None:
     assert count.item() == 0 and predicts[0] == 1
 
 
+def fixture_tree() -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """(candidates, the three links, argmax behind each node) of SGLang's own tests: siblings 4, 1 of the second."""
+    candidates = torch.tensor([[0, 1, 2, 3, 4, 5], [7, 8, 9, 10, 11, 12]])
+    index = torch.arange(12).view(2, 6)
+    next_token = torch.tensor([[1, 2, -1, 4, 5, -1], [4, 2, 3, -1, 5, -1]])
+    next_sibling = torch.tensor([[-1, 3, -1, -1, -1, -1], [-1, -1, -1, -1, 1, -1]])
+    wanted = torch.tensor([[3, 18, 18, 4, 5, 18], [11, 18, 18, 18, 12, 18]])
+    return candidates, index, next_token, next_sibling, wanted
+
+
+def test_sglangs_own_fixtures_give_its_expected_results() -> None:
+    candidates, *links, wanted = fixture_tree()
+    greedy, sampled = results(2, 6, 4), results(2, 6, 4)
+    sglang.verify_tree_greedy(*greedy, candidates, *links, wanted)
+    target = torch.nn.functional.one_hot(wanted, 20).float()
+    coins = torch.rand(2, 6, generator=torch.Generator().manual_seed(8))
+    sglang.tree_speculative_sampling_target_only(
+        *sampled, candidates, *links, coins, coins[:, 0].contiguous(), target, torch.zeros(2, 6, 20)
+    )
+    for predicts, index, count in (greedy, sampled):
+        assert predicts.tolist() == [3, -7, -7, 4, 5, 18, 11, -7, -7, -7, 12, 18]
+        assert index.tolist() == [[0, 3, 4, 5], [6, 10, 11, -1]] and count.tolist() == [3, 2]
+
+
+def test_thresholds_of_zero_accept_no_impossible_token_where_sglang_does() -> None:
+    """SGLang's rule is ``coin <= sum / threshold_acc or p >= threshold_single``; its fixture expects path 0, 1, 2."""
+    candidates, *links, wanted = fixture_tree()
+    target = torch.nn.functional.one_hot(wanted, 20).float()
+    assert target[0, 0, candidates[0, 1]] == 0 and target[0, 0, candidates[0, 1]] >= 0.0  # theirs accepts node 1
+    predicts, index, count = results(2, 6, 4)
+    coins = torch.full((2, 6), 0.5)
+    sglang.tree_speculative_sampling_target_only(
+        predicts, index, count, candidates, *links, coins, coins[:, 0].contiguous(), target, torch.zeros(2, 6, 20), 0, 0
+    )
+    assert index.tolist() == [[0, 3, 4, 5], [6, 10, 11, -1]] and count.tolist() == [3, 2]
+
+
+@pytest.mark.parametrize("is_block", [False, True])
+def test_a_draft_that_its_distribution_cannot_draw_is_rejected(is_block: bool) -> None:
+    """With q = 0 the bare test ``coin * q < p``, that of SGLang's releases without a check of q, always accepts."""
+    p, q, coin = torch.tensor([[[0.2, 0.8], [0.5, 0.5]]]), torch.tensor([[[0.0, 1.0]]]), torch.tensor([[0.9, 0.9]])
+    assert coin[0, 0] * q[0, 0, 0] < p[0, 0, 0]
+    predicts, index, count = results(1, 2, 2)
+    sglang.chain_speculative_sampling_triton(
+        predicts, index, count, torch.tensor([[0, 0]]), *chain_links(1, 2), coin, coin[:, 0], p, q,
+        block_verification=is_block,
+    )  # fmt: skip
+    assert count.item() == 0 and predicts[0] == 0  # all that (p - q)+ leaves
+    assert flashinfer.chain_speculative_sampling(q, torch.tensor([[0]]), p, seed=1, offset=0)[2].item() == 0
+
+
+@pytest.mark.parametrize("is_block", [False, True])
+def test_no_drafts_leave_one_token_of_the_target(is_block: bool) -> None:
+    g = torch.Generator().manual_seed(9)
+    batch, p = 6, distribution(g, 6, 1)
+    last, none = torch.rand(batch, generator=g), torch.zeros(batch, 0, VOCAB)
+    ids = torch.zeros(batch, 1, dtype=torch.int64)
+    expected = torch.tensor([inverted(p[b, 0], float(last[b])) for b in range(batch)], dtype=torch.int32)
+    predicts, index, count = results(batch, 1, 1)
+    sglang.chain_speculative_sampling_triton(
+        predicts, index, count, ids, *chain_links(batch, 1), last[:, None], last, p, none, block_verification=is_block
+    )
+    assert torch.equal(predicts, expected) and not count.any() and torch.equal(index[:, 0], torch.arange(6).int())
+    predicts, index, count = results(batch, 1, 1)
+    sglang.tree_speculative_sampling_target_only(
+        predicts, index, count, ids, *chain_links(batch, 1), last[:, None], last, p, torch.zeros_like(p)
+    )
+    assert torch.equal(predicts, expected) and not count.any()
+    sglang.verify_tree_greedy(predicts, index, count, ids, *chain_links(batch, 1), p.argmax(-1))
+    assert torch.equal(predicts, p.argmax(-1)[:, 0].int()) and not count.any()
+    drawn, accepted, emitted = flashinfer.chain_speculative_sampling(
+        none, ids[:, :0].int(), p, generator=torch.Generator().manual_seed(1)
+    )
+    coins = torch.rand(batch, 1, generator=torch.Generator().manual_seed(1))[:, 0]
+    assert drawn[:, 0].tolist() == [inverted(p[b, 0], float(coins[b])) for b in range(batch)]
+    assert not accepted.any() and not emitted.any()
+
+
+def test_both_spellings_of_the_links_are_taken() -> None:
+    candidates, index, next_token, next_sibling, wanted = fixture_tree()
+    both = [results(2, 6, 4) for _ in range(2)]
+    for out, spelling in zip(both, ("retrive", "retrieve"), strict=True):
+        links = dict(zip(("_index", "_next_token", "_next_sibling"), (index, next_token, next_sibling), strict=True))
+        named = {spelling + name: value for name, value in links.items()}
+        sglang.verify_tree_greedy(*out, candidates, target_predict=wanted, **named)
+    assert both[0][2].tolist() == [3, 2]
+    assert all(torch.equal(a, b) for a, b in zip(*both, strict=True))
+    with pytest.raises(TypeError, match="both retrive_index and retrieve_index"):
+        sglang.verify_tree_greedy(*both[0], candidates, retrive_index=index, retrieve_index=index)
+
+
+def test_links_that_are_no_tree_count_as_the_root_alone() -> None:
+    for links in ([[0, -1, -1]], [[5, -1, -1]], [[1, 1, -1]], [[-3, -1, -1]]):
+        predicts, index, count = results(1, 3, 3)
+        none, ids = torch.full((1, 3), -1), torch.zeros(1, 3, dtype=torch.int64)
+        sglang.verify_tree_greedy(
+            predicts, index, count, ids, torch.arange(3)[None], torch.tensor(links), none, ids.clone()
+        )
+        assert count.item() == 0 and index.tolist() == [[0, -1, -1]]
+
+
 # --- SGLang's own kernels, where its files are
 
 
@@ -210,11 +326,11 @@ def test_sglangs_tree_kernels_agree() -> None:
     g = torch.Generator().manual_seed(4)
     batch, nodes = 40, len(TREE)
     ids, predict = torch.tensor(IDS).repeat(batch, 1), torch.randint(VOCAB, (batch, nodes), generator=g)
-    links = tree_links(torch.tensor(TREE).repeat(batch, 1), engine="sglang")
-    greedy = [results(batch, nodes, 4) for _ in range(2)]
-    theirs.verify_tree_greedy_triton(*greedy[0], ids, *links, predict)
-    sglang.verify_tree_greedy(*greedy[1], ids, *links, predict)
-    assert all(torch.equal(a, b) for a, b in zip(*greedy, strict=True))
+    for links in (tree_links(torch.tensor(TREE).repeat(batch, 1), engine="sglang"), shuffled_links(TREE, batch, g)):
+        greedy = [results(batch, nodes, 4) for _ in range(2)]
+        theirs.verify_tree_greedy_triton(*greedy[0], ids, *links, predict)
+        sglang.verify_tree_greedy(*greedy[1], ids, *links, predict)
+        assert all(torch.equal(a, b) for a, b in zip(*greedy, strict=True))
 
 
 @pytest.mark.parametrize("is_block", [False, True])

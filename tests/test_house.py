@@ -87,11 +87,13 @@ def test_layers_import_downwards_only() -> None:
 LOOP_MAY_IMPORT = ("torch", "transformers", "safetensors", "tokenizers", "rich", "matplotlib")
 
 
-def test_loop_uses_only_public_names() -> None:
+@pytest.mark.parametrize("package", ["specdec_loop", "specdec_lab"])
+def test_loop_and_laboratory_use_only_public_names(package: str) -> None:
     public = {f"specdec_kernels.{public_name}" for public_name in specdec_kernels.__all__} | {"specdec_kernels"}
+    below = ("specdec_loop",) if package == "specdec_lab" else ()
     faults = []
-    for path in sorted((ROOT / "python/specdec_loop").rglob("*.py")):
-        outside = {m for m in foreign(path) if not is_within(m, *LOOP_MAY_IMPORT, "python")}
+    for path in sorted((ROOT / "python" / package).rglob("*.py")):
+        outside = {m for m in foreign(path) if not is_within(m, *LOOP_MAY_IMPORT, "python", *below)}
         private = {m for m in imports(path) if is_within(m, "specdec_kernels")} - public
         faults += [f"{name(path)} imports {m}" for m in sorted(outside | private)]
     no_faults(faults)

@@ -53,7 +53,7 @@ def test_the_target_knows_python(target: Any, prompt: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_drafter_keeps_the_text_and_is_often_right(name: str, target: Any, prompt: torch.Tensor) -> None:
-    kit = DrafterAssets(
+    assets = DrafterAssets(
         target,
         heads=FOLDER,
         load_draft=lambda: load_draft_model(FOLDER / "draft", target),
@@ -61,6 +61,6 @@ def test_a_drafter_keeps_the_text_and_is_often_right(name: str, target: Any, pro
     )
     arguments = {"sampling": Sampling.full(1, temperature=0.7), "max_new_tokens": 32, "seed": 2, "stop": ()}
     plain = generate(target, None, prompt, **arguments)
-    result = generate(target, METHODS[name].make(kit), prompt, **arguments)
+    result = generate(target, METHODS[name].make(assets), prompt, **arguments)
     assert result.tokens == plain.tokens
     assert sum(result.statistics[0].accepted) >= 10

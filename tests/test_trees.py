@@ -10,7 +10,6 @@ from specdec_kernels import (
     select_tree,
     tree_from_links,
     tree_from_lookahead,
-    tree_from_mask,
     tree_from_parents,
     tree_from_paths,
     tree_from_sequences,
@@ -118,16 +117,6 @@ def test_links_lead_there_and_back(nodes: int, engine: str) -> None:
     assert torch.equal(back.parents, parents) and back.status.tolist() == [0] * 5
 
 
-@pytest.mark.parametrize("nodes", NODES)
-def test_masks_lead_there_and_back(nodes: int) -> None:
-    parents = random_parents(5, nodes, 6, ragged=True, seed=nodes)
-    mask = tree_mask(parents).mask[:, 0]
-    back = tree_from_mask(mask)
-    assert torch.equal(back.parents, parents) and back.status.tolist() == [0] * 5
-    unseen = mask & ((parents >= 0) | (torch.arange(nodes) == 0))[:, :, None]  # padding that attends nothing
-    assert torch.equal(tree_from_mask(unseen).parents, parents)
-
-
 BAD_LINKS = {
     "a child before its parent": ([1, 0, -1], [-1, -1, -1]),
     "a child that is itself": ([0, -1, -1], [-1, -1, -1]),
@@ -151,28 +140,10 @@ def test_bad_links_are_flagged(fault: str) -> None:
     assert found.parents.tolist() == [[-1, 0, 0], [-1, -1, -1]]
 
 
-BAD_MASKS = {
-    "an ancestor's ancestor is missing": [[1, 0, 0], [1, 1, 0], [0, 1, 1]],
-    "a later node": [[1, 1, 0], [1, 1, 0], [1, 0, 1]],
-    "not itself": [[1, 0, 0], [1, 0, 0], [1, 0, 1]],
-    "two parents": [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 1, 1]],
-    "the root sees nothing": [[0, 0], [0, 0]],
-}
-
-
-@pytest.mark.parametrize("fault", BAD_MASKS)
-def test_bad_masks_are_flagged(fault: str) -> None:
-    mask = torch.tensor([BAD_MASKS[fault]]).bool()
-    found = tree_from_mask(mask)
-    assert found.status.tolist() == [32] and set(found.parents[0].tolist()) == {-1}
-
-
 def test_wrong_arguments_of_the_converters_say_what_to_do() -> None:
     links = torch.zeros(2, 3).long()
     with pytest.raises(ValueError, match=r"tree_from_links: next_sibling must be \[2, 3\], got \[2, 4\]"):
         tree_from_links(links, torch.zeros(2, 4).long())
-    with pytest.raises(ValueError, match=r"tree_from_mask: mask must be \[batch, nodes, nodes\] with 1 to 1024 nodes"):
-        tree_from_mask(torch.zeros(1, 2, 3).bool())
     with pytest.raises(ValueError, match="tree_links: engine must be one of 'sglang', 'tensorrt_llm', got 'vllm'"):
         tree_links(torch.tensor([[-1, 0]]), engine="vllm")
     with pytest.raises(ValueError, match="tree_links: parents must be a tensor"):
@@ -195,7 +166,6 @@ def test_no_tree_function_waits_for_the_device() -> None:
         tree_mask(case.parents, format=name)
     links = tree_links(case.parents, engine="sglang")
     tree_from_links(links.next_token, links.next_sibling)
-    tree_from_mask(tree_mask(case.parents).mask[:, 0])
     scores = case.target_logits[:, :, 0].contiguous()
     assert select_tree(case.token_ids, case.parents, scores, num_nodes=4).parents.shape == (3, 4)
     assert tree_from_sequences(case.token_ids[:, None], num_nodes=4).parents.shape == (3, 4)

@@ -1,4 +1,4 @@
-"""What a decoding run has to say of itself: acceptance of each request, and where the time went."""
+"""Statistics of a decoding run: acceptance of each request, time by phase, tokens expected of a step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+from torch import Tensor
 
+Number = float | int | Tensor
 PHASES = ("draft", "networks", "target", "verify", "commit")  # networks: the drafter's own forwards
 
 
@@ -149,3 +151,21 @@ class Clock:
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
+
+
+def expected_accepted(rate: Number, draft: Number) -> Tensor:
+    """E[A] = P + P^2 + .. + P^N = P (1 - P^N) / (1 - P).
+
+    Example:
+        >>> from specdec_loop.statistics import expected_accepted
+        >>> round(float(expected_accepted(0.8, 4)), 4)
+        2.3616
+    """
+    p, n = torch.broadcast_tensors(*(torch.as_tensor(x, dtype=torch.float64) for x in (rate, draft)))
+    open_ = p < 1
+    return torch.where(open_, p * (1 - p**n) / torch.where(open_, 1 - p, 1.0), n)
+
+
+def expected_tokens(rate: Number, draft: Number) -> Tensor:
+    """Tokens a step: the accepted drafts and the one that verification draws, (1 - P^(N+1)) / (1 - P)."""
+    return expected_accepted(rate, draft) + 1

@@ -35,6 +35,8 @@ def chain(ids: Tensor, target: Tensor, draft: Tensor, coins: Tensor, last: Tenso
 def block(ids: Tensor, target: Tensor, draft: Tensor, coins: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
     """(accepted drafts, next token) of block verification (Sun et al. 2024, algorithm 2)."""
     steps = ids.shape[1]
+    if not steps:
+        return chain(ids, target, draft, coins, last)[:2]
     p, q = gathered(target[:, :steps], ids), gathered(draft, ids)
     ratio = torch.where((q > 0) & (q <= 1), p / q, 0.0)
     scales, scale = [], torch.ones_like(p[:, 0])
@@ -54,7 +56,8 @@ def block(ids: Tensor, target: Tensor, draft: Tensor, coins: Tensor, last: Tenso
 def correction(target: Tensor, draft: Tensor, count: Tensor, scale: Tensor, coin: Tensor) -> Tensor:
     """The token behind the accepted prefix: from norm((scale p - q)+), from p where everything was accepted."""
     row = torch.arange(len(count), device=count.device)
-    p = target[row, count].float()
-    q = draft[row, count.clamp(max=draft.shape[1] - 1)].float()
-    q = torch.where((q >= 0) & (q <= 1) & (count < draft.shape[1])[:, None], q, 0.0)
+    p, q = target[row, count].float(), torch.zeros((), device=count.device)
+    if draft.shape[1]:
+        q = draft[row, count.clamp(max=draft.shape[1] - 1)].float()
+        q = torch.where((q >= 0) & (q <= 1) & (count < draft.shape[1])[:, None], q, 0.0)
     return draw((scale[:, None] * p - q).clamp(min=0), coin, p)

@@ -1,20 +1,43 @@
-"""SGLang's verifiers and tree builder, in its spelling (``retrive_*`` included): results go into the tensors given.
+"""SGLang's verifiers and tree builder under its own names: results go into the tensors given.
 
-Where theirs is biased, this is right: a coin of 0 never accepts a token of probability 0 (``<=`` against ``<``), an
-empty residual is drawn from the target instead of returning the last id, a malformed tree counts as its root alone.
+Keywords are taken in both of SGLang's spellings, ``retrive_*`` and ``retrieve_*``. Siblings are tried in the order in
+which they are linked. Four differences are deliberate (docs/engines.md): no token of probability 0 is accepted, neither
+by a coin of 0 nor by ``threshold_single=0``; a drafted id with q = 0 is rejected; an empty residual is drawn from the
+target; a malformed tree counts as its root alone.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 import torch
 from torch import Tensor
 
-from .. import tree_from_links, tree_layout, tree_links, tree_mask
+from .. import tree_layout, tree_links, tree_mask
 from . import _distributions
 
 FULL_MASK, QLEN_ONLY, QLEN_ONLY_BITPACKING = 0, 1, 2
+_Function = TypeVar("_Function", bound=Callable[..., None])
 
 
+def _both_spellings(function: _Function) -> _Function:
+    """Accept ``retrieve_*`` for each keyword ``retrive_*``: SGLang's kernels and their callers differ."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **named: Any) -> None:
+        for name in [name for name in named if name.startswith("retrieve_")]:
+            theirs = name.replace("retrieve_", "retrive_")
+            if theirs in named:
+                raise TypeError(f"{function.__name__}: got both {theirs} and {name}")
+            named[theirs] = named.pop(name)
+        function(*args, **named)
+
+    return call  # type: ignore[return-value]
+
+
+@_both_spellings
 def chain_speculative_sampling_triton(
     predicts: Tensor,
     accept_index: Tensor,
@@ -59,6 +82,7 @@ def chain_speculative_sampling_triton(
     _write(predicts, accept_index, accept_token_num, candidates, retrive_index, path, count, token)
 
 
+@_both_spellings
 def tree_speculative_sampling_target_only(
     predicts: Tensor,
     accept_index: Tensor,
@@ -95,7 +119,7 @@ def tree_speculative_sampling_target_only(
         threshold_acc: divides the cumulative probability; below 1 is lossy.
         deterministic: results always are.
     """
-    parents = tree_from_links(retrive_next_token, retrive_next_sibling).parents.long()
+    parents, rank = _siblings(retrive_next_token.long(), retrive_next_sibling.long())
     batch, nodes = candidates.shape
     node = torch.arange(nodes, device=parents.device)
     owner = parents.clamp(min=0)
@@ -104,28 +128,29 @@ def tree_speculative_sampling_target_only(
     token = candidates.clamp(0, vocab - 1)
     single = target_probs[row[:, None], owner, token]
     single = torch.where((parents >= 0) & (candidates == token), single, 0.0)
-    # Siblings stand in ascending order: the sum over those up to a node.
-    siblings = (parents[:, :, None] == parents[:, None, :]).tril()
-    reached = (siblings * single[:, None, :]).sum(-1) / threshold_acc
+    # The sum over the siblings up to a node, in the order of the links.
+    earlier = (parents[:, :, None] == parents[:, None, :]) & (rank[:, None, :] <= rank[:, :, None])
+    reached = (earlier * single[:, None, :]).sum(-1) / threshold_acc
     coin = uniform_samples.gather(1, owner)
     passes = (parents >= 0) & (single > 0) & ((coin < reached) | (single >= threshold_single))
-    path, count = _walk(parents, passes, accept_index.shape[1])
-    stand = path.gather(1, count[:, None])[:, 0]
+    path, count = _walk(parents, rank, passes, accept_index.shape[1])
+    last_node = path.gather(1, count[:, None])[:, 0]
 
-    # Tried in vain at a node: the children before the accepted one; all, where none was; none behind the last slot.
-    accepted = torch.full_like(parents, nodes).scatter_(1, path[:, :-1], _next_child(path, count, nodes))
-    accepted = torch.where((count == path.shape[1] - 1)[:, None] & (node == stand[:, None]), -1, accepted)
+    # Rejected at a node: the children before the accepted one; all, where none was; none behind the last slot.
+    accepted = torch.full_like(parents, nodes).scatter_(1, path[:, :-1], _next_rank(path, rank, count))
+    accepted = torch.where((count == path.shape[1] - 1)[:, None] & (node == last_node[:, None]), -1, accepted)
     on_path = torch.zeros_like(parents, dtype=torch.bool).scatter_(1, path, True)
-    tried = (parents >= 0) & on_path.gather(1, owner) & (node < accepted.gather(1, owner))
+    tried = (parents >= 0) & on_path.gather(1, owner) & (rank < accepted.gather(1, owner))
     noted = draft_probs[row[:, None], owner, token]
     draft_probs[row[:, None], owner, token] = torch.where(tried, single.to(noted.dtype), noted)
-    last = target_probs[row, stand].float()
-    here = tried & (parents == stand[:, None])
+    last = target_probs[row, last_node].float()
+    here = tried & (parents == last_node[:, None])
     mass = torch.zeros_like(last).scatter_add_(1, token, torch.where(here, single, 0.0).float())
     final = _distributions.draw((last - mass).clamp(min=0), uniform_samples_for_final_sampling, last)
     _write(predicts, accept_index, accept_token_num, candidates, retrive_index, path, count, final)
 
 
+@_both_spellings
 def verify_tree_greedy(
     predicts: Tensor,
     accept_index: Tensor,
@@ -148,14 +173,15 @@ def verify_tree_greedy(
         retrive_next_sibling: see there.
         target_predict: int64 ``[batch, nodes]``, indexed by global slot: the target's token behind each node.
     """
-    parents = tree_from_links(retrive_next_token, retrive_next_sibling).parents.long()
+    parents, rank = _siblings(retrive_next_token.long(), retrive_next_sibling.long())
     wanted = target_predict.flatten()[retrive_index.long()]
     passes = (parents >= 0) & (candidates == wanted.gather(1, parents.clamp(min=0)))
-    path, count = _walk(parents, passes, accept_index.shape[1])
+    path, count = _walk(parents, rank, passes, accept_index.shape[1])
     token = wanted.gather(1, path.gather(1, count[:, None]))[:, 0]
     _write(predicts, accept_index, accept_token_num, candidates, retrive_index, path, count, token)
 
 
+@_both_spellings
 def build_tree_kernel_efficient(
     parent_list: Tensor,
     selected_index: Tensor,
@@ -214,27 +240,53 @@ def _fill_mask(mask: Tensor, parents: Tensor, lengths: Tensor, mode: int) -> Non
     torch.where(place < made.offsets[-1], made.mask.to(flat.dtype), flat, out=flat)  # type: ignore[index]
 
 
-def _walk(parents: Tensor, passes: Tensor, slots: int) -> tuple[Tensor, Tensor]:
+def _siblings(next_token: Tensor, next_sibling: Tensor) -> tuple[Tensor, Tensor]:
+    """(parent of each node or -1, its rank among its siblings): links are followed as they are, in any order.
+
+    A link outside the slots, two links to one node or a link to the root are no tree: the root alone is left.
+    """
+    nodes = next_token.shape[1]
+    node = torch.arange(nodes, device=next_token.device)
+    owner, children = _sources(next_token)
+    elder, siblings = _sources(next_sibling)
+    outside = ((next_token < -1) | (next_token >= nodes) | (next_sibling < -1) | (next_sibling >= nodes)).any(1)
+    bad = (outside | (children + siblings > (node > 0)).any(1))[:, None]
+    owner, elder = torch.where(bad, -1, owner), torch.where(bad, -1, elder)
+    eldest, rank = torch.where(elder >= 0, elder, node), (elder >= 0).long()
+    for _ in range((nodes - 1).bit_length()):
+        rank, eldest = rank + rank.gather(1, eldest), eldest.gather(1, eldest)
+    return owner.gather(1, eldest), rank
+
+
+def _sources(link: Tensor) -> tuple[Tensor, Tensor]:
+    """(node whose link leads here or -1, number of links that do), each [batch, nodes]."""
+    nodes = link.shape[1]
+    node = torch.arange(nodes, device=link.device).expand_as(link)
+    inside = (link >= 0) & (link < nodes)
+    to = torch.where(inside, link, nodes)
+    source = torch.full((len(link), nodes + 1), -1, device=link.device).scatter(1, to, node)
+    count = torch.zeros_like(source).scatter_add(1, to, inside.long())
+    return source[:, :nodes], count[:, :nodes]
+
+
+def _walk(parents: Tensor, rank: Tensor, passes: Tensor, slots: int) -> tuple[Tensor, Tensor]:
     """(path, the root first ``[batch, slots]``; accepted nodes): at each node the first child that passes."""
-    batch = len(parents)
-    node = torch.arange(parents.shape[1], device=parents.device)
-    stand = parents.new_zeros(batch)
-    goes = torch.ones_like(stand, dtype=torch.bool)
-    path, count = [stand], torch.zeros_like(stand)
+    current = parents.new_zeros(len(parents))
+    goes = torch.ones_like(current, dtype=torch.bool)
+    path, count = [current], torch.zeros_like(current)
     for _ in range(1, slots):
-        children = (parents == stand[:, None]) & passes
-        found = children.any(1) & goes
-        stand = torch.where(found, torch.where(children, node, parents.shape[1]).amin(1), stand)
-        count = count + found
-        goes = found
-        path.append(stand)
+        children = (parents == current[:, None]) & passes
+        goes = children.any(1) & goes
+        current = torch.where(goes, torch.where(children, rank, parents.shape[1]).argmin(1), current)
+        count = count + goes
+        path.append(current)
     return torch.stack(path, 1), count
 
 
-def _next_child(path: Tensor, count: Tensor, none: int) -> Tensor:
-    """The accepted child of each node of the path but its last slot, `none` where there is none."""
+def _next_rank(path: Tensor, rank: Tensor, count: Tensor) -> Tensor:
+    """Rank of the accepted child of each node of the path but its last slot; where there is none, above all ranks."""
     place = torch.arange(path.shape[1] - 1, device=path.device)
-    return torch.where(place < count[:, None], path[:, 1:], none)
+    return torch.where(place < count[:, None], rank.gather(1, path[:, 1:]), rank.shape[1])
 
 
 def _write(

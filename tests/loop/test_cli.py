@@ -1,11 +1,9 @@
-"""The command line: what it writes, and what it says to whoever gave it something that cannot work."""
+"""The command line: what it writes, and its one-line errors."""
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +12,8 @@ import torch
 import transformers
 from model_folders import save_model, save_tokenizer
 
-from specdec_loop.cli import lossless as command
 from specdec_loop.cli import main
 from specdec_loop.cli.measure import Case, all_cases, distinct
-from specdec_loop.lossless import report
-from specdec_loop.lossless.family import Job
-from specdec_loop.lossless.methods import METHODS as LABORATORY
-from specdec_loop.lossless.models import first_tokens, load
-from specdec_loop.lossless.tradeoff import example, front
 from specdec_loop.methods import METHODS
 
 
@@ -193,68 +185,3 @@ def test_distinct_counts_ngrams() -> None:
     assert distinct([[1, 2, 3, 4, 5, 6]]) == 1.0
     assert distinct([[1, 1, 1, 1, 1, 1, 1]]) == 0.25
     assert distinct([[1, 2]]) == 1.0
-
-
-# --- the laboratory
-
-
-def test_lossless_passes_what_is_right_and_writes_json_and_page(tmp_path: Path) -> None:
-    words = ["--experiments", "streams", "--method", "ratio", "--texts", "200", "--workers", "1"]
-    paths = ["--json", str(tmp_path / "run.json"), "--page", str(tmp_path / "page.md")]
-    assert main(["lossless", *words, *paths]) == 0
-    run = json.loads((tmp_path / "run.json").read_text())
-    assert len(run["findings"]) == 17
-    assert run["timings"]["streams"] > 0
-    assert "| ratio | pass | 16 |" in (tmp_path / "page.md").read_text()
-
-
-def test_an_injected_fault_gives_exit_status_one(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["lossless", "--inject", "target-residual", "--texts", "1000", "--workers", "1"]) == 1
-    assert capsys.readouterr().out.strip().endswith("caught")
-    assert main(["lossless", "--inject", "g7", "--workers", "1"]) == 1
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--experiments", "first"], "holds no config.json"),
-        (["--sampler", "no.such.module"], "must be a module that imports"),
-    ],
-)
-def test_mistakes_in_the_laboratory_are_said_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
-) -> None:
-    assert main(["lossless", "--target", str(tmp_path), *words]) == 2
-    said = capsys.readouterr().err
-    assert message in said
-    assert said.count("\n") == 1
-
-
-@pytest.mark.slow  # three figures: five seconds
-def test_figures_are_drawn_and_the_page_shows_them(tmp_path: Path, folder: Path) -> None:
-    pytest.importorskip("matplotlib", reason="figures need matplotlib (requirements/dev.txt)")
-    parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
-    args = parser.parse_args(["--method", "ratio"])
-    pair = load(str(folder / "target"), str(folder / "draft"))
-    plan = command.Plan(args, [], pair)
-    ratio = replace(LABORATORY[0], widths=(1,))
-    table = first_tokens(pair, pair.prompts[0])
-    plan.groups["first"] = [Job("first token", "prompt 1", ratio, table, {}, 300, 1)] * 4
-    plan.groups["front"] = [replace(place, draws=100) for place in front(example(), 100)]
-    run = plan.result([job.run() for group in plan.groups.values() for job in group])
-    run |= {"drawn": plan.draw(tmp_path), "seconds": 1.0}
-    page = report.page(run, "figures")
-    for name in ("first_tokens", "proof", "front"):
-        assert (tmp_path / f"{name}.png").stat().st_size > 10_000
-        assert f"](figures/{name}.png)" in page
-    assert "rejections.png" not in page
-
-
-@pytest.mark.slow  # simulated texts, and six figures: five seconds
-def test_theory_figures_are_drawn(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="figures need matplotlib (requirements/dev.txt)")
-    words = ["--folder", str(tmp_path), "--texts", "20", "--draws", "1000", "--workers", "1"]
-    assert main(["theory", "figures", *words, "--json", str(tmp_path / "numbers.json")]) == 0
-    assert {path.stem for path in tmp_path.glob("*.png")} == {"rejections", "batch_improvement", "pareto"}
-    assert len(json.loads((tmp_path / "numbers.json").read_text())["front"]) == 12

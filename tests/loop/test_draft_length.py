@@ -10,10 +10,10 @@ from text_distributions import distribution, many, surprise, tiny
 from texts import text_of
 
 from specdec_kernels import RngKey, Sampling, sample
+from specdec_lab.theory import optimal_draft
 from specdec_loop import AdaptiveLength, DraftModel, generate
 from specdec_loop.draft_length import FixedLength
 from specdec_loop.drafters.base import Confidence
-from specdec_loop.theory import optimal_draft
 
 FALSE_ALARM = 1e-6  # of the distribution test below; seeds are fixed, so an alarm would stay
 SECONDS = {"draft": 0.0, "networks": 0.0, "target": 1.0, "verify": 0.0, "commit": 0.0}

@@ -15,7 +15,7 @@ from specdec_loop import Datastore, generate
 from specdec_loop.methods import METHODS, DrafterAssets
 
 
-class TinyKit(DrafterAssets):
+class TinyAssets(DrafterAssets):
     """Random parts."""
 
     medusa: Any = medusa()
@@ -26,14 +26,14 @@ class TinyKit(DrafterAssets):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_runs_and_is_plain_when_greedy(name: str) -> None:
-    kit = TinyKit(
+    assets = TinyAssets(
         model(),
         heads=Path("nowhere"),
         load_draft=lambda: model(seed=1),
         load_store=lambda: Datastore.build(prompts()),
     )
     method, sampling = METHODS[name], Sampling.full(3, temperature=0.0)
-    drafter = method.make(kit)
+    drafter = method.make(assets)
     assert drafter is None or method.rule in drafter.rules
     plain = generate(model(), None, prompts(3), sampling=sampling, max_new_tokens=12).tokens
     result = generate(
@@ -55,11 +55,11 @@ def test_parts_are_loaded_when_they_are_wanted(tmp_path: Path) -> None:
         loaded.append("draft")
         return model(seed=1)
 
-    kit = DrafterAssets(model(), heads=tmp_path, load_draft=load, load_store=lambda: Datastore.build([[1]]))
-    METHODS["prompt-lookup"].make(kit)
+    assets = DrafterAssets(model(), heads=tmp_path, load_draft=load, load_store=lambda: Datastore.build([[1]]))
+    METHODS["prompt-lookup"].make(assets)
     assert loaded == []
     for name in ("draft-model", "draft-model-ratio"):
-        METHODS[name].make(kit)
+        METHODS[name].make(assets)
     assert loaded == ["draft"]
     with pytest.raises(FileNotFoundError, match=r"medusa_lm_head\.safetensors"):
-        METHODS["medusa"].make(kit)
+        METHODS["medusa"].make(assets)

@@ -11,7 +11,7 @@ from check import assert_same
 from torch import Tensor
 from tree_cases import random_parents
 
-from specdec_kernels import TreeMask, tree_from_lookahead, tree_layout, tree_mask, tree_mask_mod
+from specdec_kernels import TreeMask, tree_from_lookahead, tree_layout, tree_mask
 from specdec_kernels.ops.tree_mask import op
 
 NODES = (1, 2, 8, 9, 17, 32, 33, 70)  # a root; the edges of 8, 16, 32 and 64 bits
@@ -134,20 +134,6 @@ def test_a_size_that_cuts_a_mask_keeps_what_lies_before(backend: str, device: st
     beyond = torch.full((2,), 2**33, device=device)  # a row longer than 32 bits count
     assert bool(tree_mask(parents, past=beyond, format="flat", size=40).mask.all())
     assert bool((tree_mask(parents, past=beyond, format="flat_packed", size=40).mask == 255).all())
-
-
-def test_mask_mod_is_the_same_predicate() -> None:
-    from torch.nn.attention.flex_attention import create_block_mask, create_mask, flex_attention
-
-    parents, past, padding = ragged(9)
-    common: dict[str, Any] = {"past": torch.tensor(past), "left_padding": torch.tensor(padding), "window": 4}
-    dense = tree_mask(parents, size=21, **common).mask
-    mask_mod = tree_mask_mod(parents, **common)
-    assert torch.equal(create_mask(mask_mod, 4, 1, 9, 21, device="cpu"), dense)
-    query, key, value = (torch.randn(4, 2, length, 16) for length in (9, 21, 21))
-    blocks = create_block_mask(mask_mod, 4, 1, 9, 21, device="cpu")
-    want = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=dense)
-    torch.testing.assert_close(flex_attention(query, key, value, block_mask=blocks), want)
 
 
 @pytest.mark.parametrize(("level", "window", "guesses"), [(2, 1, 0), (2, 4, 3), (3, 2, 1), (5, 4, 2), (4, 1, 5)])

@@ -1,42 +1,36 @@
-"""The command line: one file a command, and a line for whoever gave it something that cannot work."""
+"""The command line: one file a command; invalid input prints a one-line error."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 
-from . import compare, datastore, demo, generate, lossless, plan, theory, train
+from . import compare, datastore, demo, generate
 from .loading import UserError
 
-COMMANDS = {
-    "generate": generate,
-    "compare": compare,
-    "demo": demo,
-    "datastore": datastore,
-    "train": train,
-    "plan": plan,
-    "lossless": lossless,
-    "theory": theory,
-}
+COMMANDS = {"generate": generate, "compare": compare, "demo": demo, "datastore": datastore}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit status: 1 where a test of it failed, 2 where it could not be run."""
-    parser = argparse.ArgumentParser(
-        prog="python -m specdec_loop", description="Speculative decoding of transformers models, every method."
-    )
+    """Run a command; returns the exit status: 2 where it could not be run."""
+    return run_command("specdec_loop", "Speculative decoding of transformers models.", COMMANDS, arguments)
+
+
+def run_command(package: str, description: str, modules: dict[str, ModuleType], arguments: Sequence[str] | None) -> int:
+    """Parse the command line of `package`, whose commands are modules, and run the command."""
+    parser = argparse.ArgumentParser(prog=f"python -m {package}", description=description)
     commands = parser.add_subparsers(dest="command", metavar="command", required=True)
-    for name, command in COMMANDS.items():
+    for name, command in modules.items():
         about = (command.__doc__ or "").splitlines()[0]
         formatter = argparse.ArgumentDefaultsHelpFormatter
-        one = commands.add_parser(name, help=about, description=about, formatter_class=formatter)
-        command.add_arguments(one)
+        command.add_arguments(commands.add_parser(name, help=about, description=about, formatter_class=formatter))
     args = parser.parse_args(arguments)
     try:
-        return COMMANDS[args.command].run(args) or 0
+        return modules[args.command].run(args) or 0
     except UserError as error:
-        print(f"specdec_loop {args.command}: {error}", file=sys.stderr)
+        print(f"{package} {args.command}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(file=sys.stderr)

@@ -97,7 +97,7 @@ def prompts_of(models: Models, args: argparse.Namespace) -> list[list[int]]:
             if not path.is_file():
                 raise UserError(f"--prompts: there is no file {path}")
         return [models.encode(path.read_text(encoding="utf-8"), args.max_new_tokens) for path in args.prompts]
-    from ..training import corpus
+    from .. import corpus
 
     made: list[list[int]] = []
     files = [path for path in corpus.sources() if corpus.is_held_out(path)]

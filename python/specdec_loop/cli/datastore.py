@@ -56,7 +56,7 @@ def build(paths: list[Path], tokenizer: Any, *, depth: int = 16) -> Datastore:
 
 def training_files() -> list[Path]:
     """What the default models were trained on; nothing of what was held out."""
-    from ..training import corpus
+    from .. import corpus
 
     return [p for p in corpus.sources() if not corpus.is_held_out(p)]
 

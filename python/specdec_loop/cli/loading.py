@@ -89,7 +89,7 @@ class Models:
                 f"--target: the tokenizer in {args.target} has {len(self.tokenizer)} tokens, the model only "
                 f"{self.target.config.vocab_size}: give a folder in which both belong together"
             )
-        self.kit = DrafterAssets(
+        self.assets = DrafterAssets(
             self.target,
             heads=args.heads,
             load_draft=self._draft,
@@ -101,7 +101,7 @@ class Models:
         """A method's drafter."""
         try:
             with one_line():
-                return METHODS[name].make(self.kit)
+                return METHODS[name].make(self.assets)
         except UserError as error:
             raise UserError(f"method {name}: {error}") from error
 
@@ -174,7 +174,7 @@ def _check_folder(option: str, folder: Path) -> None:
     if not (folder / "config.json").exists():
         hint = "give the folder of a transformers model"
         if folder.parent == MODELS:
-            hint += ", or train the default one: python -m specdec_loop train --help"
+            hint += ", or train the default one: python -m specdec_lab train --help"
         raise UserError(f"{option}: no config.json in {folder}: {hint}")
 
 

@@ -16,8 +16,7 @@ from ..drafters import Drafter
 from ..generation import Generation
 from ..generation import generate as decode
 from ..methods import METHODS
-from ..statistics import acceptance_by_child, acceptance_by_position
-from ..theory import expected_tokens
+from ..statistics import acceptance_by_child, acceptance_by_position, expected_tokens
 from .loading import Models, UserError, one_line
 
 RIVALS = ("transformers plain", "transformers assisted", "transformers prompt lookup")
@@ -173,7 +172,7 @@ class Comparison:
         if case.temperature > 0:
             more |= {"temperature": case.temperature, "top_k": 0, "top_p": 1.0}
         if case.method == "transformers assisted":
-            more["assistant_model"] = self.models.kit.draft
+            more["assistant_model"] = self.models.assets.draft
         elif case.method == "transformers prompt lookup":
             more["prompt_lookup_num_tokens"] = METHODS["prompt-lookup"].draft_length
         torch.manual_seed(seed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -147,44 +146,6 @@ def tree_mask(
     )  # fmt: skip
     mask, offsets, status = results
     return TreeMask(mask, offsets if format in ("flat", "flat_packed") else None, status)
-
-
-def tree_mask_mod(
-    parents: Tensor, *, past: Tensor | None = None, left_padding: Tensor | None = None, window: int = 0
-) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """The same mask as a FlexAttention ``mask_mod(batch, head, query, key)``; give it to ``create_block_mask``.
-
-    Args:
-        parents: see `tree_mask`.
-        past: int64 ``[batch]``, column of node 0; None is 0.
-        left_padding: see `tree_mask`.
-        window: see `tree_mask`.
-
-    Returns:
-        A function of four index tensors.
-
-    Raises:
-        ValueError: wrong shapes, dtypes or devices.
-
-    Example:
-        >>> import torch
-        >>> from specdec_kernels import tree_mask_mod
-        >>> mask_mod = tree_mask_mod(torch.tensor([[-1, 0, 0, 1]]))
-        >>> mask_mod(*(torch.tensor(i) for i in (0, 0, 3, 1)))
-        tensor(True)
-    """
-    if not isinstance(parents, Tensor):
-        fail("tree_mask_mod", "parents", "a tensor of int32 or int64", type(parents).__name__)
-    check = Checker("tree_mask_mod", parents.device)
-    batch, _ = check.parents(parents)
-    check.size("window", window, 0)
-    start, unused = (
-        torch.zeros(batch, dtype=torch.int64, device=parents.device)
-        if value is None
-        else check.vector(argument, value, torch.int64, batch)
-        for argument, value in (("past", past), ("left_padding", left_padding))
-    )
-    return reference.mask_mod(parents, start, unused, window)
 
 
 def _smallest(nodes: int) -> torch.dtype:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -74,16 +72,3 @@ def _flat(
     query = inside // width
     seen = _trees.attends(*common, request, query.clamp(max=nodes - 1), inside % width) & (query < nodes)
     return (_trees.pack(seen, 8)[:, 0] if packed else seen), offsets
-
-
-def mask_mod(
-    parents: Tensor, past: Tensor, left_padding: Tensor, window: int
-) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """See `specdec_kernels.tree_mask_mod`."""
-    tree = _trees.tree(parents, parents.shape[1] - 1)
-    common = (_trees.pack(tree.ancestors, 32), tree.depth, past.clamp(min=0), left_padding, window)
-
-    def attends(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return _trees.attends(*common, batch, query, key)
-
-    return attends

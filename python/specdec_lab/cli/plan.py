@@ -1,0 +1,104 @@
+"""What draft length, which static tree, and which improvement next, from measured numbers."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from specdec_loop.cli.loading import UserError, one_line
+
+from .. import theory
+from ..plan import LONGEST, Measured, best_tree, improvements, levels, measured
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """A run, or its numbers."""
+    parser.add_argument("--run", type=Path, help="JSON file of a run: compare --json, or drafted, accepted and seconds")
+    parser.add_argument("--method", help="which row of the run; by default the first that drafts")
+    parser.add_argument("--acceptance", type=float, help="P, measured: accepted / looked at")
+    parser.add_argument("--draft-ms", type=float, help="milliseconds of one draft")
+    parser.add_argument("--verify-ms", type=float, help="milliseconds of a verification, target forward included")
+    about = "probability that a node's 1st, 2nd, .. child is the accepted one, for a tree; by default those of the run"
+    parser.add_argument("--children", type=float, nargs="+", help=about)
+    parser.add_argument("--nodes", type=int, default=32, help="most nodes of a tree, the root counted")
+    parser.add_argument("--figure", type=Path, help="draw throughput over N into this PNG")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Print, draw."""
+    if not all(0 <= a <= 1 for a in args.children or []) or args.nodes < 1:
+        raise UserError("--children must be in [0, 1] and --nodes >= 1")
+    with one_line():
+        now = _given(args)
+    if args.children:
+        now = now._replace(children=tuple(args.children))
+    report(now, args.nodes)
+    if args.figure:
+        draw(now, args.nodes, args.figure)
+
+
+def _given(args: argparse.Namespace) -> Measured:
+    if args.run:
+        if not args.run.is_file():
+            raise UserError(f"--run: there is no file {args.run}: make it with compare --json")
+        try:
+            written = json.loads(args.run.read_text())
+        except json.JSONDecodeError as error:
+            raise UserError(f"--run: {args.run} is no JSON: give what compare --json wrote") from error
+        return measured(written, args.method)
+    numbers = (args.acceptance, args.draft_ms, args.verify_ms)
+    if None in numbers or not 0 <= args.acceptance <= 1 or args.draft_ms < 0 or args.verify_ms <= 0:
+        raise UserError("give --run, or --acceptance in [0, 1], --draft-ms >= 0 and --verify-ms > 0")
+    return Measured(args.acceptance, args.draft_ms / 1000, args.verify_ms / 1000, (args.acceptance,))
+
+
+def report(now: Measured, nodes: int) -> None:
+    """The plan in words and numbers."""
+    best, plain = now.best(), now.speed(0)
+    cost = now.draft_time / now.verify_time
+    print(f"acceptance {now.acceptance:.3f}, draft {now.draft_time * 1e3:.3g} ms, ", end="")
+    print(f"verify {now.verify_time * 1e3:.3g} ms")
+    print("  N  tokens/step  tokens/s  speed-up")
+    for n in sorted({0, 1, 2, 3, 4, 5, 6, 8, 12, 16, best}):
+        speed, tokens = now.speed(n), float(theory.expected_tokens(now.acceptance, n))
+        print(f"{n:>3}  {tokens:>11.3f}  {speed:>8.1f}  {speed / plain:>7.3f}x{'  best' if n == best else ''}")
+    if best == 0:
+        print(f"no draft pays: acceptance must exceed the draft's cost, {cost:.3f} of a verification")
+    elif best == LONGEST:
+        print(f"longer drafts would pay still: {LONGEST} is the most that is considered")
+    for improvement in improvements(now):
+        gain = improvement.speed / now.speed(best) - 1
+        print(f"{improvement.name}: {100 * gain:+.1f} % ({improvement.speed:.1f} tokens/s, N = {improvement.draft})")
+    tree = best_tree(now, nodes)
+    shares = ", ".join(f"{share:.3f}" for share in now.children)
+    print(f"best static tree of at most {nodes} nodes, children accepted {shares}: levels {levels(tree.parents)}")
+    print(f"{tree.tokens:.3f} tokens/step, {tree.speed:.1f} tokens/s, {tree.speed / plain:.3f}x")
+    print(f"parents {tree.parents}")
+
+
+def draw(now: Measured, nodes: int, to: Path) -> None:
+    """Throughput over N and over the depth of a tree, and what each improvement makes of it."""
+    try:
+        from ..lossless.figures import canvas, save
+    except ImportError as error:
+        raise UserError("a figure needs matplotlib: pip install 'specdec_kernels[loop]'") from error
+    figure, axes = canvas(1, 1, 3.4)
+    axis, best = axes[0, 0], now.best()
+    lengths = range(max(12, min(2 * best, LONGEST)) + 1)
+    axis.plot(lengths, [now.speed(n) for n in lengths], marker=".", label="chain, now")
+    for n, word in ((best, f"best N = {best}"), (0, "plain")):
+        axis.annotate(word, (n, now.speed(n)), (4, -14), textcoords="offset points", fontsize=8)
+    for improvement in improvements(now):
+        then = improvement.then
+        label = f"{improvement.name}: {improvement.speed:.0f} tokens/s"
+        axis.plot(lengths, [then.speed(n) for n in lengths], linewidth=0.8, label=label)
+    if len(now.children) > 1:
+        tree = best_tree(now, nodes)
+        label = f"best static tree of at most {nodes} nodes"
+        axis.plot(len(levels(tree.parents)) - 1, tree.speed, "*", markersize=11, color="black", label=label)
+    axis.set_xlabel("drafts a step, N (depth of a tree)", fontsize=8)
+    axis.set_ylabel("tokens a second", fontsize=8)
+    axis.set_ylim(bottom=0)
+    axis.legend(fontsize=7, frameon=False)
+    save(figure, to)

@@ -1,0 +1,53 @@
+"""Yin et al.'s simulations: figures of batch decoding and over-acceptance, run by the kernels beside the theorems."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from specdec_loop.cli.loading import UserError
+
+from ..lossless import figures
+from ..lossless.family import run_all
+from ..lossless.goodness import holm
+from ..lossless.rejections import Simulation, scaling, simulations, toys
+from ..lossless.tradeoff import Point, example, front
+
+ALPHA = 1e-4  # of all observations together: one that far from its theorem is no accident
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What is drawn, from how much, where to."""
+    parser.add_argument("what", choices=["figures"], help="draw the figures")
+    parser.add_argument("--folder", type=Path, default=Path("build/theory"), help="where the PNGs go")
+    parser.add_argument("--texts", type=int, default=4000, help="simulated texts of 50 tokens")
+    parser.add_argument("--draws", type=int, default=200_000, help="draws of a point beside the front")
+    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes")
+    parser.add_argument("--json", type=Path, help="write the numbers there")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit status 1 where an observation contradicts its theorem."""
+    if min(args.texts, args.draws) < 2 or args.workers < 1:
+        raise UserError("--texts and --draws must be at least 2, --workers at least 1")
+    jobs: list[Any] = [*simulations(args.texts), *front(example(), args.draws)]
+    found = [finding for finding, _ in run_all(jobs, args.workers, lambda *_: None)]
+    seen = sorted((one for one in found if isinstance(one, Simulation)), key=lambda one: one.drafts)
+    points = [one for one in found if isinstance(one, Point)]
+    curve, panels = scaling(), toys(max(args.draws // 10, 2))
+    for s in seen:
+        print(f"M = {s.drafts}: {s.mean:.3f} ± {s.spread:.3f} rejections of 50 tokens, ", end="")
+        print(f"theory {s.theory:.3f}, p {s.p_value:.2g}")
+    print(f"M -> infinity: {curve['limit'][0]:.3f}")
+    figures.simulations(seen, curve, args.folder / "rejections.png")
+    figures.improvements(panels, args.folder / "batch_improvement.png")
+    figures.front(points, args.folder / "pareto.png")
+    print(f"rejections.png, batch_improvement.png and pareto.png in {args.folder}")
+    if args.json:
+        numbers = {"simulations": [s.row() for s in seen], "scaling": curve, "improvements": panels,
+                   "front": [point.row() for point in points]}  # fmt: skip
+        args.json.write_text(json.dumps(numbers, indent=1) + "\n")
+    return 0 if min(holm([one.p_value for one in found])) > ALPHA else 1

@@ -1,0 +1,168 @@
+"""The whole family: which method meets which rows under which filters, how often, and the pool that runs it."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from typing import Protocol, TypeVar
+
+import torch
+
+from .distributions import Filters, Table, constant_table, flat_table, random_table
+from .experiments import Finding, follow
+from .faults import Fault, coins_of_zero
+from .goodness import fit
+from .models import Pair, first_tokens, next_tokens, quiet
+from .procedures import Procedure, decode_step
+
+SMALL: dict[str, Filters] = {
+    "no filter": {},
+    "temperature": {"temperature": 0.7},
+    "top-k": {"temperature": 0.9, "top_k": 2},
+    "top-p": {"temperature": 1.1, "top_p": 0.8},
+    "min-p": {"temperature": 1.2, "min_p": 0.2},
+    "all": {"temperature": 0.8, "top_k": 3, "top_p": 0.95, "min_p": 0.05},
+}
+REAL: dict[str, Filters] = {
+    "top-k 4": {"top_k": 4},
+    "top-k 4, temperature": {"temperature": 0.7, "top_k": 4},
+    "top-k 4, top-p": {"top_k": 4, "top_p": 0.9},
+    "top-k 4, min-p": {"temperature": 1.2, "top_k": 4, "min_p": 0.1},
+}
+WIDE: dict[str, Filters] = {
+    "temperature": {"temperature": 0.7},
+    "top-k": {"temperature": 0.9, "top_k": 40},
+    "top-p": {"top_p": 0.9},
+    "min-p": {"temperature": 1.2, "min_p": 0.05},
+}
+Found = TypeVar("Found", covariant=True)
+TELLING = ("two ids", "eight ids", "history of 3 ids")  # every known fault shows in one of them
+# A first token is decided at the root: what lies deeper costs time and matters to the rules that look ahead alone.
+FIRST = {"block": (1, 1), "block, argmax drafts": (1, 1), "tree traversal": (2, 1)}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One experiment that is to be run."""
+
+    experiment: str
+    case: str
+    method: Procedure
+    table: Table
+    filters: Filters
+    texts: int
+    length: int
+    seconds: float = float("inf")
+
+    def run(self) -> Finding:
+        """Run it; equal jobs have equal random numbers."""
+        seed = zlib.crc32(f"{self.experiment} {self.case} {self.method.name}".encode())
+        torch.manual_seed(seed)  # for samplers of others, which draw from the global generator
+        return follow(
+            self.method, self.table, self.filters, experiment=self.experiment, case=self.case, texts=self.texts,
+            length=self.length, seconds=self.seconds, seed=seed,
+        )  # fmt: skip
+
+
+def small_tables() -> dict[str, tuple[Table, int]]:
+    """(table, tokens) by name."""
+    g = torch.Generator().manual_seed(3)
+    eight = torch.randn(2, 8, generator=g).softmax(-1)
+    return {
+        "two ids": (constant_table(torch.tensor([1.0, 2.0]) / 3, torch.tensor([2.0, 1.0]) / 3), 6),
+        "three ids": (constant_table(torch.tensor([0.6, 0.3, 0.1]), torch.tensor([0.15, 0.35, 0.5])), 6),
+        "eight ids": (constant_table(eight[0], eight[1]), 2),
+        "history of 2 ids": (random_table(2, 6, 11), 6),
+        "history of 3 ids": (random_table(3, 6, 12, 1.6), 6),
+        "history of 4 ids": (random_table(4, 6, 13, 2.0), 6),
+    }
+
+
+def stream_jobs(methods: Sequence[Procedure], texts: int) -> Iterator[Job]:
+    """Six tokens of texts of several steps: every table without a filter, the histories with each."""
+    for name, (table, length) in small_tables().items():
+        for label, filters in SMALL.items():
+            if label == "no filter" or name in ("history of 3 ids", "history of 4 ids"):
+                for method in methods:
+                    yield Job("streams", f"{name}, {label}", method, table, filters, texts, length)
+
+
+def first_jobs(pair: Pair, methods: Sequence[Procedure], texts: int, filtered: int) -> Iterator[Job]:
+    """First tokens of each prompt over the whole vocabulary; with filters, fewer of them on the first prompt."""
+    for number, prompt in enumerate(pair.prompts):
+        table = first_tokens(pair, prompt)
+        for method in methods:
+            narrow = replace(method, widths=FIRST.get(method.name, method.widths[:1]))
+            yield Job("first token", f"prompt {number + 1}", narrow, table, {}, texts, 1)
+            for label, filters in WIDE.items() if number == 0 and filtered else ():
+                yield Job("first token", f"prompt {number + 1}, {label}", narrow, table, filters, filtered, 1)
+
+
+def joint_jobs(pair: Pair, methods: Sequence[Procedure], texts: int) -> Iterator[Job]:
+    """The joint distribution of the next three tokens on real rows; a filter a prompt."""
+    for (number, prompt), (label, filters) in zip(enumerate(pair.prompts), REAL.items(), strict=False):
+        table = next_tokens(pair, prompt)
+        for method in methods:
+            yield Job("next three", f"prompt {number + 1}, {label}", method, table, filters, texts, 3)
+
+
+def fault_jobs(fault: Fault, texts: int) -> Iterator[Job]:
+    """A broken method on the tables that tell most."""
+    for name, (table, length) in small_tables().items():
+        if name in TELLING:
+            yield Job(f"fault {fault.name}", name, fault.method, table, fault.filters, texts, length)
+
+
+def impossible(method: Procedure) -> Finding:
+    """Where the coin is exactly 0 and the draft proposes what the target excludes: the one place where G7 shows."""
+    rows = torch.tensor([[0.0, -torch.inf], [0.0, 0.0]])
+    table = flat_table(rows[:1].expand(3, 2), torch.tensor([[-torch.inf, 0.0]]).expand(3, 2))
+    rng = coins_of_zero()
+    ids, _, _ = decode_step(method, table, torch.zeros_like(rng.seed), rng, {})
+    found = fit(torch.bincount(ids[:, 0], minlength=2), torch.tensor([1.0, 0.0]))
+    return Finding("coin 0", "a draft that the target excludes", method.name, found, 1.0, None, 1.0, 0.0, 0.0)
+
+
+def caught(fault: Fault, texts: int) -> list[Finding]:
+    """What the laboratory says of a broken method."""
+    if fault.impossible:
+        return [impossible(fault.method)]
+    return [job.run() for job in fault_jobs(fault, texts)]
+
+
+class Runs(Protocol[Found]):
+    """A job."""
+
+    def run(self) -> Found:
+        """Do it."""
+        ...
+
+
+def _run(job: Runs[Found]) -> Found:
+    return job.run()
+
+
+def _alone() -> None:
+    """A worker's share of the machine, and none of its noise."""
+    torch.set_num_threads(1)
+    quiet()
+
+
+def run_all(jobs: Sequence[Runs[Found]], workers: int, progress: Callable[[int, Found], None]) -> list[Found]:
+    """What jobs give, in their order; each worker is a process with one thread."""
+    if workers == 1 or len(jobs) < 2:
+        findings = []
+        for number, job in enumerate(jobs):
+            findings.append(job.run())
+            progress(number + 1, findings[-1])
+        return findings
+    found: dict[int, Found] = {}
+    with ProcessPoolExecutor(workers, get_context("spawn"), _alone) as pool:
+        futures = {pool.submit(_run, job): number for number, job in enumerate(jobs)}
+        for future in as_completed(futures):
+            found[futures[future]] = future.result()
+            progress(len(found), found[futures[future]])
+    return [found[number] for number in range(len(jobs))]

@@ -1,0 +1,201 @@
+"""The methods under test, each as one decode step: how candidates are drawn, and which rule decides on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specdec_kernels import RngKey, Sampling, batch_sd, sample, verify_chain, verify_tree
+
+from .distributions import Filters, Table, sampling_of
+
+
+class Step(NamedTuple):
+    """What a verifier is handed.
+
+    Attributes:
+        token_ids: int64: a chain ``[batch, draft]``, -1 behind its end; a tree ``[batch, nodes]``, -1 at its root.
+        target: logits of every node, ``[batch, draft + 1 or nodes, vocab]``.
+        draft: the rows the candidates were drawn from, ``[batch, draft or nodes, vocab]``.
+        filters: of the target, and of the drafts as far as the verifier knows.
+        rng: of the step.
+    """
+
+    token_ids: Tensor
+    target: Tensor
+    draft: Tensor
+    filters: Filters
+    rng: RngKey
+
+
+Verdict = tuple[Tensor, Tensor]  # token ids [batch, depth + 1], of which the first accepted + 1 count; accepted [batch]
+
+
+@dataclass(frozen=True)
+class Procedure:
+    """A method. What breaks one on purpose is a field too: every fault of `faults.py` is a method with one changed.
+
+    Attributes:
+        name: shown.
+        rule: of `verify_chain`, `verify_tree`, or "batch".
+        widths: children of each node, level by level: a chain of two drafts is (1, 1).
+        siblings: "chain", "distinct" (drawn without replacement), "independent", "top" (deterministic), "mixed" (all
+            but the last deterministic, as greedy multi-draft wants them) or "shared" (one race for all of them).
+        replacement: `verify_tree` is told that siblings are independent.
+        has_rows: the verifier is given the rows that the candidates were drawn from; else they are point masses to it.
+        purpose: whose noise a draft is drawn with.
+        drawn: overrides the filters that the drafts are drawn with, unknown to the verifier.
+        has_step: the noise is named by the decode step.
+        keep: which drafted ids ``[batch, draft]`` are offered at all.
+        verify: decides in place of the kernels.
+        propose: draws a draft in place of the kernels: ids ``[batch]`` from rows ``[batch, vocab]``.
+    """
+
+    name: str
+    rule: str
+    widths: tuple[int, ...] = (1, 1)
+    siblings: str = "chain"
+    replacement: bool = False
+    has_rows: bool = True
+    purpose: str = "draft"
+    drawn: Filters | None = None
+    has_step: bool = True
+    keep: Callable[[Tensor], Tensor] | None = None
+    verify: Callable[[Procedure, Step], Verdict] | None = None
+    propose: Callable[[Tensor, Filters], Tensor] | None = None
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether `verify_chain` serves it."""
+        return self.siblings == "chain"
+
+    @property
+    def depth(self) -> int:
+        """Most tokens that a step accepts."""
+        return len(self.widths)
+
+    def parents(self) -> list[int]:
+        """Of the nodes of a tree in order of depth; the drafts of a batch one after the other."""
+        if self.rule == "batch":
+            branches, depth = self.widths[0], self.depth
+            return [-1, *(0 if n % depth == 0 else n for n in range(branches * depth))]
+        parents, level = [-1], [0]
+        for width in self.widths:
+            first = len(parents)
+            parents += [parent for parent in level for _ in range(width)]
+            level = list(range(first, len(parents)))
+        return parents
+
+
+PROCEDURES = [
+    Procedure("ratio", "ratio"),
+    Procedure("block", "block"),
+    Procedure("match", "match", purpose="target"),
+    Procedure("ratio, argmax drafts", "ratio", has_rows=False, drawn={"temperature": 0.0}),
+    Procedure("block, argmax drafts", "block", has_rows=False, drawn={"temperature": 0.0}),
+    Procedure("tree recursive", "recursive", (2, 2), "distinct"),
+    Procedure("tree recursive, with replacement", "recursive", (2, 2), "independent", replacement=True),
+    Procedure("tree greedy multi-draft", "greedy_multi_draft", (2, 2), "mixed"),
+    Procedure("tree traversal", "traversal", (2, 2), "distinct"),
+    Procedure("tree target only", "target_only", (2, 2), "top", has_rows=False),
+    Procedure("tree match", "match", (2, 2), "top", has_rows=False),
+    Procedure("batch of 3 drafts", "batch", (3, 1), "independent"),
+]
+
+
+def draft(method: Procedure, table: Table, context: Tensor, rng: RngKey, filters: Filters) -> tuple[Tensor, Tensor]:
+    """(ids, context of each node): node 0 is the root; a chain is a tree of one branch. Both ``[batch, nodes]``."""
+    parents = method.parents()
+    depth, ranks = [0], [0]
+    for n in range(1, len(parents)):
+        depth.append(depth[parents[n]] + 1)
+        ranks.append(depth[:-1].count(depth[n]))
+    ids = [torch.full_like(context, -1)] * len(parents)
+    contexts = [context] * len(parents)
+    drawn = sampling_of(method.drawn if method.drawn is not None else filters, len(context), context.device)
+    for node in range(len(parents)):
+        children = [n for n, parent in enumerate(parents) if parent == node]
+        if not children:
+            continue
+        row = table.rows(table.draft, contexts[node][:, None])[:, 0]
+        at = rng._replace(position=rng.position + depth[node])
+        if method.propose is not None:
+            found = method.propose(row, filters)[:, None]
+        else:
+            found = _children(method, row, drawn, at, ranks[node], [ranks[n] for n in children])
+        for n, x in zip(children, found.unbind(1), strict=True):
+            ids[n] = torch.where(ids[node] < 0, -1, x) if node else x
+            contexts[n] = table.after[contexts[node], x.clamp(min=0)]
+    return torch.stack(ids, 1), torch.stack(contexts, 1)
+
+
+def _children(method: Procedure, row: Tensor, drawn: Sampling, rng: RngKey, rank: int, lanes: list[int]) -> Tensor:
+    """Ids of the children of one node, ``[batch, children]``; lanes as docs/design.md names them."""
+
+    def draw(lane: int = 0, count: int = 1, without: Tensor | None = None) -> Tensor:
+        return sample(
+            row, sampling=drawn, rng=rng, purpose=method.purpose, num_samples=count, lane=lane, exclude_ids=without
+        ).token_ids
+
+    count = len(lanes)
+    if method.siblings == "distinct":
+        return draw(lane=rank, count=count)
+    if method.siblings == "independent":
+        return torch.cat([draw(lane=lane) for lane in lanes], 1)
+    if method.siblings == "shared":
+        return draw(lane=rank).expand(-1, count)
+    if method.siblings == "chain":
+        return draw()
+    top = row.topk(count, dim=-1).indices if row.stride(0) else row[0].topk(count).indices.expand(len(row), -1)
+    if method.siblings == "top":
+        return top
+    certain = top[:, :-1].contiguous()
+    return torch.cat([certain, draw(lane=rank, without=certain)], 1)
+
+
+def decode_step(
+    method: Procedure, table: Table, context: Tensor, rng: RngKey, filters: Filters
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(token ids, accepted, contexts after 0, 1, .. of the ids) of one step of every text."""
+    named = rng if method.has_step else rng._replace(step=torch.zeros_like(rng.position))
+    ids, contexts = draft(method, table, context, named, filters)
+    target = table.rows(table.target, contexts)
+    rows = table.rows(table.draft, contexts)
+    if method.is_chain:
+        ids, rows = ids[:, 1:], rows[:, :-1]
+        if method.keep is not None:
+            ids = torch.where(method.keep(ids), ids, -1)
+    step = Step(ids.contiguous(), target, rows, filters, named)
+    emitted, accepted = (method.verify or verify)(method, step)
+    path = [context]
+    for x in emitted.unbind(1):
+        path.append(table.after[path[-1], x.clamp(min=0)])
+    return emitted, accepted, torch.stack(path, 1)
+
+
+def verify(method: Procedure, step: Step) -> Verdict:
+    """By the kernels."""
+    batch = len(step.token_ids)
+    device = step.token_ids.device
+    sampling = drafted = sampling_of(step.filters, batch, device)
+    rows = step.draft if method.has_rows else None
+    if method.is_chain:
+        chain = verify_chain(
+            step.token_ids, step.target, rows, sampling=sampling, draft_sampling=drafted, rng=step.rng,
+            rule=method.rule,
+        )  # fmt: skip
+        return chain.token_ids, chain.num_accepted
+    if method.rule == "batch":
+        branches = step.token_ids[:, 1:].unflatten(1, (method.widths[0], method.depth))
+        several = batch_sd(branches, step.target, step.draft, sampling=sampling, draft_sampling=drafted, rng=step.rng)
+        return several.token_ids, several.num_accepted
+    tree = verify_tree(
+        step.token_ids, torch.tensor(method.parents(), device=device).repeat(batch, 1), step.target, rows,
+        max_depth=method.depth, sampling=sampling, draft_sampling=drafted, rng=step.rng, rule=method.rule,
+        replacement=method.replacement,
+    )  # fmt: skip
+    return tree.token_ids, tree.num_accepted
