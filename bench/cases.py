@@ -30,7 +30,7 @@ class OpCase:
     @property
     @abstractmethod
     def words(self) -> str:
-        """What tells it from the op's other cases."""
+        """The part of the id that differs among the op's cases."""
 
     @property
     def name(self) -> str:

@@ -29,7 +29,7 @@ ON_PAIRS = ("acceptance_ratios", "residual_probs", "residual_sample")  # of a ta
 
 
 def cases() -> list[Any]:
-    """What docs/design.md promises (batch 64, draft 5), around it, the case of one request; trees and caches."""
+    """Cases: the promise of docs/design.md (batch 64, draft 5), its neighbours, one request, trees and caches."""
     others = [op for op in suite.OPS if op not in ("verify_chain", "sample", *ON_PAIRS, "tree_cache")]
     op, bf16 = "verify_chain", "bf16"
     return [
@@ -107,7 +107,7 @@ def measure(case: Any, backends: list[str], copy: float, philox: float) -> list[
 
 
 def read_steps(file: str) -> list[dict[str, str]]:
-    """What gpu.sh wrote: name, verdict, seconds."""
+    """Steps of gpu.sh: name, verdict, seconds."""
     if not file or not Path(file).exists():
         return []
     lines = [line.split("\t") for line in Path(file).read_text().splitlines()]

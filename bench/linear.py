@@ -91,7 +91,7 @@ def minimum(case: LinearCase, x: LinearInput, result: Tensor) -> int:
 
 
 def torch_linear(x: LinearInput) -> Tensor:
-    """What a model calls."""
+    """The layer as a model calls it."""
     return linear(x.x, x.weight)
 
 

@@ -1,4 +1,4 @@
-"""What a measured number must carry: machine, versions, commit."""
+"""Machine, versions and commit of a measured number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `bench/<op>.py` share: who runs in a case, the check before the clock, the bridge to pytest-benchmark."""
+"""Shared by `bench/<op>.py`: contenders of a case, the check before the clock, the bridge to pytest-benchmark."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def sdpa(x: AttentionInput) -> Tensor:
 
 
 class Layer:
-    """What transformers' attention functions read of a model's layer."""
+    """The attributes of a layer that transformers' attention functions read."""
 
     num_key_value_groups = HEADS // KV_HEADS
     is_causal = True

@@ -29,7 +29,7 @@ NEAR = {
 
 @dataclass(frozen=True)
 class MaskCase(TreeCase):
-    """What is made of the trees."""
+    """The mask formats to build."""
 
     format: str = "layout and bool"
 

@@ -28,7 +28,7 @@ PIECE = 64  # most tokens of a prompt in one step, so that a long one does not h
 
 @dataclass
 class Request:
-    """What a caller asks for, and what has come of it."""
+    """A request and its state."""
 
     prompt: list[int]
     limit: int = 64
@@ -53,7 +53,7 @@ class Request:
 
 
 class Step(NamedTuple):
-    """What attention needs to know of a forward."""
+    """Inputs of attention in a forward."""
 
     pages: Pages
     table: Tensor  # pages of each request that takes part
@@ -237,7 +237,7 @@ class Engine:
 
 
 def lookup(tokens: list[int], count: int, longest: int = 3) -> list[int]:
-    """What followed when the last few tokens stood in the text before."""
+    """The tokens that followed an earlier occurrence of the last few tokens."""
     for n in range(longest, 0, -1):
         for start in range(len(tokens) - n - 1, -1, -1) if count else ():
             if tokens[start : start + n] == tokens[-n:]:

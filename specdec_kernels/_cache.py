@@ -20,7 +20,7 @@ BAD_TABLE = 32
 
 
 class CacheLayout:
-    """Keys, values and whatever else a cache keeps for each token, described once for all layers.
+    """Keys, values and other per-token tensors of a cache, described once for all layers.
 
     Example:
         >>> import torch

@@ -74,7 +74,7 @@ def vocab_words(
 
 
 def random_words(rng: RngKey, *, purpose: str, index: Tensor, lane: int = 0) -> Tensor:
-    """The random words that the ops use, for whoever wants to reproduce or audit a draw.
+    """The random words that the ops use, to reproduce or audit a draw.
 
     Args:
         rng: seed, position and step of each request, int64 ``[batch]``. Draft token i uses ``position + i``.

@@ -12,7 +12,7 @@ from ._check import fail
 
 
 class PathTree(NamedTuple):
-    """What `tree_from_paths` returns.
+    """Result of `tree_from_paths`.
 
     Attributes:
         parents: int32 ``[nodes]``, as every tree function takes them (after ``.repeat(batch, 1)``).

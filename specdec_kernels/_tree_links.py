@@ -12,7 +12,7 @@ from ._check import ID_DTYPES, MAX_NODES, Checker, fail
 
 
 class TreeLinks(NamedTuple):
-    """What `tree_links` returns: each ``[batch, nodes]``, local node numbers, -1 for none.
+    """Result of `tree_links`: each ``[batch, nodes]``, local node numbers, -1 for none.
 
     Attributes:
         row: the row of each node's logits: ``batch * nodes + node`` for SGLang (retrive_index), else the node.
@@ -26,7 +26,7 @@ class TreeLinks(NamedTuple):
 
 
 class LinkedTree(NamedTuple):
-    """What `tree_from_links` returns.
+    """Result of `tree_from_links`.
 
     Attributes:
         parents: int32 ``[batch, nodes]``; a malformed tree is its root alone.

@@ -1,4 +1,4 @@
-"""What a caller hands in: how a request samples, and which random numbers are its own."""
+"""Inputs of a call: sampling parameters and random number keys of each request."""
 
 from __future__ import annotations
 

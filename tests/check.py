@@ -1,4 +1,4 @@
-"""What a test may assert: equal decisions, no worse than PyTorch, a distribution with its false-alarm rate."""
+"""Assertions: equal decisions, no worse than PyTorch, a distribution with its false-alarm rate."""
 
 from __future__ import annotations
 

@@ -200,7 +200,7 @@ def branch_call(vocab: int, batch: int, seed: int) -> Call:
 
 
 class Reply(NamedTuple):
-    """What a rank hands back of one call."""
+    """Result of one call on a rank."""
 
     results: tuple[Tensor | None, ...]
     exchanges: int

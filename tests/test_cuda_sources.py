@@ -41,7 +41,7 @@ def test_kernels_reach_global_memory_only_through_the_counted_accessor(path: Pat
 
 
 def test_the_problem_holds_no_raw_pointer() -> None:
-    """What a kernel receives: accessors only."""
+    """Arguments of a kernel: accessors only."""
     text = code(FOLDER / "problem.cuh")
     for struct in re.findall(r"struct \w+ \{.*?\n\};", text, flags=re.S):
         members = re.findall(r"^\s+(?:const )?[\w:<> ]+\*\s*\w+\s*[;=]", struct, flags=re.M)

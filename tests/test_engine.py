@@ -33,7 +33,7 @@ def requests(temperature: float, count: int = 7) -> list[Request]:
 
 
 def alone(request: Request) -> list[int]:
-    """What the loop says."""
+    """Text of the decoding loop."""
     sampling = Sampling.full(1, temperature=request.temperature, top_k=9, top_p=0.95)
     how = {"sampling": sampling, "seed": request.seed, "max_new_tokens": request.limit, "stop": ()}
     return generate(network(), None, [request.prompt], **how).tokens[0]

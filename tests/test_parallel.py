@@ -149,7 +149,7 @@ def test_a_decision_moves_by_no_more_than_one_neighbouring_logit() -> None:
 
 
 class Group:
-    """What a process group says of itself."""
+    """Interface of a process group."""
 
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks

@@ -1,4 +1,4 @@
-"""Whatever the shape: a result that keeps the contract, and the reference's decision."""
+"""Any shape: a result within the contract, and the reference's decision."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ VERIFIED = make_tree(BATCH, NODES, 33)
 
 
 def arguments(name: str, device: str) -> tuple[Any, ...]:
-    """What the public function hands to the operator."""
+    """Arguments that the public function passes to the operator."""
     parents = random_parents(BATCH, NODES, 4).to(device)
     ids = torch.arange(BATCH * NODES, device=device).view(BATCH, NODES)
     past = torch.tensor([3, 5], device=device)

@@ -31,7 +31,7 @@ _SHARED = re.compile(r"(\d+) bytes smem")
 
 
 class Usage(NamedTuple):
-    """What the assembler says of one kernel on one architecture."""
+    """Resources of one kernel on one architecture, from the assembler."""
 
     arch: int
     kernel: str

@@ -1,4 +1,4 @@
-"""What Triton's interpreter lacks."""
+"""Functions that Triton's interpreter lacks."""
 
 import triton
 import triton.language as tl

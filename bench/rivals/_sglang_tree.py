@@ -25,7 +25,7 @@ class Kernels(NamedTuple):
 
 
 class DraftedTree(NamedTuple):
-    """What its drafter knows of a batch of trees: candidate `topk * row + rank` is a child of the node of that row."""
+    """Inputs of its tree builder: candidate `topk * row + rank` is a child of the node of that row."""
 
     parent_list: Tensor  # int64 [batch, row]: the candidate that became the node of a row; row 0 is the root's
     selected: Tensor  # int64 [batch, nodes - 1]: the candidate that became each node

@@ -18,7 +18,7 @@ BETTER = 0.1  # an improvement, as a share of what is left to gain or to save
 
 
 class Measured(NamedTuple):
-    """What a plan needs.
+    """Measured input of a plan.
 
     Attributes:
         acceptance: P, of one draft given that those before it were accepted.
@@ -43,7 +43,7 @@ class Measured(NamedTuple):
 
 
 class Improvement(NamedTuple):
-    """What one change would buy.
+    """Gain of one change.
 
     Attributes:
         name: of the change.

@@ -77,7 +77,7 @@ class Datastore:
     def continuations(
         self, context: Sequence[int], *, length: int, shortest: int = 1, most: int = 64
     ) -> list[list[int]]:
-        """What followed the longest end of the context that occurs: up to `length` tokens each.
+        """Continuations of the longest suffix of the context that occurs: up to `length` tokens each.
 
         Args:
             context: tokens.

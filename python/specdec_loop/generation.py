@@ -26,7 +26,7 @@ Streamer = Callable[[int, list[int], int], None]
 
 
 class Hooks:
-    """What a caller may do inside `generate`: here, nothing."""
+    """Hooks inside `generate`; these do nothing."""
 
     def distribution(self, sequences: Sequences, draft: Draft, logits: Tensor) -> Tensor:
         """Change the target's logits, ``[batch, draft + 1 or nodes, vocab]``, before they are verified.
@@ -41,7 +41,7 @@ class Hooks:
 
 @dataclass(frozen=True)
 class Generation:
-    """What `generate` returns.
+    """Result of `generate`.
 
     Attributes:
         tokens: of each request, without the prompt; a stop is included.
@@ -275,7 +275,7 @@ def _candidates(draft: Draft) -> tuple[Tensor, Tensor]:
 
 
 def _shape(draft: Draft, path: Tensor | None) -> Sequence[Tensor]:
-    """What the statistics want to know: a chain's ids; or a tree's ids, parents and accepted path."""
+    """Input of the statistics: a chain's ids, or a tree's ids, parents and accepted path."""
     return (draft.token_ids,) if path is None else (*_candidates(draft), path)
 
 

@@ -73,7 +73,7 @@ def _is_compiled(network: nn.Module) -> bool:
 
 
 def _forward(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
-    """What replaces the layer's own."""
+    """Forward that replaces the layer's own."""
     weight, bias, dtype = layer.weight, layer.bias, layer.weight.dtype
     most, multiply = ROWS[dtype] * layer.in_features, torch.ops.specdec_kernels.linear.cpu
 

@@ -31,7 +31,7 @@ from .heads import FeatureHead, load_eagle, load_eagle3, load_medusa, load_mtp
 
 
 class DrafterAssets:
-    """What drafters are made of; each part is loaded when a method first asks for it."""
+    """Models and data of the drafters; each is loaded when a method first needs it."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What a cache still holds of earlier texts: a prompt that begins like one of them is not run again from its start."""
+"""Prefix cache over calls: a prompt that begins like an earlier text reuses its cache rows."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ class Clock:
         self.begun = self._since = time.perf_counter()
 
     def mark(self, phase: str) -> None:
-        """What was done since the last mark belongs to a phase."""
+        """Credit the time since the last mark to a phase."""
         if self._is_cuda:
             self._events.append((phase, self._event()))
         else:

@@ -1,4 +1,4 @@
-"""What ends a text: token ids, sequences of them, and strings."""
+"""Stop conditions: token ids, sequences of them, and strings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What followed each suffix of a text, and how often: a trie that counts sequences as they come again."""
+"""Continuations of each suffix of a text with their counts: a trie of repeated sequences."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Trie:
         return longer
 
     def follow(self, sequence: int, budget: int, least: float) -> tuple[float, list[int]]:
-        """What follows most often, up to `budget` tokens of a product of frequencies of `least`; the products' sum."""
+        """Likeliest continuation, up to `budget` tokens of a product of frequencies of `least`; the products' sum."""
         tokens: list[int] = []
         score, product = 0.0, 1.0
         while len(tokens) < budget:
@@ -115,5 +115,5 @@ class Suffixes:
         self.found = [0, *self.trie.find(self.found, token)][: self.depth]
 
     def follow(self, matched: int, budget: int, least: float) -> tuple[float, list[int]]:
-        """What follows the last `matched` tokens, see `Trie.follow`."""
+        """Continuation of the last `matched` tokens, see `Trie.follow`."""
         return self.trie.follow(self.found[matched], budget, least)

@@ -1,4 +1,4 @@
-"""What a batch of vLLM's requests asks for: sampling parameters, named random numbers, and who is served here.
+"""A batch of vLLM's requests: sampling parameters, random number keys, and which requests are served here.
 
 A request that wants more than temperature, top-k, top-p, min-p, a seed and a grammar goes to vLLM's own sampler, for
 all of its life: whether it is served depends on its SamplingParams alone.
@@ -24,7 +24,7 @@ OWN_PROCESSORS = ("MinPLogitsProcessor", "LogitBiasLogitsProcessor", "MinTokensL
 
 
 class Request(NamedTuple):
-    """What never changes of a request."""
+    """The fixed part of a request."""
 
     seed: int
     is_served: bool

@@ -24,7 +24,7 @@ from .requests import Batch, read
 
 @dataclass
 class Drafting:
-    """What the drafter must know of the texts that it continues: its next draft is token `drawn` of them."""
+    """State of the drafter: its next draft is token `drawn` of each text."""
 
     rule: str
     sampling: Sampling

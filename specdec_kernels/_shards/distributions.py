@@ -43,7 +43,7 @@ class Rows(NamedTuple):
 
 
 class Statistics(NamedTuple):
-    """What the ranks know of some rows after the first exchange."""
+    """Numbers of some rows that all ranks share after the first exchange."""
 
     maximum: Tensor  # float32 [rows], 0 where bad
     argmax: Tensor  # int64 [rows], global id

@@ -1,4 +1,4 @@
-"""What the compat share: acceptance by given coins, and a draw from the weights of one row a request."""
+"""Shared by the compatible interfaces: acceptance by given coins, and a draw from the weights of one row a request."""
 
 from __future__ import annotations
 

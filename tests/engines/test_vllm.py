@@ -101,7 +101,7 @@ def test_min_p_and_logit_bias_which_vllm_refuses_with_speculation(models: str, p
 
 
 def test_without_the_plug_in_equal_requests_differ(models: str) -> None:
-    """What the plug-in mends; if vLLM mends it, this test says so."""
+    """A fault that the plug-in mends; this test fails once vLLM mends it."""
     same = [request(PROMPTS[0], 7, temperature=1.0)] * 8
     options = {"draft_sample_method": "probabilistic"}
     texts = run(models, "draft", [same], rule="off", options=options)["texts"][0]

@@ -118,7 +118,7 @@ def save_head(folder: Path, head: Head) -> None:
 
 
 def chain_logits(target: Any, head: Any, text: list[int], drafts: list[int]) -> Any:
-    """What the head says after a text and after each draft but the last, run over the whole text: ``[drafts, vocab]``.
+    """Logits of the head after a text and after each draft but the last, run over the whole text: ``[drafts, vocab]``.
 
     The target has seen the text but for its last token.
     """

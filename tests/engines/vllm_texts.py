@@ -63,7 +63,7 @@ start = cache(Vllm)
 
 
 def run(models: str, speculation: str, batches: list[list[dict[str, Any]]], rule: str = "match", **job: Any) -> Any:
-    """What `serve` returns of this job, with the plug-in's rule or, at "off", without the plug-in."""
+    """Result of `serve` of this job, with the plug-in's rule or, at "off", without the plug-in."""
     job = {"models": models, "speculation": speculation, "batches": batches, "rule": rule, **job}
     return start(rule != "off").ask(job)
 

@@ -1,4 +1,4 @@
-"""What a caller hands to `model.generate`: processors, criteria, streamers, each touchy about how it is called."""
+"""Processors, criteria and streamers for `model.generate`, each strict about how it is called."""
 
 from __future__ import annotations
 

@@ -313,7 +313,7 @@ def test_a_text_that_repeats_itself_is_copied_and_another_is_left_to_the_head() 
 
 
 def test_one_made_of_another_follows_and_ends_with_it() -> None:
-    """Two of them, one inside the other: whoever copies, the head sees every step; and both learn the texts."""
+    """Two of them, one inside the other: the head sees every step, copied or not; and both learn the texts."""
     inner = SuffixOr(HeadChain(feature_head("mtp", model())))
     arguments = {"sampling": Sampling.full(2, temperature=0.3), "max_new_tokens": 40, "stop": ()}
     starts = [[5, 6, 7, 8] * 6, [7, 8] * 9]

@@ -1,4 +1,4 @@
-"""What `specdec_loop.hf` promises: `model.generate` as ever, only with drafts; and an exact `_speculative_sampling`."""
+"""`specdec_loop.hf`: `model.generate` as ever, only with drafts; and an exact `_speculative_sampling`."""
 
 from __future__ import annotations
 

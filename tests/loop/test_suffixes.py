@@ -54,7 +54,7 @@ def test_drafts_are_those_of_plain_python(seed: int) -> None:
 
 
 def test_a_text_makes_about_one_sequence_a_token_and_no_objects() -> None:
-    """What occurs once has no children of its own: 400 random tokens have 9 000 sequences of up to 24."""
+    """A sequence that occurs once has no children: 400 random tokens have 9 000 sequences of up to 24."""
     rng, trie = random.Random(1), Trie()
     row, suffixes = [rng.randrange(1000) for _ in range(400)], Suffixes(trie, 24)
     gc.collect()

@@ -25,7 +25,7 @@ def prompts(count: int = 7, vocab: int = VOCAB, seed: int = 0) -> list[list[int]
 
 
 def scores(network: Any, context: list[int], sampling: Sampling, b: int, seed: int) -> Tensor:
-    """What the drawn token maximises: the logit, or the race of the seeded draw."""
+    """The score that the drawn token maximises: the logit, or the race of the seeded draw."""
     logits = network(torch.tensor([context])).logits[0, -1].double()
     temperature = 0.0 if sampling.temperature is None else float(sampling.temperature[b])
     if temperature == 0:

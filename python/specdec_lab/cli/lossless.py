@@ -33,7 +33,7 @@ FRONT_DRAWS, BATCH_TEXTS, BATCH_DRAWS = 100_000, 4000, 20_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What is tested, how often, and where it is written."""
+    """Add the options: tests, sample sizes, output files."""
     parser.add_argument("--target", help=f"transformers folder of the target; by default {FOLDER.name}/target")
     parser.add_argument("--draft", help=f"transformers folder of the draft model; by default {FOLDER.name}/draft")
     parser.add_argument("--heads", help=f"folder of the folders medusa, eagle, ..; by default {FOLDER.name}")
@@ -100,7 +100,7 @@ def _measure(args: argparse.Namespace) -> int:
 
 
 def said(found: Any) -> str:
-    """What came of a job, in a line; whether a finding passed is decided when its family is complete."""
+    """One line about a finished job; its verdict needs the complete family."""
     if isinstance(found, Finding):
         passed = min(found.fit.chi_square, found.fit.g, found.tokens_p) > 1e-6
         return report.line({**found.row(), "passed": passed})

@@ -1,4 +1,4 @@
-"""What draft length, which static tree, and which improvement next, from measured numbers."""
+"""Plan the draft length, the static tree and the next improvement from measured numbers."""
 
 from __future__ import annotations
 

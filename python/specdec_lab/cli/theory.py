@@ -20,7 +20,7 @@ ALPHA = 1e-4  # of all observations together: one that far from its theorem is n
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What is drawn, from how much, where to."""
+    """Add the options: sample sizes and output files."""
     parser.add_argument("what", choices=["figures"], help="draw the figures")
     parser.add_argument("--folder", type=Path, default=Path("build/theory"), help="where the PNGs go")
     parser.add_argument("--texts", type=int, default=4000, help="simulated texts of 50 tokens")

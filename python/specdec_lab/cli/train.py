@@ -9,7 +9,7 @@ WHAT = ("target", "texts", "drafters")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What to train; the rest is that script's."""
+    """Add the options: the training script and its own options."""
     parser.add_argument("what", choices=WHAT, help="`train target --help` says more, and so on")
     parser.add_argument("options", nargs=argparse.REMAINDER, help="of that training")
 

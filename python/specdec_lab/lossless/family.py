@@ -127,7 +127,7 @@ def impossible(method: Procedure) -> Finding:
 
 
 def caught(fault: Fault, texts: int) -> list[Finding]:
-    """What the laboratory says of a broken method."""
+    """Findings about a broken method."""
     if fault.impossible:
         return [impossible(fault.method)]
     return [job.run() for job in fault_jobs(fault, texts)]
@@ -152,7 +152,7 @@ def _alone() -> None:
 
 
 def run_all(jobs: Sequence[Runs[Found]], workers: int, progress: Callable[[int, Found], None]) -> list[Found]:
-    """What jobs give, in their order; each worker is a process with one thread."""
+    """Results of jobs, in their order; each worker is a process with one thread."""
     if workers == 1 or len(jobs) < 2:
         findings = []
         for number, job in enumerate(jobs):

@@ -15,7 +15,7 @@ from .distributions import Filters, Table, sampling_of
 
 
 class Step(NamedTuple):
-    """What a verifier is handed.
+    """Input of a verifier.
 
     Attributes:
         token_ids: int64: a chain ``[batch, draft]``, -1 behind its end; a tree ``[batch, nodes]``, -1 at its root.

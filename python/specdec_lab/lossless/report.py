@@ -1,4 +1,4 @@
-"""What a run says: a table on the terminal, a JSON file, and the page docs/losslessness.md."""
+"""Reports of a run: a table on the terminal, a JSON file, and the page docs/losslessness.md."""
 
 from __future__ import annotations
 
@@ -264,7 +264,7 @@ def _wins(rates: list[Row]) -> list[str]:
         "95 % over prompts;",
         "bias: total variation of the texts to the target's. "
         + (
-            "By this score UNO wins: likelihood rewards whoever draws likely tokens too often, and OPT is "
+            "By this score UNO wins: likelihood rewards a sampler that draws likely tokens too often, and OPT is "
             if winner < 0.5
             else "By this score OPT wins, and it is "
         )

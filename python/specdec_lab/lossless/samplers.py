@@ -28,7 +28,7 @@ from .procedures import Procedure, Step, Verdict
 
 @dataclass(frozen=True)
 class Case:
-    """What is asked of a sampler.
+    """Protocol of a sampler.
 
     Attributes:
         batch: requests of a call.

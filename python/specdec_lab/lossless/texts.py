@@ -148,7 +148,7 @@ def compare(
 def texts_of(
     pair: Pair, drafter: Drafter | None, prompts: list[list[int]], length: int, mode: str, rule: str
 ) -> tuple[list[list[int]], int]:
-    """(texts, steps); a text has the same seed whoever drafts."""
+    """(texts, steps); the seed of a text does not depend on the drafter."""
     texts: list[list[int]] = []
     steps = 0
     for first in range(0, len(prompts), BATCH):

@@ -69,7 +69,7 @@ def block_chances(p: Tensor, q: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def ideal_accepted(target: Table, draft: Table, length: int) -> float:
-    """What no verifier can exceed: sum_i (1 - TV of the joint distributions of i tokens)."""
+    """Upper bound of every verifier: sum_i (1 - TV of the joint distributions of i tokens)."""
     joint: dict[tuple[int, ...], tuple[float, float]] = {(): (1.0, 1.0)}
     total = 0.0
     for _ in range(length):

@@ -1,4 +1,4 @@
-"""What each drafter learns from the target: its distribution of the next tokens, and for EAGLE-1 its states too."""
+"""Losses: every drafter learns the target's next-token distribution, EAGLE-1 its states too."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REGRESSION = 0.1  # weight of the distance between states
 
 
 class Distributions(NamedTuple):
-    """What a drafter says of a batch, beside what the target says.
+    """Predictions of a drafter and of the target for a batch.
 
     Attributes:
         pairs: of each step or head, the drafter's logits and the target's probabilities of its ids, ``[.., vocab]``.

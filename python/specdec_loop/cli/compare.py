@@ -16,7 +16,7 @@ from .report import new_console, print_tables, write_chart, write_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What is compared, on what, how often."""
+    """Add the options: methods, prompts, repetitions."""
     parser.add_argument("--list", action="store_true", help="say what methods there are, and stop")
     parser.add_argument("--methods", nargs="+", metavar="METHOD", help="by default all that have what they need")
     parser.add_argument("--temperature", nargs="+", type=float, default=[0.0, 0.7])

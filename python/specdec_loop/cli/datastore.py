@@ -17,7 +17,7 @@ CHUNK = 64  # files tokenized at once
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What to do; where from, where to."""
+    """Add the options: input and output files."""
     parser.add_argument("action", choices=("build",))
     parser.add_argument("texts", nargs="*", type=Path, help="files, or folders of them; none: the training corpus")
     parser.add_argument("--suffix", default=".py", help="of the files in a folder")
@@ -55,7 +55,7 @@ def build(paths: list[Path], tokenizer: Any, *, depth: int = 16) -> Datastore:
 
 
 def training_files() -> list[Path]:
-    """What the default models were trained on; nothing of what was held out."""
+    """The files that the default models were trained on, without the held-out ones."""
     from .. import corpus
 
     return [p for p in corpus.sources() if not corpus.is_held_out(p)]

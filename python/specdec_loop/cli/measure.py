@@ -33,7 +33,7 @@ class Case:
 
 @dataclass
 class Row:
-    """What came of a case. Speeds are of whole calls, prefill included, all requests of a batch together.
+    """Result of a case. Speeds are of whole calls, prefill included, all requests of a batch together.
 
     Attributes:
         tokens_per_second: the median round's.
@@ -134,7 +134,7 @@ class Comparison:
         return made
 
     def _policy(self, case: Case) -> tuple[Drafter | None, FixedLength] | None:
-        """What drafts, and how many tokens; None for a rival."""
+        """The drafter and its draft length; None for a rival."""
         if case.method in RIVALS:
             return None
         return self.models.drafter(case.method), self.models.draft_length(case.method)

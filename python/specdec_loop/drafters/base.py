@@ -1,4 +1,4 @@
-"""What the decoding loop asks of a drafter, and what a drafter answers."""
+"""The interface between the decoding loop and a drafter."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Draft(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What came of a draft.
+    """Outcome of a draft.
 
     Attributes:
         logits: the target's, ``[batch, draft + 1 or nodes, vocab]``: row 0 follows the last committed token.
@@ -137,9 +137,10 @@ class NoDrafter(Drafter):
 class Confidence:
     """Ends drafting early: where the likeliest paths of a batch have, in the mean, a chance below `least`.
 
-    A column more costs a step the same whoever profits by it, so a batch ends together. It looks at the draft's rows,
-    never at the tokens drawn from them, so no rule is biased; but under ``ratio`` and ``block``, where the text depends
-    on the length of a draft, it then depends on the others of its batch. The chances are read from the device.
+    An extra draft column costs the same however many requests use it, so the batch stops together. It looks at the
+    draft's rows, never at the tokens drawn from them, so no rule is biased; but under ``ratio`` and ``block``, where
+    the text depends on the length of a draft, it then depends on the others of its batch. The chances are read from the
+    device.
     """
 
     def __init__(self, least: float) -> None:

@@ -1,4 +1,4 @@
-"""What drafters with a cache of their own share: how it follows the text, and where drafted nodes hang."""
+"""Base of drafters with their own cache: it follows the committed tokens and holds the drafted nodes."""
 
 from __future__ import annotations
 

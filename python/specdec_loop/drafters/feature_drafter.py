@@ -1,4 +1,4 @@
-"""What all drafters share that continue the target's features."""
+"""Base of drafters that continue the target's features."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class FeatureDrafter(CachedDrafter):
         return kept_rows(self.head(token_ids, features, positions, mask, self._cache), keep)
 
     def _logits(self, features: Tensor) -> Tensor:
-        """What features say of the next token."""
+        """Next-token logits of features."""
         return self.timed(self.head.logits, features)
 
     def _draw(

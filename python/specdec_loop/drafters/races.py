@@ -54,7 +54,7 @@ def repeated(distribution: Sampling, count: int) -> Sampling:
 
 
 def spread(parts: Tensor, count: int) -> Tensor:
-    """What belongs to each request, for so many rows of it."""
+    """Repeat a per-request tensor for each of its rows."""
     return parts if count == 1 else parts[:, None].repeat(1, count).flatten()
 
 

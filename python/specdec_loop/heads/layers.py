@@ -1,4 +1,4 @@
-"""What every head is made of: Llama's attention and feed-forward, on a cache or, in training, on none."""
+"""Layers of all heads: Llama's attention and feed-forward, with a cache or, in training, without."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def attend(
 
 
 class Turns:
-    """What `rotate` takes of each position, made for as many as are needed, where and as they are."""
+    """Table of rotary angles, grown to the positions, dtype and device in use."""
 
     def __init__(self, config: Any) -> None:
         """Take the angles of a Llama configuration."""
@@ -94,7 +94,7 @@ class Turns:
         return self._cast
 
     def of(self, x: Tensor, positions: Tensor | None, cache: Any) -> tuple[Tensor, ...]:
-        """What `rotate` takes for nodes ``[batch, nodes, width]``; None: behind the cache's rows, as many in each."""
+        """Rotary angles of nodes ``[batch, nodes, width]``; None: behind the cache's rows, as many in each."""
         table = self.table(x)
         angles = table.narrow(0, cache.get_seq_length(), x.shape[1])[None] if positions is None else table[positions]
         return angles[:, :, None].chunk(2, -1)
@@ -173,7 +173,7 @@ class FeatureHead(nn.Module):
 
     @property
     def networks(self) -> tuple[nn.Module, nn.Module]:
-        """What runs: the head, and the output matrix that the target may have lent."""
+        """The modules to run: the head, and an output matrix, which may be the target's."""
         return self, self._shared[0].output
 
     @property
@@ -192,7 +192,7 @@ class FeatureHead(nn.Module):
         return hidden.to(self.dtype)
 
     def logits(self, features: Tensor) -> Tensor:
-        """What a feature says of the next token."""
+        """Next-token logits of a feature."""
         out: Tensor = self._shared[0].output(features)
         return out
 

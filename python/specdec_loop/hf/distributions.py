@@ -105,7 +105,7 @@ class Calls:
 
 
 def _leaves(value: Any, depth: int) -> Iterator[tuple[Any, int]]:
-    """What an object holds, down to what has no parts; tensors with the number of their changes in place."""
+    """Contents of an object, recursively; tensors with their version counter."""
     if isinstance(value, Tensor):
         yield value, 0 if value.is_inference() else value._version
     elif depth and isinstance(value, dict | list | tuple | set | frozenset):

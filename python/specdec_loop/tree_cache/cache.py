@@ -104,7 +104,7 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         return self._layout
 
     def tree_inputs(self, parents: Tensor, *, is_root_committed: bool = False) -> dict[str, Any]:
-        """What a forward of a tree needs besides its tokens.
+        """Inputs of a forward of a tree besides its tokens.
 
         Args:
             parents: int32 or int64 ``[batch, nodes]``, see `specdec_kernels.tree_layout`: all nodes since the last
@@ -141,7 +141,7 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         return self._inputs(past[:, None] + depth[:, done:], masks)
 
     def sibling_inputs(self, tokens: int) -> dict[str, Any]:
-        """What a forward of nodes needs that all follow the last committed token and do not see each other.
+        """Inputs of a forward of nodes that all follow the last committed token and do not see each other.
 
         Args:
             tokens: nodes a request, a host int.
@@ -166,7 +166,7 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         return self._inputs(lengths.exact[:, None].expand(-1, tokens), {"full_attention": mask})
 
     def child_inputs(self, inputs: dict[str, Any], rows: Tensor) -> dict[str, Any]:
-        """What a forward of nodes needs whose parents are all rows of the last forward: cheaper than `tree_inputs`.
+        """Inputs of a forward of nodes whose parents are all rows of the last forward: cheaper than `tree_inputs`.
 
         A node attends what its parent attends, and itself.
 
@@ -192,7 +192,7 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         return self._inputs(inputs["position_ids"].gather(1, rows) + 1, {"full_attention": mask})
 
     def chain_inputs(self, tokens: int) -> dict[str, Any]:
-        """What a forward of `tokens` tokens a request, each behind the one before it, needs besides them.
+        """Inputs of a forward of `tokens` consecutive tokens a request besides the tokens.
 
         Args:
             tokens: how many, a host int.

@@ -14,7 +14,7 @@ from . import reference
 
 
 class RatioResult(NamedTuple):
-    """What `acceptance_ratios` returns; positions that hold no draft, or a bad row, are 0.
+    """Result of `acceptance_ratios`; positions that hold no draft, or a bad row, are 0.
 
     Attributes:
         ratio: float32 ``[batch, draft]``: ``min(1, p(x) / q(x))`` at each drafted id.

@@ -13,7 +13,7 @@ from . import reference
 
 
 class GatherResult(NamedTuple):
-    """What `gather_nodes` returns.
+    """Result of `gather_nodes`.
 
     Attributes:
         values: ``[batch, max_depth + 1, ...]``, dtype of the values given: the root's row, those of the path, zeros.

@@ -1,4 +1,4 @@
-"""The correction distribution norm((a p - b q)+), materialised for whoever wants to look at it."""
+"""The correction distribution norm((a p - b q)+), materialised."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from . import reference
 
 
 class ResidualProbs(NamedTuple):
-    """What `residual_probs` returns.
+    """Result of `residual_probs`.
 
     Attributes:
         probs: float32 ``[batch, vocab]``; p where the residual is empty, 0 on a bad row.

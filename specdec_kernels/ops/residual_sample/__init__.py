@@ -14,7 +14,7 @@ from . import reference
 
 
 class ResidualSample(NamedTuple):
-    """What `residual_sample` returns.
+    """Result of `residual_sample`.
 
     Attributes:
         token_ids: int64 ``[batch]``; drawn from p where the residual is empty, -1 on a bad target row.

@@ -14,7 +14,7 @@ from . import reference
 
 
 class RollbackResult(NamedTuple):
-    """What `rollback` returns.
+    """Result of `rollback`.
 
     Attributes:
         lengths: ``[batch]``, dtype of the lengths given: tokens in the cache now. It is also the position of the

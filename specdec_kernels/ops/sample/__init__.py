@@ -20,7 +20,7 @@ MAX_SAMPLES = 64  # a GPU tile keeps its best n in registers
 
 
 class SampleResult(NamedTuple):
-    """What `sample` returns.
+    """Result of `sample`.
 
     Attributes:
         token_ids: int64 ``[batch, num_samples]`` in the order drawn; -1 where the distribution has fewer ids, or a bad

@@ -23,7 +23,7 @@ _AXES = {
 
 
 class TreeAttention(NamedTuple):
-    """What `tree_attention` returns.
+    """Result of `tree_attention`.
 
     Attributes:
         output: ``[batch, nodes, heads, value_dim]`` in the query's dtype; 0 where nothing is attended.

@@ -1,4 +1,4 @@
-"""What a tree of candidates looks like: depths, positions, links, ancestor bits, leaf paths."""
+"""Structure of a candidate tree: depths, positions, links, ancestor bits, leaf paths."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from . import reference
 
 
 class TreeLayout(NamedTuple):
-    """What `tree_layout` returns.
+    """Result of `tree_layout`.
 
     Attributes:
         depth: int32 ``[batch, nodes]``; the root has 0, padding -1.

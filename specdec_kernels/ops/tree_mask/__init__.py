@@ -17,7 +17,7 @@ _ADDITIVE = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class TreeMask(NamedTuple):
-    """What `tree_mask` returns.
+    """Result of `tree_mask`.
 
     Attributes:
         mask: in the format asked for.

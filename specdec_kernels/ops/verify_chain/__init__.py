@@ -17,7 +17,7 @@ from .reference import RULES
 
 
 class ChainResult(NamedTuple):
-    """What `verify_chain` returns.
+    """Result of `verify_chain`.
 
     Attributes:
         token_ids: ``[batch, draft + 1]``, dtype of draft_ids: accepted prefix, exactly one drawn token, then -1.

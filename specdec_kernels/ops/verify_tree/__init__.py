@@ -19,7 +19,7 @@ MAX_TRAVERSAL_NODES = 64  # one block a request keeps them
 
 
 class TreeResult(NamedTuple):
-    """What `verify_tree` returns.
+    """Result of `verify_tree`.
 
     Attributes:
         token_ids: ``[batch, max_depth + 1]``, dtype of the ids given: accepted path, exactly one drawn token, then -1.

@@ -15,7 +15,7 @@ TARGET_PURPOSE, RESIDUAL_PURPOSE = 0, 2
 
 
 class Correction(NamedTuple):
-    """What the rejections at a node leave to draw from: (p - scale q)+ without `hidden`, or p without `tried`."""
+    """The residual after rejections at a node: (p - scale q)+ without `hidden`, or p without `tried`."""
 
     rejected: Tensor  # bool [batch]: whether a candidate was rejected; else the draw is from p
     scale: Tensor  # float64 [batch]
