@@ -5,6 +5,7 @@
 #   make check       formatters, linters, types; make format mends what can be mended
 #   make wheel       one cp310-abi3 wheel in dist/, its symbols audited; make smoke: run it in an empty environment
 #   make test-engines  the plug-in inside real vLLM, in an environment of its own (3 GB; its first run installs for minutes)
+#   make mutants     138 faults put into the code one at a time, and the tests that must see them
 #   make lossless    every method held against the target's distribution, every known fault injected; make losslessness-page: docs/
 #   make compile     every kernel for every GPU, without one; make sanitize, make traffic, make bench, make clean
 # TORCH=existing uses the torch of $(PYTHON) instead of installing the pinned one.
@@ -26,8 +27,8 @@ ifeq ($(filter pinned existing,$(TORCH)),)
 $(error TORCH must be pinned or existing, got $(TORCH))
 endif
 
-.PHONY: demo test test-all test-engines coverage check format build wheel smoke compile compile-cuda compile-triton sanitize traffic bench lossless \
-  losslessness-page clean
+.PHONY: demo test test-all test-engines coverage check format build wheel smoke compile compile-cuda compile-triton sanitize \
+  traffic bench mutants lossless losslessness-page clean
 .DELETE_ON_ERROR:
 
 demo: $(BUILT)
@@ -99,6 +100,11 @@ bench: $(BUILT)
 # The samplers of others are looked into where they are installed; the rest says so.
 SAMPLERS := $(addprefix --sampler bench.rivals.,eager lazy hf vllm_v1 vllm_mrv2 sglang flashinfer) \
   $(addprefix --sampler bench.samplers.,transformers_gemma4 vllm_top_p)
+
+# Faults put into copies of the tree one at a time; an hour on 2 cores, an interrupted run goes on.
+mutants: $(BUILT)
+	$(PIP) install -r requirements/mutants.txt
+	$(BIN)/python -m tools.mutants
 
 lossless: $(BUILT)
 	$(BIN)/python -m specdec_lab lossless

@@ -1,0 +1,155 @@
+"""Inject faults one at a time, run the tests that must see them, list the survivors: `make mutants`.
+
+Works on copies of the tree in build/mutants, one a worker. Results are kept in build/mutants/results.json by name and
+contents, so an interrupted run goes on. Exit status 1 if fewer than 95 % of the faults that change behaviour are caught
+or a survivor is not explained in survivors.toml.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import tomllib
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from .mutant import Mutant, patches, sampled
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+WORK = ROOT / "build" / "mutants"
+WANTED = 0.95
+SECONDS = 900  # a test run that takes longer has met an endless loop: the fault is seen
+
+
+class Tree:
+    """A copy of the repository that faults are put into."""
+
+    def __init__(self, number: int, python: str) -> None:
+        """Copy what git tracks, and the built library with its objects."""
+        self.root, self.python = WORK / f"tree{number}", python
+        listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
+        for name in listed.stdout.splitlines():
+            source, target = ROOT / name, self.root / name
+            if source.exists() and (not target.exists() or target.read_bytes() != source.read_bytes()):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(source, target)
+        self.environment = os.environ | {
+            "PYTHONPATH": f"{self.root}:{self.root / 'python'}",
+            "SPECDEC_BUILD_CUDA": "0",
+            "MAX_JOBS": "1",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+        self.build()
+
+    def build(self) -> bool:
+        """Bring the native library up to date with the sources; False if they do not compile."""
+        command = [self.python, "setup.py", "--quiet", "build_ext", "--inplace"]
+        return self._run(command).returncode == 0
+
+    def passes(self, tests: tuple[str, ...]) -> bool:
+        """Whether the tests pass."""
+        command = [self.python, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", *tests]
+        try:
+            return self._run(command).returncode == 0
+        except subprocess.TimeoutExpired:
+            return False
+
+    def judge(self, mutant: Mutant) -> str:
+        """What the tests say of a fault: caught or survived."""
+        path = self.root / mutant.path
+        kept = path.read_text()
+        path.write_text(mutant.text)
+        try:
+            if mutant.build and not self.build():
+                return "does not compile"
+            return "survived" if self.passes(mutant.tests) else "caught"
+        finally:
+            path.write_text(kept)
+            if mutant.build:
+                self.build()
+
+    def _run(self, command: list[str]) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command, cwd=self.root, env=self.environment, capture_output=True, text=True, timeout=SECONDS
+        )
+
+
+def main() -> int:
+    """Run what is asked for; 1 where too few faults are caught."""
+    parser = argparse.ArgumentParser(prog="python -m tools.mutants", description=__doc__)
+    parser.add_argument("--only", default="", help="only mutants whose name holds this")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="copies of the tree at work")
+    parser.add_argument("--python", default=sys.executable, help="interpreter that has torch and pytest")
+    parser.add_argument("--list", action="store_true", help="list the mutants and stop")
+    args = parser.parse_args()
+    targets = tomllib.loads((HERE / "targets.toml").read_text())["target"]
+    table = tomllib.loads((HERE / "patches.toml").read_text())["patch"]
+    known = {e["name"]: e["reason"] for e in tomllib.loads((HERE / "survivors.toml").read_text()).get("survivor", [])}
+    mutants = [*patches(ROOT, table), *(m for target in targets for m in sampled(ROOT, target))]
+    chosen = [m for m in mutants if args.only in m.name]
+    if args.list:
+        print("\n".join(m.name for m in chosen))
+        return 0
+    verdicts = run(chosen, args.jobs, args.python)
+    return report(chosen, verdicts, known)
+
+
+def run(mutants: list[Mutant], jobs: int, python: str) -> dict[str, str]:
+    """Verdicts by name; those of an earlier run over the same faults are kept."""
+    file = WORK / "results.json"
+    kept: dict[str, str] = json.loads(file.read_text()) if file.exists() else {}
+    keys = {m.name: hashlib.sha256(repr((m.path, m.text, m.tests)).encode()).hexdigest()[:16] for m in mutants}
+    trees = [Tree(i, python) for i in range(jobs)]
+    for tests in sorted({m.tests for m in mutants if keys[m.name] not in kept}):
+        if not trees[0].passes(tests):
+            raise SystemExit(f"mutants: without any fault, pytest {' '.join(tests)} fails")
+    free, lock = list(trees), threading.Lock()
+
+    def one(mutant: Mutant) -> None:
+        with lock:
+            tree = free.pop()
+        started = time.monotonic()
+        verdict = tree.judge(mutant)
+        with lock:
+            free.append(tree)
+            kept[keys[mutant.name]] = verdict
+            file.write_text(json.dumps(kept, indent=1))
+            progress.console.print(f"{verdict:16} {time.monotonic() - started:5.0f} s  {mutant.name}")
+            progress.advance(task)
+
+    columns = (TextColumn("mutants"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns) as progress, ThreadPoolExecutor(jobs) as pool:
+        waiting = [m for m in mutants if keys[m.name] not in kept]
+        task = progress.add_task("", total=len(waiting))
+        list(pool.map(one, waiting))
+    return {m.name: kept[keys[m.name]] for m in mutants}
+
+
+def report(mutants: list[Mutant], verdicts: dict[str, str], known: dict[str, str]) -> int:
+    """Print survivors with their reasons, and the share that was caught."""
+    survived = [m.name for m in mutants if verdicts[m.name] == "survived"]
+    broken = [m.name for m in mutants if verdicts[m.name] == "does not compile"]
+    for name in survived:
+        print(f"survived  {name}: {known.get(name, 'NOT EXPLAINED in tools/mutants/survivors.toml')}")
+    for name in broken:
+        print(f"does not compile  {name}: mend tools/mutants/patches.toml")
+    equal = [name for name in survived if known.get(name, "").startswith("equivalent")]
+    counted = len(mutants) - len(equal) - len(broken)
+    caught = counted - (len(survived) - len(equal))
+    share = caught / counted if counted else 1.0
+    print(f"{caught} of {counted} faults that change behaviour are caught ({share:.1%}); {len(equal)} change nothing")
+    return int(share < WANTED or bool(broken) or any(name not in known for name in survived))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
