@@ -1,6 +1,6 @@
-"""python -m bench.loop: every decoding method on the repository's models, for README's table and docs/loop.png.
+"""python -m bench.loop: time every decoding method on the repository's models, up to 25 minutes on two cores.
 
-It takes up to twenty-five minutes on two cores. `python -m bench.report` puts the numbers into README.md.
+`python -m bench.report` puts the numbers into docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ from typing import Any
 
 from specdec_loop.cli import main as specdec_loop
 from specdec_loop.cli.measure import Row
-from specdec_loop.cli.report import write_chart
 
 from .machine import ROOT, commit, machine, versions
 from .results import LOOP, write
+from .tables import markdown
 
-CHART = ROOT / "docs" / "loop.png"
 STORE = ROOT / "build" / "datastore.pt"
 # Batch 8 is two calls of eight prompts. A fast request leaves its place empty, which an engine would fill: longer texts
 # make the end of a call weigh less.
@@ -40,14 +39,12 @@ RUNS = (
 )
 COMMON = ["--temperature", "0", "0.7", "1", "--count", "16"]
 ABOUT = (
-    "Tokens/s of whole calls on held-out code behind 64 tokens of prompt, all methods taking turns on every prompt. "
-    "*Speed-up*: beside plain decoding of the same loop. *Theory*: measured speed over that predicted from the "
-    "acceptance and the times of the same run. *Rest*: share of a step outside all forwards, the target's and the "
-    "drafter's: drafting, verify and commit. "
-    "*4-grams*: share of different ones in the text; small models repeat themselves when greedy, which flatters "
-    "copying. *Text*: how many texts are plain decoding's; *distribution*: same distribution (`make lossless`)."
+    "Tokens per second of whole calls, prefill included, on 16 held-out code prompts of 64 tokens; the methods take "
+    "turns on every prompt. "
+    "*Same text*: every text equals plain decoding's with the same seed. *Same distribution*: a greedy text is equal, "
+    "a sampled one follows the same distribution ([losslessness](losslessness.md)). "
+    "[Drafters](drafters.md) describes the methods; `python -m specdec_loop compare --list` prints one line for each.",
 )
-HEAD = "| {} | tokens/s | speed-up | tokens/step | accepted | theory | rest | 4-grams | text |"
 
 
 def main() -> None:
@@ -63,46 +60,58 @@ def main() -> None:
     settings = [" ".join([*COMMON, *run]) for run in RUNS]
     facts = {"machine": machine(), "versions": versions(), "commit": commit(), "settings": settings}
     write(LOOP, {**facts, "rows": rows})
-    write_chart([Row(**row) for row in rows], CHART)
 
 
-def table() -> list[str]:
-    """Markdown, a table for each batch and temperature."""
-    if not LOOP.exists():
-        return []
-    content = json.loads(LOOP.read_text())
-    facts, shown = content["machine"], ", ".join(f"{k} {v}" for k, v in content["versions"].items())
-    where = facts.get("gpu") or f"{facts['cpu']}, {facts['cores']} cores"
-    lines = ["", f"**Decoding on the repository's models**, {where} ({shown}; commit {content['commit']}); "]
-    settings = ", ".join(f"`{setting}`" for setting in content["settings"])
-    lines += [f"`python -m bench.loop`, of `compare` {settings}", "", ABOUT, ""]
-    lines += [f"![Decoding methods]({CHART.relative_to(ROOT)})"]
-    for batch, temperature in dict.fromkeys((row["batch"], row["temperature"]) for row in content["rows"]):
-        kind = "greedy" if temperature == 0 else f"temperature {temperature:g}"
-        lines += ["", HEAD.format(f"{kind}, batch {batch}"), "|---|" + "--:|" * 8]
-        for row in content["rows"]:
-            if (row["batch"], row["temperature"]) == (batch, temperature):
-                lines.append(f"| {' | '.join([row['method'], *cells(row)])} |")
+def section(content: dict[str, Any]) -> list[str]:
+    """Markdown: what was run, a table for each batch size, and figures that hold for all methods."""
+    rows, facts = content["rows"], content["machine"]
+    temperatures = list(dict.fromkeys(row["temperature"] for row in rows))
+    names = ["greedy" if t == 0 else f"T = {t:g}" for t in temperatures]
+    software = ", ".join(f"{name} {version}" for name, version in content["versions"].items())
+    predicted = [r["tokens_per_second"] / p for r in rows if (p := r["predicted_tokens_per_second"])]
+    rests = [share for row in rows if (share := Row(**row).rest) is not None]
+    distinct = {row["temperature"]: row["distinct"] for row in rows if row["method"] == "plain" and row["batch"] == 1}
+    repeats = ", ".join(f"{share:.0%} ({name})" for name, share in zip(names, distinct.values(), strict=False))
+    lines = [
+        f"{facts['cpu']}, {facts['cores']} cores ({software}; commit `{content['commit']}`).",
+        *ABOUT,
+        "",
+        f"- Measured speed is {min(predicted):.2f} to {max(predicted):.2f} times the speed that theory predicts from "
+        "the acceptance and the times of the same run.",
+        f"- Drafting (outside its networks), verification and commit take {min(rests):.1%} to {max(rests):.1%} of a "
+        "step; forward passes take the rest.",
+        f"- The small target repeats itself: of the 4-grams in its text, {repeats} are different. Repetition helps "
+        "methods that copy.",
+        "",
+        "Commands, run by `python -m bench.loop`:",
+        "",
+        "```sh",
+        *(f"python -m specdec_loop compare {setting}" for setting in content["settings"]),
+        "```",
+    ]
+    for batch in dict.fromkeys(row["batch"] for row in rows):
+        head = [f"tokens/s, {name}" for name in names] + [f"tokens/step, {name}" for name in names]
+        cases: dict[str, dict[float, dict[str, Any]]] = {}
+        for row in rows:
+            if row["batch"] == batch:
+                cases.setdefault(row["method"], {})[row["temperature"]] = row
+        cells = [[method, *numbers([of.get(t) for t in temperatures])] for method, of in cases.items()]
+        lines += ["", f"Batch {batch}. In brackets: speed relative to `plain` at the same temperature."]
+        lines += markdown(["method", *head, "text"], cells, right=range(1, len(head) + 1))
     return lines
 
 
-def cells(row: dict[str, Any]) -> list[str]:
-    """Of one method."""
-
-    def number(value: float | None, form: str) -> str:
-        return "" if value is None else format(value, form)
-
-    predicted, rest = row["predicted_tokens_per_second"], Row(**row).rest
-    return [
-        number(row["tokens_per_second"], ".0f"),
-        number(row["speedup"], ".2f"),
-        number(row["tokens_per_step"], ".2f"),
-        number(row["acceptance"], ".2f"),
-        number(row["tokens_per_second"] / predicted if predicted else None, ".2f"),
-        number(rest, ".1%"),
-        number(row["distinct"], ".2f"),
-        row["same_text"] or ("distribution" if predicted else ""),
-    ]
+def numbers(rows: list[dict[str, Any] | None]) -> list[str]:
+    """Cells of one method: speeds, tokens per step, and whether the text is plain decoding's."""
+    speeds = [f"{r['tokens_per_second']:.0f} ({r['speedup']:.2f})" if r else "" for r in rows]
+    steps = [f"{r['tokens_per_step']:.2f}" if r and r["tokens_per_step"] else "" for r in rows]
+    if not any(steps):
+        return [*speeds, *steps, ""]
+    told = [row["same_text"] for row in rows if row]
+    if None in told:
+        return [*speeds, *steps, "same distribution"]
+    same, of = (sum(int(text.split("/")[side]) for text in told) for side in (0, 1))
+    return [*speeds, *steps, "same text" if same == of else f"same text: {same} of {of}"]
 
 
 if __name__ == "__main__":

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
 
-from bench import report, results
+from bench import charts, report, results, tables
 from bench.cases import FILTERS, Case
 from bench.machine import ROOT
 from bench.meters import torch_only_meter, triton_meter
@@ -229,14 +230,49 @@ def test_results_carry_machine_versions_and_commit() -> None:
         assert str(ROOT) not in file.read_text()
 
 
-def test_readme_tables_are_generated_from_the_results() -> None:
-    readme = report.README.read_text()
-    assert report.insert(readme, report.generate(report.result_files())) == readme, "run python -m bench.report"
+def test_the_page_and_readme_are_generated_from_the_results() -> None:
+    for path, text in report.generated().items():
+        assert path.read_text() == text, f"{path.name} is out of date: run python -m bench.report"
 
 
-def test_markers_are_made_where_they_are_missing() -> None:
-    text = report.insert("# Title\n\n## Building\nlast\n", f"{report.BEGIN}\nx\n{report.END}")
-    assert text.index("# Title") < text.index("x") < text.index("## Building")
-    again = report.insert(text, f"{report.BEGIN}\ny\n{report.END}")
-    assert "\nx\n" not in again
-    assert again.count(report.BEGIN) == 1
+def test_tables_have_at_most_eight_columns() -> None:
+    for path, text in report.generated().items():
+        for line in text.splitlines():
+            if line.startswith("|---"):
+                assert line.count("|") <= 9, f"{path.name}: {line}"
+
+
+def test_every_timed_case_is_on_the_page() -> None:
+    page = report.PAGE.read_text()
+    faster = 0
+    for content in report.result_contents():
+        for entry in tables.entries(content):
+            times = [f"{name} {tables.multiple(ratio)}" for name, ratio in entry.rivals]
+            assert f"| {entry.case} | " in page
+            assert ", ".join(times) in page
+            faster += sum(ratio < 1 for _, ratio in entry.rivals)
+    assert faster >= 5  # cases in which a rival is faster are listed too
+
+
+def test_charts_of_the_page_are_small_and_can_be_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    charts.draw(
+        report.result_contents(),
+        json.loads(results.LOOP.read_text()),
+        json.loads(results.TRAFFIC.read_text()),
+        tmp_path,
+    )
+    page = report.PAGE.read_text()
+    for drawn in tmp_path.glob("*.png"):
+        committed = report.PAGE.parent / "benchmarks" / drawn.name
+        assert f"](benchmarks/{drawn.name})" in page
+        assert drawn.stat().st_size < 150_000
+        assert committed.stat().st_size < 150_000
+
+
+def test_readme_without_the_region_is_an_error() -> None:
+    region = f"{report.BEGIN}\nx\n{report.END}"
+    assert report.insert(f"# Title\n{report.BEGIN}\nold\n{report.END}\nend", region) == f"# Title\n{region}\nend"
+    for readme in ("# Title\n", f"{report.BEGIN}\n", f"{report.END}\n{report.BEGIN}\n", region + region):
+        with pytest.raises(SystemExit, match=r"must have one line <!-- bench:begin -->"):
+            report.insert(readme, region)

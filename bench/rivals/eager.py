@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 NAME = "eager"
-WHY = "the textbook algorithm, batched, as people write it"
+WHY = "the textbook algorithm in PyTorch: softmax of every row, filters by a full sort"
 ORDER = 0
 
 

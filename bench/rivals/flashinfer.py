@@ -12,7 +12,7 @@ from torch import Tensor
 from .lazy import scaled
 
 NAME = "FlashInfer chain"
-WHY = "the sampler TensorRT-LLM and others call"
+WHY = "FlashInfer's chain sampler, which TensorRT-LLM and others call"
 ORDER = 10
 
 

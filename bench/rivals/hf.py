@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 NAME = "transformers"
-WHY = "the assisted decoding of Hugging Face transformers, one request at a time"
+WHY = "the sampling function of transformers' assisted decoding, one request at a time"
 ORDER = 5
 
 

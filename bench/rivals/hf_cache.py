@@ -15,7 +15,7 @@ from .hf import available, version
 
 __all__ = ["available", "version"]
 NAME = "transformers crop + cat"
-WHY = "DynamicCache.crop and update, what transformers offers to roll a cache back and to grow it"
+WHY = "`DynamicCache.crop` and `update`, as transformers rolls a cache back and grows it"
 ORDER = 7
 
 

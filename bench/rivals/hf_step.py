@@ -12,7 +12,7 @@ from .hf import available, supports, version
 
 __all__ = ["available", "supports", "version"]
 NAME = "transformers with processors"
-WHY = "the same with the cast and the logits processors that assisted decoding runs on every target row"
+WHY = "`transformers` with the cast and the logits processors that its assisted decoding runs before"
 ORDER = 6
 
 

@@ -13,7 +13,7 @@ from .eager import assemble, available, filtered, version
 __all__ = ["available", "version"]
 
 NAME = "lazy eager"
-WHY = "the least work plain PyTorch can do: no probabilities but of one row a request"
+WHY = "PyTorch with the least work: one log-sum per row, probabilities of one row per request"
 ORDER = 1
 
 

@@ -17,7 +17,7 @@ from .lazy import scaled
 
 __all__ = ["version"]
 NAME = "SGLang chain"
-WHY = "SGLang's rejection sampling for EAGLE chains"
+WHY = "SGLang's rejection sampling for EAGLE chains, in Triton"
 ORDER = 9
 FILE = "kernels/ops/speculative/reject_sampling.py"
 

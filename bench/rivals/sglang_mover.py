@@ -17,7 +17,7 @@ from ._sglang import version
 
 __all__ = ["version"]
 NAME = "SGLang mover"
-WHY = "SGLang's move_kv_cache, after a tree was verified"
+WHY = "SGLang's `move_kv_cache`, called after a tree is verified"
 ORDER = 10
 FILE = "kernels/ops/kvcache/cache_move.py"
 CHUNK = 256  # rows of a launch

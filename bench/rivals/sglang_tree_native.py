@@ -15,7 +15,7 @@ from ._sglang import version
 
 __all__ = ["version"]
 NAME = "native SGLang tree"
-WHY = "SGLang's tree builder and verifiers as its servers run them"
+WHY = "SGLang's tree builder and verifiers in CUDA or C++, as its servers run them"
 ORDER = 12
 RULES = ("greedy", "target_only")
 

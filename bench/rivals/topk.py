@@ -14,7 +14,7 @@ from .lazy import race
 __all__ = ["available", "version"]
 
 NAME = "topk-first eager"
-WHY = "filters without a full sort, where top-k is set"
+WHY = "PyTorch with `torch.topk` before top-p, so that nothing sorts the vocabulary; needs top-k"
 ORDER = 2
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from . import _vllm
 
 NAME = "vLLM MRV2"
-WHY = "vLLM's default verification, the closest rival: logits in, few kernels"
+WHY = "vLLM's default verification (Model Runner V2), the closest rival: logits in, few kernels"
 ORDER = 8
 available, version = _vllm.available, _vllm.version
 

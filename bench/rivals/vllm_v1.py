@@ -15,7 +15,7 @@ from . import _vllm
 from .lazy import scaled
 
 NAME = "vLLM V1"
-WHY = "the sampler vLLM had until Model Runner V2, and still has for some methods"
+WHY = "vLLM's earlier sampler (V1), still used for some methods"
 ORDER = 7
 available, version = _vllm.available, _vllm.version
 

@@ -91,8 +91,8 @@ def write_json(rows: Sequence[Row], settings: dict[str, Any], path: Path) -> Non
     path.write_text(json.dumps(whole, indent=1) + "\n")
 
 
-def write_chart(rows: Sequence[Row], path: Path) -> None:
-    """Bars of tokens/s with the prediction as a tick, tokens a step, acceptance by position; a line a batch."""
+def write_chart(rows: Sequence[Row], path: Path, where: str | None = None) -> None:
+    """Speed of each method relative to plain decoding: a panel for each batch size, a dot for each temperature."""
     try:
         import matplotlib as mpl
     except ImportError as error:
@@ -100,40 +100,55 @@ def write_chart(rows: Sequence[Row], path: Path) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    batches = list(dict.fromkeys(row.batch for row in rows))
-    figure, axes = plt.subplots(len(batches), 3, figsize=(17, 1 + 4.5 * len(batches)), squeeze=False)
-    for line, batch in zip(axes, batches, strict=True):
-        some = [row for row in rows if row.batch == batch]
-        names = list(dict.fromkeys(row.method for row in some))
-        temperatures = list(dict.fromkeys(row.temperature for row in some))
-        for i, temperature in enumerate(temperatures):
-            own = {row.method: row for row in some if row.temperature == temperature}
-            height = 0.8 / len(temperatures)
-            label = "greedy" if temperature == 0 else f"temperature {temperature:g}"
-            for place, name in enumerate(names):
-                if name not in own:
-                    continue
-                row, y, color = own[name], place + (i - (len(temperatures) - 1) / 2) * height, f"C{i}"
-                line[0].barh(y, row.tokens_per_second, height, color=color, label=label if place == 0 else None)
-                if row.predicted_tokens_per_second:
-                    line[0].plot(row.predicted_tokens_per_second, y, "k|", markersize=9)
-                if row.tokens_per_step:
-                    line[1].barh(y, row.tokens_per_step, height, color=color)
-                if row.acceptance_by_position and i == 0:
-                    shares = row.acceptance_by_position
-                    style = "-" if place < 10 else "--"  # there are ten colours
-                    line[2].plot(range(1, len(shares) + 1), shares, style, marker="o", markersize=3, label=name)
-        for axis in line[:2]:
-            axis.set_yticks(range(len(names)), names)
-            axis.invert_yaxis()
-        line[0].set_xlabel(f"tokens/s, batch {batch}; tick: predicted")
-        line[0].legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False)
-        line[1].set_xlabel("tokens a step")
-        line[2].set_xlabel("position in the draft")
-        line[2].set_ylabel(f"acceptance, {'greedy' if temperatures[0] == 0 else f'temperature {temperatures[0]:g}'}")
-        line[2].set_ylim(0, 1.02)
-        line[2].legend(fontsize="x-small", loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
-    figure.tight_layout()
+    is_relative = all(row.speedup is not None for row in rows)  # plain decoding was measured too
+    panels: dict[int, dict[str, dict[float, float]]] = {}
+    for row in rows:
+        value = row.speedup if is_relative and row.speedup is not None else row.tokens_per_second
+        panels.setdefault(row.batch, {}).setdefault(row.method, {})[row.temperature] = value
+    heights = [len(methods) + 2.5 for methods in panels.values()]
+    size = (9, 1 + 0.25 * sum(heights))
+    figure, axes = plt.subplots(
+        len(panels), 1, figsize=size, height_ratios=heights, squeeze=False, sharex=True, layout="constrained"
+    )
+    temperatures = sorted({row.temperature for row in rows})
+    colours = dict(zip(temperatures, mpl.colormaps["viridis"](_spread(len(temperatures))), strict=True))
+    for axis, (batch, methods) in zip(axes[:, 0], panels.items(), strict=True):
+        _dots(axis, methods, colours, ".2f" if is_relative else ".0f")
+        axis.set_title(f"batch {batch}", loc="left", fontsize=11, fontweight="bold")
+        if is_relative:
+            axis.axvline(1, color="black", linewidth=1, zorder=0)
+            axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}x")
+    axes[0, 0].set_xlim(0)
+    axes[0, 0].legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=len(temperatures), frameon=False, fontsize=10)
+    facts = machine()
+    where = where or f"{facts['device']}, {facts['threads']} threads"
+    what = "Speed relative to plain decoding" if is_relative else "Tokens per second"
+    figure.suptitle(f"{what}\n", x=0.01, ha="left", fontsize=13, fontweight="bold")
+    figure.text(0.01, 1 - 0.4 / size[1], where, va="center", fontsize=9.5)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=130, metadata={"Software": None})
     plt.close(figure)
+
+
+def _spread(count: int) -> list[float]:
+    """Places on a colour map, dark to light."""
+    return [0.15 + 0.7 * i / max(count - 1, 1) for i in range(count)]
+
+
+def _dots(axis: Any, methods: dict[str, dict[float, float]], colours: dict[float, Any], form: str) -> None:
+    """A line for each method, fastest on top: dots by temperature, and the largest as a number."""
+    names = sorted(methods, key=lambda name: -max(methods[name].values()))
+    for y, name in enumerate(names):
+        values = methods[name]
+        best = max(values.values())
+        axis.plot([min(values.values()), best], [y, y], color="#CCCCCC", linewidth=1.5, zorder=1)
+        axis.annotate(f"{best:{form}}", (best, y), (8, 0), textcoords="offset points", va="center", fontsize=9)
+    for temperature, colour in colours.items():
+        points = [(methods[name][temperature], y) for y, name in enumerate(names) if temperature in methods[name]]
+        label = "greedy" if temperature == 0 else f"temperature {temperature:g}"
+        axis.plot(*zip(*points, strict=True), "o", color=colour, markersize=7, label=label, zorder=2)
+    axis.set_yticks(range(len(names)), names)
+    axis.set_ylim(len(names) - 0.4, -0.6)
+    axis.tick_params(axis="both", labelsize=9.5, labelbottom=True)
+    axis.tick_params(axis="y", length=0)
+    axis.spines[["top", "right"]].set_visible(False)

@@ -1,0 +1,52 @@
+"""The few cases that README.md shows."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from .tables import Entry, Row, duration, entries, machine_name, markdown, multiple
+
+# (op, case, task as a reader would name it); one where a rival is faster is among them.
+CASES = (
+    ("verify_chain", "llama-3 128256, batch 1, K 5, fp32", "5 drafts, batch 1"),
+    ("verify_chain", "llama-3 128256, batch 16, K 5, bf16", "5 drafts, batch 16"),
+    (
+        "verify_chain",
+        "llama-3 128256, batch 16, K 5, bf16, top-k 50 + top-p .95",
+        "5 drafts, top-k and top-p, batch 16",
+    ),
+    ("verify_tree", "llama-3 128256, 64 nodes, batch 8, bf16, match", "tree of 64, batch 8"),
+    ("sample", "llama-3 128256, batch 16, fp32", "batch 16"),
+    ("compact_cache", "8B-like 32 layers, batch 1, bhld", "32 layers, batch 1"),
+    ("tree_attention", "64 nodes, batch 8, past 4096, bf16, bhld", "tree of 64 behind 4,096 tokens"),
+    ("tree_attention", "256 nodes, batch 8, past 512, bf16, bhld", "tree of 256 behind 512 tokens"),
+)
+
+
+class Highlight(NamedTuple):
+    """A case, its machine and its name for readers."""
+
+    task: str
+    machine: str
+    entry: Entry
+
+
+def highlights(contents: list[Row]) -> list[Highlight]:
+    """The cases of CASES that were measured, each from the first machine that has rivals in it."""
+    found = {}
+    for content in reversed(contents):
+        for entry in entries(content):
+            if entry.rivals:
+                found[entry.op, entry.case] = (machine_name(content), entry)
+    return [Highlight(task, *found[op, case]) for op, case, task in CASES if (op, case) in found]
+
+
+def readme_table(contents: list[Row]) -> list[str]:
+    """Six to eight rows: our time, the fastest rival and the slowest one."""
+    rows = []
+    for task, machine, entry in highlights(contents):
+        (fast, ratio), (slow, most) = entry.rivals[0], entry.rivals[-1]
+        slowest = f"{slow} {multiple(most)}" if len(entry.rivals) > 1 else ""
+        ours = duration(entry.ours["p50_us"])
+        rows.append([f"`{entry.op}`: {task}", ours, f"{fast} {multiple(ratio)}", slowest, machine])
+    return markdown(["case", "ours", "fastest rival", "slowest rival", "machine"], rows, right=(1,))
