@@ -84,7 +84,7 @@ def test_layers_import_downwards_only() -> None:
 
 
 # What transformers itself needs, and what the command line draws with.
-LOOP_MAY_IMPORT = ("torch", "transformers", "safetensors", "tokenizers", "rich", "matplotlib")
+LOOP_MAY_IMPORT = ("torch", "transformers", "huggingface_hub", "safetensors", "tokenizers", "rich", "matplotlib")
 
 
 @pytest.mark.parametrize("package", ["specdec_loop", "specdec_lab"])

@@ -8,10 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from command_help import assert_light
 from model_folders import save_model
 
+from specdec_lab.cli import arguments, main
 from specdec_lab.cli import lossless as command
-from specdec_lab.cli import main
 from specdec_lab.lossless import report
 from specdec_lab.lossless.family import Job
 from specdec_lab.lossless.models import first_tokens, load
@@ -48,6 +49,10 @@ def test_an_injected_fault_gives_exit_status_one(capsys: pytest.CaptureFixture[s
     [
         (["--experiments", "first"], "holds no config.json"),
         (["--sampler", "no.such.module"], "must be a module that imports"),
+        (["--method", "block, argmax"], "'block', 'match', 'ratio, argmax drafts'"),
+        (["--inject", "nonsense"], "--inject: must be one of 'g"),
+        (["--workers", "0"], "--workers: must be a whole number of at least 1, got '0'"),
+        (["--samples", "-3"], "--samples: must be a whole number of at least 1, got '-3'"),
     ],
 )
 def test_mistakes_in_the_laboratory_are_said_in_one_line(
@@ -59,11 +64,19 @@ def test_mistakes_in_the_laboratory_are_said_in_one_line(
     assert said.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    "words",
+    [[], ["lossless"], ["theory"], ["plan"], ["train"], ["train", "target"], ["train", "texts"], ["train", "drafters"]],
+)
+def test_help_imports_nothing_heavy(words: list[str]) -> None:
+    assert_light("specdec_lab.cli", words)
+
+
 @pytest.mark.slow  # three figures: five seconds
 def test_figures_are_drawn_and_the_page_shows_them(tmp_path: Path, folder: Path) -> None:
     pytest.importorskip("matplotlib", reason="figures need matplotlib (requirements/dev.txt)")
     parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
+    arguments.lossless(parser)
     args = parser.parse_args(["--method", "ratio"])
     pair = load(str(folder / "target"), str(folder / "draft"))
     plan = command.Plan(args, [], pair)

@@ -93,12 +93,12 @@ def test_the_command_reads_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("", "give --run, or --acceptance in [0, 1]"),
-        ("--acceptance 2 --draft-ms 1 --verify-ms 1", "give --run, or --acceptance in [0, 1]"),
+        ("", "give --run, or all of --acceptance, --draft-ms and --verify-ms"),
+        ("--acceptance 2 --draft-ms 1 --verify-ms 1", "--acceptance: must be a number in [0, 1], got '2'"),
         ("--run no-such-file.json", "--run: there is no file no-such-file.json"),
         ("--run broken.json", "--run: broken.json is no JSON"),
         ("--run empty.json", "--run must hold acceptance and seconds"),
-        ("--acceptance .5 --draft-ms 1 --verify-ms 1 --children 2", "--children must be in [0, 1]"),
+        ("--acceptance .5 --draft-ms 1 --verify-ms 1 --children 2", "--children: must be a number in [0, 1], got '2'"),
     ],
 )
 def test_missing_numbers_are_said_in_one_line(

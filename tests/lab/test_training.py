@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from small_library import small_library
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from specdec_lab.cli import main
 from specdec_lab.training import curves, drafters, losses, target, texts
 from specdec_lab.training.run import Run, learning_rate, optimizers
 from specdec_loop import corpus, heads
@@ -32,6 +33,10 @@ LOADERS = {
 @pytest.fixture
 def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return small_library(tmp_path / "library", monkeypatch)
+
+
+def train(*words: str) -> None:
+    assert main(["train", *words]) == 0
 
 
 def test_the_learning_rate_rises_and_falls() -> None:
@@ -143,12 +148,12 @@ def test_everything_is_trained_and_loads(library: Path, tmp_path: Path, monkeypa
     whole = target.config
     monkeypatch.setattr(target, "config", lambda vocab: LlamaConfig(**{**whole(vocab).to_dict(), **small}))
     shared = ["--work", str(tmp_path / "work"), "--length", "24", "--batch", "2", "--threads", "1"]
-    target.main(["--out", str(tmp_path / "target"), "--minutes", "0.03", *shared])
-    texts.main(["--models", str(tmp_path), "--work", str(tmp_path), "--count", "7", "--length", "70", "--batch", "4"])
+    train("target", "--out", str(tmp_path / "target"), "--minutes", "0.03", *shared)
+    train("texts", "--models", str(tmp_path), "--work", str(tmp_path), "--count", "7", "--length", "70", "--batch", "4")
     said = texts.load(tmp_path / texts.FILE)
     assert said.shape == (7, 70) and said.min() >= 0 and said.max() < 300 and len(said.unique(dim=0)) == 7
     own = ["--texts", str(tmp_path / texts.FILE)]
-    drafters.main(["--models", str(tmp_path), "--minutes", "0.001", *own, *shared])
+    train("drafters", "--models", str(tmp_path), "--minutes", "0.001", *own, *shared)
     network = LlamaForCausalLM.from_pretrained(tmp_path / "target", dtype=torch.float32)
     tokenizer = corpus.load_tokenizer(tmp_path / "target")
     assert len(tokenizer) == network.config.vocab_size == 300
@@ -156,9 +161,7 @@ def test_everything_is_trained_and_loads(library: Path, tmp_path: Path, monkeypa
         load(tmp_path / name, network)
     ids = corpus.encode(tokenizer, corpus.read(corpus.sources()[:1]))[None, :20].long()
     assert network(ids, labels=ids).loss.item() < 0.9 * math.log(300)
-    drafters.main(
-        ["draft", "--models", str(tmp_path), "--minutes", "0.001", "--resume", *shared]
-    )  # there is no time left, and no harm
+    train("drafters", "draft", "--models", str(tmp_path), "--minutes", "0.001", "--resume", *shared)  # no time is left
 
 
 def test_half_of_a_batch_is_the_targets_own_texts(
@@ -192,9 +195,8 @@ def test_half_of_a_batch_is_the_targets_own_texts(
 
 
 def test_a_wrong_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        drafters.main(["dragt"])
-    assert "unknown: dragt; known are draft, medusa" in capsys.readouterr().err
+    assert main(["train", "drafters", "dragt"]) == 2
+    assert "no drafter is called dragt; drafters are draft, medusa" in capsys.readouterr().err
 
 
 def test_curves_become_a_picture(tmp_path: Path) -> None:

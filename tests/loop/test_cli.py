@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from command_help import assert_light
 from model_folders import save_model, save_tokenizer
 
-from specdec_loop.cli import main
+from specdec_loop.cli import arguments, main
 from specdec_loop.cli.measure import Case, all_cases, distinct
 from specdec_loop.methods import METHODS
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -116,8 +119,12 @@ def test_the_datastore_is_built_and_used(folder: Path, capsys: pytest.CaptureFix
     assert "no datastore at" in capsys.readouterr().err
     (tmp_path / "one.py").write_text("abc abc abd")
     tokenizer = ["--tokenizer", str(folder / "target"), "--out", str(folder / "store.pt")]
-    assert main(["datastore", "build", str(tmp_path), *tokenizer]) == 0
-    assert "12 tokens of 1 files" in capsys.readouterr().out
+    for words in ([str(tmp_path), *tokenizer], [*tokenizer, str(tmp_path)]):  # options before or behind the files
+        (folder / "store.pt").unlink(missing_ok=True)
+        assert main(["datastore", "build", *words]) == 0
+        assert "12 tokens of 1 files" in capsys.readouterr().out
+    assert main(["datastore", "build", "--depth", "5"]) == 2
+    assert "--depth: must be a power of two, got '5'" in capsys.readouterr().err
     assert call(folder, "generate", "abc", "--method", "rest", "--max-new-tokens", "5") == 0
 
 
@@ -128,7 +135,7 @@ def test_every_method_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("words", "message"),
     [
         (["generate", "x", "--target", "nowhere"], "--target: no config.json in nowhere: give the folder of a"),
         (["generate", "x", "--draft", "nowhere"], "method draft-model: --draft: no config.json in nowhere"),
@@ -137,18 +144,96 @@ def test_every_method_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
         (["generate", "x" * 300], "the prompt has 300 tokens and --max-new-tokens is 128, but the model has 256"),
         (["generate", "x", "--file", "y"], "a prompt and --file are given: leave out one"),
         (["generate", "--file", "y"], "--file: there is no file y"),
-        (["generate", "x", "--draft-length", "-1"], "draft_length must be"),
+        (
+            ["generate", "x", "--draft-length", "-1"],
+            "--draft-length: must be a whole number of at least 1, got '-1'; or",
+        ),
+        (
+            ["generate", "x", "--method", "magic"],
+            "--method: no method is called magic; methods are plain, prompt-lookup",
+        ),
+        (["generate", "x", "--temperature", "-1"], "--temperature: must be a number of at least 0, got '-1'"),
+        (["generate", "x", "--temperature", "nan"], "--temperature: must be a number of at least 0, got 'nan'"),
+        (["generate", "x", "--temperature", "inf"], "--temperature: must be a number of at least 0, got 'inf'"),
+        (["generate", "x", "--top-p", "5"], "--top-p: must be a number in (0, 1], got '5'"),
+        (["generate", "x", "--top-p", "0"], "--top-p: must be a number in (0, 1], got '0'"),
+        (["generate", "x", "--min-p", "-0.1"], "--min-p: must be a number in [0, 1], got '-0.1'"),
+        (["generate", "x", "--top-k", "1.5"], "--top-k: must be a whole number of at least 0, got '1.5'"),
+        (["generate", "x", "--threads", "0"], "--threads: must be a whole number of at least 1, got '0'"),
+        (["generate", "x", "--device", "tpu"], "--device: must be cpu, cuda or cuda:N, got tpu"),
+        (["generate", "x", "--device", "cuda:99"], "CUDA devices here, got cuda:99: give cpu"),
+        (["generate", "x", "--nonsense"], "unrecognized arguments: --nonsense"),
         (["compare", "--methods", "magic"], "no method is called magic"),
         (["compare", "--prompts", "y"], "--prompts: there is no file y"),
+        (["compare", "--count", "0"], "--count: must be a whole number of at least 1, got '0'"),
+        (["compare", "--count", "2", "--batch", "4"], "--batch: 4 must divide the number of prompts, which is 2"),
+        (["compare", "--count", "6", "--batch", "2", "4"], "--batch: 4 must divide the number of prompts, which is 6"),
     ],
 )
 def test_mistakes_are_said_in_one_line(
-    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+    folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
 ) -> None:
-    assert call(folder, *arguments) == 2
+    assert call(folder, *words) == 2
     err = capsys.readouterr().err
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_a_model_on_the_hub_is_asked_for_and_an_unreachable_hub_is_one_line(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    assert call(folder, "generate", "x", "--target", "some-owner/no-such-model") == 2
+    err = capsys.readouterr().err
+    assert "--target: some-owner/no-such-model is neither a folder nor in the local cache, and the Hugging" in err
+    assert err.count("\n") == 1
+    asked: list[str] = []
+
+    def load(name: str, **options: Any) -> None:
+        asked.append(name)
+        raise OSError("the Hub was asked")
+
+    monkeypatch.setattr("specdec_loop.cli.loading.urllib.request.urlopen", lambda *_, **__: io.BytesIO())
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", load)
+    assert call(folder, "generate", "x", "--target", "some-owner/no-such-model") == 2
+    assert asked == ["some-owner/no-such-model"] and "the Hub was asked" in capsys.readouterr().err
+
+
+def test_default_models_are_those_of_the_clone_or_of_the_clone_around_the_working_directory(
+    folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert arguments.default_model("--target", "target") == ROOT / "python/models/target"
+    # As in site-packages: no models lie beside the package.
+    monkeypatch.setattr(arguments, "__file__", str(tmp_path / "site-packages/specdec_loop/cli/arguments.py"))
+    monkeypatch.chdir(ROOT / "docs")
+    assert arguments.default_model("--target", "target") == ROOT / "python/models/target"
+    monkeypatch.chdir(tmp_path)
+    assert main(["generate", "x", "--device", "cpu"]) == 2
+    err = capsys.readouterr().err
+    assert "--target is not given, and the default models are in the repository only (python/models)" in err
+    assert err.count("\n") == 1
+    assert main(["generate", "x", "--device", "cpu", "--target", str(folder / "target")]) == 2
+    assert "method draft-model: --draft is not given" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [[], ["generate"], ["compare"], ["demo"], ["datastore"], ["datastore", "build"]])
+def test_help_imports_nothing_heavy(words: list[str]) -> None:
+    assert_light("specdec_loop.cli", words)
+
+
+def test_progress_is_written_to_standard_error_where_it_is_no_terminal(
+    folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "a.txt").write_text("x = y; x = y; x =")
+    small = ["--prompts", str(tmp_path / "a.txt"), "--rounds", "2", "--max-new-tokens", "4", "--temperature", "0"]
+    assert call(folder, "compare", *small, "--methods", "plain") == 0
+    out, err = capsys.readouterr()
+    assert err.splitlines() == [
+        "warming up",
+        "1/2 plain, temperature 0, batch 1",
+        "2/2 plain, temperature 0, batch 1",
+    ]
+    assert "warming up" not in out and "greedy, batch 1" in out
 
 
 def test_a_tokenizer_that_does_not_match_is_named(

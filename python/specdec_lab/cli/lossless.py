@@ -12,54 +12,40 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from specdec_loop.cli.loading import one_line
+from specdec_loop.cli.arguments import default_model
+from specdec_loop.cli.errors import UserError, one_line
 
 from ..lossless import figures, report, texts
 from ..lossless.distributions import processed
 from ..lossless.experiments import Finding, judge
 from ..lossless.family import caught, fault_jobs, first_jobs, impossible, joint_jobs, run_all, stream_jobs
 from ..lossless.faults import FAULTS
-from ..lossless.models import FOLDER, Pair, first_tokens, load, quiet
+from ..lossless.models import Pair, first_tokens, load, quiet
 from ..lossless.others import judged, other_jobs
 from ..lossless.procedures import PROCEDURES
 from ..lossless.rejections import scaling, simulations, toys
 from ..lossless.tradeoff import Duels, example, front, win_rates
+from .arguments import EXPERIMENTS
 
-EXPERIMENTS = ("first", "next", "streams", "texts", "faults", "tradeoff", "batch")
 ON_MODELS = {"first", "next", "texts", "tradeoff"}
 FAULT_TEXTS = 160_000  # the weakest, g3-tree, was missed with a quarter of them
 TEXTS, TEXT_TOKENS = 32, 48  # prompts of the loop's texts, and tokens of each
 FRONT_DRAWS, BATCH_TEXTS, BATCH_DRAWS = 100_000, 4000, 20_000
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options: tests, sample sizes, output files."""
-    parser.add_argument("--target", help=f"transformers folder of the target; by default {FOLDER.name}/target")
-    parser.add_argument("--draft", help=f"transformers folder of the draft model; by default {FOLDER.name}/draft")
-    parser.add_argument("--heads", help=f"folder of the folders medusa, eagle, ..; by default {FOLDER.name}")
-    parser.add_argument("--experiments", nargs="+", choices=EXPERIMENTS, help="by default all, but none with --sampler")
-    parser.add_argument(
-        "--method", action="append", choices=[m.name for m in PROCEDURES], help="only these; repeatable"
-    )
-    parser.add_argument("--samples", type=int, default=1_000_000, help="first tokens of a prompt and method")
-    parser.add_argument("--filtered", type=int, default=50_000, help="the same with filters, on the first prompt")
-    parser.add_argument("--texts", type=int, default=20_000, help="texts of a stream or a joint distribution")
-    parser.add_argument("--inject", choices=[f.name for f in FAULTS], help="break the sampler: exit status 1 if caught")
-    parser.add_argument("--sampler", action="append", default=[], help="module of another sampler; repeatable")
-    parser.add_argument("--seconds", type=float, default=30.0, help="most of an experiment on another sampler")
-    parser.add_argument("--pairs", type=int, default=500, help="pairs of texts a prompt in the win-rate table")
-    parser.add_argument("--prompts", type=int, default=200, help="prompts of the win-rate table")
-    parser.add_argument("--length", type=int, default=5, help="tokens of its texts")
-    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes")
-    parser.add_argument("--json", type=Path, help="write the run there")
-    parser.add_argument("--page", type=Path, help="write the page there, a Markdown file")
-    parser.add_argument("--figures", type=Path, help="write the figures into this folder")
-
-
 def run(args: argparse.Namespace) -> int:
     """Exit status: 0, or 1 where a test failed or a fault was missed."""
+    _check_names("--method", args.method, [procedure.name for procedure in PROCEDURES])
+    _check_names("--inject", [args.inject] if args.inject else [], [fault.name for fault in FAULTS])
     with one_line():
         return _inject(args) if args.inject else _measure(args)
+
+
+def _check_names(option: str, given: Sequence[str] | None, known: Sequence[str]) -> None:
+    """Refuse unknown names. Some names contain commas, so the message quotes them."""
+    for name in given or ():
+        if name not in known:
+            raise UserError(f"{option}: must be one of {', '.join(map(repr, known))}, got {name!r}")
 
 
 def _inject(args: argparse.Namespace) -> int:
@@ -82,6 +68,10 @@ def _measure(args: argparse.Namespace) -> int:
     started = time.perf_counter()
     chosen = args.experiments or ([] if args.sampler else list(EXPERIMENTS))
     quiet()
+    if ON_MODELS & set(chosen):
+        args.target = args.target or str(default_model("--target", "target"))
+        args.draft = args.draft or str(default_model("--draft", "draft"))
+        args.heads = args.heads or str(default_model("--heads"))
     pair = load(args.target, args.draft) if ON_MODELS & set(chosen) else None
     plan = Plan(args, chosen, pair)
     jobs = [job for group in plan.groups.values() for job in group]

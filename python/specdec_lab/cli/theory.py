@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-from pathlib import Path
 from typing import Any
-
-from specdec_loop.cli.loading import UserError
 
 from ..lossless import figures
 from ..lossless.family import run_all
@@ -19,20 +15,8 @@ from ..lossless.tradeoff import Point, example, front
 ALPHA = 1e-4  # of all observations together: one that far from its theorem is no accident
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options: sample sizes and output files."""
-    parser.add_argument("what", choices=["figures"], help="draw the figures")
-    parser.add_argument("--folder", type=Path, default=Path("build/theory"), help="where the PNGs go")
-    parser.add_argument("--texts", type=int, default=4000, help="simulated texts of 50 tokens")
-    parser.add_argument("--draws", type=int, default=200_000, help="draws of a point beside the front")
-    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes")
-    parser.add_argument("--json", type=Path, help="write the numbers there")
-
-
 def run(args: argparse.Namespace) -> int:
     """Exit status 1 where an observation contradicts its theorem."""
-    if min(args.texts, args.draws) < 2 or args.workers < 1:
-        raise UserError("--texts and --draws must be at least 2, --workers at least 1")
     jobs: list[Any] = [*simulations(args.texts), *front(example(), args.draws)]
     found = [finding for finding, _ in run_all(jobs, args.workers, lambda *_: None)]
     seen = sorted((one for one in found if isinstance(one, Simulation)), key=lambda one: one.drafts)

@@ -13,7 +13,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from .distributions import Table, flat_table
 
-FOLDER = Path(__file__).parents[2] / "models"
 PROMPTS = (
     'def read(self, size=-1):\n    """Read',
     "import os\nimport sys\n\n",
@@ -39,18 +38,18 @@ class Pair(NamedTuple):
 
 
 @cache
-def load(target: str | None = None, draft: str | None = None, prompts: tuple[str, ...] = PROMPTS) -> Pair:
+def load(target: str, draft: str, prompts: tuple[str, ...] = PROMPTS) -> Pair:
     """Both models in float32, and the prompts as ids; read once by a process.
 
     Args:
-        target: a local transformers folder with a tokenizer; None: the repository's.
-        draft: likewise.
+        target: a local transformers folder with a tokenizer.
+        draft: a local transformers folder.
         prompts: texts.
 
     Raises:
         ValueError: a folder is not there, or the vocabularies differ.
     """
-    homes = [Path(target or FOLDER / "target"), Path(draft or FOLDER / "draft")]
+    homes = [Path(target), Path(draft)]
     first = read(homes[0])
     models = [first, read(homes[1], first)]
     sizes = [m.config.get_text_config().vocab_size for m in models]
@@ -75,7 +74,7 @@ BORROWED = ("embed_tokens.weight", "lm_head.weight")
 def read(folder: Path, target: Any = None) -> Any:
     """One model; a draft model whose file leaves out its embedding and head has the target's."""
     if not (folder / "config.json").exists():
-        raise ValueError(f"lossless: {folder.name}/ must be a transformers folder, but it holds no config.json")
+        raise ValueError(f"lossless: {folder} must be a transformers folder, but it holds no config.json")
     model, report = AutoModelForCausalLM.from_pretrained(
         folder, local_files_only=True, dtype=torch.float32, output_loading_info=True
     )

@@ -17,7 +17,7 @@ from specdec_loop.drafters import Drafter
 from specdec_loop.generation import generate
 from specdec_loop.methods import METHODS, DrafterAssets
 
-from .models import FOLDER, Pair, load, rows
+from .models import Pair, load, rows
 
 WITHIN_ROUNDING = 1e-3  # two logits of a float32 model this close may change places with the shape of a batch
 BATCH = 16
@@ -81,9 +81,9 @@ class Job:
         length: tokens of a text.
     """
 
-    target: str | None
-    draft: str | None
-    heads: str | None
+    target: str
+    draft: str
+    heads: str
     method: str
     rule: str
     mode: str
@@ -96,7 +96,7 @@ class Job:
         pair = load(self.target, self.draft)
         prompts = _written(self.target, self.draft, self.prompts)
         assets = DrafterAssets(
-            pair.target, heads=Path(self.heads or FOLDER), load_draft=lambda: pair.draft,
+            pair.target, heads=Path(self.heads), load_draft=lambda: pair.draft,
             load_store=lambda: Datastore.build(prompts),
         )  # fmt: skip
         try:
@@ -109,7 +109,7 @@ class Job:
         return found
 
 
-def jobs(target: str | None, draft: str | None, heads: str | None, prompts: int, length: int) -> Iterator[Job]:
+def jobs(target: str, draft: str, heads: str, prompts: int, length: int) -> Iterator[Job]:
     """Every method of the loop greedily, and with seeds where the text itself is kept."""
     for name, method in METHODS.items():
         if name == "plain":
@@ -120,12 +120,12 @@ def jobs(target: str | None, draft: str | None, heads: str | None, prompts: int,
 
 
 @cache
-def _written(target: str | None, draft: str | None, count: int) -> list[list[int]]:
+def _written(target: str, draft: str, count: int) -> list[list[int]]:
     return written(load(target, draft), count)
 
 
 @cache
-def _plain(target: str | None, draft: str | None, count: int, length: int, mode: str) -> list[list[int]]:
+def _plain(target: str, draft: str, count: int, length: int, mode: str) -> list[list[int]]:
     return texts_of(load(target, draft), None, _written(target, draft, count), length, mode, "match")[0]
 
 

@@ -216,8 +216,8 @@ class Duels:
         length: tokens of a text.
     """
 
-    target: str | None
-    draft: str | None
+    target: str
+    draft: str
     prompt: list[int]
     number: int
     pairs: int

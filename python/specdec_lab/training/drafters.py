@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,30 +33,15 @@ MEDUSA_HEADS, MEDUSA_LAYERS = 4, 2
 BEGINNING = 0.25  # share of a run that minimises cross-entropy; the rest maximises acceptance
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(prog="specdec_lab.training.drafters", description=__doc__)
-    parser.add_argument("kinds", nargs="*", default=KINDS, metavar="kind", help="of " + ", ".join(KINDS))
-    parser.add_argument("--models", type=Path, default=Path("python/models"), help="folder of target and drafters")
-    parser.add_argument("--work", type=Path, default=Path("build/training"), help="folder of checkpoints and curves")
-    parser.add_argument("--texts", type=Path, help="the target's own, from `train texts`: half of each batch")
-    parser.add_argument("--minutes", type=float, default=8, help="of processor time for each in all")
-    parser.add_argument("--peak", type=float, default=4e-3, help="learning rate")
-    parser.add_argument("--length", type=int, default=256, help="tokens of a window")
-    parser.add_argument("--batch", type=int, default=8, help="windows of a step")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--bfloat16", action="store_true", help="autocast: faster where the processor has AMX")
-    parser.add_argument("--compile", action="store_true", help="torch.compile: a third faster, two minutes to begin")
-    parser.add_argument("--resume", action="store_true", help="go on from the checkpoints")
-    args = parser.parse_args(arguments)
+def run(args: argparse.Namespace) -> None:
+    """Train those that are asked for, or all."""
     unknown = sorted(set(args.kinds) - set(KINDS))
     if unknown:
-        parser.error(f"unknown: {', '.join(unknown)}; known are {', '.join(KINDS)}")
+        raise ValueError(f"no drafter is called {', '.join(unknown)}; drafters are {', '.join(KINDS)}")
     torch.set_num_threads(args.threads)
     target = LlamaForCausalLM.from_pretrained(args.models / "target", dtype=torch.float32).eval().requires_grad_(False)
     tokens, held_out = prepare(args.models / "target")
-    for kind in args.kinds:
+    for kind in args.kinds or KINDS:
         train(kind, target, tokens, held_out, args)
 
 
@@ -146,7 +130,3 @@ def train(kind: str, target: Any, tokens: Tensor, held_out_tokens: Tensor, args:
     network.zero_grad(set_to_none=True)
     run.train(batch, held_out, title=kind)
     save_head(network, args.models / kind, fields)
-
-
-if __name__ == "__main__":
-    main()

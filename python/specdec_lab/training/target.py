@@ -15,7 +15,6 @@ from specdec_loop import corpus
 from .run import Run, optimizers
 
 VOCAB = 4096
-LENGTH, BATCH = 256, 16
 POSITIONS = 1024
 
 
@@ -35,26 +34,7 @@ def config(vocab_size: int) -> LlamaConfig:
     )
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(prog="specdec_lab.training.target", description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("python/models/target"), help="folder of the model")
-    parser.add_argument("--work", type=Path, default=Path("build/training"), help="folder of checkpoint and curve")
-    parser.add_argument("--minutes", type=float, default=60, help="of processor time in all")
-    parser.add_argument("--peak", type=float, default=4e-3, help="learning rate")
-    parser.add_argument("--length", type=int, default=LENGTH, help="tokens of a window")
-    parser.add_argument("--batch", type=int, default=BATCH, help="windows of a step")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument(
-        "--compile", action="store_true", help="torch.compile: three times as fast, one minute to begin"
-    )
-    parser.add_argument("--bfloat16", action="store_true", help="autocast: faster where the processor has AMX")
-    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint")
-    train(parser.parse_args(arguments))
-
-
-def train(args: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> None:
     """Tokenizer, training, and the model's folder."""
     torch.manual_seed(args.seed)
     torch.set_num_threads(args.threads)
@@ -64,7 +44,7 @@ def train(args: argparse.Namespace) -> None:
     forward = torch.compile(model) if args.compile else model
     embeddings = {id(model.get_input_embeddings().weight)}
     made = optimizers(model.parameters(), embeddings, peak=args.peak)
-    run = Run(
+    training = Run(
         model,
         made,
         minutes=args.minutes,
@@ -92,7 +72,7 @@ def train(args: argparse.Namespace) -> None:
         found = loss(corpus.windows(tokens, args.batch, args.length, generator))
         return found, found.detach()
 
-    run.train(batch, held_out, title="target")
+    training.train(batch, held_out, title="target")
     model.to(torch.bfloat16).save_pretrained(args.out)
 
 
@@ -105,7 +85,3 @@ def prepare(folder: Path) -> tuple[Tensor, Tensor]:
     tokenizer = corpus.load_tokenizer(folder)
     held_out = corpus.read([p for p in paths if corpus.is_held_out(p)])
     return corpus.encode(tokenizer, texts), corpus.encode(tokenizer, held_out)
-
-
-if __name__ == "__main__":
-    main()

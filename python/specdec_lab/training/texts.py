@@ -22,18 +22,8 @@ TEMPERATURES = (0.0, 0.7, 1.0)
 FILE = "texts.safetensors"
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(prog="specdec_lab.training.texts", description=__doc__)
-    parser.add_argument("--models", type=Path, default=Path("python/models"), help="folder of the target's folder")
-    parser.add_argument("--work", type=Path, default=Path("build/training"), help=f"folder of {FILE}")
-    parser.add_argument("--count", type=int, default=6144, help="texts")
-    parser.add_argument("--length", type=int, default=256, help=f"tokens of a text, {PROMPT} of them from the corpus")
-    parser.add_argument("--batch", type=int, default=192, help="texts at a time")
-    parser.add_argument("--seed", type=int, default=2)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--bfloat16", action="store_true", help="half the time where the processor has AMX")
-    args = parser.parse_args(arguments)
+def run(args: argparse.Namespace) -> None:
+    """Write them."""
     torch.set_num_threads(args.threads)
     dtype = torch.bfloat16 if args.bfloat16 else torch.float32
     target = LlamaForCausalLM.from_pretrained(args.models / "target", dtype=dtype).eval().requires_grad_(False)
@@ -60,7 +50,3 @@ def main(arguments: list[str] | None = None) -> None:
 def load(path: Path) -> Tensor:
     """Texts ``[count, length]``, int16."""
     return load_file(path)["texts"]
-
-
-if __name__ == "__main__":
-    main()

@@ -1,37 +1,65 @@
-"""The command line: one file a command; invalid input prints a one-line error."""
+"""The command line. Parsing imports neither torch nor transformers; a command's module is imported when it runs."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
-from types import ModuleType
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import NamedTuple, NoReturn
 
-from . import compare, datastore, demo, generate
-from .loading import UserError
+from . import arguments
+from .arguments import Formatter
+from .errors import UserError
 
-COMMANDS = {"generate": generate, "compare": compare, "demo": demo, "datastore": datastore}
+
+class Command(NamedTuple):
+    """A command, whose module in the package's `cli` has a function `run(args)`.
+
+    Attributes:
+        about: one sentence, for --help.
+        add_arguments: adds its options to a parser.
+    """
+
+    about: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+COMMANDS = {
+    "generate": Command("Continue a prompt by one method; accepted drafts are green.", arguments.generate),
+    "compare": Command("Methods side by side: speed, acceptance, and equality with plain decoding.", arguments.compare),
+    "demo": Command("Every method beside plain decoding and transformers' own generate.", arguments.demo),
+    "datastore": Command("Build the datastore of method rest from text files.", arguments.datastore),
+}
+
+
+def main(words: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status: 2 where it could not be run."""
-    return run_command("specdec_loop", "Speculative decoding of transformers models.", COMMANDS, arguments)
+    return run_command("specdec_loop", "Speculative decoding of transformers models.", COMMANDS, words)
 
 
-def run_command(package: str, description: str, modules: dict[str, ModuleType], arguments: Sequence[str] | None) -> int:
-    """Parse the command line of `package`, whose commands are modules, and run the command."""
-    parser = argparse.ArgumentParser(prog=f"python -m {package}", description=description)
+def run_command(package: str, description: str, table: Mapping[str, Command], words: Sequence[str] | None) -> int:
+    """Parse the command line of `package` and run the command."""
+    words = sys.argv[1:] if words is None else words
+    parser = Parser(prog=f"python -m {package}", description=description)
     commands = parser.add_subparsers(dest="command", metavar="command", required=True)
-    for name, command in modules.items():
-        about = (command.__doc__ or "").splitlines()[0]
-        formatter = argparse.ArgumentDefaultsHelpFormatter
-        command.add_arguments(commands.add_parser(name, help=about, description=about, formatter_class=formatter))
-    args = parser.parse_args(arguments)
+    for name, (about, add_arguments) in table.items():
+        add_arguments(commands.add_parser(name, help=about, description=about, formatter_class=Formatter))
     try:
-        return modules[args.command].run(args) or 0
+        args = parser.parse_args(words)
+        return import_module(f"{package}.cli.{args.command}").run(args) or 0
     except UserError as error:
-        print(f"{package} {args.command}: {error}", file=sys.stderr)
+        chosen = [word for word in words[:1] if word in table]
+        print(f"{' '.join([package, *chosen])}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return 130
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line, without the usage before it."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise a `UserError`."""
+        raise UserError(message)

@@ -7,30 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ..methods import METHODS
-from .loading import Models, UserError, add_draft_length, add_model_arguments
+from .errors import UserError
+from .loading import Models, check_methods
 from .measure import RIVALS, Comparison, Row, all_cases
+from .progress import progress
 from .report import new_console, print_tables, write_chart, write_json
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options: methods, prompts, repetitions."""
-    parser.add_argument("--list", action="store_true", help="say what methods there are, and stop")
-    parser.add_argument("--methods", nargs="+", metavar="METHOD", help="by default all that have what they need")
-    parser.add_argument("--temperature", nargs="+", type=float, default=[0.0, 0.7])
-    parser.add_argument("--batch", nargs="+", type=int, default=[1])
-    parser.add_argument("--prompts", nargs="+", type=Path, help="text files, one prompt each; by default held-out code")
-    parser.add_argument("--count", type=int, default=8, help="prompts, where none are given")
-    parser.add_argument("--prompt-tokens", type=int, default=64, help="their length, where none are given")
-    parser.add_argument("--max-new-tokens", type=int, default=128)
-    add_draft_length(parser)
-    parser.add_argument("--rounds", type=int, default=3, help="each case is given its median")
-    parser.add_argument("--rivals", action="store_true", help="transformers' own generate, at batch 1")
-    parser.add_argument("--json", type=Path, help="write all numbers there")
-    parser.add_argument("--png", type=Path, help="draw a chart there")
-    add_model_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -40,9 +23,8 @@ def run(args: argparse.Namespace) -> None:
         for name, method in METHODS.items():
             print(f"{name:18} rule {method.rule:10} {method.about}")
         return
-    unknown = sorted(set(args.methods or ()) - set(METHODS))
-    if unknown:
-        raise UserError(f"no method is called {', '.join(unknown)}: `compare --list` names them all")
+    check_methods("--methods", args.methods or ())
+    _check_batches(args.batch, len(args.prompts) if args.prompts else args.count)
     models = Models(args)
     methods = args.methods or available(models, console)
     rivals = [r for r in RIVALS if r != "transformers assisted" or "draft-model" in methods] if args.rivals else []
@@ -63,16 +45,13 @@ def compare(
     args: argparse.Namespace,
     console: Console,
 ) -> list[Row]:
-    """Run all cases under a progress bar and print their tables."""
+    """Run all cases, report progress, and print their tables."""
     cases = all_cases(methods, args.temperature, args.batch, rivals)
-    columns = TextColumn("{task.description:>40}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("warming up", total=None)
+    with progress("warming up") as report:
         comparison = Comparison(models, prompts, cases, args.max_new_tokens)
-        progress.update(task, total=comparison.steps(args.rounds))
-        for case in comparison.rounds(args.rounds):
-            name = f"{case.method}, temperature {case.temperature:g}, batch {case.batch}"
-            progress.update(task, advance=1, description=name)
+        steps = comparison.steps(args.rounds)
+        for done, case in enumerate(comparison.rounds(args.rounds), 1):
+            report(done, steps, f"{case.method}, temperature {case.temperature:g}, batch {case.batch}")
     rows = comparison.rows()
     print_tables(rows, console)
     return rows
@@ -88,6 +67,13 @@ def available(models: Models, console: Console) -> list[str]:
         except UserError as error:
             console.print(f"left out: {error}", style="dim", highlight=False)
     return found
+
+
+def _check_batches(batches: Sequence[int], prompts: int) -> None:
+    """Refuse a batch that the prompts do not fill: its row would report another size than it ran."""
+    for batch in batches:
+        if prompts % batch:
+            raise UserError(f"--batch: {batch} must divide the number of prompts, which is {prompts}")
 
 
 def prompts_of(models: Models, args: argparse.Namespace) -> list[list[int]]:

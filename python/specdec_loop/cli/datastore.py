@@ -8,22 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rich.progress import track
-
 from ..datastore import Datastore
-from .loading import MODELS, UserError, one_line
+from .arguments import default_model
+from .errors import UserError, one_line
+from .progress import progress
 
 CHUNK = 64  # files tokenized at once
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options: input and output files."""
-    parser.add_argument("action", choices=("build",))
-    parser.add_argument("texts", nargs="*", type=Path, help="files, or folders of them; none: the training corpus")
-    parser.add_argument("--suffix", default=".py", help="of the files in a folder")
-    parser.add_argument("--tokenizer", type=Path, default=MODELS / "target", help="folder of the target's tokenizer")
-    parser.add_argument("--out", type=Path, default=Path("build/datastore.pt"))
-    parser.add_argument("--depth", type=int, default=16, help="longest match, a power of two")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -33,8 +23,9 @@ def run(args: argparse.Namespace) -> None:
     paths = list(_files(args.texts, args.suffix)) if args.texts else training_files()
     if not paths:
         raise UserError(f"no file {args.suffix} in {', '.join(map(str, args.texts))}: give others, or --suffix")
+    folder = args.tokenizer or default_model("--tokenizer", "target")
     with one_line():
-        tokenizer = transformers.AutoTokenizer.from_pretrained(args.tokenizer, local_files_only=True)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
         args.out.parent.mkdir(parents=True, exist_ok=True)
         started = time.perf_counter()
         store = build(paths, tokenizer, depth=args.depth)
@@ -48,9 +39,12 @@ def run(args: argparse.Namespace) -> None:
 def build(paths: list[Path], tokenizer: Any, *, depth: int = 16) -> Datastore:
     """A datastore of files."""
     sequences: list[list[int]] = []
-    for start in track(range(0, len(paths), CHUNK), description="tokenizing", transient=True):
-        texts = [p.read_text(encoding="utf-8", errors="replace") for p in paths[start : start + CHUNK]]
-        sequences += tokenizer(texts, add_special_tokens=False)["input_ids"]
+    with progress("tokenizing") as report:
+        for start in range(0, len(paths), CHUNK):
+            some = paths[start : start + CHUNK]
+            texts = [p.read_text(encoding="utf-8", errors="replace") for p in some]
+            sequences += tokenizer(texts, add_special_tokens=False)["input_ids"]
+            report(start + len(some), len(paths), "files tokenized")
     return Datastore.build(sequences, depth=depth)
 
 

@@ -4,26 +4,12 @@ from __future__ import annotations
 
 import argparse
 import time
-from pathlib import Path
 
 from . import datastore
 from .compare import available, compare, prompts_of
-from .loading import Models, add_model_arguments
+from .loading import Models
 from .measure import RIVALS
 from .report import new_console, write_chart, write_json
-
-FOLDER = Path("build/demo")
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """How long it may take, and where the numbers go."""
-    parser.add_argument("--temperature", nargs="+", type=float, default=[0.0, 0.7, 1.0])
-    parser.add_argument("--count", type=int, default=2, help="prompts")
-    parser.add_argument("--max-new-tokens", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=1, help="each case is given its median")
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="where demo.json and demo.png go")
-    parser.set_defaults(batch=[1], prompts=None, prompt_tokens=64, draft_length=None)
-    add_model_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -4,33 +4,21 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from typing import Any
 
 from ..generation import Generation
 from ..generation import generate as decode
 from ..methods import METHODS
-from .loading import Models, UserError, add_draft_length, add_model_arguments, one_line
+from .errors import UserError, one_line
+from .loading import Models, check_methods
 
 GREEN, DIM, PLAIN = "\x1b[32m", "\x1b[2m", "\x1b[0m"
 UNFINISHED = "\ufffd"  # a character of which not all bytes are there
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Prompt, method, models."""
-    parser.add_argument("prompt", nargs="?", help="text; without it, --file or standard input")
-    parser.add_argument("--file", type=Path, help="read the prompt from a file")
-    parser.add_argument("--method", choices=METHODS, default="draft-model", help="see `compare --list`")
-    parser.add_argument("--max-new-tokens", type=int, default=128)
-    parser.add_argument("--temperature", type=float, default=0.0, help="0: greedy")
-    add_draft_length(parser)
-    parser.add_argument("--stop", action="append", default=[], help="a string that ends the text; may be repeated")
-    parser.add_argument("--color", choices=("auto", "always", "never"), default="auto")
-    add_model_arguments(parser)
-
-
 def run(args: argparse.Namespace) -> None:
     """Stream the continuation, then say how it went."""
+    check_methods("--method", [args.method])
     prompt, method = _prompt(args), METHODS[args.method]
     models = Models(args)
     ids, drafter = models.encode(prompt, args.max_new_tokens), models.drafter(args.method)

@@ -1,15 +1,18 @@
-"""Models, prompts and drafters for the command line; what is wrong with them is said in one line."""
+"""Models, prompts and drafters for the command line."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import torch
 import transformers
 
@@ -20,61 +23,26 @@ from ..draft_length import AdaptiveLength, FixedLength
 from ..drafters import Drafter
 from ..heads import load_draft_model
 from ..methods import METHODS, DrafterAssets
+from .arguments import default_model, find_models
+from .errors import UserError, one_line
 
-MODELS = Path(__file__).resolve().parents[2] / "models"  # python/models: in the repository, not in the wheel
 LONGEST = 10  # draft that `--draft-length auto` may choose
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-class UserError(Exception):
-    """Something that the user can mend, and how."""
-
-
-@contextmanager
-def one_line() -> Iterator[None]:
-    """Say in one line what a call could not use."""
-    try:
-        yield
-    except UserError:
-        raise
-    except (MemoryError, torch.OutOfMemoryError) as error:
-        raise UserError("out of memory: give a smaller --batch, --max-new-tokens or model") from error
-    except (ValueError, OSError, RuntimeError) as error:
-        if "allocate memory" in str(error):
-            raise UserError("out of memory: give a smaller --batch, --max-new-tokens or model") from error
-        raise UserError(str(error).strip().splitlines()[0]) from error
-
-
-def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which models, where, and how they sample."""
-    models = parser.add_argument_group("models")
-    models.add_argument("--target", type=Path, default=MODELS / "target", help="folder of a transformers causal LM")
-    models.add_argument("--draft", type=Path, default=MODELS / "draft", help="folder of the draft model")
-    models.add_argument("--heads", type=Path, default=MODELS, help="folder of the folders medusa, eagle, eagle3, mtp")
-    models.add_argument("--datastore", type=Path, default=Path("build/datastore.pt"), help="file for rest")
-    models.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu, cuda, cuda:1")
-    models.add_argument("--dtype", choices=DTYPES, default="float32", help="of the target's weights")
-    about = "of drafters' weights, by default the target's; bfloat16 is faster for a single request on a CPU"
-    models.add_argument("--draft-dtype", choices=DTYPES, help=about)
-    models.add_argument("--threads", type=int, default=os.cpu_count(), help="of the CPU")
-    sampling = parser.add_argument_group("sampling")
-    sampling.add_argument("--top-k", type=int, default=0, help="0: off")
-    sampling.add_argument("--top-p", type=float, default=1.0, help="1: off")
-    sampling.add_argument("--min-p", type=float, default=0.0, help="0: off")
-    sampling.add_argument("--seed", type=int, default=0, help="of the first request")
-
-
-def add_draft_length(parser: argparse.ArgumentParser) -> None:
-    """How many tokens to draft."""
-    about = "most drafts of a step, or auto: by acceptance and cost as measured; by default the method's"
-    parser.add_argument("--draft-length", type=lambda text: text if text == "auto" else int(text), help=about)
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")  # owner/name
+HUB_SECONDS = 10  # for the Hub to answer at all
 
 
 class Models:
     """The target, its tokenizer, and what drafters need."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        """Load the target and its tokenizer."""
+        """Load the target and its tokenizer; resolve defaults of `args`.
+
+        Raises:
+            UserError: they cannot be loaded.
+        """
+        args.device = device(args.device)
+        args.target = args.target or str(default_model("--target", "target"))
+        args.heads = args.heads or find_models() or Path("python/models")
         torch.set_num_threads(args.threads)
         transformers.utils.logging.disable_progress_bar()
         transformers.utils.logging.set_verbosity_error()
@@ -83,7 +51,7 @@ class Models:
         self.args, self.draft_dtype = args, args.draft_dtype or args.dtype
         self.target = self._model("--target", args.target, args.dtype)
         with one_line():
-            self.tokenizer = transformers.AutoTokenizer.from_pretrained(args.target, local_files_only=True)
+            self.tokenizer = transformers.AutoTokenizer.from_pretrained(args.target)
         if len(self.tokenizer) > self.target.config.vocab_size:
             raise UserError(
                 f"--target: the tokenizer in {args.target} has {len(self.tokenizer)} tokens, the model only "
@@ -94,7 +62,7 @@ class Models:
             heads=args.heads,
             load_draft=self._draft,
             load_store=self._store,
-            dtype=DTYPES[self.draft_dtype],
+            dtype=getattr(torch, self.draft_dtype),
         )
 
     def drafter(self, name: str) -> Drafter | None:
@@ -137,30 +105,31 @@ class Models:
             )
         return ids
 
-    def _model(self, option: str, folder: Path, dtype: str) -> Any:
-        _check_folder(option, folder)
+    def _model(self, option: str, name: str, dtype: str) -> Any:
+        check_model(option, name)
         with one_line():
             load = transformers.AutoModelForCausalLM.from_pretrained
-            model = load(folder, dtype=DTYPES[dtype], local_files_only=True, attn_implementation="sdpa")
+            model = load(name, dtype=getattr(torch, dtype), attn_implementation="sdpa")
             return model.to(self.args.device).eval().requires_grad_(False)
 
     def _draft(self) -> Any:
-        folder = self.args.draft
-        _check_folder("--draft", folder)
-        if _borrows(folder):
-            return load_draft_model(folder, self.target, dtype=DTYPES[self.draft_dtype])
-        draft = self._model("--draft", folder, self.draft_dtype)
-        if draft.config.vocab_size != self.target.config.vocab_size or not self._same_tokens(folder):
+        name = self.args.draft or str(default_model("--draft", "draft"))
+        check_model("--draft", name)
+        if _borrows(Path(name)):
+            return load_draft_model(name, self.target, dtype=getattr(torch, self.draft_dtype))
+        draft = self._model("--draft", name, self.draft_dtype)
+        if draft.config.vocab_size != self.target.config.vocab_size or not self._same_tokens(name):
             raise UserError(
-                f"--draft: {folder} has another vocabulary than --target: give a model with the target's tokenizer"
+                f"--draft: {name} has another vocabulary than --target: give a model with the target's tokenizer"
             )
         return draft
 
-    def _same_tokens(self, folder: Path) -> bool:
-        """Whether the tokenizer in a folder, if there is one, is the target's."""
-        if not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+    def _same_tokens(self, name: str) -> bool:
+        """Whether a model's tokenizer, if it has one, is the target's."""
+        files = ("tokenizer.json", "tokenizer.model", "vocab.json")
+        if Path(name).is_dir() and not any((Path(name) / file).exists() for file in files):
             return True
-        own = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True).get_vocab()
+        own = transformers.AutoTokenizer.from_pretrained(name).get_vocab()
         return bool(own == self.tokenizer.get_vocab())
 
     def _store(self) -> Datastore:
@@ -170,12 +139,59 @@ class Models:
         return Datastore.load(path)
 
 
-def _check_folder(option: str, folder: Path) -> None:
-    if not (folder / "config.json").exists():
-        hint = "give the folder of a transformers model"
-        if folder.parent == MODELS:
-            hint += ", or train the default one: python -m specdec_lab train --help"
-        raise UserError(f"{option}: no config.json in {folder}: {hint}")
+def check_methods(option: str, names: Sequence[str]) -> None:
+    """Check that every name is a method's.
+
+    Raises:
+        UserError: one is not.
+    """
+    unknown = sorted(set(names) - set(METHODS))
+    if unknown:
+        raise UserError(f"{option}: no method is called {', '.join(unknown)}; methods are {', '.join(METHODS)}")
+
+
+def device(name: str | None) -> str:
+    """A device that torch has; None: cuda, or else cpu.
+
+    Raises:
+        UserError: there is no such device.
+    """
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name is None:
+        return "cuda" if count else "cpu"
+    kind, _, index = name.partition(":")
+    if kind not in ("cpu", "cuda") or (":" in name and not index.isdecimal()):
+        raise UserError(f"--device: must be cpu, cuda or cuda:N, got {name}")
+    if kind == "cuda" and int(index or 0) >= count:
+        raise UserError(f"--device: torch {torch.__version__} finds {count} CUDA devices here, got {name}: give cpu")
+    return name
+
+
+def check_model(option: str, name: str) -> None:
+    """Check that a model is a folder, or a name on the Hugging Face Hub that is cached or can be loaded.
+
+    Raises:
+        UserError: it is neither.
+    """
+    folder = Path(name)
+    if (folder / "config.json").is_file():
+        return
+    if folder.exists() or not HUB_NAME.fullmatch(name):
+        raise UserError(
+            f"{option}: no config.json in {name}: give the folder of a transformers model, or owner/name on the "
+            "Hugging Face Hub"
+        )
+    if isinstance(huggingface_hub.try_to_load_from_cache(name, "config.json"), str):
+        return
+    try:
+        urllib.request.urlopen(huggingface_hub.constants.ENDPOINT, timeout=HUB_SECONDS).close()
+    except urllib.error.HTTPError:
+        return  # it answers
+    except OSError as error:
+        raise UserError(
+            f"{option}: {name} is neither a folder nor in the local cache, and the Hugging Face Hub "
+            f"({huggingface_hub.constants.ENDPOINT}) cannot be reached: {getattr(error, 'reason', error)}"
+        ) from error
 
 
 def _borrows(folder: Path) -> bool:

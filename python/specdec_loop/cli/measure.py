@@ -17,7 +17,8 @@ from ..generation import Generation
 from ..generation import generate as decode
 from ..methods import METHODS
 from ..statistics import acceptance_by_child, acceptance_by_position, expected_tokens
-from .loading import Models, UserError, one_line
+from .errors import UserError, one_line
+from .loading import Models
 
 RIVALS = ("transformers plain", "transformers assisted", "transformers prompt lookup")
 

@@ -15,7 +15,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from .loading import UserError
+from .errors import UserError
 from .measure import RIVALS, Row
 
 COLUMNS = ("", "tokens/s", "speed-up", "per step", "accepted", "predicted", "ratio", "rest", "4-grams", "text")
