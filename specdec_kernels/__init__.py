@@ -2,6 +2,20 @@
 
 from ._backends import available_backends, use_backend
 from ._cache import CacheLayout
+from ._codes import (
+    Backend,
+    CacheFormat,
+    ChainRule,
+    DrawPurpose,
+    Logprobs,
+    MaskFormat,
+    Purpose,
+    RejectedFrom,
+    Status,
+    TreeEngine,
+    TreeRule,
+    explain_status,
+)
 from ._random import random_words
 from ._tree_build import PathTree, tree_from_lookahead, tree_from_parents, tree_from_paths
 from ._tree_links import LinkedTree, TreeLinks, tree_from_links, tree_links
@@ -24,28 +38,40 @@ from .ops.verify_tree import TreeResult, verify_tree
 from .ops.verify_tree.batch_sd import batch_sd
 
 __all__ = [
+    "Backend",
+    "CacheFormat",
     "CacheLayout",
     "CandidateTree",
     "ChainResult",
+    "ChainRule",
+    "DrawPurpose",
     "GatherResult",
     "LinkedTree",
+    "Logprobs",
+    "MaskFormat",
     "PathTree",
+    "Purpose",
     "RatioResult",
+    "RejectedFrom",
     "ResidualProbs",
     "ResidualSample",
     "RngKey",
     "RollbackResult",
     "SampleResult",
     "Sampling",
+    "Status",
     "TreeAttention",
+    "TreeEngine",
     "TreeLayout",
     "TreeLinks",
     "TreeMask",
     "TreeResult",
+    "TreeRule",
     "acceptance_ratios",
     "available_backends",
     "batch_sd",
     "compact_cache",
+    "explain_status",
     "gather_nodes",
     "random_words",
     "residual_probs",

@@ -13,10 +13,16 @@ import torch
 from torch import Tensor
 
 from ._check import ID_DTYPES, fail
+from ._codes import CacheFormat
 
-FORMATS = {"bhld": (0, 2), "blhd": (0, 1), "hnd": (0, 2), "nhd": (0, 1), "slots": (0, 1)}  # axes (page, slot)
+FORMATS: dict[CacheFormat, tuple[int, int]] = {  # axes (page, slot)
+    "bhld": (0, 2),
+    "blhd": (0, 1),
+    "hnd": (0, 2),
+    "nhd": (0, 1),
+    "slots": (0, 1),
+}
 PAGED = ("hnd", "nhd", "slots")
-BAD_TABLE = 32
 
 
 class CacheLayout:
@@ -30,7 +36,9 @@ class CacheLayout:
         CacheLayout(8 tensors, 'bhld', 2 pages of 64)
     """
 
-    def __init__(self, tensors: Sequence[Tensor] | Tensor, format: str, block_table: Tensor | None = None) -> None:
+    def __init__(
+        self, tensors: Sequence[Tensor] | Tensor, format: CacheFormat, block_table: Tensor | None = None
+    ) -> None:
         """Check the tensors and describe them on their device; do it once, not in every step.
 
         Args:
@@ -121,7 +129,7 @@ class CacheLayout:
         return f"CacheLayout({len(self.tensors)} tensors, {self.format!r}, {self.num_pages} pages of {self.page_size})"
 
 
-def _rows(name: str, tensor: Tensor, format: str) -> Tensor:
+def _rows(name: str, tensor: Tensor, format: CacheFormat) -> Tensor:
     """The view bytes [page, slot, head, byte] of a tensor of a cache."""
     if not isinstance(tensor, Tensor):
         fail("CacheLayout", name, "a tensor", type(tensor).__name__)

@@ -7,8 +7,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-BAD_TARGET, BAD_DRAFT, BAD_ID, EMPTY_RESIDUAL, ZERO_DRAFT, BAD_LAYOUT, BAD_SAMPLING = 1, 2, 4, 8, 16, 32, 64
-
 
 class Chains(NamedTuple):
     """Ids as a padded matrix, and how to reach row i of each request."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._types import PURPOSES, RngKey
+from ._codes import PURPOSES, Purpose
+from ._types import RngKey
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
@@ -73,7 +74,7 @@ def vocab_words(
     return _blocks(seed, position, step, purpose, lane, block).flatten(1)[:, first % 4 : first % 4 + vocab]
 
 
-def random_words(rng: RngKey, *, purpose: str, index: Tensor, lane: int = 0) -> Tensor:
+def random_words(rng: RngKey, *, purpose: Purpose, index: Tensor, lane: int = 0) -> Tensor:
     """The random words that the ops use, to reproduce or audit a draw.
 
     Args:

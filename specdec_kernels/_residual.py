@@ -7,7 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from . import _chains, _rows
+from . import _rows
+from ._codes import Status
 from ._rows import Distribution
 
 
@@ -45,24 +46,24 @@ def residual(
     device = target_logits.device
     target = _rows.parameters(batch, device, temperature, top_k, top_p, min_p)
     draft = _rows.parameters(batch, device, draft_temperature, draft_top_k, draft_top_p, draft_min_p)
-    status = torch.where(target.bad, _chains.BAD_SAMPLING, 0)
+    status = torch.where(target.bad, Status.BAD_SAMPLING, 0)
     row = _rows.distribution(target_logits, target, allowed)
-    status = status | torch.where(row.bad, _chains.BAD_TARGET, 0)
+    status = status | torch.where(row.bad, Status.BAD_TARGET, 0)
 
     # A draft id outside the vocabulary is no draft at all.
     known = torch.zeros(batch, dtype=torch.bool, device=device)
     ids = torch.zeros(batch, dtype=torch.int64, device=device)
     if draft_ids is not None:
         known = (draft_ids >= 0) & (draft_ids < vocab)
-        status = status | torch.where(~known & (draft_ids != -1), _chains.BAD_ID, 0)
+        status = status | torch.where(~known & (draft_ids != -1), Status.BAD_ID, 0)
         ids = torch.where(known, draft_ids, 0)
     point = known
     q = torch.nn.functional.one_hot(ids, vocab).double() * known[:, None]
     plain = ~known
     if draft_logits is not None:
         drafted = _rows.distribution(draft_logits, draft)
-        status = status | torch.where(draft.bad, _chains.BAD_SAMPLING, 0)
-        status = status | torch.where(drafted.bad & ~draft.greedy, _chains.BAD_DRAFT, 0)
+        status = status | torch.where(draft.bad, Status.BAD_SAMPLING, 0)
+        status = status | torch.where(drafted.bad & ~draft.greedy, Status.BAD_DRAFT, 0)
         over_ids = _rows.to_target_ids(drafted.probs(), token_map, vocab)
         usable = ~draft.greedy & ~drafted.bad
         q = torch.where(draft.greedy[:, None], q, torch.where(usable[:, None], over_ids, 0.0))
@@ -72,5 +73,5 @@ def residual(
     weight = torch.where(row.bad[:, None], 0.0, weight)
     mass = weight.sum(1).float()
     empty = ~(weight.float() >= _rows.TINY).any(1) & ~row.bad
-    status = status | torch.where(empty, _chains.EMPTY_RESIDUAL, 0)
+    status = status | torch.where(empty, Status.EMPTY_RESIDUAL, 0)
     return Residual(row, weight.float(), mass, point & ~plain, plain, ids, status)

@@ -7,8 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from . import _chains, _trees
+from . import _trees
 from ._check import ID_DTYPES, MAX_NODES, Checker, fail
+from ._codes import Status, TreeEngine
 
 
 class TreeLinks(NamedTuple):
@@ -37,7 +38,7 @@ class LinkedTree(NamedTuple):
     status: Tensor
 
 
-def tree_links(parents: Tensor, *, engine: str) -> TreeLinks:
+def tree_links(parents: Tensor, *, engine: TreeEngine) -> TreeLinks:
     """The links that an engine's own tree verifier takes.
 
     Args:
@@ -133,4 +134,4 @@ def _followed(link: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
 
 def _linked(parents: Tensor, bad: Tensor) -> LinkedTree:
     parents = torch.where(bad[:, None], -1, parents)
-    return LinkedTree(parents.int(), torch.where(bad, _chains.BAD_LAYOUT, 0).int())
+    return LinkedTree(parents.int(), torch.where(bad, Status.BAD_LAYOUT, 0).int())

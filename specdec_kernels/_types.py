@@ -7,9 +7,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-PURPOSES = {"target": 0, "coin": 1, "residual": 2, "draft": 3}
-LOGPROBS = {None: 0, "processed": 1, "raw": 2}
-
 
 class Sampling(NamedTuple):
     """Per-request sampling parameters; each is a tensor ``[batch]`` or None (off).

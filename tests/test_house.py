@@ -108,7 +108,7 @@ def test_native_sources_include_downwards_and_only_the_stable_interface() -> Non
             is_torch = included.startswith(("torch/csrc", "torch/headeronly", "torch/extension", "torch/torch"))
             if is_torch and (layer == "common" or not included.startswith(stable)):
                 faults.append(f"{name(path)} includes {included}")
-            if included.startswith(("ATen/", "c10/", "pybind11/", "Python.h")):
+            if included.startswith(("ATen/", "c10/", "pybind11/", "Python.h")) or "tests/" in included:
                 faults.append(f"{name(path)} includes {included}")
             sideways = {"cpu": "cuda/", "cuda": "cpu/", "common": "torch/", "torch": "cpu/"}.get(layer)
             if sideways and re.search(rf"(^|\.\./){sideways}", included) and not is_torch:

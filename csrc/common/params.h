@@ -1,17 +1,11 @@
 // The arguments of the ops as plain structs: what a kernel sees, on the host and on a device.
 #pragma once
+#include "codes.h"
 #include "hd.h"
 
 namespace specdec {
 
 enum class LogitType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
-
-// status bits
-constexpr int32_t kBadTarget = 1, kBadDraft = 2, kBadId = 4, kEmptyResidual = 8;
-constexpr int32_t kZeroDraft = 16, kBadOffsets = 32, kBadSampling = 64;
-
-enum class Rule : int64_t { kRatio, kBlock, kMatch, kGreedy, kTypical, kTopM, kDistance };
-enum class LogprobsMode : int64_t { kNone, kProcessed, kRaw };
 
 template <class T>
 struct Vector {  // [n] with any stride; data == nullptr means: not given

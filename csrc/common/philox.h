@@ -2,6 +2,7 @@
 //   key = (seed low, seed high); counter = (index >> 2, position, step, purpose + 4 lane);
 //   the word of an index is number index & 3 of its counter's four.
 #pragma once
+#include "codes.h"
 #include "hd.h"
 
 namespace specdec {
@@ -9,9 +10,6 @@ namespace specdec {
 constexpr uint32_t kPhiloxMul0 = 0xD2511F53u, kPhiloxMul1 = 0xCD9E8D57u;
 constexpr uint32_t kPhiloxWeyl0 = 0x9E3779B9u, kPhiloxWeyl1 = 0xBB67AE85u;
 constexpr int kPhiloxRounds = 10;
-
-// Purposes: independent streams of one (seed, position, step).
-constexpr int64_t kPurposeTarget = 0, kPurposeCoin = 1, kPurposeResidual = 2, kPurposeDraft = 3;
 
 struct PhiloxWords {
   uint32_t word[4];

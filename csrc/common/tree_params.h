@@ -4,16 +4,6 @@
 
 namespace specdec {
 
-enum class TreeRule : int64_t {
-  kMatch,
-  kGreedy,
-  kTypical,
-  kRecursive,
-  kGreedyMultiDraft,
-  kTargetOnly,
-  kTraversal
-};
-
 struct VerifyTreeParams {
   int64_t batch, nodes, max_depth;
   Ids ids, parents;      // [batch, nodes]

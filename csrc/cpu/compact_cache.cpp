@@ -32,7 +32,7 @@ void compact_cache(SPECDEC_COMPACT_CACHE_ARGS) {
     const bool good = plan_request(blocks, nodes, path.size(1), b, count[b], start.at(0, b), &plan);
     if (!good) plan.drop_request();
     plan.end_request();
-    status[b] = good ? 0 : kBadOffsets;
+    status[b] = good ? 0 : kBadLayout;
   }
   move_rows(rows_of(tensors), plan);
 }

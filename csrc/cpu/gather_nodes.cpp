@@ -26,7 +26,7 @@ void gather_nodes(SPECDEC_GATHER_NODES_ARGS) {
     for (int64_t d = 0; d < columns; ++d) {
       const int64_t n = d > 0 ? entries.at(b, d - 1) : 0;
       if (n < 0 || n >= nodes) {
-        if (n != -1) status[b] = kBadOffsets;
+        if (n != -1) status[b] = kBadLayout;
         break;
       }
       node[b * columns + d] = n;

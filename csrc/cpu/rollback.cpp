@@ -69,7 +69,7 @@ void rollback(SPECDEC_ROLLBACK_ARGS) {
   for (int64_t b = 0; b < batch; ++b) {
     const Tail& tail = tails[b];
     store(output<void>(out_lengths), is_wide(lengths), b, tail.new_length);
-    output<int32_t>(out_status)[b] = tail.bad ? kBadOffsets : 0;
+    output<int32_t>(out_status)[b] = tail.bad ? kBadLayout : 0;
     if (!block_table || !tail.acts) continue;
     const int64_t keeps_first = tail.new_length % page_size != 0;
     for (int64_t i = tail.first + keeps_first; i < tail.end; ++i) {

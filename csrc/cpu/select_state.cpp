@@ -18,7 +18,7 @@ void select_state(SPECDEC_SELECT_STATE_ARGS) {
       if (good) plan.moves.push_back(move);
     }
     plan.end_request();
-    status[b] = good ? 0 : kBadOffsets;
+    status[b] = good ? 0 : kBadLayout;
   }
   move_rows(rows_of(tensors), plan);
 }

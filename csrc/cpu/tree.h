@@ -32,7 +32,7 @@ struct Tree {
 
   bool has(int64_t node) const { return depth[node] >= 0; }
   Children children(int64_t node) const { return {{first_child[node], next_sibling.data()}}; }
-  int32_t status() const { return bad ? kBadOffsets : 0; }
+  int32_t status() const { return bad ? kBadLayout : 0; }
   void keep_root_only();  // and call it bad
   // Rank of each node among the nodes of its depth: the index of its coin.
   std::vector<int32_t> ranks() const;

@@ -284,7 +284,7 @@ void tree_attention_out(Tensor query, Tensor key, Tensor value, Tensor ancestors
   std::vector<cpu::Need> needs;
   for (int64_t b = 0; b < query.size(0); ++b) {
     needs.push_back(cpu::need_of(call, b));
-    output<int32_t>(out_status)[b] = needs.back().bad ? kBadOffsets : 0;
+    output<int32_t>(out_status)[b] = needs.back().bad ? kBadLayout : 0;
   }
   auto* logsumexp = output<float>(out_logsumexp);
   std::fill(logsumexp, logsumexp + out_logsumexp.numel(), -cpu::kInf);

@@ -47,7 +47,7 @@ void tree_layout(SPECDEC_TREE_LAYOUT_ARGS) {
     ancestor_bits(tree, 0, ancestors + first * bit_words(nodes));
     int32_t* paths = leaf_paths + b * max_leaves * (max_depth + 1);
     const bool fits = write_leaf_paths(tree, max_depth, max_leaves, paths);
-    status[b] = fits ? tree.status() : kBadOffsets;
+    status[b] = fits ? tree.status() : kBadLayout;
   });
 }
 

@@ -21,7 +21,7 @@ ChainWalk::ChainWalk(const VerifyChainParams& p, const ChainLayout& layout,
       target_params_(row_params(p.sampling, slot)),
       draft_params_(row_params(p.draft_sampling, slot)),
       slot_(slot) {
-  if (chain_.bad) status_ |= kBadOffsets;
+  if (chain_.bad) status_ |= kBadLayout;
   const bool by_argmax =
       p.rule == Rule::kGreedy || p.rule == Rule::kTopM || p.rule == Rule::kDistance;
   if (by_argmax) {  // argmax decoding reads no sampling parameter

@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(kThreads)
   const bool bad = (found & 1) || request.count < -1 || request.count > p.columns ||
                    (request.count >= 0 && request.length < 0);
   if (threadIdx.x == 0 && item.group == 0 && item.split == 0 && p.status) {
-    p.status.store(b, bad ? kBadOffsets : 0);
+    p.status.store(b, bad ? kBadLayout : 0);
   }
   if (bad || found / 2 >= request.count) return;
   load_group(p.views, item, &table);

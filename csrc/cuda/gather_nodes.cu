@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kThreads, 4)
   if (threadIdx.x == 0) {
     found.node = i == 0 ? 0 : i <= end ? p.path.load(b * p.columns + i - 1) : -1;
     if (i == 0)
-      p.status.store(b, end < last && p.path.load(b * p.columns + end) != -1 ? kBadOffsets : 0);
+      p.status.store(b, end < last && p.path.load(b * p.columns + end) != -1 ? kBadLayout : 0);
   }
   __syncthreads();
   const uint64_t to = p.out + static_cast<uint64_t>(static_cast<int64_t>(blockIdx.x) * p.bytes);

@@ -1,5 +1,6 @@
 // GPU or host: the only header that knows. Kernels are written once; nvcc compiles them for GPUs,
-// and the tests compile them with -DSPECDEC_HOST to run on the CPU (tests/native/cuda_on_host.h).
+// and the tests compile them with -DSPECDEC_HOST=<header> to run on the CPU: that header stands in
+// for the CUDA runtime.
 #pragma once
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -9,7 +10,7 @@
 
 #include "../torch/check.h"
 #ifdef SPECDEC_HOST
-#include "../../tests/native/cuda_on_host.h"
+#include SPECDEC_HOST
 #else
 #include <cuda_runtime.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>

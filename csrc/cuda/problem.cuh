@@ -15,15 +15,6 @@ constexpr int kGroup = 128, kGroups = kTile / kGroup;
 constexpr int kMaxSamples = 64;
 
 enum class Task : int { kSample, kChain, kRatios, kResidual, kTree };
-enum class TreeRule : int64_t {
-  kMatch,
-  kGreedy,
-  kTypical,
-  kRecursive,
-  kGreedyMultiDraft,
-  kTargetOnly,
-  kTraversal
-};
 
 struct SamplingView {  // each [batch] or absent
   GlobalVector<float> temperature;
@@ -247,7 +238,7 @@ __device__ inline Chain load_chain(const Problem& p, int64_t b) {
     c.lost = c.first < 0 || c.first > p.total;
     const bool bad = c.lost || last < c.first || last > p.total || last - c.first > p.max_draft ||
                      (b == 0 && c.first != 0);
-    if (bad) c.status = kBadOffsets;
+    if (bad) c.status = kBadLayout;
     width = bad ? 0 : last - c.first;
   }
   // Eight ids at a time: their loads do not wait for one another.

@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(kThreads, 4)
     if (b < p.batch) {
       tail = tail_of(p, b);
       p.new_lengths.store(b, tail.new_length);
-      p.status.store(b, tail.bad ? kBadOffsets : 0);
+      p.status.store(b, tail.bad ? kBadLayout : 0);
     }
     if (p.blocks.dense) continue;
     // The page that the last token shares with the tail stays.

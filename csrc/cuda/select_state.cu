@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(kThreads)
             !locate(p.blocks, b, 0, &moves.to[0]);
     }
     moving = count > 0 && !bad;
-    if (item.group == 0 && item.split == 0 && p.status) p.status.store(b, bad ? kBadOffsets : 0);
+    if (item.group == 0 && item.split == 0 && p.status) p.status.store(b, bad ? kBadLayout : 0);
   }
   __syncthreads();
   if (!moving) return;

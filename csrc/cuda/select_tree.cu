@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(kThreads)
     p.out_parents.store(first + i, -1);
     p.source.store(first + i, -1);
   }
-  if (threadIdx.x == 0) p.status.store(b, bad ? kBadOffsets : 0);
+  if (threadIdx.x == 0) p.status.store(b, bad ? kBadLayout : 0);
 }
 
 void select_tree(Tensor token_ids, Tensor parents, Tensor scores, int64_t num_nodes,

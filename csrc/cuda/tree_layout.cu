@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   __syncthreads();
   if (first == 0 && threadIdx.x == 0) {
-    p.status.store(b, bad || num_leaves > p.max_leaves ? kBadOffsets : 0);
+    p.status.store(b, bad || num_leaves > p.max_leaves ? kBadLayout : 0);
   }
   for (int i = static_cast<int>(threadIdx.x) / 32; i < kRows; i += kWarps) {
     const int row = first + i;

@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kThreads) bits_kernel(const __grid_constant__ 
     return;
   }
   const bool bad = load_parents(p.parents, b, p.nodes, tree);
-  if (first == 0 && threadIdx.x == 0) p.status.store(b, bad ? kBadOffsets : 0);
+  if (first == 0 && threadIdx.x == 0) p.status.store(b, bad ? kBadLayout : 0);
   const int lane = threadIdx.x % 32;
   for (int i = static_cast<int>(threadIdx.x) / 32; i < kRows; i += kWarps) {
     if (first + i >= p.nodes) break;

@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kThreads) open_kernel(const __grid_constant__ 
   w.tail = 1;
   w.targets = at_once ? present : 1;
   w.drafts = at_once ? inner : tree.jump[0];
-  w.status = bad ? kBadOffsets : 0;
+  w.status = bad ? kBadLayout : 0;
   p.work.queue.store(b * (p.nodes + 1), 0);
   p.work.walks.store(p.walk_slot(b, 0), w);
 }

@@ -52,18 +52,6 @@ inline TreeOutput tree_output(const Tensor& token_ids, const Tensor& parents, co
           output<int32_t>(parents), output<int32_t>(source), output<int32_t>(status)};
 }
 
-// How a mask is written, in the order of the op's FORMATS.
-enum class MaskFormat : int64_t {
-  kBool,
-  kAdditive,
-  kFlat,
-  kFlatPacked,
-  kInt32,
-  kInt64,
-  kXqa,
-  kSglangPacked
-};
-
 #define SPECDEC_VERIFY_TREE_ARGS                                                              \
   Tensor token_ids, Tensor parents, Tensor target_logits, OptTensor draft_logits,             \
       int64_t max_depth, SPECDEC_SAMPLING_ARGS(), SPECDEC_SAMPLING_ARGS(draft_), Tensor seed, \

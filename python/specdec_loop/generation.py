@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor
 
-from specdec_kernels import ChainResult, Sampling, TreeResult, verify_chain, verify_tree
+from specdec_kernels import ChainResult, ChainRule, Logprobs, Sampling, TreeResult, TreeRule, verify_chain, verify_tree
 
 from .attention import forward
 from .draft_length import FixedLength
@@ -73,7 +73,7 @@ def generate(
     draft_length: int | FixedLength = 4,
     stop: Sequence[int | Sequence[int] | str] | None = None,
     tokenizer: Any = None,
-    logprobs: str | None = None,
+    logprobs: Logprobs | None = None,
     past: PrefixCache | None = None,
     streamer: Streamer | None = None,
     hooks: Hooks | None = None,
@@ -230,7 +230,7 @@ def _verify(
     sequences: Sequences,
     sampling: Sampling,
     rule: str,
-    logprobs: str | None,
+    logprobs: Logprobs | None,
     options: Mapping[str, Any],
 ) -> ChainResult | TreeResult:
     """Accept a prefix or a path, and draw the token after it."""
@@ -243,7 +243,7 @@ def _verify(
             sampling=sampling,
             draft_sampling=draft.sampling,
             rng=sequences.rng(),
-            rule=rule,
+            rule=cast(ChainRule, rule),
             token_map=draft.token_map,
             logprobs=logprobs,
             **options,
@@ -258,7 +258,7 @@ def _verify(
         sampling=sampling,
         draft_sampling=draft.sampling,
         rng=sequences.rng(),
-        rule=rule,
+        rule=cast(TreeRule, rule),
         replacement=draft.replacement,
         token_map=draft.token_map,
         logprobs=logprobs,

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 
-RULES = ("match", "ratio", "block")
+from specdec_kernels import ChainRule
+
+RULES: tuple[ChainRule, ...] = ("match", "ratio", "block")
 
 
-def rule() -> str:
+def rule() -> ChainRule:
     """SPECDEC_VLLM_RULE."""
     name = os.environ.get("SPECDEC_VLLM_RULE", "match")
-    if name not in RULES:
-        raise ValueError(f"SPECDEC_VLLM_RULE must be one of {', '.join(RULES)}, got {name!r}")
-    return name
+    for known in RULES:
+        if name == known:
+            return known
+    raise ValueError(f"SPECDEC_VLLM_RULE must be one of {', '.join(RULES)}, got {name!r}")
 
 
 def register() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_kernels import RngKey, Sampling, sample, verify_chain
+from specdec_kernels import ChainRule, DrawPurpose, RngKey, Sampling, sample, verify_chain
 
 from .patch import original, replace
 from .requests import Batch, read
@@ -26,7 +26,7 @@ from .requests import Batch, read
 class Drafting:
     """State of the drafter: its next draft is token `drawn` of each text."""
 
-    rule: str
+    rule: ChainRule
     sampling: Sampling
     seed: Tensor
     position: Tensor
@@ -39,13 +39,13 @@ class Drafting:
         at_once = torch.arange(count, device=logits.device).repeat(batch)
         sampling = Sampling(*(None if x is None else x.repeat_interleave(count) for x in self.sampling))
         seed, position = self.seed.repeat_interleave(count), self.position.repeat_interleave(count)
-        purpose = "target" if self.rule == "match" else "draft"
+        purpose: DrawPurpose = "target" if self.rule == "match" else "draft"
         rng = RngKey(seed, position + self.drawn + at_once, position)
         self.drawn += count
         return sample(logits, sampling=sampling, rng=rng, purpose=purpose).token_ids[:, 0]
 
 
-def install(rule: str) -> None:
+def install(rule: ChainRule) -> None:
     """Patch the classes, once."""
     from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
@@ -61,7 +61,7 @@ def device_tensor(x: Any) -> Tensor:
     return found
 
 
-def sampled(rule: str, theirs: Callable[..., Any], runner: Any, logits: Tensor, spec: Any) -> Any:
+def sampled(rule: ChainRule, theirs: Callable[..., Any], runner: Any, logits: Tensor, spec: Any) -> Any:
     """`_sample`: ours, theirs, or each row its own."""
     metadata = runner.input_batch.sampling_metadata
     batch = None if logits is None else read(runner, metadata)
@@ -104,7 +104,9 @@ def first_position(runner: Any, count: int, spec: Any) -> Tensor:
     return device_tensor(runner.positions)[rows].long() + 1
 
 
-def verified(rule: str, runner: Any, logits: Tensor, spec: Any, batch: Batch, rng: RngKey) -> tuple[Tensor, Tensor]:
+def verified(
+    rule: ChainRule, runner: Any, logits: Tensor, spec: Any, batch: Batch, rng: RngKey
+) -> tuple[Tensor, Tensor]:
     """(ids ``[batch, longest draft + 1]``, -1 behind the last; accepted drafts)."""
     kept = None if rule == "match" else original(type(runner), "_get_spec_decode_draft_probs")(runner, spec)
     cu_draft = torch.nn.functional.pad(spec.cu_num_draft_tokens, (1, 0))
@@ -126,7 +128,7 @@ def verified(rule: str, runner: Any, logits: Tensor, spec: Any, batch: Batch, rn
     return result.token_ids.long().masked_fill(is_missing, 0), accepted
 
 
-def draft_probs(rule: str, theirs: Callable[..., Any], runner: Any, spec: Any) -> Tensor | None:
+def draft_probs(rule: ChainRule, theirs: Callable[..., Any], runner: Any, spec: Any) -> Tensor | None:
     """`_get_spec_decode_draft_probs` for vLLM's own verifier: what is kept are logits, drawn from at a temperature."""
     kept: Tensor | None = theirs(runner, spec)
     if kept is None or getattr(runner.drafter, "specdec", None) is None:

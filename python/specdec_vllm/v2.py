@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_kernels import RngKey, Sampling, sample, verify_chain
+from specdec_kernels import ChainRule, RngKey, Sampling, sample, verify_chain
 
 from .patch import replace
 from .requests import GREEDY, leave, reason_against
@@ -21,7 +21,7 @@ from .requests import GREEDY, leave, reason_against
 RAW = (None, "log-probabilities")  # reasons that do not matter here: raw log-probabilities need no processed logits
 
 
-def install(rule: str) -> None:
+def install(rule: ChainRule) -> None:
     """Patch the classes, once."""
     from vllm.v1.worker.gpu.sample.sampler import Sampler
     from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
@@ -108,7 +108,7 @@ def sampled(
 
 
 def verified(
-    rule: str,
+    rule: ChainRule,
     theirs: Callable[..., Any],
     verifier: Any,
     logits: Tensor,
@@ -179,7 +179,7 @@ def keep(kept: Tensor, places: Tensor, step: Tensor, logits: Tensor) -> None:
 
 
 def drafted(
-    rule: str,
+    rule: ChainRule,
     theirs: Callable[..., Any],
     speculator: Any,
     hidden_states: Tensor,

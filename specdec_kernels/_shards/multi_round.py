@@ -11,9 +11,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._chains import BAD_DRAFT, BAD_ID, BAD_TARGET, ZERO_DRAFT
+from .._codes import RESIDUAL_PURPOSE, Status
 from .group import added
-from .nodes import RESIDUAL_PURPOSE, Nodes, at
+from .nodes import Nodes, at
 from .walks import End, choose, descend, finish, first, flag, of_parent, testable
 
 
@@ -28,17 +28,17 @@ def block(nodes: Nodes, lost: Tensor, status: Tensor) -> tuple[End, Tensor]:
         n = min(i + 1, width)  # the candidate of row i; the last row has none
         has_one = walking if i < width else torch.zeros_like(walking)
         outside, ends = nodes.outside[:, n], ~nodes.usable[:, n]
-        status = flag(status, has_one & outside, BAD_ID)
-        status = flag(status, walking & nodes.bad[:, i], BAD_TARGET)
+        status = flag(status, has_one & outside, Status.BAD_ID)
+        status = flag(status, walking & nodes.bad[:, i], Status.BAD_TARGET)
         bonus_bad = bonus_bad | (walking & nodes.bad[:, i])
         walking = has_one & ~nodes.bad[:, i] & ~ends
         if i == width:
             break
-        status = flag(status, walking & nodes.bad_draft[:, n], BAD_DRAFT)
+        status = flag(status, walking & nodes.bad_draft[:, n], Status.BAD_DRAFT)
         walking = walking & ~nodes.bad_draft[:, n]
         length = length + walking.long()
         px, qx = nodes.p[:, n], nodes.q[:, n]
-        status = flag(status, walking & (qx == 0), ZERO_DRAFT)
+        status = flag(status, walking & (qx == 0), Status.ZERO_DRAFT)
         ratio = torch.where(qx > 0, px / qx.clamp(min=1e-300), 0.0)
         weights.append((weights[-1] * ratio).clamp(max=1.0))
         # A greedy request is decided at its first miss; what lies behind is not examined.
@@ -178,16 +178,16 @@ def _examine(now: _Traversal, status: Tensor) -> tuple[Tensor, Tensor]:
             # A greedy request is decided at its first miss; what lies behind is not examined.
             here = (nodes.tree.parents[:, n] >= 0) & at(torch.stack(alive, 1), f)
             here = here & ~(nodes.target.greedy & (above == 0))
-            status = flag(status, here & nodes.outside[:, n], BAD_ID)
+            status = flag(status, here & nodes.outside[:, n], Status.BAD_ID)
             here = here & nodes.usable[:, n] & ~at(nodes.bad, f)
-            status = flag(status, here & nodes.bad_draft[:, n], BAD_DRAFT)
+            status = flag(status, here & nodes.bad_draft[:, n], Status.BAD_DRAFT)
             here = here & ~nodes.bad_draft[:, n]
             node = torch.full_like(f, n)
-            status = flag(status, here & (now.child_q(node) == 0), ZERO_DRAFT)
+            status = flag(status, here & (now.child_q(node) == 0), Status.ZERO_DRAFT)
             alive.append(here)
             weight.append(now.child_weight(above, node))
         greedy_miss = nodes.target.greedy & (weight[n] == 0)
-        status = flag(status, alive[n] & nodes.bad[:, n] & ~greedy_miss, BAD_TARGET)
+        status = flag(status, alive[n] & nodes.bad[:, n] & ~greedy_miss, Status.BAD_TARGET)
     return torch.stack(alive, 1), status
 
 

@@ -12,14 +12,13 @@ import torch
 from torch import Tensor
 
 from .. import _random, _trees
+from .._codes import TARGET_PURPOSE
 from .._rows import Distribution, Parameters
 from .._trees import Tree
 from . import distributions, races
 from .distributions import Rows
 from .group import Shards
 from .sample import mask_allowed, pad
-
-TARGET_PURPOSE, RESIDUAL_PURPOSE = 0, 2
 
 
 class Drafted(NamedTuple):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .. import _chains, _random, _rows
+from .. import _random, _rows
+from .._codes import TARGET_PURPOSE, Status
 from .._rows import Distribution
 from . import distributions, races
 from .distributions import Rows
@@ -64,7 +65,7 @@ def sample(
         tables.append(Rows(given, _rows.parameters(batch, device, None, None, None, None), False, False, False))
     finish = distributions.begin(shards, tables)
 
-    step = None if purpose == 0 else step
+    step = None if purpose == TARGET_PURPOSE else step
     ids = shards.columns(device)
     if token_map is None:
         word = races.words(shards, seed, position, step, purpose, lane)
@@ -82,8 +83,8 @@ def sample(
     message = races.best(score, ran, ids, source.logits, num_samples)
     won = races.winner(*shards.send(*message)())
     drawn = (won.ids >= 0) & ~distribution.bad[:, None]
-    status = torch.where(parameter.bad, _chains.BAD_SAMPLING, 0)
-    status = status | torch.where(distribution.bad, _chains.BAD_TARGET, 0)
+    status = torch.where(parameter.bad, Status.BAD_SAMPLING, 0)
+    status = status | torch.where(distribution.bad, Status.BAD_TARGET, 0)
     nan = torch.full_like(distribution.maximum, float("nan"))
     return (
         torch.where(drawn, won.ids, -1),

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from .. import _chains, _rows, _trees
+from .._codes import NO_LOGPROBS, PROCESSED_LOGPROBS, RAW_LOGPROBS, Status
 from .._rows import Distribution, Parameters
 from . import multi_round, walks
 from .group import Shards
@@ -28,13 +29,13 @@ def _prepare(
         processed = _rows.parameters(batch, device, None, None, None, None)
         return processed._replace(greedy=torch.ones_like(processed.greedy)), drafted, processed, status
     bad = sampled.bad | (drafted.bad & ~sampled.greedy) if has_draft and rule in DRAFT_RULES else sampled.bad
-    return sampled, drafted, sampled, flag(status, bad, _chains.BAD_SAMPLING)
+    return sampled, drafted, sampled, flag(status, bad, Status.BAD_SAMPLING)
 
 
 def _scored(rule: str, processed: Parameters, mode: int) -> Parameters | None:
     """Parameters of the distribution of log-probabilities where it is another than the one that is verified."""
     plain = _rows.parameters(len(processed.greedy), processed.greedy.device, None, None, None, None)
-    return plain if mode == 2 or (mode == 1 and rule in ARGMAX_RULES) else None
+    return plain if mode == RAW_LOGPROBS or (mode == PROCESSED_LOGPROBS and rule in ARGMAX_RULES) else None
 
 
 def _filters(rule: str, values: tuple[Tensor | None, ...]) -> tuple[bool, bool, bool]:
@@ -47,7 +48,7 @@ def _filters(rule: str, values: tuple[Tensor | None, ...]) -> tuple[bool, bool, 
 
 def _logprobs(nodes: Nodes, path: Tensor, tokens: Tensor, end: End, mode: int) -> Tensor:
     """Log-probability of each emitted id under the row of the node before it; 0 where nothing was emitted."""
-    if mode == 0:
+    if mode == NO_LOGPROBS:
         return torch.empty(0, device=tokens.device)
     following = torch.nn.functional.pad(path[:, 1:], (0, 1), value=-1)
     logit = nodes.x_logit.gather(1, following.clamp(min=0))
@@ -105,7 +106,7 @@ def verify_chain(
     """See `specdec_kernels.verify_chain`."""
     chains = _chains.chains(draft_ids, target_logits, draft_logits, cu_draft, max_draft)
     batch, device = chains.ids.shape[0], draft_ids.device
-    status = torch.where(chains.bad, _chains.BAD_LAYOUT, 0)
+    status = torch.where(chains.bad, Status.BAD_LAYOUT, 0)
     sampled, drafting = (temperature, top_k, top_p, min_p), (draft_temperature, draft_top_k, draft_top_p, draft_min_p)
     target, draft, processed, status = _prepare(
         rule, batch, device, sampled, drafting, draft_logits is not None, status
@@ -132,10 +133,10 @@ def verify_chain(
         end = _walk_chain(nodes, rule, (over_acceptance, rejected_from_target), (typical_epsilon, typical_delta),
                           (top_m, max_distance, min_block), max_draft, status)  # fmt: skip
         bad = at(nodes.bad, end.stand)
-        end = end._replace(status=flag(end.status, bad, _chains.BAD_TARGET))
+        end = end._replace(status=flag(end.status, bad, Status.BAD_TARGET))
         silent = silent | bad
     # Of a request that is lost nothing but its layout was looked at.
-    seen = _chains.BAD_LAYOUT | _chains.BAD_SAMPLING
+    seen = Status.BAD_LAYOUT | Status.BAD_SAMPLING
     status = torch.where(chains.lost, end.status & seen, end.status)
     tokens, _, accepted, logprobs = _result(nodes, end, silent, max_draft, logprobs_mode)
     return tokens.to(draft_ids.dtype), accepted.int(), status.int(), logprobs
@@ -195,7 +196,7 @@ def verify_tree(
         twins = earlier & (ids[:, :, None] == ids[:, None, :]) & real[:, :, None] & real[:, None, :]
         malformed = malformed | twins.flatten(1).any(1)
     tree = _trees.root_only(tree, malformed)
-    status = torch.where(tree.bad, _chains.BAD_LAYOUT, 0)
+    status = torch.where(tree.bad, Status.BAD_LAYOUT, 0)
     sampled, drafting = (temperature, top_k, top_p, min_p), (draft_temperature, draft_top_k, draft_top_p, draft_min_p)
     target, draft, processed, status = _prepare(
         rule, batch, device, sampled, drafting, draft_logits is not None, status
@@ -222,6 +223,6 @@ def verify_tree(
     else:
         end = walks.argmax(nodes, max_depth, status)
     lost = at(nodes.bad, end.stand)
-    status = flag(end.status, lost, _chains.BAD_TARGET)
+    status = flag(end.status, lost, Status.BAD_TARGET)
     tokens, path, accepted, logprobs = _result(nodes, end, lost, max_depth, logprobs_mode)
     return tokens.to(token_ids.dtype), path.int(), accepted.int(), status.int(), logprobs

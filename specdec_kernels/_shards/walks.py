@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .._chains import BAD_DRAFT, BAD_ID, BAD_TARGET, EMPTY_RESIDUAL, ZERO_DRAFT
+from .._codes import RESIDUAL_PURPOSE, TARGET_PURPOSE, Status
 from .group import added
-from .nodes import RESIDUAL_PURPOSE, TARGET_PURPOSE, Draw, Nodes, at
+from .nodes import Draw, Nodes, at
 
 
 class End(NamedTuple):
@@ -44,11 +44,11 @@ def testable(nodes: Nodes, reads_draft: bool) -> tuple[Tensor, list[tuple[Tensor
     """(candidates that can be tested, what is wrong with the others as status bits), each [batch, nodes]."""
     bad = of_parent(nodes, nodes.bad)
     fine = nodes.usable & ~bad
-    faults = [(nodes.outside, BAD_ID), (bad, BAD_TARGET)]
+    faults: list[tuple[Tensor, int]] = [(nodes.outside, Status.BAD_ID), (bad, Status.BAD_TARGET)]
     if reads_draft:
-        faults.append((fine & nodes.bad_draft, BAD_DRAFT))
+        faults.append((fine & nodes.bad_draft, Status.BAD_DRAFT))
         fine = fine & ~nodes.bad_draft
-        faults.append((fine & (nodes.q.float() == 0), ZERO_DRAFT))
+        faults.append((fine & (nodes.q.float() == 0), Status.ZERO_DRAFT))
     return fine, faults
 
 
@@ -85,7 +85,7 @@ def finish(
     rejected = tried.any(1) & (not from_target)
     if stats:  # a bad row that was read only now ends the draft, as if it had not been proposed
         late = rejected & nodes.has_draft_row & ~got[0].amax(0)[:, 0].isfinite()
-        status = flag(status, late, BAD_DRAFT)
+        status = flag(status, late, Status.BAD_DRAFT)
         rejected = rejected & ~late
     return choose(stand, plain, left, rejected, status)
 
@@ -93,7 +93,7 @@ def finish(
 def choose(stand: Tensor, plain: Draw, left: Draw, rejected: Tensor, status: Tensor) -> End:
     """The draw that counts; where nothing is left it is the one from p."""
     empty = left.empty[:, 0]
-    status = flag(status, rejected & empty, EMPTY_RESIDUAL)
+    status = flag(status, rejected & empty, Status.EMPTY_RESIDUAL)
     corrected = rejected & ~empty
     token = torch.where(corrected, left.token[:, 0], plain.token[:, 0])
     return End(stand, token, torch.where(corrected, left.logit[:, 0], plain.logit[:, 0]), status)
@@ -183,7 +183,7 @@ def greedy_multi_draft(nodes: Nodes, max_depth: int, status: Tensor) -> End:
     fine, faults = testable(nodes, False)
     bad_draft = (children & (fine & nodes.bad_draft)[:, None, :]).any(2)
     tested = fine & is_last
-    faults.append((tested & nodes.bad_draft, BAD_DRAFT))
+    faults.append((tested & nodes.bad_draft, Status.BAD_DRAFT))
     tested = tested & ~nodes.bad_draft
     others = fine & ~is_last & ~of_parent(nodes, bad_draft)
 
@@ -192,7 +192,7 @@ def greedy_multi_draft(nodes: Nodes, max_depth: int, status: Tensor) -> End:
     room = 1 - torch.where(children & hidden[:, None, :], nodes.q[:, None, :], 0.0).sum(2)
     scale = torch.where(room > 0, 1 / room.clamp(min=1e-300), 0.0)
     px, qx = nodes.p.float(), (of_parent(nodes, scale) * nodes.q).float()
-    faults.append((tested & (qx == 0), ZERO_DRAFT))
+    faults.append((tested & (qx == 0), Status.ZERO_DRAFT))
     accepted = tested & (px > 0) & (qx > 0) & (nodes.coin * qx < px)
 
     tried = tested & ~accepted
@@ -206,7 +206,7 @@ def greedy_multi_draft(nodes: Nodes, max_depth: int, status: Tensor) -> End:
     corrected = rejected & ~left.empty
     token = torch.where(corrected, left.token, plain.token)
     logit = torch.where(corrected, left.logit, plain.logit)
-    faults.append((of_parent(nodes, empty), EMPTY_RESIDUAL))
+    faults.append((of_parent(nodes, empty), Status.EMPTY_RESIDUAL))
     open_rows = ~(children & accepted[:, None, :]).any(2)
     passes = accepted | (others & of_parent(nodes, open_rows) & (nodes.ids == of_parent(nodes, token)))
     stand, status = descend(nodes, passes, max_depth, faults, status, in_order=False)

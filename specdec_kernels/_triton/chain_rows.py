@@ -8,6 +8,7 @@ import triton.language as tl
 
 from .brackets import close_row, gather_tile, open_row, race_closed, sample_tile
 from .chains import bit_row, chain_of, row_offset
+from .codes import PROCESSED_LOGPROBS, RAW_LOGPROBS, RESIDUAL_PURPOSE, TARGET_PURPOSE
 from .filters import by_scanning, from_lists, list_tile, race_in_lists, race_in_row
 from .handshake import arrive
 from .laws import law_of
@@ -84,15 +85,15 @@ def target_tile(
     raw = load_logits(call.target, row_offset(call.target, call.chain, first, b, i, 1), start, TILE)
     x = mask_allowed(raw, call.target, bit_row(call.chain, first, b, i), start, TILE)
     # The sum: of a law, of processed log-probabilities, and of which top-p is a share.
-    SUM: tl.constexpr = RULE <= BLOCK or RULE == TYPICAL or LOGPROBS == 1 or FILTERS
-    put_tile(call.ws, row, tile, x, raw, v, inv_t, SUM, RULE == TYPICAL, LOGPROBS == 2)
+    SUM: tl.constexpr = RULE <= BLOCK or RULE == TYPICAL or LOGPROBS == PROCESSED_LOGPROBS or FILTERS
+    put_tile(call.ws, row, tile, x, raw, v, inv_t, SUM, RULE == TYPICAL, LOGPROBS == RAW_LOGPROBS)
     if FILTERS:
         if filtered:
             list_tile(call.ws, call.lists, row, tile, x, TILE, LISTED)
             sample_tile(call.ws, call.lists, row, tile, x, TILE)
     if RULE == MATCH or RULE == TYPICAL:
         if (greedy == 0) & (filtered == 0):
-            PURPOSE: tl.constexpr = 0 if RULE == MATCH else 2
+            PURPOSE: tl.constexpr = TARGET_PURPOSE if RULE == MATCH else RESIDUAL_PURPOSE
             word = tile_words(call.noise, b, tl.load(call.noise.position + b) + place, PURPOSE, start, TILE)
             best, at = winner(race_scores(x * inv_t, x > float("-inf"), word), v)
             put_f(call.ws, F_SCORE, row, tile, best)
@@ -125,7 +126,7 @@ def _filter_target(
     if found:
         put_law(call.ws, row, maximum, kept_mass, threshold, zsum, b < 0, b < 0)
         if RULE == MATCH or RULE == TYPICAL:
-            PURPOSE: tl.constexpr = 0 if RULE == MATCH else 2
+            PURPOSE: tl.constexpr = TARGET_PURPOSE if RULE == MATCH else RESIDUAL_PURPOSE
             best, at = race_in_lists(
                 call.ws, call.lists, row, threshold, inv_t, call.noise, b, tl.load(call.noise.position + b) + place,
                 PURPOSE, TILE, T_PAD, LISTED,
@@ -153,7 +154,7 @@ def target_again(
     inv_t, t, k, p, floor, _, _, _ = sampling_of(call.sampling, b, call.target.vocab)
     how = (inv_t, t, k, p, floor)
     RACE: tl.constexpr = RULE == MATCH or RULE == TYPICAL
-    PURPOSE: tl.constexpr = 0 if RULE == MATCH else 2
+    PURPOSE: tl.constexpr = TARGET_PURPOSE if RULE == MATCH else RESIDUAL_PURPOSE
     offset = row_offset(call.target, call.chain, first, b, i, 1)
     bits = bit_row(call.chain, first, b, i)
     position = tl.load(call.noise.position + b) + place
@@ -187,7 +188,7 @@ def merge_target(
 ):  # fmt: skip
     """Record of a target row from its tiles."""
     maximum, mass, _, bad, argmax = merge_row(
-        call.ws, row, inv_t, greedy, call.target.vocab, T_PAD, RULE == TYPICAL, LOGPROBS == 2
+        call.ws, row, inv_t, greedy, call.target.vocab, T_PAD, RULE == TYPICAL, LOGPROBS == RAW_LOGPROBS
     )
     if RULE == MATCH or RULE == TYPICAL:
         if (greedy == 0) & (filtered == 0):

@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from .codes import COIN_PURPOSE, TARGET_PURPOSE
+
 
 @triton.jit
 def philox(key_low, key_high, c0, c1, c2, c3):
@@ -40,7 +42,7 @@ def _blocks(noise, b, position, purpose: tl.constexpr, block):
     """The four words of each Philox block of request b."""
     seed = tl.load(noise.seed + b)
     step = tl.full([], 0, tl.int64)
-    if purpose != 0:  # plain decoding must not depend on the decode step
+    if purpose != TARGET_PURPOSE:  # plain decoding must not depend on the decode step
         step = load_or_zero(noise.step, b)
     lane = load_or_zero(noise.lane, b)
     zero = tl.zeros_like(block).to(tl.uint32)
@@ -78,7 +80,12 @@ def coins(noise, b, position):
     step = load_or_zero(noise.step, b)
     zero = tl.zeros_like(position).to(tl.uint32)
     word, _, _, _ = philox(
-        low_word(seed) + zero, high_word(seed) + zero, zero, low_word(position), low_word(step) + zero, zero + 1
+        low_word(seed) + zero,
+        high_word(seed) + zero,
+        zero,
+        low_word(position),
+        low_word(step) + zero,
+        zero + COIN_PURPOSE,
     )
     return (word >> 8).to(tl.float32) * 5.9604644775390625e-08
 

@@ -12,11 +12,11 @@ from torch import Tensor
 from . import launch as host
 from . import scratch
 from .chains import Chain
+from .codes import S_DRAFT, S_ID, S_SAMPLING, S_TARGET
 from .laws import law_of
 from .pairs import Pairs, draft_probs, launch_laws, target_probs
 from .rows import Sampling, sampling_of
 from .stats import BAD, Q_STATE, get_record_i
-from .walk import S_DRAFT, S_ID, S_SAMPLING, S_TARGET
 
 
 class Scaled(NamedTuple):

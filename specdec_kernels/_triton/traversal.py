@@ -11,6 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .codes import S_DRAFT, S_EMPTY, S_ID, S_TARGET, S_ZERO
 from .stats import BAD, Q_ARG, Q_STATE, get_record_i
 from .tree_rules import SURE
 from .tree_walk import (
@@ -32,7 +33,7 @@ from .tree_walk import (
     node_field,
 )  # fmt: skip
 from .trees import any_of, at_nodes
-from .walk import FIXED, PLAIN, POINT, RESIDUAL, S_DRAFT, S_EMPTY, S_ID, S_TARGET, S_ZERO, pick
+from .walk import FIXED, PLAIN, POINT, RESIDUAL, pick
 
 
 @triton.jit

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from .codes import NO_LOGPROBS, S_DRAFT, S_ID, S_TARGET, S_ZERO
 from .stats import Q_ARG, Q_WINNER, R_ENTROPY, get_record_f, get_record_i
 from .tree_walk import (
     GREEDY,
@@ -35,7 +36,7 @@ from .tree_walk import (
     plan_draw,
 )  # fmt: skip
 from .trees import any_of
-from .walk import FIXED, NOTHING, PLAIN, POINT, RESIDUAL, S_DRAFT, S_ID, S_TARGET, S_ZERO, logprob_at, pick
+from .walk import FIXED, NOTHING, PLAIN, POINT, RESIDUAL, logprob_at, pick
 
 SURE = tl.constexpr(0.0625)  # a difference from 1 that keeps its digits; a smaller one is summed anew
 
@@ -243,7 +244,7 @@ def _accept_typical(
     token = tl.where(bad, -1, token)
     tl.store(call.marks.state + at + node, 2)
     tl.store(call.marks.token + at + node, token)
-    if LOGPROBS > 0:
+    if LOGPROBS != NO_LOGPROBS:
         above = n * 0 + node
         value = logprob_at(call, b, b * 0, above, ids, passes, tl.where(passes, row, -1), ROW_RULE, LOGPROBS)
         tl.store(call.marks.logprob + at + n, value, mask=passes)
@@ -296,7 +297,7 @@ def _write_best(call, b, stand, status, LOGPROBS: tl.constexpr):
     depth = node_field(call, call.depth, b, stand)
     token = tl.load(call.marks.token + b * call.nodes + stand, cache_modifier=".cg")
     emit(call, b, depth, token, -1)
-    if LOGPROBS > 0:
+    if LOGPROBS != NO_LOGPROBS:
         value = tl.load(call.marks.token_logprob + b * call.nodes + stand, cache_modifier=".cg")
         tl.store(call.logprobs + b * width + depth, value)
     tl.store(call.num_accepted + b, depth)
@@ -305,7 +306,7 @@ def _write_best(call, b, stand, status, LOGPROBS: tl.constexpr):
     for i in range(0, depth):
         column = depth - 1 - i
         emit(call, b, column, node_field(call, call.ids, b, node), node)
-        if LOGPROBS > 0:
+        if LOGPROBS != NO_LOGPROBS:
             value = tl.load(call.marks.logprob + b * call.nodes + node, cache_modifier=".cg")
             tl.store(call.logprobs + b * width + column, value)
         node = node_field(call, call.parent, b, node)

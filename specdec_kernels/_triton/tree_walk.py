@@ -12,15 +12,17 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from .._codes import TREE_RULES
+from .codes import COIN_PURPOSE, NO_LOGPROBS, S_LAYOUT, S_SAMPLING, S_TARGET
 from .laws import law_of, prob
 from .noise import words
 from .pairs import draft_probs, target_probs
 from .rows import sampling_of
 from .stats import BAD, Q_ARG, Q_STATE, get_record_i
 from .trees import any_of, children_of, neighbours, root_only, tree_of
-from .walk import FIXED, NOTHING, S_LAYOUT, S_SAMPLING, S_TARGET, draft_at, logprob_at, target_logits_at
+from .walk import FIXED, NOTHING, draft_at, logprob_at, target_logits_at
 
-MATCH, GREEDY, TYPICAL, RECURSIVE, GREEDY_MULTI_DRAFT, TARGET_ONLY, TRAVERSAL = (tl.constexpr(i) for i in range(7))
+MATCH, GREEDY, TYPICAL, RECURSIVE, GREEDY_MULTI_DRAFT, TARGET_ONLY, TRAVERSAL = map(tl.constexpr, TREE_RULES.values())
 # Walk of a request, int32: status; the draw that ends it: how, at which node, from which record, how many
 # listed ids; and whether a drawn token may be a child.
 W_STATUS, W_HOW, W_NODE, W_SLOT, W_LISTED, W_DESCENDS, W_FIELDS = (tl.constexpr(i) for i in range(7))
@@ -136,7 +138,7 @@ def first_of(condition, n):
 def node_coins(call, b, depth, rank):
     """Coins of the nodes of some depth (of root 0) and rank; those of siblings in turn, or of a parent's children."""
     position = tl.load(call.noise.position + b) + depth
-    return (words(call.noise, b, position, 1, rank) >> 8).to(tl.float32) * 5.9604644775390625e-08
+    return (words(call.noise, b, position, COIN_PURPOSE, rank) >> 8).to(tl.float32) * 5.9604644775390625e-08
 
 
 @triton.jit
@@ -217,7 +219,7 @@ def emit(call, b, column, token, node):
 @triton.jit
 def emit_logprob(call, b, column, token, above, row, ROW_RULE: tl.constexpr, LOGPROBS: tl.constexpr):
     """Log-probability of an emitted token under the row of the node above it."""
-    if LOGPROBS > 0:
+    if LOGPROBS != NO_LOGPROBS:
         value = logprob_at(call, b, b * 0, above, token, token >= 0, row, ROW_RULE, LOGPROBS)
         tl.store(call.logprobs + b * (call.max_depth + 1) + column, value)
 

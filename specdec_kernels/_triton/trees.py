@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from . import launch as host
+from .codes import S_LAYOUT
 
 
 class Candidates(NamedTuple):
@@ -120,7 +121,7 @@ def bits_kernel(parents, depth_out, ancestors, status, nodes, words, NP: tl.cons
     tl.store(ancestors + (b * nodes + n) * words + w, ancestor_word(parent, w, nodes, NP), mask=n < nodes)
     if w == 0:
         tl.store(depth_out + b * nodes + n, depth, mask=n < nodes)
-        tl.store(status + b, tl.where(bad, 32, 0))
+        tl.store(status + b, tl.where(bad, S_LAYOUT, 0))
 
 
 @triton.jit

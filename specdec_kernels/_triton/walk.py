@@ -9,19 +9,20 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from .._codes import CHAIN_RULES
 from .chains import bit_row, chain_of, column_of, row_offset
+from .codes import NO_LOGPROBS, PROCESSED_LOGPROBS, S_DRAFT, S_ID, S_LAYOUT, S_SAMPLING, S_TARGET, S_ZERO
 from .laws import kept, law_of, prob
 from .noise import coins
 from .rows import sampling_of
 from .stats import BAD, Q_ARG, Q_RANK, Q_STATE, Q_WINNER, R_ENTROPY, R_MASS, R_RAW, get_record_f, get_record_i
 
-RATIO, BLOCK, MATCH, GREEDY, TYPICAL, TOPM, DISTANCE = (tl.constexpr(i) for i in range(7))
+RATIO, BLOCK, MATCH, GREEDY, TYPICAL, TOPM, DISTANCE = map(tl.constexpr, CHAIN_RULES.values())
 # How the token after the accepted ones comes about: not at all, drawn from the row, from the residual, from the row
 # without the rejected id; or it is known already.
 NOTHING, PLAIN, RESIDUAL, POINT, FIXED = (tl.constexpr(i) for i in range(5))
 # Decision of a request, int32.
 D_ACCEPTED, D_HOW, D_STATUS, D_TOKEN, D_LENGTH, D_FIELDS = (tl.constexpr(i) for i in range(6))
-S_TARGET, S_DRAFT, S_ID, S_EMPTY, S_ZERO, S_LAYOUT, S_SAMPLING = (tl.constexpr(1 << i) for i in range(7))
 
 
 class Knobs(NamedTuple):
@@ -274,7 +275,7 @@ def settle_block(call, b, mass, KP: tl.constexpr, NR, lost):
 @triton.jit
 def logprob_at(call, b, first, i, ids, on, row, RULE: tl.constexpr, LOGPROBS: tl.constexpr):
     """Log-probability of one id under each target row i, whose record is `row`; 0 where `on` is not set."""
-    if LOGPROBS == 1:
+    if LOGPROBS == PROCESSED_LOGPROBS:
         x = target_logits_at(call, b, first, i, ids, on)
         inv_t = tl.full([], 1.0, tl.float32)
         greedy = b < 0
@@ -308,7 +309,7 @@ def write_outputs(call, b, KP: tl.constexpr, NR, RULE: tl.constexpr, LOGPROBS: t
     tl.store(call.token_ids + b * width + j, emitted, mask=j < width)
     tl.store(call.num_accepted + b, accepted)
     tl.store(call.status + b, status)
-    if LOGPROBS > 0:
+    if LOGPROBS != NO_LOGPROBS:
         on = (emitted >= 0) & (j < width)
         row = tl.where(on, b * NR + j, -1)
         value = logprob_at(call, b, first, j, emitted, on, row, RULE, LOGPROBS)

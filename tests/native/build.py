@@ -16,10 +16,10 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 TORCH = Path(torch.__file__).parent
 FLAGS = [
-    "-std=c++20", "-fPIC", "-x", "c++", "-DSPECDEC_HOST", "-DTORCH_TARGET_VERSION=0x020b000000000000",
+    "-std=c++20", "-fPIC", "-x", "c++", "-DSPECDEC_HOST=<cuda_on_host.h>", "-DTORCH_TARGET_VERSION=0x020b000000000000",
     "-fvisibility=hidden", "-ffp-contract=off", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Wno-unused-parameter",
     "-Wno-attributes",
-    f"-I{ROOT / 'csrc'}", "-isystem", str(TORCH / "include"),
+    f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'tests/native'}", "-isystem", str(TORCH / "include"),
 ]  # fmt: skip
 MODES = {
     False: ["-O2", "-g1"],

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from specdec_kernels import RngKey, Sampling, batch_sd, sample, verify_chain, verify_tree
+from specdec_kernels import (
+    ChainRule,
+    DrawPurpose,
+    RngKey,
+    Sampling,
+    TreeRule,
+    batch_sd,
+    sample,
+    verify_chain,
+    verify_tree,
+)
 
 from .distributions import Filters, Table, sampling_of
 
@@ -61,7 +71,7 @@ class Procedure:
     siblings: str = "chain"
     replacement: bool = False
     has_rows: bool = True
-    purpose: str = "draft"
+    purpose: DrawPurpose = "draft"
     drawn: Filters | None = None
     has_step: bool = True
     keep: Callable[[Tensor], Tensor] | None = None
@@ -186,7 +196,7 @@ def verify(method: Procedure, step: Step) -> Verdict:
     if method.is_chain:
         chain = verify_chain(
             step.token_ids, step.target, rows, sampling=sampling, draft_sampling=drafted, rng=step.rng,
-            rule=method.rule,
+            rule=cast(ChainRule, method.rule),
         )  # fmt: skip
         return chain.token_ids, chain.num_accepted
     if method.rule == "batch":
@@ -195,7 +205,7 @@ def verify(method: Procedure, step: Step) -> Verdict:
         return several.token_ids, several.num_accepted
     tree = verify_tree(
         step.token_ids, torch.tensor(method.parents(), device=device).repeat(batch, 1), step.target, rows,
-        max_depth=method.depth, sampling=sampling, draft_sampling=drafted, rng=step.rng, rule=method.rule,
-        replacement=method.replacement,
+        max_depth=method.depth, sampling=sampling, draft_sampling=drafted, rng=step.rng,
+        rule=cast(TreeRule, method.rule), replacement=method.replacement,
     )  # fmt: skip
     return tree.token_ids, tree.num_accepted

@@ -10,12 +10,12 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from specdec_kernels import RngKey, sample, verify_chain
+from specdec_kernels import RejectedFrom, RngKey, sample, verify_chain
 
 from .distributions import Filters, Table, distribution_of, joint_distribution, processed, sampling_of
 from .experiments import decode
@@ -44,7 +44,7 @@ class Over:
         result = verify_chain(
             step.token_ids, step.target, step.draft, sampling=sampling,
             draft_sampling=sampling, rng=step.rng, over_acceptance=self.epsilon,
-            rejected_from=self.rejected_from,
+            rejected_from=cast(RejectedFrom, self.rejected_from),
         )  # fmt: skip
         return result.token_ids, result.num_accepted
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from specdec_kernels import Sampling, sample
+from specdec_kernels import DrawPurpose, Sampling, sample
 
 from ..attention import forward
 from ..lean import LeanLlama
@@ -50,7 +50,7 @@ class DraftModel(CachedDrafter):
         greedy = Sampling.full(sequences.batch, temperature=0.0, device=sequences.tokens.device)
         self._distribution = greedy if is_argmax else self.sampling or sampling
         self._confidence.begin(self._distribution.temperature)
-        self._purpose = "target" if rule == "match" else "draft"
+        self._purpose: DrawPurpose = "target" if rule == "match" else "draft"
         self._needs_distribution = rule in ("ratio", "block")
         capacity = self._open(self.model.config, sequences, longest, self.model.dtype, self.model.device)
         self._lean = LeanLlama(self.model) if LeanLlama.suits(self.model) else None

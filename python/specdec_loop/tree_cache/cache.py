@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from specdec_kernels import CacheLayout, compact_cache, rollback, tree_mask
+from specdec_kernels import CacheLayout, Status, compact_cache, rollback, tree_mask
 
 from ..attention import NAME
 from .layer import Lengths, TreeLayer, fail, is_in_place
@@ -17,7 +17,6 @@ from .masks import MOST_NODES, KeptMasks
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
 MASKED = ("sdpa", "eager")  # attention implementations that take a 4-D mask
-BAD = 32  # bit of a status
 
 
 class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
@@ -275,7 +274,8 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         known = num_accepted.tolist() if lengths.is_on_host else []  # its host looks, where a device has to reckon
         if path is None:
             is_good = bool(known) and all(-1 <= n < done for n in known)
-            status = self._no_status if is_good else ((num_accepted < -1) | (num_accepted >= done)).int() * BAD
+            is_bad = (num_accepted < -1) | (num_accepted >= done)
+            status = self._no_status if is_good else is_bad.int() * Status.BAD_LAYOUT
         elif known and is_in_place(path, known, done):
             status = self._no_status
         else:  # a path no longer than what was written, and so nothing beyond is taken for accepted

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..._check import Checker, fail
+from ..._codes import Backend
 from ..._op import Op
 from ..._types import Sampling
 from . import reference
@@ -53,7 +54,7 @@ def acceptance_ratios(
     token_map: Tensor | None = None,
     allowed: Tensor | None = None,
     out: RatioResult | None = None,
-    backend: str | None = None,
+    backend: Backend | None = None,
 ) -> RatioResult:
     """``min(1, p / q)`` at each drafted id and ``sum min(p, q)`` of each position, without writing p or q.
 

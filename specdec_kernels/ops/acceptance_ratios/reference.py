@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ... import _chains, _rows
+from ..._codes import Status
 
 
 def acceptance_ratios(
@@ -32,7 +33,7 @@ def acceptance_ratios(
     draft = _rows.parameters(batch, device, draft_temperature, draft_top_k, draft_top_p, draft_min_p)
     has_rows = chains.has_draft_rows()
     bad_sampling = target.bad | draft.bad if has_rows else target.bad
-    status = torch.where(chains.bad, _chains.BAD_LAYOUT, 0) | torch.where(bad_sampling, _chains.BAD_SAMPLING, 0)
+    status = torch.where(chains.bad, Status.BAD_LAYOUT, 0) | torch.where(bad_sampling, Status.BAD_SAMPLING, 0)
 
     ratio = torch.zeros(batch, max_draft, device=device)
     overlap = torch.zeros(batch, max_draft, device=device)
@@ -40,7 +41,7 @@ def acceptance_ratios(
     for i in range(max_draft):
         x = chains.ids[:, i]
         outside = (x < -1) | (x >= vocab)
-        status = status | torch.where(used & outside, _chains.BAD_ID, 0)
+        status = status | torch.where(used & outside, Status.BAD_ID, 0)
         used = used & (x >= 0) & ~outside
         x = torch.where(used, x, 0)
         row = _rows.distribution(
@@ -55,10 +56,10 @@ def acceptance_ratios(
             bad_draft = drafted.bad & ~draft.greedy
         p = row.probs()
         px, qx = (t.gather(1, x[:, None]).squeeze(1) for t in (p, q))
-        status = status | torch.where(used & row.bad, _chains.BAD_TARGET, 0)
-        status = status | torch.where(used & bad_draft, _chains.BAD_DRAFT, 0)
+        status = status | torch.where(used & row.bad, Status.BAD_TARGET, 0)
+        status = status | torch.where(used & bad_draft, Status.BAD_DRAFT, 0)
         good = used & ~row.bad & ~bad_draft
-        status = status | torch.where(good & (qx == 0), _chains.ZERO_DRAFT, 0)
+        status = status | torch.where(good & (qx == 0), Status.ZERO_DRAFT, 0)
         accept = torch.where(qx > 0, px / qx.clamp(min=1e-300), 0.0).clamp(max=1.0)
         ratio[:, i] = torch.where(good, accept, 0.0).float()
         overlap[:, i] = torch.where(good, torch.minimum(p, q).sum(1), 0.0).float()

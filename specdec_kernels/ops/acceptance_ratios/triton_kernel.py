@@ -11,12 +11,13 @@ from torch import Tensor
 from ..._triton import launch as host
 from ..._triton import scratch
 from ..._triton.chains import Chain, chain_of, column_of, row_offset
+from ..._triton.codes import S_DRAFT, S_ID, S_LAYOUT, S_SAMPLING, S_TARGET, S_ZERO
 from ..._triton.handshake import arrive
 from ..._triton.laws import law_of, prob
 from ..._triton.pairs import Pairs, draft_probs, launch_laws, target_probs
 from ..._triton.rows import Sampling, sampling_of
 from ..._triton.stats import BAD, Q_ARG, Q_STATE, get_record_i
-from ..._triton.walk import S_DRAFT, S_ID, S_LAYOUT, S_SAMPLING, S_TARGET, S_ZERO, any_of, target_logits_at
+from ..._triton.walk import any_of, target_logits_at
 
 
 @triton.jit

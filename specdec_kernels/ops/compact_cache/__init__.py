@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..._cache import CacheLayout
 from ..._check import ID_DTYPES, Checker, fail
+from ..._codes import Backend
 from ..._op import Op
 from . import reference
 
@@ -27,7 +28,7 @@ def compact_cache(
     lengths: Tensor,
     *,
     out: Tensor | None = None,
-    backend: str | None = None,
+    backend: Backend | None = None,
 ) -> Tensor:
     """Move the rows of the accepted path behind the root, for all layers, keys and values, in place and in one launch.
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..._cache import BAD_TABLE, locate, move
+from ..._cache import locate, move
+from ..._codes import Status
 
 
 def compact_cache(
@@ -29,4 +30,4 @@ def compact_cache(
     bad = (used & ~rises) | (moves & ~(source.exists & target.exists))
     bad = bad.any(1, keepdim=True) | (count < -1) | (count > path.shape[1]) | ((count >= 0) & (length < 0))
     move(tensors, source, target, moves & ~bad)
-    return torch.where(bad[:, 0], BAD_TABLE, 0).int()
+    return torch.where(bad[:, 0], Status.BAD_LAYOUT, 0).int()

@@ -9,6 +9,7 @@ from torch import Tensor
 from ..._triton import cache
 from ..._triton import launch as host
 from ..._triton.cache import copy_rows, item_of, locate
+from ..._triton.codes import S_LAYOUT
 
 
 @triton.jit
@@ -34,7 +35,7 @@ def _compact_kernel(
     bad = tl.max(wrong.to(tl.int32), axis=0) > 0
     bad = bad | (count < -1) | (count > columns) | ((count >= 0) & (length < 0))
     if (tensor == 0) & (split == 0):
-        tl.store(status + b, tl.where(bad, 32, 0))
+        tl.store(status + b, tl.where(bad, S_LAYOUT, 0))
     if bad:
         return
     if PATH == ROWS:  # the whole path at once: it is at hand

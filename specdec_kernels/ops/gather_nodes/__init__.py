@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..._check import ID_DTYPES, Checker, fail
+from ..._codes import Backend
 from ..._op import Op
 from . import reference
 
@@ -33,7 +34,7 @@ op = Op(reference.gather_nodes, _allocate, results=GatherResult._fields)
 
 
 def gather_nodes(
-    values: Tensor, path: Tensor, *, out: GatherResult | None = None, backend: str | None = None
+    values: Tensor, path: Tensor, *, out: GatherResult | None = None, backend: Backend | None = None
 ) -> GatherResult:
     """The rows of the root and of the accepted path: hidden states or features that the next draft starts from.
 

@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..._triton import launch as host
+from ..._triton.codes import S_LAYOUT
 
 TYPES = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 TILE = 1024
@@ -32,7 +33,7 @@ def _gather_kernel(
     end = tl.min(tl.where(ends, d, columns - 1), axis=0)  # nodes before it are the path
     if (i == 0) & (split == 0):
         stranger = tl.max((ends & (d == end) & (node != -1)).to(tl.int32), axis=0)
-        tl.store(status + b, stranger * 32)
+        tl.store(status + b, stranger * S_LAYOUT)
     mine = tl.sum(tl.where(d == i - 1, node, 0), axis=0)
     for first in range(split * TILE, units, splits * TILE):
         column = first + tl.arange(0, TILE)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..._check import check_residual
+from ..._codes import Backend
 from ..._op import Op
 from ..._types import Sampling
 from . import reference
@@ -51,7 +52,7 @@ def residual_probs(
     allowed: Tensor | None = None,
     draft_ids: Tensor | None = None,
     out: ResidualProbs | None = None,
-    backend: str | None = None,
+    backend: Backend | None = None,
 ) -> ResidualProbs:
     """``norm((a p - b q)+)`` as a probability row, and its mass.
 

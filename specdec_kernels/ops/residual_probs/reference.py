@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ... import _chains
+from ..._codes import Status
 from ..._residual import residual
 
 
@@ -31,7 +31,7 @@ def residual_probs(
         target_logits, draft_logits, a, b, temperature, top_k, top_p, min_p,
         draft_temperature, draft_top_k, draft_top_p, draft_min_p, token_map, allowed, draft_ids,
     )  # fmt: skip
-    empty = (r.status & _chains.EMPTY_RESIDUAL) != 0
+    empty = (r.status & Status.EMPTY_RESIDUAL) != 0
     probs = r.weight.double() / r.mass.double().clamp(min=1e-300)[:, None]
     probs = torch.where(empty[:, None], r.row.probs(), probs)
     probs = torch.where(r.row.bad[:, None], 0.0, probs)

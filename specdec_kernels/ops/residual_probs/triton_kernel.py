@@ -9,11 +9,11 @@ from torch import Tensor
 
 from ..._triton import launch as host
 from ..._triton import scratch
+from ..._triton.codes import S_EMPTY
 from ..._triton.handshake import arrive
 from ..._triton.residual import Scaled, laws, residual_case, residual_tile
 from ..._triton.rows import Sampling
 from ..._triton.stats import F_MAX, F_SUM, get_f, put_f
-from ..._triton.walk import S_EMPTY
 
 TINY = tl.constexpr(1.1754943508222875e-38)
 

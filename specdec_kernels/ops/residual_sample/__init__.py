@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from ..._check import check_residual
+from ..._codes import PURPOSES, Backend, Purpose
 from ..._op import Op
-from ..._types import PURPOSES, RngKey, Sampling
+from ..._types import RngKey, Sampling
 from . import reference
 
 
@@ -48,12 +49,12 @@ def residual_sample(
     sampling: Sampling,
     draft_sampling: Sampling | None = None,
     rng: RngKey,
-    purpose: str = "residual",
+    purpose: Purpose = "residual",
     token_map: Tensor | None = None,
     allowed: Tensor | None = None,
     draft_ids: Tensor | None = None,
     out: ResidualSample | None = None,
-    backend: str | None = None,
+    backend: Backend | None = None,
 ) -> ResidualSample:
     """One id a row from ``norm((a p - b q)+)``: the draw that every lossless rule ends with.
 

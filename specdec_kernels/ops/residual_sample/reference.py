@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ... import _chains, _random, _rows
+from ... import _random, _rows
+from ..._codes import TARGET_PURPOSE, Status
 from ..._residual import residual
 
 
@@ -36,7 +37,7 @@ def residual_sample(
         draft_temperature, draft_top_k, draft_top_p, draft_min_p, token_map, allowed, draft_ids,
     )  # fmt: skip
     vocab = target_logits.shape[1]
-    word = _random.vocab_words(seed, position, None if purpose == 0 else step, purpose, None, vocab)
+    word = _random.vocab_words(seed, position, None if purpose == TARGET_PURPOSE else step, purpose, None, vocab)
     drawn, _ = _rows.residual_draw(r.weight, word)
     # Where q is a point mass the other ids keep their plain weights (as verify_chain draws), and the id itself what
     # is left of its own: log(a p - b) - log(a) relative to them.
@@ -49,7 +50,7 @@ def residual_sample(
         torch.where(point, left, plain_weight), r.row.kept & (~point | (rest >= _rows.TINY)), word
     )
     by_race = torch.where(scores.amax(1) > -torch.inf, scores.argmax(1), r.row.argmax)
-    empty = (r.status & _chains.EMPTY_RESIDUAL) != 0
+    empty = (r.status & Status.EMPTY_RESIDUAL) != 0
     token = torch.where(r.point, by_race, torch.where(r.plain | empty, _rows.plain_draw(r.row, word), drawn))
     token = torch.where(r.point & empty, _rows.plain_draw(r.row, word), token)
     return torch.where(r.row.bad, -1, token), r.mass, r.status.int()

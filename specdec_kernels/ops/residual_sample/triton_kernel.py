@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..._triton import launch as host
 from ..._triton import scratch
+from ..._triton.codes import S_EMPTY
 from ..._triton.handshake import arrive
 from ..._triton.laws import kept, law_of
 from ..._triton.noise import log, tile_words
@@ -28,7 +29,6 @@ from ..._triton.stats import (
     put_f,
     put_i,
 )
-from ..._triton.walk import S_EMPTY
 
 TINY = tl.constexpr(1.1754943508222875e-38)
 

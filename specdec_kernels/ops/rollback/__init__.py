@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..._cache import CacheLayout
 from ..._check import Checker, fail
+from ..._codes import Backend
 from ..._op import Op
 from . import reference
 
@@ -59,7 +60,7 @@ def rollback(
     max_tail: int | None = None,
     zero_tail: bool = False,
     out: RollbackResult | None = None,
-    backend: str | None = None,
+    backend: Backend | None = None,
 ) -> RollbackResult:
     """Take back what a step wrote beyond its accepted tokens: new lengths, freed pages, trimmed tables.
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..._cache import BAD_TABLE, locate
+from ..._cache import locate
+from ..._codes import Status
 
 
 def rollback(
@@ -42,7 +43,7 @@ def rollback(
     for rows in tensors:
         rows[place.page[zeroed], place.slot[zeroed]] = 0
     new_lengths = torch.where(bad, length, new).to(lengths.dtype)
-    status = torch.where(bad, BAD_TABLE, 0).int()
+    status = torch.where(bad, Status.BAD_LAYOUT, 0).int()
     if block_table is None:
         empty = torch.empty(0, dtype=torch.int32, device=device)
         return new_lengths, empty, torch.zeros(1, dtype=torch.int32, device=device), status

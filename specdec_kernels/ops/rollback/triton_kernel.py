@@ -10,6 +10,7 @@ from torch import Tensor
 from ..._triton import cache
 from ..._triton import launch as host
 from ..._triton.cache import item_of, locate, zero_rows
+from ..._triton.codes import S_LAYOUT
 
 ENTRIES = 64  # of a table that a program reads at once
 
@@ -63,7 +64,7 @@ def _count_kernel(blocks, lengths, num_accepted, max_tail, new_lengths, dropped,
     b = tl.program_id(0).to(tl.int64)
     new, first, end, acts, bad = _tail_of(blocks, lengths, num_accepted, b, max_tail, ENTRIES)
     tl.store(new_lengths + b, new)
-    tl.store(status + b, tl.where(bad, 32, 0))
+    tl.store(status + b, tl.where(bad, S_LAYOUT, 0))
     if dropped is not None:
         keeps = (new % blocks.page_size != 0).to(tl.int64)  # the page that the last token shares with the tail
         tl.store(dropped + b, tl.where(acts, tl.maximum(end - first - keeps, 0), 0).to(tl.int32))

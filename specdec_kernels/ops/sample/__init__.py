@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from ... import _shards
 from ..._check import Checker, fail
+from ..._codes import LOGPROBS, PURPOSES, Backend, DrawPurpose, Logprobs
 from ..._op import Op
-from ..._types import LOGPROBS, PURPOSES, RngKey, Sampling
+from ..._types import RngKey, Sampling
 from . import reference
 
-DRAWS = {name: PURPOSES[name] for name in ("target", "draft", "residual")}
-MODES = {name: code for name, code in LOGPROBS.items() if name is not None}
+DRAWS = {name: PURPOSES[name] for name in get_args(DrawPurpose)}
+MODES = {name: LOGPROBS[name] for name in get_args(Logprobs)}
 MAX_SAMPLES = 64  # a GPU tile keeps its best n in registers
 
 
@@ -57,17 +58,17 @@ def sample(
     *,
     sampling: Sampling,
     rng: RngKey,
-    purpose: str,
+    purpose: DrawPurpose,
     num_samples: int = 1,
     lane: int | Tensor = 0,
     exclude_ids: Tensor | None = None,
     token_map: Tensor | None = None,
-    logprobs: str = "processed",
+    logprobs: Logprobs = "processed",
     allowed: Tensor | None = None,
     group: Any = None,
     vocab_offsets: Sequence[int] | None = None,
     out: SampleResult | None = None,
-    backend: str | None = None,
+    backend: Backend | None = None,
 ) -> SampleResult:
     """Draw `num_samples` distinct ids a row from ``softmax(logits / temperature)`` after the filters.
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ... import _chains, _random, _rows
+from ... import _random, _rows
+from ..._codes import TARGET_PURPOSE, Status
 
 _INF = float("inf")
 
@@ -31,10 +32,10 @@ def sample(
     batch, vocab = logits.shape
     parameter = _rows.parameters(batch, logits.device, temperature, top_k, top_p, min_p)
     distribution = _rows.distribution(logits, parameter, allowed)
-    status = torch.where(parameter.bad, _chains.BAD_SAMPLING, 0)
-    status = status | torch.where(distribution.bad, _chains.BAD_TARGET, 0)
+    status = torch.where(parameter.bad, Status.BAD_SAMPLING, 0)
+    status = status | torch.where(distribution.bad, Status.BAD_TARGET, 0)
 
-    step = None if purpose == 0 else step
+    step = None if purpose == TARGET_PURPOSE else step
     columns = torch.arange(vocab, device=logits.device)
     ids = columns if token_map is None else token_map.long()
     if token_map is None:

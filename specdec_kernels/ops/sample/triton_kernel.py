@@ -13,6 +13,7 @@ from torch import Tensor
 from ..._triton import launch as host
 from ..._triton import scratch
 from ..._triton.brackets import close_row, gather_tile, open_row, race_closed, sample_tile
+from ..._triton.codes import RAW_LOGPROBS, S_SAMPLING, S_TARGET
 from ..._triton.filters import by_scanning, from_lists, list_tile, load_listed_ids, load_lists
 from ..._triton.handshake import arrive
 from ..._triton.noise import tile_words, words
@@ -31,7 +32,6 @@ from ..._triton.stats import (
     put_law,
     put_tile,
 )  # fmt: skip
-from ..._triton.walk import S_SAMPLING, S_TARGET
 
 
 class Draw(NamedTuple):
@@ -136,7 +136,7 @@ def _emit(draw, b, score, ids, column, inv_t, greedy, bad, N: tl.constexpr, LOGP
         drawn = (place >= 0) & (bad == 0)
         tl.store(draw.token_ids + b * N + j, tl.where(drawn, token, -1).to(tl.int64))
         at = tl.maximum(place, 0)
-        if LOGPROBS == 2:
+        if LOGPROBS == RAW_LOGPROBS:
             raw = get_record_f(draw.ws, b, R_RAW, b >= 0)
             logit = tl.load(draw.rows.ptr + b * draw.rows.request + at).to(tl.float32)
             uniform = -tl.log(tl.full([], 0.0, tl.float32) + draw.rows.vocab)
@@ -203,7 +203,7 @@ def _settle(
     """Law of a row from its tiles; then its draw, unless the threshold lies below the lists."""
     inv_t, t, k, p, floor, filtered, greedy, _ = sampling_of(draw.sampling, b, draw.rows.vocab)
     maximum, mass, zsum, bad, argmax = merge_row(
-        draw.ws, b, inv_t, greedy, draw.rows.vocab, T_PAD, False, LOGPROBS == 2
+        draw.ws, b, inv_t, greedy, draw.rows.vocab, T_PAD, False, LOGPROBS == RAW_LOGPROBS
     )
     everything = tl.full([], float("-inf"), tl.float32)
     if FILTERS:
@@ -240,7 +240,7 @@ def _sample_kernel(
     start = tile * TILE
     raw = load_logits(draw.rows, b * draw.rows.request, start, TILE)
     x = mask_allowed(raw, draw.rows, b, start, TILE)
-    put_tile(draw.ws, b, tile, x, raw, start + tl.arange(0, TILE), inv_t, True, False, LOGPROBS == 2)
+    put_tile(draw.ws, b, tile, x, raw, start + tl.arange(0, TILE), inv_t, True, False, LOGPROBS == RAW_LOGPROBS)
     if FILTERS:
         if filtered:
             list_tile(draw.ws, draw.lists, b, tile, x, TILE, LISTED)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..._cache import CacheLayout
 from ..._check import Checker, fail
+from ..._codes import Backend
 from ..._op import Op
 from . import reference
 
@@ -21,7 +22,7 @@ op = Op(reference.select_state, _allocate, results=("status",), mutates=("tensor
 
 
 def select_state(
-    layout: CacheLayout, num_accepted: Tensor, *, out: Tensor | None = None, backend: str | None = None
+    layout: CacheLayout, num_accepted: Tensor, *, out: Tensor | None = None, backend: Backend | None = None
 ) -> Tensor:
     """Put the recurrent state after the last accepted token into slot 0, for all layers in one launch.
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..._cache import BAD_TABLE, locate, move
+from ..._cache import locate, move
+from ..._codes import Status
 
 
 def select_state(
@@ -23,4 +24,4 @@ def select_state(
     target = locate(block_table, page_size, num_pages, torch.zeros_like(count))
     bad = (count < -1) | (moves & ~(source.exists & target.exists))
     move(tensors, source, target, moves & ~bad)
-    return torch.where(bad[:, 0], BAD_TABLE, 0).int()
+    return torch.where(bad[:, 0], Status.BAD_LAYOUT, 0).int()

@@ -9,6 +9,7 @@ from torch import Tensor
 from ..._triton import cache
 from ..._triton import launch as host
 from ..._triton.cache import copy_rows, item_of, locate
+from ..._triton.codes import S_LAYOUT
 
 
 @triton.jit
@@ -27,7 +28,7 @@ def _select_kernel(
     exists = has_source & has_target
     bad = (count < -1) | (moves & (exists == 0))
     if (tensor == 0) & (split == 0):
-        tl.store(status + b + tl.arange(0, 1), tl.where(bad, 32, 0))
+        tl.store(status + b + tl.arange(0, 1), tl.where(bad, S_LAYOUT, 0))
     copy_rows(
         views, tensor, split, source_page, source_slot, target_page, target_slot, moves & exists,
         COLUMNS, UNIT, ELEMENT,

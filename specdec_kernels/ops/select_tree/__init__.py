@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..._check import ID_DTYPES, LOGIT_DTYPES, Checker, fail
+from ..._codes import Backend
 from ..._op import Op
 from ..._types import CandidateTree
 from . import reference
@@ -33,7 +34,7 @@ def select_tree(
     *,
     num_nodes: int,
     out: CandidateTree | None = None,
-    backend: str | None = None,
+    backend: Backend | None = None,
 ) -> CandidateTree:
     """Keep the root and the ``num_nodes - 1`` best candidates by cumulative log-probability, as a tree.
 

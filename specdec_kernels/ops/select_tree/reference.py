@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ... import _chains, _trees
+from ... import _trees
+from ..._codes import Status
 
 
 def select_tree(
@@ -33,6 +34,6 @@ def select_tree(
         return out.scatter(1, number, values)[:, :num_nodes].contiguous()
 
     parent = torch.where(tree.parents >= 0, number.gather(1, tree.parents.clamp(min=0)), -1)
-    status = torch.where(tree.bad, _chains.BAD_LAYOUT, 0)
+    status = torch.where(tree.bad, Status.BAD_LAYOUT, 0)
     source = place(tree.node.expand(batch, -1))
     return place(token_ids.long()).to(token_ids.dtype), place(parent).int(), source.int(), status.int()

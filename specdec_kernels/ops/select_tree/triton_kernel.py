@@ -7,6 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..._triton import launch as host
+from ..._triton.codes import S_LAYOUT
 from ..._triton.rows import key_of
 from ..._triton.trees import Candidates, at_nodes, padded, put_candidate, put_none, tree_of, with_ancestors
 
@@ -33,7 +34,7 @@ def _select_kernel(token_ids, parents, scores, out, candidates, num_nodes, NP: t
     number = tl.where(parent >= 0, at_nodes(upto, parent), 0) - 1
     put_candidate(out, b * num_nodes + upto - 1, token, number, n, chosen)
     put_none(out, b, tl.max(upto, axis=0), num_nodes, num_nodes, NP)
-    tl.store(out.status + b, tl.where(bad, 32, 0))
+    tl.store(out.status + b, tl.where(bad, S_LAYOUT, 0))
 
 
 def select_tree_out(

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..._cache import FORMATS, PAGED
 from ..._check import ID_DTYPES, LOGIT_DTYPES, MAX_NODES, Checker, fail
+from ..._codes import Backend, CacheFormat
 from ..._op import Op
 from . import reference
 
@@ -57,12 +58,12 @@ def tree_attention(
     ancestors: Tensor,
     lengths: Tensor,
     *,
-    format: str = "bhld",
+    format: CacheFormat = "bhld",
     block_table: Tensor | None = None,
     scale: float | None = None,
     window: int = 0,
     out: TreeAttention | None = None,
-    backend: str | None = None,
+    backend: Backend | None = None,
 ) -> TreeAttention:
     """Attention of every node over what is cached, its ancestors and itself, without a mask in memory.
 
@@ -151,7 +152,7 @@ def tree_attention(
     return TreeAttention(*results)
 
 
-def _pages(check: Checker, name: str, rows: Tensor, query: Tensor, format: str) -> Tensor:
+def _pages(check: Checker, name: str, rows: Tensor, query: Tensor, format: CacheFormat) -> Tensor:
     """The view [page, slot, head, dim] of keys or values."""
     check.tensor(name, rows, (query.dtype,), _AXES[format])
     rows = rows.unsqueeze(1) if format == "slots" else rows

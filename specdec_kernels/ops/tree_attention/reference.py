@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..._cache import BAD_TABLE, Place, locate
+from ..._cache import Place, locate
+from ..._codes import Status
 from ..._trees import attends
 
 
@@ -31,7 +32,7 @@ def tree_attention(
     logsumexp = scores.logsumexp(-1)
     weights = torch.exp(scores - torch.where(logsumexp == float("-inf"), 0, logsumexp)[..., None])
     output = torch.einsum("bnhgl,blhd->bnhgd", weights, values).flatten(2, 3).to(query.dtype)
-    return output, logsumexp.flatten(2), torch.where(bad, BAD_TABLE, 0).int()
+    return output, logsumexp.flatten(2), torch.where(bad, Status.BAD_LAYOUT, 0).int()
 
 
 def _mask(

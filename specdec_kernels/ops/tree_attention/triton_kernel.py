@@ -12,6 +12,7 @@ from torch import Tensor
 from ..._triton import cache
 from ..._triton import launch as host
 from ..._triton.cache import locate
+from ..._triton.codes import S_LAYOUT
 from ..._triton.handshake import arrive
 
 # (rows, keys) of a program by the bytes of an element and whether dims exceed 128: the largest that
@@ -191,7 +192,7 @@ def _attend_kernel(
     b = pid // units // kv_heads
     length, width, first, bad = _need(tree, blocks, b, NODES)
     if (u == 0) & (h == 0):
-        tl.store(results.status + b, tl.where(bad, 32, 0))
+        tl.store(results.status + b, tl.where(bad, S_LAYOUT, 0))
     busy = (width * group + BLOCK_M - 1) // BLOCK_M
     longest = (length - first + SPLITS - 1) // SPLITS
     span = tl.maximum(busy * SPAN, (longest + BLOCK_N - 1) // BLOCK_N * BLOCK_N)

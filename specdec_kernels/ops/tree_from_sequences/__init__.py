@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..._check import ID_DTYPES, MAX_NODES, Checker, fail
+from ..._codes import Backend
 from ..._op import Op
 from ..._types import CandidateTree
 from . import reference
@@ -25,7 +26,7 @@ op = Op(reference.tree_from_sequences, _allocate, results=CandidateTree._fields)
 
 
 def tree_from_sequences(
-    token_ids: Tensor, *, num_nodes: int | None = None, out: CandidateTree | None = None, backend: str | None = None
+    token_ids: Tensor, *, num_nodes: int | None = None, out: CandidateTree | None = None, backend: Backend | None = None
 ) -> CandidateTree:
     """Merge candidate continuations into a trie: sequences with a common prefix share its nodes.
 

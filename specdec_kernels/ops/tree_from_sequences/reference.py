@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ... import _chains
+from ..._codes import Status
 
 
 def tree_from_sequences(token_ids: Tensor, num_nodes: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -13,7 +13,7 @@ def tree_from_sequences(token_ids: Tensor, num_nodes: int) -> tuple[Tensor, Tens
     device = token_ids.device
     ids = torch.nn.functional.pad(token_ids.long(), (0, 0, 0, 1), value=-1)  # one empty sequence: never none at all
     batch, sequences, length = ids.shape
-    status = torch.where((ids < -1).flatten(1).any(1), _chains.BAD_ID, 0)
+    status = torch.where((ids < -1).flatten(1).any(1), Status.BAD_ID, 0)
     given = (ids >= 0).long().cumprod(2).bool()
     equal = (ids[:, :, None] == ids[:, None, :]) & given[:, :, None] & given[:, None, :]
     same_prefix = equal.long().cumprod(3)  # [batch, sequence, other, length]

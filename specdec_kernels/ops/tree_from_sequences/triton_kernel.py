@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..._triton import launch as host
+from ..._triton.codes import S_ID
 from ..._triton.handshake import arrive
 from ..._triton.trees import Candidates, any_of, put_candidate, put_none
 
@@ -117,7 +118,7 @@ def _sequences_kernel(given, out, num_nodes, tickets):
         filled, bad = _number(given, b, out, num_nodes)
         put_none(out, b, 0, 1, num_nodes, _BLOCK)  # the root has no token
         put_none(out, b, filled, num_nodes, num_nodes, _BLOCK)
-        tl.store(out.status + b, tl.where(bad, 4, 0))
+        tl.store(out.status + b, tl.where(bad, S_ID, 0))
 
 
 def tree_from_sequences_out(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..._check import Checker, fail
+from ..._codes import Backend
 from ..._op import Op
 from . import reference
 
@@ -63,7 +64,7 @@ def tree_layout(
     max_depth: int | None = None,
     max_leaves: int | None = None,
     out: TreeLayout | None = None,
-    backend: str | None = None,
+    backend: Backend | None = None,
 ) -> TreeLayout:
     """Depths, positions, links, ancestor bits and leaf paths of trees given by their parents.
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ... import _chains, _trees
+from ... import _trees
+from ..._codes import Status
 
 
 def tree_layout(
@@ -16,8 +17,8 @@ def tree_layout(
     first_child, next_sibling = _trees.links(tree)
     is_leaf = tree.present & (first_child < 0)
     leaves = torch.where(is_leaf, tree.node, -1).sort(dim=1, descending=True).values
-    status = torch.where(tree.bad, _chains.BAD_LAYOUT, 0)
-    status = torch.where(is_leaf.sum(1) > max_leaves, _chains.BAD_LAYOUT, status)
+    status = torch.where(tree.bad, Status.BAD_LAYOUT, 0)
+    status = torch.where(is_leaf.sum(1) > max_leaves, Status.BAD_LAYOUT, status)
     leaves = torch.nn.functional.pad(leaves, (0, max(max_leaves - leaves.shape[1], 0)), value=-1)
     paths = _trees.paths(tree, leaves[:, :max_leaves], max_depth)
     start = torch.zeros_like(tree.depth[:, :1]) if lengths is None else lengths[:, None]

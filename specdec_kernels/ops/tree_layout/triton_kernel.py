@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..._triton import launch as host
+from ..._triton.codes import S_LAYOUT
 from ..._triton.trees import ancestor_word, at_nodes, children_of, neighbours, padded, tree_of
 
 _BLOCK = tl.constexpr(32)  # nodes whose paths a program writes: as many as a word of ancestors has
@@ -89,7 +90,7 @@ def _layout_kernel(parents, lengths, out, nodes, words, max_depth, max_leaves, b
         tl.store(out.depth + b * nodes + n, depth, mask=n < nodes)
         tl.store(out.positions + b * nodes + n, start + tl.maximum(depth, 0), mask=n < nodes)
         _write_links(out, b, parent, nodes, NP)
-        tl.store(out.status + b, tl.where(bad | (leaves > max_leaves), 32, 0))
+        tl.store(out.status + b, tl.where(bad | (leaves > max_leaves), S_LAYOUT, 0))
 
 
 def tree_layout_out(

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from ..._check import Checker, fail
+from ..._codes import MASK_FORMATS, Backend, MaskFormat
 from ..._op import Op
 from . import reference
-from .reference import FORMATS
 
 _WORDS = {"int32": torch.int32, "int64": torch.int64, "xqa": torch.uint16}
 _ADDITIVE = (torch.float32, torch.bfloat16, torch.float16)
@@ -32,11 +32,11 @@ class TreeMask(NamedTuple):
 
 
 def _shape(batch: int, nodes: int, size: int, code: int, dtype: torch.dtype) -> tuple[int, ...]:
-    if code in (FORMATS["bool"], FORMATS["additive"]):
+    if code in (MASK_FORMATS["bool"], MASK_FORMATS["additive"]):
         return batch, 1, nodes, size
-    if code in (FORMATS["flat"], FORMATS["flat_packed"]):
+    if code in (MASK_FORMATS["flat"], MASK_FORMATS["flat_packed"]):
         return (size,)
-    if code == FORMATS["sglang_packed"]:
+    if code == MASK_FORMATS["sglang_packed"]:
         return (batch * nodes,)
     words = (nodes + 31) // 32
     return batch, nodes, {torch.int64: (words + 1) // 2, torch.uint16: 2 * words}.get(dtype, words)
@@ -46,7 +46,7 @@ def _allocate(parents: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor]:
     size, code, dtype = rest[3:]
     assert isinstance(size, int) and isinstance(code, int) and isinstance(dtype, torch.dtype)
     batch, nodes = parents.shape
-    is_flat = code in (FORMATS["flat"], FORMATS["flat_packed"])
+    is_flat = code in (MASK_FORMATS["flat"], MASK_FORMATS["flat_packed"])
     return (
         parents.new_empty(_shape(batch, nodes, size, code, dtype), dtype=dtype),
         parents.new_empty((batch + 1 if is_flat else 0,), dtype=torch.int64),
@@ -63,11 +63,11 @@ def tree_mask(
     past: int | Tensor | None = None,
     left_padding: Tensor | None = None,
     window: int = 0,
-    format: str = "bool",
+    format: MaskFormat = "bool",
     dtype: torch.dtype = torch.float32,
     size: int | None = None,
     out: TreeMask | None = None,
-    backend: str | None = None,
+    backend: Backend | None = None,
 ) -> TreeMask:
     """The attention mask of a tree: a node attends what is cached, its ancestors and itself.
 
@@ -119,7 +119,7 @@ def tree_mask(
         fail(name, "parents", "a tensor of int32 or int64", type(parents).__name__)
     check = Checker(name, parents.device)
     batch, nodes = check.parents(parents)
-    code = check.choice("format", format, FORMATS)
+    code = check.choice("format", format, MASK_FORMATS)
     if format == "additive" and dtype not in _ADDITIVE:
         fail(name, "dtype", "float32, bfloat16 or float16", dtype)
     check.size("window", window, 0)
@@ -152,7 +152,7 @@ def _smallest(nodes: int) -> torch.dtype:
     return torch.uint8 if nodes <= 8 else torch.uint16 if nodes <= 16 else torch.uint32
 
 
-def _default_size(batch: int, nodes: int, cached: int | None, format: str) -> int:
+def _default_size(batch: int, nodes: int, cached: int | None, format: MaskFormat) -> int:
     if cached is None:
         fail("tree_mask", "size", "given where past is a tensor: its values are not read on the host", None)
     keys = cached + nodes

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ... import _chains, _trees
+from ... import _trees
+from ..._codes import MASK_FORMATS, Status
 
-FORMATS = {"bool": 0, "additive": 1, "flat": 2, "flat_packed": 3, "int32": 4, "int64": 5, "xqa": 6, "sglang_packed": 7}
-BOOL, ADDITIVE, FLAT, FLAT_PACKED, INT32, INT64, XQA, SGLANG_PACKED = range(8)
+BOOL, ADDITIVE, FLAT, FLAT_PACKED, INT32, INT64, XQA, SGLANG_PACKED = MASK_FORMATS.values()
 
 
 def tree_mask(
@@ -23,7 +23,7 @@ def tree_mask(
     """See `specdec_kernels.tree_mask`."""
     batch, nodes = parents.shape
     tree = _trees.tree(parents, nodes - 1)
-    status = torch.where(tree.bad, _chains.BAD_LAYOUT, 0).int()
+    status = torch.where(tree.bad, Status.BAD_LAYOUT, 0).int()
     none = torch.zeros(batch, dtype=torch.int64, device=parents.device)
     past = none if past is None else past.clamp(min=0)
     left_padding = none if left_padding is None else left_padding

@@ -9,10 +9,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..._codes import MASK_FORMATS
 from ..._triton import launch as host
 from ..._triton.trees import bits_kernel, padded
 
-_BOOL, _ADDITIVE, _FLAT, _FLAT_PACKED = range(4)
+_BOOL, _ADDITIVE, _FLAT, _FLAT_PACKED, *_ = MASK_FORMATS.values()
 _BLOCK = tl.constexpr(1024)  # elements a program writes
 _FLAT_BLOCK = tl.constexpr(512)  # elements of a flat mask that a program writes; 1024 spill registers on sm_90
 _WORDS = tl.constexpr(64)  # words a program writes

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from ... import _shards
 from ..._check import Checker, fail
+from ..._codes import CHAIN_RULES, LOGPROBS, REJECTED_FROM, Backend, ChainRule, Logprobs, RejectedFrom
 from ..._op import Op
-from ..._types import LOGPROBS, RngKey, Sampling
+from ..._types import RngKey, Sampling
 from . import reference
-from .reference import RULES
 
 
 class ChainResult(NamedTuple):
@@ -58,9 +58,9 @@ def verify_chain(
     sampling: Sampling,
     draft_sampling: Sampling | None = None,
     rng: RngKey,
-    rule: str = "ratio",
+    rule: ChainRule = "ratio",
     over_acceptance: float | None = None,
-    rejected_from: str = "residual",
+    rejected_from: RejectedFrom = "residual",
     token_map: Tensor | None = None,
     allowed: Tensor | None = None,
     typical_epsilon: float = 0.09,
@@ -68,11 +68,11 @@ def verify_chain(
     top_m: int = 1,
     max_distance: int = 0,
     min_block: int = 1,
-    logprobs: str | None = None,
+    logprobs: Logprobs | None = None,
     group: Any = None,
     vocab_offsets: Sequence[int] | None = None,
     out: ChainResult | None = None,
-    backend: str | None = None,
+    backend: Backend | None = None,
 ) -> ChainResult:
     """Accept a prefix of the drafted tokens and draw the next token; the output follows the target distribution.
 
@@ -136,7 +136,7 @@ def verify_chain(
     if not isinstance(draft_ids, Tensor):
         fail(name, "draft_ids", "a tensor of int32 or int64", type(draft_ids).__name__)
     check = Checker(name, draft_ids.device)
-    code = check.choice("rule", rule, RULES)
+    code = check.choice("rule", rule, CHAIN_RULES)
     mode = check.choice("logprobs", logprobs, LOGPROBS)
     batch, width = check.chain_ids(draft_ids, cu_draft, max_draft)
     vocab = check.chain_rows("target_logits", target_logits, draft_ids, cu_draft, width, bonus=True)
@@ -164,7 +164,7 @@ def verify_chain(
         fail(name, "rng.step", "given for rule 'block': position alone biases it", None)
     if over_acceptance is not None and (rule != "ratio" or not 0 <= over_acceptance <= 1):
         fail(name, "over_acceptance", "in [0, 1] and used with rule 'ratio'", f"{over_acceptance} with {rule!r}")
-    from_target = check.choice("rejected_from", rejected_from, {"residual": False, "target": True})
+    from_target = bool(check.choice("rejected_from", rejected_from, REJECTED_FROM))
     if from_target and rule != "ratio":
         fail(name, "rejected_from", "'residual' unless the rule is 'ratio'", repr(rejected_from))
     for knob, value in (("top_m", top_m), ("min_block", min_block)):

@@ -11,12 +11,11 @@ from torch import Tensor
 
 from ... import _chains, _random, _rows
 from ..._chains import Chains
+from ..._codes import CHAIN_RULES, NO_LOGPROBS, PROCESSED_LOGPROBS, RESIDUAL_PURPOSE, TARGET_PURPOSE, Status
 from ..._rows import Distribution, Parameters
 
-RULES = {"ratio": 0, "block": 1, "match": 2, "greedy": 3, "typical": 4, "topm": 5, "distance": 6}
-RATIO, BLOCK, MATCH, GREEDY, TYPICAL, TOPM, DISTANCE = range(7)
+RATIO, BLOCK, MATCH, GREEDY, TYPICAL, TOPM, DISTANCE = CHAIN_RULES.values()
 NOTHING, PLAIN, RESIDUAL = 0, 1, 2  # how the next token is drawn
-TARGET_PURPOSE, RESIDUAL_PURPOSE = 0, 2
 
 
 class _Call:
@@ -120,7 +119,7 @@ def verify_chain(
     batch, device = chains.ids.shape[0], draft_ids.device
     target = _rows.parameters(batch, device, temperature, top_k, top_p, min_p)
     draft = _rows.parameters(batch, device, draft_temperature, draft_top_k, draft_top_p, draft_min_p)
-    status = torch.where(chains.bad, _chains.BAD_LAYOUT, 0)
+    status = torch.where(chains.bad, Status.BAD_LAYOUT, 0)
     processed = target
     if rule in (GREEDY, TOPM, DISTANCE):  # argmax decoding reads no sampling parameter
         processed = _rows.parameters(batch, device, None, None, None, None)
@@ -128,7 +127,7 @@ def verify_chain(
     else:
         has_draft_distribution = draft_logits is not None and rule in (RATIO, BLOCK)
         bad = target.bad | (draft.bad & ~target.greedy) if has_draft_distribution else target.bad
-        status = status | torch.where(bad, _chains.BAD_SAMPLING, 0)
+        status = status | torch.where(bad, Status.BAD_SAMPLING, 0)
     stats = None if draft_logsumexp is None or draft_threshold is None else (draft_logsumexp, draft_threshold)
     call = _Call(chains, target, draft, stats, (seed, position, step), token_map, allowed)
     knobs = (over_acceptance, typical_epsilon, typical_delta, top_m, max_distance, min_block)
@@ -161,21 +160,21 @@ def _walk(
     for i in range(call.chains.ids.shape[1] + 1):
         x = call.chains.ids[:, i] if i < call.chains.ids.shape[1] else torch.full_like(accepted, -1)
         outside = (x < -1) | (x >= call.vocab)
-        status = status | torch.where(alive & outside, _chains.BAD_ID, 0)
+        status = status | torch.where(alive & outside, Status.BAD_ID, 0)
         ends = outside | (x == -1)
         x = torch.where(ends, 0, x)
 
         row = call.target_distribution(i)
-        status = status | torch.where(alive & row.bad, _chains.BAD_TARGET, 0)
+        status = status | torch.where(alive & row.bad, Status.BAD_TARGET, 0)
         alive = alive & ~row.bad
         tested = alive & ~ends
         if rule == RATIO:
             unreadable = tested & call.draft_unreadable(i, x)
-            status = status | torch.where(unreadable, _chains.BAD_DRAFT, 0)
+            status = status | torch.where(unreadable, Status.BAD_DRAFT, 0)
             ends = ends | unreadable
             tested = tested & ~unreadable
             q = _at(call.draft_probs(i, x)[0], x).float()
-            status = status | torch.where(tested & (q == 0), _chains.ZERO_DRAFT, 0)
+            status = status | torch.where(tested & (q == 0), Status.ZERO_DRAFT, 0)
             p = _at(row.probs(), x).float()
             passes = (p > 0) & (q > 0) & (call.coin(i) * q < p + knobs[0])
         else:
@@ -224,23 +223,23 @@ def _walk_block(call: _Call, status: Tensor) -> tuple[Tensor, Tensor, Tensor, Te
     for i in range(width + 1):
         x = call.chains.ids[:, i] if i < width else torch.full_like(length, -1)
         outside = (x < -1) | (x >= call.vocab)
-        status = status | torch.where(walking & outside, _chains.BAD_ID, 0)
+        status = status | torch.where(walking & outside, Status.BAD_ID, 0)
         ends = outside | (x == -1)
         x = torch.where(ends, 0, x)
         row = call.target_distribution(i)
-        status = status | torch.where(walking & row.bad, _chains.BAD_TARGET, 0)
+        status = status | torch.where(walking & row.bad, Status.BAD_TARGET, 0)
         bonus_bad = bonus_bad | (walking & row.bad)
         walking = walking & ~row.bad & ~ends
         if i == width:
             break
         q, bad = call.draft_probs(i, x)
-        status = status | torch.where(walking & bad, _chains.BAD_DRAFT, 0)
+        status = status | torch.where(walking & bad, Status.BAD_DRAFT, 0)
         walking = walking & ~bad
         length = length + walking.long()
         p = row.probs()
         mass.append((w[-1][:, None] * p - q).clamp(min=0).sum(1))
         px, qx = _at(p, x), _at(q, x)
-        status = status | torch.where(walking & (qx == 0), _chains.ZERO_DRAFT, 0)
+        status = status | torch.where(walking & (qx == 0), Status.ZERO_DRAFT, 0)
         ratio = torch.where(qx > 0, px / qx.clamp(min=1e-300), 0.0)
         w.append((w[-1] * ratio).clamp(max=1.0))
         # A greedy request is decided at its first miss; what lies behind is not examined.
@@ -270,7 +269,7 @@ def _emit(
     wants_residual = how == RESIDUAL
     # With draft_stats a draft row is first read here: a bad one ends the draft, as if it had not been proposed.
     late = wants_residual & bad
-    status = status | torch.where(late, _chains.BAD_DRAFT, 0)
+    status = status | torch.where(late, Status.BAD_DRAFT, 0)
     wants_residual = wants_residual & ~late
 
     plain = _rows.plain_draw(row, word)
@@ -281,20 +280,22 @@ def _emit(
     drawn, empty = _rows.residual_draw(torch.where(row.kept, weight, 0.0), word)
     drawn = torch.where(point, without_x, drawn)
     empty = torch.where(point, ~(row.kept & ~excluded).any(1), empty)
-    status = status | torch.where(wants_residual & empty, _chains.EMPTY_RESIDUAL, 0)
+    status = status | torch.where(wants_residual & empty, Status.EMPTY_RESIDUAL, 0)
     return torch.where(wants_residual & ~empty, drawn, plain), how, status
 
 
 def _logprobs(call: _Call, token_ids: Tensor, processed: Parameters, mode: int) -> Tensor:
     """Log-probability of every emitted id under its target row; 0 where nothing was emitted."""
-    if mode == 0:
+    if mode == NO_LOGPROBS:
         return torch.empty(0, device=token_ids.device)
     out = torch.zeros(token_ids.shape, device=token_ids.device)
     raw = _rows.parameters(call.batch, token_ids.device, None, None, None, None)
     for i in range(token_ids.shape[1]):
         ids = token_ids[:, i]
         distribution = (
-            call.target_distribution(i, processed) if mode == 1 else _rows.distribution(call.chains.target_at(i), raw)
+            call.target_distribution(i, processed)
+            if mode == PROCESSED_LOGPROBS
+            else _rows.distribution(call.chains.target_at(i), raw)
         )
         out[:, i] = torch.where(ids >= 0, distribution.logprob(ids.clamp(min=0)), 0.0)
     return out

@@ -18,6 +18,7 @@ from ..._triton import launch as host
 from ..._triton import scratch
 from ..._triton.chain_rows import rows_again_kernel, rows_kernel
 from ..._triton.chains import Chain, bit_row, chain_of, row_offset
+from ..._triton.codes import RESIDUAL_PURPOSE, S_DRAFT, S_EMPTY
 from ..._triton.handshake import arrive
 from ..._triton.laws import draft_tile, kept, law_of, prob
 from ..._triton.noise import log, tile_words
@@ -52,8 +53,6 @@ from ..._triton.walk import (
     PLAIN,
     POINT,
     RESIDUAL,
-    S_DRAFT,
-    S_EMPTY,
     TYPICAL,
     Call,
     Knobs,
@@ -122,7 +121,7 @@ def _draw_tile(
     """Both races of one tile: the plain row (what an empty residual falls back to) and the residual."""
     start = tile * TILE
     v = start + tl.arange(0, TILE)
-    word = tile_words(call.noise, b, tl.load(call.noise.position + b) + accepted, 2, start, TILE)
+    word = tile_words(call.noise, b, tl.load(call.noise.position + b) + accepted, RESIDUAL_PURPOSE, start, TILE)
     if how == RESIDUAL:
         if ROWS or STATS:
             x, p, y, q = _pair(call, b, accepted, first, tile, NT, NR, inv_t, TILE, STATS)

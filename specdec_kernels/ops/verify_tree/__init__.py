@@ -10,10 +10,10 @@ from torch import Tensor
 
 from ... import _shards
 from ..._check import ID_DTYPES, Checker, fail
+from ..._codes import LOGPROBS, TREE_RULES, Backend, Logprobs, TreeRule
 from ..._op import Op
-from ..._types import LOGPROBS, RngKey, Sampling
+from ..._types import RngKey, Sampling
 from . import reference
-from .reference import RULES
 
 MAX_TRAVERSAL_NODES = 64  # one block a request keeps them
 
@@ -61,18 +61,18 @@ def verify_tree(
     sampling: Sampling,
     draft_sampling: Sampling | None = None,
     rng: RngKey,
-    rule: str = "match",
+    rule: TreeRule = "match",
     replacement: bool = False,
     token_map: Tensor | None = None,
     allowed: Tensor | None = None,
     typical_epsilon: float = 0.09,
     typical_delta: float = 0.3,
-    logprobs: str | None = None,
+    logprobs: Logprobs | None = None,
     group: Any = None,
     vocab_offsets: Sequence[int] | None = None,
     max_children: int | None = None,
     out: TreeResult | None = None,
-    backend: str | None = None,
+    backend: Backend | None = None,
 ) -> TreeResult:
     """Accept a path of the tree and draw the token after it, so that the output follows the target's distribution.
 
@@ -139,7 +139,7 @@ def verify_tree(
     if not isinstance(parents, Tensor):
         fail(name, "parents", "a tensor of int32 or int64", type(parents).__name__)
     check = Checker(name, parents.device)
-    code = check.choice("rule", rule, RULES)
+    code = check.choice("rule", rule, TREE_RULES)
     mode = check.choice("logprobs", logprobs, LOGPROBS)
     batch, nodes = check.parents(parents)
     check.dense("token_ids", token_ids, ID_DTYPES, (batch, nodes))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..._check import ID_DTYPES, MAX_NODES, Checker, fail
+from ..._codes import Backend, Logprobs
 from ..._types import RngKey, Sampling
 from . import TreeResult, verify_tree
 
@@ -23,11 +24,11 @@ def batch_sd(
     rng: RngKey,
     token_map: Tensor | None = None,
     allowed: Tensor | None = None,
-    logprobs: str | None = None,
+    logprobs: Logprobs | None = None,
     group: Any = None,
     vocab_offsets: Sequence[int] | None = None,
     out: TreeResult | None = None,
-    backend: str | None = None,
+    backend: Backend | None = None,
 ) -> TreeResult:
     """Verify several independent drafts: the first tokens in turn, then the chain of the one that was accepted.
 

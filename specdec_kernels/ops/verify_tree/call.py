@@ -7,11 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ... import _chains, _random, _rows, _trees
+from ... import _random, _rows, _trees
+from ..._codes import NO_LOGPROBS, PROCESSED_LOGPROBS, TARGET_PURPOSE
 from ..._rows import Distribution, Parameters
 from ..._trees import Tree
-
-TARGET_PURPOSE, RESIDUAL_PURPOSE = 0, 2
 
 
 class Correction(NamedTuple):
@@ -136,7 +135,7 @@ def has_twins(tree: Tree, ids: Tensor, vocab: int) -> Tensor:
 
 def logprobs(call: Call, path: Tensor, token_ids: Tensor, processed: Parameters, mode: int) -> Tensor:
     """Log-probability of every emitted id under the row of the node before it; 0 where nothing was emitted."""
-    if mode == 0:
+    if mode == NO_LOGPROBS:
         return torch.empty(0, device=token_ids.device)
     out = torch.zeros(token_ids.shape, device=token_ids.device)
     raw = _rows.parameters(call.batch, token_ids.device, None, None, None, None)
@@ -144,12 +143,8 @@ def logprobs(call: Call, path: Tensor, token_ids: Tensor, processed: Parameters,
         node, ids = path[:, i].clamp(min=0), token_ids[:, i]
         distribution = (
             call.target_distribution(node, processed)
-            if mode == 1
+            if mode == PROCESSED_LOGPROBS
             else _rows.distribution(call.target_logits[call.slot, node], raw)
         )
         out[:, i] = torch.where(ids >= 0, distribution.logprob(ids.clamp(min=0)), 0.0)
     return out
-
-
-BAD_TARGET, BAD_DRAFT, BAD_ID = _chains.BAD_TARGET, _chains.BAD_DRAFT, _chains.BAD_ID
-EMPTY_RESIDUAL, ZERO_DRAFT = _chains.EMPTY_RESIDUAL, _chains.ZERO_DRAFT

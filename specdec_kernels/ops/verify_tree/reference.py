@@ -8,15 +8,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ... import _chains, _rows, _trees
+from ... import _rows, _trees
+from ..._codes import RESIDUAL_PURPOSE, TARGET_PURPOSE, TREE_RULES, Status
 from . import walks
-from .call import RESIDUAL_PURPOSE, TARGET_PURPOSE, Call, at, flag, has_twins, logprobs
+from .call import Call, at, flag, has_twins, logprobs
 from .traversal import traverse
 
-RULES = {
-    "match": 0, "greedy": 1, "typical": 2, "recursive": 3, "greedy_multi_draft": 4, "target_only": 5, "traversal": 6,
-}  # fmt: skip
-MATCH, GREEDY, TYPICAL, RECURSIVE, GREEDY_MULTI_DRAFT, TARGET_ONLY, TRAVERSAL = range(7)
+MATCH, GREEDY, TYPICAL, RECURSIVE, GREEDY_MULTI_DRAFT, TARGET_ONLY, TRAVERSAL = TREE_RULES.values()
 
 
 def verify_tree(
@@ -50,7 +48,7 @@ def verify_tree(
     tree = _trees.tree(parents, max_depth)
     if not replacement:
         tree = _trees.root_only(tree, has_twins(tree, ids, vocab))
-    status = torch.where(tree.bad, _chains.BAD_LAYOUT, 0)
+    status = torch.where(tree.bad, Status.BAD_LAYOUT, 0)
     target = _rows.parameters(batch, device, temperature, top_k, top_p, min_p)
     draft = _rows.parameters(batch, device, draft_temperature, draft_top_k, draft_top_p, draft_min_p)
     processed = target
@@ -60,7 +58,7 @@ def verify_tree(
     else:
         reads_draft = draft_logits is not None and rule in (RECURSIVE, GREEDY_MULTI_DRAFT, TRAVERSAL)
         bad = target.bad | (draft.bad & ~target.greedy) if reads_draft else target.bad
-        status = flag(status, bad, _chains.BAD_SAMPLING)
+        status = flag(status, bad, Status.BAD_SAMPLING)
     call = Call(tree, ids, target_logits, draft_logits, target, draft, (seed, position, step), token_map, allowed)
 
     purpose = TARGET_PURPOSE if rule == MATCH else RESIDUAL_PURPOSE
@@ -78,9 +76,9 @@ def verify_tree(
         else:
             stand, left, status = walks.match(call, max_depth, purpose, status)
         token, empty = call.draw(stand, left, purpose, excludes=rule == TARGET_ONLY)
-        status = flag(status, empty, _chains.EMPTY_RESIDUAL)
+        status = flag(status, empty, Status.EMPTY_RESIDUAL)
     lost = call.target_distribution(stand).bad
-    status = flag(status, lost, _chains.BAD_TARGET)
+    status = flag(status, lost, Status.BAD_TARGET)
 
     path = _trees.paths(tree, stand[:, None], max_depth)[:, 0]
     accepted = at(tree.depth, stand)

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from ... import _rows
-from .call import BAD_DRAFT, BAD_ID, BAD_TARGET, EMPTY_RESIDUAL, RESIDUAL_PURPOSE, ZERO_DRAFT, Call, at, first, flag
+from ..._codes import RESIDUAL_PURPOSE, Status
+from .call import Call, at, first, flag
 
 
 class _Rows:
@@ -77,16 +78,16 @@ def _examine(rows: _Rows, call: Call, status: Tensor) -> tuple[Tensor, Tensor]:
             above = at(torch.stack(weight, 1), f)
             # A greedy request is decided at its first miss; what lies behind is not examined.
             here = (parent >= 0) & at(torch.stack(alive, 1), f) & ~(call.target.greedy & (above == 0))
-            status = flag(status, here & call.outside[:, n], BAD_ID)
+            status = flag(status, here & call.outside[:, n], Status.BAD_ID)
             here = here & call.usable[:, n] & ~at(rows.bad_target, f)
-            status = flag(status, here & at(rows.bad_draft, f), BAD_DRAFT)
+            status = flag(status, here & at(rows.bad_draft, f), Status.BAD_DRAFT)
             here = here & ~at(rows.bad_draft, f)
             x = call.candidate(node)
-            status = flag(status, here & (at(rows.pair(f, x)[1], x) == 0), ZERO_DRAFT)
+            status = flag(status, here & (at(rows.pair(f, x)[1], x) == 0), Status.ZERO_DRAFT)
             alive.append(here)
             weight.append(rows.child_weight(f, above, node))
         greedy_miss = call.target.greedy & (weight[n] == 0)
-        status = flag(status, alive[n] & rows.bad_target[:, n] & ~greedy_miss, BAD_TARGET)
+        status = flag(status, alive[n] & rows.bad_target[:, n] & ~greedy_miss, Status.BAD_TARGET)
     return torch.stack(alive, 1), status
 
 
@@ -118,5 +119,5 @@ def traverse(call: Call, max_depth: int, status: Tensor) -> tuple[Tensor, Tensor
     point = ~call.has_draft_row
     drawn = torch.where(point, _rows.plain_draw(row, word, tried), drawn)
     empty = deleted & torch.where(point, ~(row.kept & ~tried).any(1), empty | at(rows.is_empty, stand))
-    status = flag(status, empty, EMPTY_RESIDUAL)
+    status = flag(status, empty, Status.EMPTY_RESIDUAL)
     return stand, torch.where(deleted & ~empty, drawn, _rows.plain_draw(row, word)), status

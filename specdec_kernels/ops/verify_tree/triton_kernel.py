@@ -19,6 +19,7 @@ from ..._triton import launch as host
 from ..._triton import scratch
 from ..._triton.chain_rows import merge_target, target_again, target_tile
 from ..._triton.chains import Chain, row_offset
+from ..._triton.codes import RESIDUAL_PURPOSE, S_EMPTY
 from ..._triton.handshake import arrive
 from ..._triton.laws import kept, law_of
 from ..._triton.noise import log, tile_words
@@ -68,7 +69,7 @@ from ..._triton.tree_walk import (
 )  # fmt: skip
 from ..._triton.trees import padded
 from ..._triton.walk import GREEDY as GREEDY_ROW
-from ..._triton.walk import MATCH, NOTHING, POINT, RATIO, RESIDUAL, S_EMPTY, Knobs
+from ..._triton.walk import MATCH, NOTHING, POINT, RATIO, RESIDUAL, Knobs
 from ..._triton.walk import TYPICAL as TYPICAL_ROW
 
 FRONTIER = 8  # nodes that a level of rule typical reads
@@ -186,7 +187,7 @@ def _draw_tile(
     """Both races of one tile: the plain row (what an empty residual falls back to) and what is left of it."""
     v = tile * TILE + tl.arange(0, TILE)
     place = tl.load(call.noise.position + b) + node_field(call, call.depth, b, node)
-    word = tile_words(call.noise, b, place, 2, tile * TILE, TILE)
+    word = tile_words(call.noise, b, place, RESIDUAL_PURPOSE, tile * TILE, TILE)
     row = b * NR + slot
     x, p = target_probs(call, b, node, b * 0, row, tile, inv_t, b < 0, TILE)
     competes = kept(x, law_of(call.ws, row)[3])

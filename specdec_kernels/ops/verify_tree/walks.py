@@ -9,19 +9,8 @@ import torch
 from torch import Tensor
 
 from ... import _rows
-from .call import (
-    BAD_DRAFT,
-    BAD_ID,
-    BAD_TARGET,
-    EMPTY_RESIDUAL,
-    RESIDUAL_PURPOSE,
-    ZERO_DRAFT,
-    Call,
-    Correction,
-    at,
-    first,
-    flag,
-)
+from ..._codes import RESIDUAL_PURPOSE, Status
+from .call import Call, Correction, at, first, flag
 
 Walk = tuple[Tensor, Correction, Tensor]
 
@@ -36,9 +25,9 @@ def match(call: Call, max_depth: int, purpose: int, status: Tensor) -> Walk:
     stand, walking = _root(call)
     for _ in range(max_depth):
         children = call.children(stand) & walking[:, None]
-        status = flag(status, (children & call.outside).any(1), BAD_ID)
+        status = flag(status, (children & call.outside).any(1), Status.BAD_ID)
         row = call.target_distribution(stand)
-        status = flag(status, children.any(1) & row.bad, BAD_TARGET)
+        status = flag(status, children.any(1) & row.bad, Status.BAD_TARGET)
         token = _rows.plain_draw(row, call.words(stand, purpose))
         child, walking = first(children & call.usable & (call.ids == token[:, None]) & ~row.bad[:, None])
         stand = torch.where(walking, child, stand)
@@ -51,9 +40,9 @@ def target_only(call: Call, max_depth: int, status: Tensor) -> Walk:
     left = call.nothing_rejected()
     for _ in range(max_depth):
         children = call.children(stand) & walking[:, None]
-        status = flag(status, (children & call.outside).any(1), BAD_ID)
+        status = flag(status, (children & call.outside).any(1), Status.BAD_ID)
         row = call.target_distribution(stand)
-        status = flag(status, children.any(1) & row.bad, BAD_TARGET)
+        status = flag(status, children.any(1) & row.bad, Status.BAD_TARGET)
         candidates = children & call.usable & ~row.bad[:, None]
         p = row.probs().gather(1, torch.where(candidates, call.ids, 0))
         p = torch.where(candidates, p, 0.0)
@@ -75,9 +64,9 @@ def typical(call: Call, epsilon: float, delta: float, status: Tensor) -> Walk:
         parent = call.tree.parents[:, n]
         node = parent.clamp(min=0)
         here = (parent >= 0) & at(torch.stack(alive, 1), node)
-        status = flag(status, here & call.outside[:, n], BAD_ID)
+        status = flag(status, here & call.outside[:, n], Status.BAD_ID)
         row = call.target_distribution(node)
-        status = flag(status, here & row.bad, BAD_TARGET)
+        status = flag(status, here & row.bad, Status.BAD_TARGET)
         probs = row.probs()
         entropy = -torch.special.xlogy(probs, probs).sum(1)
         p = at(probs, call.candidate(torch.full_like(call.slot, n)))
@@ -107,17 +96,17 @@ def recursive(call: Call, replacement: bool, status: Tensor) -> Walk:
     for n in range(1, call.nodes):
         node = torch.full_like(call.slot, n)
         here = call.tree.parents[:, n] == stand
-        status = flag(status, here & call.outside[:, n], BAD_ID)
+        status = flag(status, here & call.outside[:, n], Status.BAD_ID)
         row = call.target_distribution(stand)
-        status = flag(status, here & row.bad, BAD_TARGET)
+        status = flag(status, here & row.bad, Status.BAD_TARGET)
         tested = here & call.usable[:, n] & ~row.bad
         x = call.candidate(node)
         q, bad = call.draft_probs(stand, x)
-        status = flag(status, tested & bad, BAD_DRAFT)
+        status = flag(status, tested & bad, Status.BAD_DRAFT)
         tested = tested & ~bad
         probs = row.probs()
         px, qx = at(probs, x), at(q, x)
-        status = flag(status, tested & (qx.float() == 0), ZERO_DRAFT)
+        status = flag(status, tested & (qx.float() == 0), Status.ZERO_DRAFT)
 
         point = ~call.has_draft_row
         room = torch.where(point, 1.0, (1 - gone).clamp(min=0))
@@ -159,9 +148,9 @@ def greedy_multi_draft(call: Call, max_depth: int, status: Tensor) -> Walk:
     left = call.nothing_rejected()
     for _ in range(max_depth):
         children = call.children(stand) & walking[:, None]
-        status = flag(status, (children & call.outside).any(1), BAD_ID)
+        status = flag(status, (children & call.outside).any(1), Status.BAD_ID)
         row = call.target_distribution(stand)
-        status = flag(status, children.any(1) & row.bad, BAD_TARGET)
+        status = flag(status, children.any(1) & row.bad, Status.BAD_TARGET)
         children = children & ~row.bad[:, None]
         drawn = torch.where(children, call.tree.node, 0).amax(1)
         others = children & call.usable & (call.tree.node != drawn[:, None])
@@ -169,20 +158,20 @@ def greedy_multi_draft(call: Call, max_depth: int, status: Tensor) -> Walk:
 
         x = call.candidate(drawn)
         q, bad = call.draft_probs(stand, x)
-        status = flag(status, tested & bad, BAD_DRAFT)
+        status = flag(status, tested & bad, Status.BAD_DRAFT)
         children, others, tested = children & ~bad[:, None], others & ~bad[:, None], tested & ~bad
         hidden = call.marked(others) & call.has_draft_row[:, None]
         room = 1 - torch.where(hidden, q, 0.0).sum(1)
         scale = torch.where(room > 0, 1 / room.clamp(min=1e-300), 0.0)
         q = torch.where(hidden, 0.0, q)
         px, qx = at(row.probs(), x).float(), (scale * at(q, x)).float()
-        status = flag(status, tested & (qx == 0), ZERO_DRAFT)
+        status = flag(status, tested & (qx == 0), Status.ZERO_DRAFT)
         passes = tested & (px > 0) & (qx > 0) & (call.coin(drawn) * qx < px)
 
         tried = torch.nn.functional.one_hot(x, call.vocab).bool()
         here = Correction(tested & ~passes, scale, hidden, tried)
         token, empty = call.draw(stand, here, RESIDUAL_PURPOSE)
-        status = flag(status, empty & here.rejected, EMPTY_RESIDUAL)
+        status = flag(status, empty & here.rejected, Status.EMPTY_RESIDUAL)
         other, is_other = first(others & (call.ids == token[:, None]) & ~passes[:, None])
         left = _restart(left, here, walking)
         stand = torch.where(passes, drawn, torch.where(is_other, other, stand))
