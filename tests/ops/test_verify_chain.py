@@ -248,7 +248,7 @@ def _wrong(**change: Any) -> dict[str, Any]:
         (_wrong(sampling=0.8), "sampling must be a Sampling"),
         (_wrong(sampling=Sampling(torch.ones(2))), r"sampling.temperature must be \[3\], got \[2\]"),
         (_wrong(sampling=Sampling(top_k=torch.ones(3).long())), "sampling.top_k must be int32, got int64"),
-        (_wrong(rng=None), "noise must be an RngKey"),
+        (_wrong(rng=None), "rng must be an RngKey"),
         (_wrong(rng=RngKey(torch.zeros(3), torch.zeros(3).long())), "rng.seed must be int64, got float32"),
         (_wrong(rule="lossless"), "rule must be one of 'ratio', 'block', 'match'"),
         (_wrong(rule="block", rng=RngKey(torch.zeros(3).long(), torch.zeros(3).long())), "rng.step must be given"),
