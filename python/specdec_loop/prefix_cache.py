@@ -68,17 +68,19 @@ class PrefixCache:
         self._truncate(self.cache, [min(n, self.capacity - lacking) for n in kept])
         return self.cache, lacking
 
-    def load(self, model: Any, rows: list[list[int]], layers: Sequence[tuple[Tensor, Tensor]]) -> None:
+    def load(self, model: Any, rows: list[list[int]], layers: Sequence[tuple[Tensor, Tensor] | None]) -> None:
         """Take rows of texts from elsewhere.
 
         Args:
             model: whose keys and values they are.
             rows: tokens of each text.
             layers: keys and values ``[batch, head, token, dim]`` of each layer; those behind a text's end are not kept.
+                None: the layer shares those of another.
         """
         self.cache, self._rows = self._begin(model, len(rows)), rows
-        for i, (keys, values) in enumerate(layers):
-            self.cache.update(keys, values, i)
+        for i, layer in enumerate(layers):
+            if layer is not None:
+                self.cache.update(*layer, i)
         self.cache.commit(torch.tensor([len(row) - 1 for row in rows], dtype=torch.int32, device=model.device))
 
     def close(self, sequences: Sequences) -> None:

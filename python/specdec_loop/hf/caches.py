@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.cache_utils import DummyLayer
 
 from ..prefix_cache import PrefixCache
 
@@ -26,7 +27,7 @@ def adopt(past: PrefixCache, model: Any, cache: Any, input_ids: Tensor, mask: Te
     count = int(cache.get_seq_length())
     if not count:
         return
-    if any(layer.keys.shape[-2] < count for layer in cache.layers):
+    if any(has_rows(layer) and layer.keys.shape[-2] < count for layer in cache.layers):
         raise ValueError(
             "specdec_loop.hf: past_key_values must hold the rows of all its tokens, got layers that keep a window: "
             "leave past_key_values out"
@@ -34,7 +35,8 @@ def adopt(past: PrefixCache, model: Any, cache: Any, input_ids: Tensor, mask: Te
     is_token = mask[:, :count] != 0
     order = is_token.byte().argsort(dim=1, descending=True, stable=True)
     rows = [row[kept].tolist() for row, kept in zip(input_ids[:, :count], is_token, strict=True)]
-    past.load(model, rows, [(_picked(x.keys, order), _picked(x.values, order)) for x in cache.layers])
+    layers = [(_picked(x.keys, order), _picked(x.values, order)) if has_rows(x) else None for x in cache.layers]
+    past.load(model, rows, layers)
 
 
 def fill(cache: Any, past: PrefixCache, mask: Tensor, columns: int) -> None:
@@ -54,7 +56,14 @@ def fill(cache: Any, past: PrefixCache, mask: Tensor, columns: int) -> None:
     place = torch.cat([(mask != 0).long(), behind], 1).cumsum(1) - 1
     place = place[:, start:columns].clamp(min=0)
     for i, layer in enumerate(past.cache.layers):
+        if not layer.is_initialized:  # the model shares it with another
+            continue
         cache.update(_picked(layer.keys, place), _picked(layer.values, place), i)
+
+
+def has_rows(layer: Any) -> bool:
+    """Whether it is a layer of its own: some models share the keys and values of an earlier one."""
+    return not isinstance(layer, DummyLayer)
 
 
 def _picked(rows: Tensor, place: Tensor) -> Tensor:

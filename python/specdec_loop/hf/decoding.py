@@ -15,7 +15,8 @@ from ..drafters import Drafter, DraftModel, PromptLookup
 from ..generation import generate as decode
 from ..prefix_cache import PrefixCache
 from ..sequences import BAD_ROW
-from .caches import adopt, fill
+from ..tree_cache import check_model
+from .caches import adopt, fill, has_rows
 from .columns import Columns
 from .distributions import likely, split
 
@@ -183,6 +184,7 @@ def _check(model: Any, draft_model: Any, drafter: Any, config: Any, model_kwargs
         _refuse("custom_generate", "used through model.generate(..., custom_generate=generate)", "a call of its own")
     if model.config.is_encoder_decoder:
         _refuse("model", "a decoder", "an encoder and a decoder")
+    check_model(model.config, model)
     if config.num_beams is not None and config.num_beams > 1:
         _refuse("num_beams", "1", config.num_beams)
     for name in sorted(REFUSED):
@@ -207,7 +209,7 @@ def _check(model: Any, draft_model: Any, drafter: Any, config: Any, model_kwargs
 def _check_room(cache: Any, model: Any, columns: int) -> None:
     """Refuse a static cache that is too short. A layer with a sliding window needs room for the window only."""
     window = getattr(model.config.get_text_config(decoder=True), "sliding_window", None) or columns
-    for layer in getattr(cache, "layers", []):
+    for layer in filter(has_rows, getattr(cache, "layers", [])):
         need = min(columns, window) if layer.is_sliding else columns
         room = int(layer.get_max_length())
         if 0 <= room < need:
