@@ -7,6 +7,7 @@
 #   make test-engines  the plug-in inside real vLLM, in an environment of its own (3 GB; its first run installs for minutes)
 #   make mutants     138 faults put into the code one at a time, and the tests that must see them
 #   make lossless    every method held against the target's distribution, every known fault injected; make losslessness-page: docs/
+#   make models-page  docs/models.md: which model families of transformers are served (two minutes)
 #   make compile     every kernel for every GPU, without one; make sanitize, make traffic, make bench, make clean
 # TORCH=existing uses the torch of $(PYTHON) instead of installing the pinned one.
 PYTHON ?= python3
@@ -28,7 +29,7 @@ $(error TORCH must be pinned or existing, got $(TORCH))
 endif
 
 .PHONY: demo test test-all test-engines coverage check format build wheel smoke compile compile-cuda compile-triton sanitize \
-  traffic bench mutants lossless losslessness-page clean
+  traffic bench mutants lossless losslessness-page models-page clean
 .DELETE_ON_ERROR:
 
 demo: $(BUILT)
@@ -114,6 +115,9 @@ losslessness-page: $(BUILT)
 	TRITON_INTERPRET=$$($(BIN)/python -c "import torch; print(int(not torch.cuda.is_available()))") \
 	  $(BIN)/python -m specdec_lab lossless --seconds 6 --page docs/losslessness.md --figures docs/lossless \
 	  --experiments first next streams texts faults tradeoff batch $(SAMPLERS)
+
+models-page: $(BUILT)
+	$(BIN)/python tools/model_families.py --page docs/models.md
 
 clean:
 	rm -rf $(VENV) $(ENGINES) build dist *.egg-info specdec_kernels/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -20,7 +20,7 @@ from .prefix_cache import PrefixCache
 from .sequences import Sequences
 from .statistics import Clock, RequestStatistics
 from .stops import Stops
-from .tree_cache import TreeCache
+from .tree_cache import TreeCache, check_model
 
 Streamer = Callable[[int, list[int], int], None]
 
@@ -301,6 +301,7 @@ def _collect(
 def _check(target: Any, drafter: Drafter, lengths: FixedLength, rule: str, max_new_tokens: int) -> None:
     if not callable(target) or not hasattr(target, "config"):
         _fail("target", "a transformers causal LM", type(target).__name__)
+    check_model(target.config, target)
     if not isinstance(drafter, Drafter):
         _fail("drafter", "a Drafter or None", type(drafter).__name__)
     if not isinstance(lengths, FixedLength):
@@ -328,8 +329,9 @@ def _begin_text(
         _fail("input_ids", "prompts of at least one token", "an empty one")
     if least < 0 or most >= config.vocab_size:
         _fail("input_ids", f"ids in [0, {config.vocab_size})", f"{least} to {most}")
-    if longest + limit > config.max_position_embeddings:
-        whole = f"{config.max_position_embeddings} positions for the longest prompt and max_new_tokens"
+    most_positions = getattr(config, "max_position_embeddings", None)  # None: no bound, as with plain rotary angles
+    if most_positions is not None and longest + limit > most_positions:
+        whole = f"{most_positions} positions for the longest prompt and max_new_tokens"
         _fail("target", f"a model of at least {longest + limit} positions", whole)
     batch = len(lengths)
     seeds = seed + torch.arange(batch, device=target.device) if isinstance(seed, int) else seed

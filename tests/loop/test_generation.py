@@ -27,6 +27,7 @@ from specdec_loop import (
 )
 from specdec_loop.drafters import Draft, Drafter, EagleDynamicTree, SuffixOr
 from specdec_loop.sequences import Sequences
+from tools.model_families import FAMILIES, build
 
 TOKENS = 24  # several steps of any drafter, and n-grams that come back
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
@@ -230,6 +231,16 @@ def test_the_whole_context_can_be_used() -> None:
     assert len(run(PromptLookup(), [start], sampling, max_new_tokens=12, draft_length=8).tokens[0]) == 12
     with pytest.raises(ValueError, match="a model of at least 513 positions"):
         run(PromptLookup(), [start], sampling, max_new_tokens=13)
+
+
+@pytest.mark.parametrize("family", ["Mamba", "BLOOM", "BERT"])
+def test_a_model_that_is_not_served_is_refused_as_target_and_as_draft(family: str) -> None:
+    network, sampling = build(*FAMILIES[family]), Sampling.full(1, temperature=0.0)
+    refusal = rf"TreeCache: {type(network).__name__} is not served: "
+    with pytest.raises(ValueError, match="^" + refusal):
+        generate(network, None, [[3, 4]], sampling=sampling)
+    with pytest.raises(RuntimeError, match=r"^generate: DraftModel.begin failed: " + refusal):
+        generate(model(), DraftModel(network), [[3, 4]], sampling=sampling)
 
 
 # --- what else comes back

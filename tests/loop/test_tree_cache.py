@@ -326,8 +326,17 @@ def test_a_full_cache_says_how_much_it_lacks() -> None:
 
 def test_a_ragged_batch_without_a_mask_is_refused() -> None:
     requests = Requests(model(), PROMPTS, random.Random(8))
-    with pytest.raises(ValueError, match="call the model with chain_inputs or tree_inputs"):
-        requests.network(torch.ones(3, 1, dtype=torch.long), past_key_values=requests.cache)
+    token, told = torch.ones(3, 1, dtype=torch.long), "call the model with chain_inputs or tree_inputs"
+    with pytest.raises(ValueError, match=told):
+        requests.network(token, past_key_values=requests.cache)
+    inputs = requests.cache.chain_inputs(1)
+    assert requests.cache.get_seq_length() == max(PROMPTS)  # some models ask, though they are given positions
+    requests.network(token, **inputs)
+    with pytest.raises(ValueError, match=told):
+        requests.network(token, past_key_values=requests.cache)
+    requests.cache.commit(counts([0, -1, 0]))
+    with pytest.raises(ValueError, match=told):
+        requests.network(token, past_key_values=requests.cache)
 
 
 @pytest.mark.parametrize(
@@ -381,7 +390,7 @@ def test_calls_that_make_no_sense_are_refused() -> None:
 def test_other_attention_is_refused_by_name() -> None:
     config = type(model().config)(num_hidden_layers=2, layer_types=["full_attention", "chunked_attention"])
     sizes = {"batch": 1, "capacity": 8, "dtype": torch.float32, "device": "cpu"}
-    with pytest.raises(ValueError, match=r"of full_attention and sliding_attention, got chunked_attention"):
+    with pytest.raises(ValueError, match=r"LlamaForCausalLM is not served: .* chunked_attention: its masks end at chunks"):
         TreeCache(config, **sizes)
     cache = TreeCache(model("llama", "eager").config, **sizes)
     cache._config = type(model().config)(attn_implementation="flash_attention_2")

@@ -14,8 +14,8 @@ from specdec_kernels import CacheLayout, Status, compact_cache, rollback, tree_m
 from ..attention import NAME
 from .layer import Lengths, TreeLayer, fail, is_in_place
 from .masks import MOST_NODES, KeptMasks
+from .support import LAYER_TYPES, check_model
 
-LAYER_TYPES = ("full_attention", "sliding_attention")
 MASKED = ("sdpa", "eager")  # attention implementations that take a 4-D mask
 
 
@@ -36,7 +36,8 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
     with any other cache. Where lengths differ, a call without them raises.
 
     Layers with a sliding window keep all their rows, and the masks do the windowing: a ring buffer would have
-    overwritten what a rollback has to bring back. Models with recurrent or chunked attention are refused.
+    overwritten what a rollback has to bring back. Models that cannot be served, as those with recurrent state, are
+    refused: see `check_model`.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
             device: of all layers, `model.device`.
 
         Raises:
-            ValueError: sizes below 1, or a model with other than full and sliding attention.
+            ValueError: sizes below 1, or a model that is not served.
 
         Example:
             >>> import torch
@@ -74,12 +75,11 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         for name, value in (("batch", batch), ("capacity", capacity)):
             if not isinstance(value, int) or value < 1:
                 fail(name, "a host int >= 1", value)
+        check_model(config)
         config = config.get_text_config(decoder=True)
         window = getattr(config, "sliding_window", None)
         usual = "sliding_attention" if window else "full_attention"
         types = getattr(config, "layer_types", None) or [usual] * config.num_hidden_layers
-        for unknown in sorted(set(types) - set(LAYER_TYPES)):
-            fail("config.layer_types", "of " + " and ".join(LAYER_TYPES), unknown)
         self._config = config
         windows: dict[str, int] = {"full_attention": 0, "sliding_attention": window or 0}
         self._windows = {kind: windows[kind] for kind in LAYER_TYPES if kind in types}
@@ -332,6 +332,7 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         if count < 0:
             fail("tokens_to_remove", "minus the number of tokens", -count)
         rest = max(count - self._written(), 0)
+        lengths.announced = -1
         for layer in self.layers:
             layer.written = max(layer.written - count, 0)
         if rest:
@@ -364,6 +365,7 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
 
     def _begin_step(self) -> None:
         """Count rows from here on."""
+        self._lengths.announced = -1
         for layer in self.layers:
             layer.written = 0
 
@@ -391,6 +393,7 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
     def _inputs(self, positions: Tensor, masks: dict[str, Tensor]) -> dict[str, Any]:
         """A model whose layers are all of one kind takes one mask, another one a mask for each kind."""
         only = next(iter(masks.values()))
+        self._lengths.announced = self._written()
         return {
             "past_key_values": self,
             "position_ids": positions,

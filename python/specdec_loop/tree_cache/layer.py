@@ -18,6 +18,7 @@ class Lengths:
         self.batch, self.device = batch, self.request.device
         self.layers = 0  # that have buffers
         self.longest = 0  # no length exceeds it
+        self.announced = -1  # rows that were written when a forward was given positions and a mask
         self.is_even = True  # the host knows that every length is `longest`
         self.is_on_host = self.device.type == "cpu"  # reading waits for nobody
         self._is_loose = False  # reading may tell more
@@ -127,9 +128,12 @@ class TreeLayer(CacheLayerMixin):  # type: ignore[misc] # transformers has no ty
         return self.reach(query_length), 0
 
     def get_seq_length(self) -> int:
-        """Rows in the cache, where that is one number."""
+        """Rows in the cache, where that is one number; those of the longest request for a forward that has positions.
+
+        Some models ask before they look at the positions and the mask that they were given.
+        """
         self.lengths.tighten()
-        if not self.lengths.is_even:
+        if not self.lengths.is_even and self.lengths.announced != self.written:
             raise ValueError(
                 "TreeCache: requests have lengths of their own: call the model with chain_inputs or tree_inputs, which "
                 "give it position_ids and a 4-D attention_mask"

@@ -1,0 +1,91 @@
+"""Which models a `TreeCache` serves. The others are refused before anything runs, with the reason."""
+
+from __future__ import annotations
+
+import inspect
+from functools import lru_cache
+from typing import Any, NoReturn
+
+from transformers import PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+LAYER_TYPES = ("full_attention", "sliding_attention")
+STATE = "its state is recurrent, and a rejected draft cannot be taken out of it"
+INDEX = "it chooses keys by an index that a TreeCache does not keep"
+COMPRESSED = "it keeps compressed keys, out of which a rejected draft cannot be taken"
+OTHER_LAYERS = {
+    "chunked_attention": "its masks end at chunks, those of a TreeCache do not",
+    "compressed_sparse_attention": COMPRESSED,
+    "conv": STATE,
+    "heavily_compressed_attention": COMPRESSED,
+    "hybrid": STATE,
+    "hybrid_sliding": STATE,
+    "indexed_attention": INDEX,
+    "linear_attention": STATE,
+    "minimax_m3_sparse": INDEX,
+}
+OFFSET = "its positions begin at pad_token_id + 1, those of a TreeCache begin at 0"
+MODEL_TYPES = {  # `tools/model_families.py` found that their texts differ, which nothing else here tells
+    "camembert": OFFSET,
+    "data2vec-text": OFFSET,
+    "gpt_neo": "its local attention counts slots of the cache instead of positions",
+    "moshi": "its window is made by dropping rows of the cache, which a TreeCache keeps",
+    "roberta": OFFSET,
+    "roberta-prelayernorm": OFFSET,
+    "xlm-roberta": OFFSET,
+    "xlm-roberta-xl": OFFSET,
+    "xmod": OFFSET,
+}
+ENCODERS = ("bert", "bert-generation", "big_bird", "electra", "ernie", "megatron-bert", "rembert", "roc_bert")
+WHERE = "docs/models.md lists the models that are served"
+
+
+def check_model(config: Any, model: Any = None) -> None:
+    """Refuse a model whose text would not be that of plain decoding.
+
+    Args:
+        config: of the model.
+        model: None: the class that transformers has for this configuration is looked at.
+
+    Raises:
+        ValueError: says why.
+
+    Example:
+        >>> from specdec_loop.tree_cache import check_model
+        >>> from transformers import LlamaConfig, MptConfig
+        >>> check_model(LlamaConfig())
+        >>> check_model(MptConfig())  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        ValueError: TreeCache: MptForCausalLM is not served: its forward takes no position_ids, ...
+    """
+    known = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    kind: Any = type(model) if isinstance(model, PreTrainedModel) else known
+    name = type(config).__name__ if kind is None else kind.__name__
+    decoder = config.get_text_config(decoder=True)
+    for other in sorted(set(getattr(decoder, "layer_types", None) or []) - set(LAYER_TYPES)):
+        _refuse(name, f"config.layer_types has {other}: " + OTHER_LAYERS.get(other, "a TreeCache does not know it"))
+    if getattr(kind, "_is_stateful", False):
+        _refuse(name, STATE)
+    if kind is not None:
+        _check_signature(kind)
+    if getattr(decoder, "alibi", False):
+        _refuse(name, "its attention is biased by slots of the cache instead of positions (config.alibi)")
+    if decoder.model_type in MODEL_TYPES:
+        _refuse(name, MODEL_TYPES[decoder.model_type])
+    if decoder.model_type in ENCODERS and not decoder.is_decoder:
+        _refuse(name, "config.is_decoder is False: tokens attend those after them")
+
+
+@lru_cache(maxsize=64)
+def _check_signature(kind: type[Any]) -> None:
+    """A forward must take the cache, and positions: nodes of a tree that are siblings have the same one."""
+    taken = inspect.signature(kind.forward).parameters
+    if "past_key_values" not in taken:
+        _refuse(kind.__name__, "its forward takes no past_key_values, the cache")
+    if "position_ids" not in taken:
+        _refuse(kind.__name__, "its forward takes no position_ids, and siblings in a tree have the same position")
+
+
+def _refuse(name: str, reason: str) -> NoReturn:
+    raise ValueError(f"TreeCache: {name} is not served: {reason} ({WHERE})")

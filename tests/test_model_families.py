@@ -1,0 +1,54 @@
+"""docs/models.md is what its command makes, and the check behind it sees a text that differs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from specdec_loop.tree_cache import support
+from tools import model_families
+from tools.model_families import FAMILIES, as_table, build, row
+
+PAGE = (Path(__file__).resolve().parent.parent / "docs" / "models.md").read_text()
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Any:
+    """Tiny models are slower on two."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_page_has_what_becomes_of_a_family(family: str) -> None:
+    found = row(family, build(*FAMILIES[family]))
+    assert not found.is_faulty, found
+    assert as_table([found]).splitlines()[-1] in PAGE.splitlines()
+
+
+def test_the_page_has_no_other_family() -> None:
+    lines = [line for line in PAGE.splitlines() if line.startswith("| ")]
+    assert [line.split(" | ")[0].removeprefix("| ") for line in lines] == ["family", *FAMILIES]
+    assert f"transformers {transformers.__version__}" in PAGE, "make models-page"
+
+
+@pytest.mark.slow
+def test_the_command_makes_the_page() -> None:
+    text, is_sound = model_families.page()
+    assert is_sound
+    assert text == PAGE, "make models-page"
+
+
+@pytest.mark.parametrize("family", ["RoBERTa, decoder", "GPT-Neo", "BART, decoder"])
+def test_a_family_that_is_not_refused_is_seen(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The twin: without the refusals the texts differ, so that the check would have found these families."""
+    model = build(*FAMILIES[family])
+    monkeypatch.setattr(support, "MODEL_TYPES", {})
+    monkeypatch.setattr(support, "_check_signature", lambda kind: None)
+    assert "differs" in row(family, model).words
