@@ -31,6 +31,7 @@ from specdec_kernels import Sampling
 from specdec_loop import Lookahead, PromptLookup, generate, hf
 from specdec_loop.drafters import NoDrafter
 from specdec_loop.hf.distributions import likely, split
+from tools.model_families import FAMILIES, build
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKENS = 20
@@ -117,6 +118,19 @@ def test_texts_longer_than_a_sliding_window_are_those_of_plain_generate(family: 
     mask = torch.cat([MASK, torch.ones(4, TOKENS, dtype=torch.int64)], 1)
     further = [network.generate(want, **{**PADDED, "attention_mask": mask}, past_key_values=cache) for cache in caches]
     assert torch.equal(further[1], further[0])  # the cache that we filled holds what plain generate needs of it
+
+
+def test_layers_that_share_the_rows_of_others_are_left_out_of_a_cache() -> None:
+    network = build(*FAMILIES["Gemma 3n"])
+    ids, how = torch.tensor([[5, 6]]), {"max_new_tokens": 2, "do_sample": False}  # within the window
+    own = {"custom_generate": hf.generate, "draft_model": network}
+    caches = [transformers.DynamicCache(config=network.config) for _ in range(2)]
+    first = [network.generate(ids, **how, **more, past_key_values=c) for c, more in zip(caches, ({}, own), strict=True)]
+    assert torch.equal(first[1], first[0])
+    longer = torch.cat([first[0], ids], 1)
+    second = [network.generate(longer, **how, **more, past_key_values=c)
+              for c, more in zip(caches, (own, {}), strict=True)]  # fmt: skip
+    assert torch.equal(second[1], second[0])
 
 
 @pytest.mark.parametrize("family", ["mistral, all layers slide", "gemma3"])
