@@ -15,6 +15,7 @@ from .attention import forward
 from .draft_length import FixedLength
 from .drafters import Draft, Drafter, NoDrafter, Outcome
 from .drafters.base import kept_rows
+from .heads.layers import GROWING
 from .linear import small_batch_linear
 from .prefix_cache import PrefixCache
 from .sequences import Sequences
@@ -333,6 +334,7 @@ def _begin_text(
     if most_positions is not None and longest + limit > most_positions:
         whole = f"{most_positions} positions for the longest prompt and max_new_tokens"
         _fail("target", f"a model of at least {longest + limit} positions", whole)
+    _check_rotary(config, shortest, longest + limit + overhang - 2)  # a draft follows all tokens but the last new one
     batch = len(lengths)
     seeds = seed + torch.arange(batch, device=target.device) if isinstance(seed, int) else seed
     if seeds.shape != (batch,) or seeds.dtype != torch.int64:
@@ -342,6 +344,20 @@ def _begin_text(
         stop = [] if eos is None else [eos] if isinstance(eos, int) else eos
     stops = Stops(stop, tokenizer)
     return Sequences(prompts, lengths, seed=seeds, limit=limit, stops=stops, overhang=overhang)
+
+
+def _check_rotary(config: Any, shortest: int, end: int) -> None:
+    """Refuse texts within which the rotary angles change: cached keys would keep the old ones."""
+    given = getattr(config, "rope_parameters", None) or {}
+    tables = [given, *(table for table in given.values() if isinstance(table, dict))]  # of each kind of layer
+    for table in tables:
+        kind = table.get("rope_type")
+        if kind not in GROWING:
+            continue
+        bound = table["original_max_position_embeddings"] if kind == "longrope" else config.max_position_embeddings
+        if end > bound and (kind == "dynamic" or shortest <= bound):
+            use = f"short enough for {bound} positions, where the angles of rope_type {kind!r} change"
+            _fail("longest prompt, max_new_tokens and a draft", use, end)
 
 
 def _right_padded(

@@ -27,7 +27,7 @@ from specdec_loop import (
 )
 from specdec_loop.drafters import Draft, Drafter, EagleDynamicTree, SuffixOr
 from specdec_loop.sequences import Sequences
-from tools.model_families import FAMILIES, build
+from tools.model_families import FAMILIES, LONGROPE, build
 
 TOKENS = 24  # several steps of any drafter, and n-grams that come back
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
@@ -231,6 +231,31 @@ def test_the_whole_context_can_be_used() -> None:
     assert len(run(PromptLookup(), [start], sampling, max_new_tokens=12, draft_length=8).tokens[0]) == 12
     with pytest.raises(ValueError, match="a model of at least 513 positions"):
         run(PromptLookup(), [start], sampling, max_new_tokens=13)
+
+
+@pytest.mark.parametrize("length", [8, 20])
+def test_a_text_within_which_the_rotary_angles_change_is_refused(length: int) -> None:
+    """Cached keys would keep the angles of a short text: Phi-3's own generate then runs the whole text again."""
+    rope = {**LONGROPE, "original_max_position_embeddings": 16}
+    network = build("Phi3ForCausalLM", {"rope_parameters": rope, "original_max_position_embeddings": 16})
+    start, sampling = [3 + i for i in range(length)], Sampling.full(1, temperature=0.0)
+    options = {"sampling": sampling, "max_new_tokens": 12, "stop": (), "draft_length": 3}
+    if length <= 16:
+        with pytest.raises(ValueError, match=r"short enough for 16 positions, where the angles .* 'longrope' change"):
+            generate(network, PromptLookup(), [start], **options)
+        options["max_new_tokens"] = 16 - length - 2
+    got = generate(network, PromptLookup(), [start], **options).tokens[0]
+    want = network.generate(torch.tensor([start]), do_sample=False, max_new_tokens=options["max_new_tokens"])
+    assert start + got == want[0].tolist()
+
+
+def test_a_dynamic_rotary_table_must_not_grow() -> None:
+    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
+    network = build("LlamaForCausalLM", {"rope_parameters": rope, "max_position_embeddings": 24})
+    options = {"sampling": Sampling.full(1, temperature=0.0), "max_new_tokens": 12, "stop": ()}
+    assert len(generate(network, PromptLookup(), [[3] * 12], **options, draft_length=1).tokens[0]) == 12
+    with pytest.raises(ValueError, match=r"short enough for 24 positions, .* 'dynamic' change, got 25"):
+        generate(network, PromptLookup(), [[3] * 12], **options, draft_length=2)
 
 
 @pytest.mark.parametrize("family", ["Mamba", "BLOOM", "BERT"])
