@@ -84,7 +84,7 @@ def lanes(axis: Any, rows: list[list[tuple[str, float]]]) -> None:
         ratios = [ratio for _, ratio in rivals]
         axis.plot([min(1, ratios[0]), max(1, ratios[-1])], [y, y], color="#DDDDDD", linewidth=1.2, zorder=1)
         axis.plot(ratios[1:], [y] * (len(ratios) - 1), "o", color=OTHER, markersize=7, zorder=2)
-        axis.plot(ratios[0], y, "o", color=RIVAL, markersize=8.5, zorder=3)
+        axis.plot(ratios[:1], [y], "o", color=RIVAL, markersize=8.5, zorder=3)
         name, ratio = rivals[0]
         place, side = (ratio / 1.06, "left") if ratio < 3 else (ratio, "center")
         axis.text(place, y - 0.2, f"{name} {as_multiple(ratio)}", ha=side, va="bottom", fontsize=9.5, color=RIVAL)
@@ -125,9 +125,10 @@ def traffic(content: Row, path: Path) -> None:
     for y, rows in enumerate(cases.values()):
         ours = next(row["times_min"] for row in rows if row["contender"] == "triton")
         axis.plot(ours, y, "o", color=OURS, markersize=8.5, zorder=4)
-        axis.text(ours, y + 0.2, f"ours {as_multiple(ours)}", ha="center", va="top", fontsize=9.5, color=OURS)
+        if y == 0 or ours > 1.2:
+            axis.text(ours, y + 0.2, f"ours {as_multiple(ours)}", ha="left", va="top", fontsize=9.5, color=OURS)
     axis.set_yticks(range(len(cases)), [f"{op}, {task}" for op, _, task in cases])
-    axis.set_xlim(0.6, 160)
+    axis.set_xlim(0.6, 500)
     factor_axis(axis, [1, 2, 5, 10, 20, 50, 100], "bytes read and written / bytes that must be moved, log scale")
     save(figure, path)
 

@@ -45,7 +45,7 @@ PLAIN_RIVALS = {
     "torch.gather": "one `torch.gather`",
     "SDPA, dense mask": "`scaled_dot_product_attention` with a dense mask, keys and values shared by query heads",
     "transformers' SDPA": "the attention of transformers, which copies keys and values for each query head",
-    "grouped SDPA": "`specdec_loop.attention`: SDPA with the query heads of a group as rows",
+    "specdec_loop's SDPA": "this package's `specdec_loop.attention`: SDPA with the query heads of a group as rows",
     "plain PyTorch": "matrix products, softmax and indexing written out",
     "DynamicCache": "the default cache of transformers",
     "torch": "`torch.nn.functional.linear`",
@@ -53,7 +53,16 @@ PLAIN_RIVALS = {
 
 
 # Names in result files that a reader would not understand.
-LABELS = {"the loop's `grouped_sdpa`": "grouped SDPA", "topk-first eager": "top-k first"}
+LABELS = {
+    "eager": "PyTorch",
+    "lazy eager": "lean PyTorch",
+    "topk-first eager": "PyTorch top-k first",
+    "compiled eager": "torch.compile",
+    "compiled lazy": "lean torch.compile",
+    "lazy walk": "PyTorch walk",
+    "SDPA, dense mask": "SDPA with a mask",
+    "the loop's `grouped_sdpa`": "specdec_loop's SDPA",
+}
 
 
 class Entry(NamedTuple):

@@ -8,7 +8,7 @@ from ._compiled import available, compiled, supports, version
 __all__ = ["NAME", "ORDER", "WHY", "available", "sample", "supports", "verify_chain", "version"]
 
 NAME = "compiled eager"
-WHY = "`eager` under `torch.compile`"
+WHY = "`PyTorch` under `torch.compile`"
 ORDER = 3
 
 verify_chain = compiled(eager.verify_chain)

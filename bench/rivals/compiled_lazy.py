@@ -8,7 +8,7 @@ from ._compiled import available, compiled, supports, version
 __all__ = ["NAME", "ORDER", "WHY", "available", "sample", "supports", "verify_chain", "version"]
 
 NAME = "compiled lazy"
-WHY = "`lazy eager` under `torch.compile`"
+WHY = "`lean PyTorch` under `torch.compile`"
 ORDER = 4
 
 verify_chain = compiled(lazy.verify_chain)

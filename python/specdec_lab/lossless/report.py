@@ -117,11 +117,11 @@ def page(run: Row, figures: str = "") -> str:
     if run["findings"] or run["texts"]:
         lines += ["", "## This package", *_ours(run["findings"]), *_texts(run["texts"])]
     lines += figure("first_tokens", "Target, draft and observed frequencies")
-    lines += figure("proof", "The proof in six pictures")
+    lines += figure("proof", "Accepted and redrawn probability add up to the target")
     lines += [*_faults(run["faults"]), *_samplers(run["samplers"]), *_tradeoff(run), *_wins(run["win_rates"])]
     lines += figure("front", "Rejections and bias")
     lines += _batch(run["batch"])
-    lines += figure("rejections", "Rejections of simulated texts beside Theorems 1 and 3, and over M with the limit")
+    lines += figure("rejections", "Rejections of simulated texts beside Theorems 1 and 3, over the number of drafts")
     lines += figure("batch_improvement", "Batch improvement over M: Bernoulli and uniform distributions")
     return "\n".join(lines).rstrip() + "\n"
 
