@@ -390,7 +390,7 @@ def test_calls_that_make_no_sense_are_refused() -> None:
 def test_other_attention_is_refused_by_name() -> None:
     config = type(model().config)(num_hidden_layers=2, layer_types=["full_attention", "chunked_attention"])
     sizes = {"batch": 1, "capacity": 8, "dtype": torch.float32, "device": "cpu"}
-    with pytest.raises(ValueError, match=r"LlamaForCausalLM is not served: .* chunked_attention: its masks end at chunks"):
+    with pytest.raises(ValueError, match=r"LlamaForCausalLM is not served: .* its masks end at chunks"):
         TreeCache(config, **sizes)
     cache = TreeCache(model("llama", "eager").config, **sizes)
     cache._config = type(model().config)(attn_implementation="flash_attention_2")
