@@ -64,6 +64,11 @@ class Chains(NamedTuple):
         begin = self.first + extra * slot
         return rows[(begin[:, None] + column).clamp(0, max(rows.shape[0] - 1, 0))]
 
+    def has_drafts(self, vocab: int) -> Tensor:
+        """Whether a request has a drafted id to examine, bool [batch]."""
+        first = self.ids[:, :1]
+        return ((first >= 0) & (first < vocab)).any(1)
+
     def has_draft_rows(self) -> bool:
         """Whether there is any draft row to read."""
         return self.draft is not None and self.draft.numel() > 0

@@ -227,3 +227,45 @@ def test_flat_and_tied_rows(backend: str, device: str, row: str, filters: str) -
         case.target_logits[..., 3:] = -INF
     for rule in ("ratio", "match"):
         compare(replace(case, keywords={**case.keywords, "rule": rule}), device, logprobs="processed")
+
+
+@pytest.mark.parametrize("bad", [NAN, INF])
+@pytest.mark.parametrize("rule", ["ratio", "match", "greedy", "block"])
+def test_raw_logprobs_of_a_row_with_a_bad_logit_at_a_disallowed_id_are_nan(
+    backend: str, device: str, rule: str, bad: float
+) -> None:
+    """The raw softmax is over all logits as given: a NaN in one of them is in all of it, whatever is allowed."""
+    case = make_chain(3, 2, 64, rule=rule, drafts="point").to(device)
+    case.target_logits[1, :, 9] = bad
+    case.keywords["allowed"] = torch.full((9, 2), -1, dtype=torch.int32, device=device)
+    case.keywords["allowed"][3:6, 0] = ~(1 << 9)  # the rows of request 1, without id 9
+    raw, processed = run(case, logprobs="raw"), run(case, logprobs="processed")
+    assert raw.logprobs is not None and processed.logprobs is not None and not raw.status.any()
+    emitted = raw.token_ids >= 0
+    assert torch.equal(raw.logprobs.isnan(), emitted & (torch.arange(3, device=device)[:, None] == 1))
+    assert not processed.logprobs.isnan().any()
+
+
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("rule", ["ratio", "block"])
+@pytest.mark.parametrize("width", [0, 2])
+def test_a_bad_draft_temperature_is_flagged_only_where_there_is_a_draft(
+    backend: str, device: str, width: int, rule: str, flat: bool
+) -> None:
+    """Request 1 drafted nothing, requests 0 and 2 as much as the batch is wide: what its neighbours did is all one."""
+    case = make_chain(3, width, 40, rule=rule)
+    case.draft_ids[1] = -1
+    if flat:
+        rows = case.target_logits
+        keep = torch.tensor([0, 2])
+        assert case.draft_logits is not None
+        case = replace(
+            case,
+            draft_ids=case.draft_ids[keep].flatten(),
+            draft_logits=case.draft_logits[keep].flatten(0, 1),
+            target_logits=torch.cat([rows[0], rows[1, :1], rows[2]]),
+            keywords=case.keywords | {"cu_draft": torch.tensor([0, width, width, 2 * width]).int(), "max_draft": width},
+        )
+    case.keywords["draft_sampling"] = Sampling(temperature=torch.full((3,), NAN))
+    result = compare(case, device)
+    assert result.status.tolist() == ([64, 0, 64] if width else [0, 0, 0])

@@ -67,7 +67,7 @@ void acceptance_ratios(SPECDEC_ACCEPTANCE_RATIOS_ARGS) {
     const Chain chain = chain_of(layout, slot);
     const RowParams params = row_params(p.sampling, slot);
     const RowParams draft_params = row_params(p.draft_sampling, slot);
-    const bool bad_sampling = params.bad || (p.draft && draft_params.bad);
+    const bool bad_sampling = params.bad || (p.draft && draft_params.bad && chain.has_drafts());
     int32_t status = (chain.bad ? kBadLayout : 0) | (bad_sampling ? kBadSampling : 0);
     bool used = !chain.lost;
     for (int64_t i = 0; i < p.max_draft; ++i) {

@@ -22,6 +22,7 @@ struct Chain {
   int64_t id(int64_t i) const {
     return layout->cu_draft ? layout->ids.at(0, first + i) : layout->ids.at(slot, i);
   }
+  bool has_drafts() const { return length > 0 && id(0) >= 0 && id(0) < layout->target.vocab; }
   RowSource target(int64_t i, bool masked = true) const {
     const int64_t row = layout->cu_draft ? first + slot + i : slot * (layout->max_draft + 1) + i;
     const int32_t* bits = masked ? layout->allowed.row(row) : nullptr;

@@ -29,7 +29,8 @@ ChainWalk::ChainWalk(const VerifyChainParams& p, const ChainLayout& layout,
     target_params_.greedy = true;
   } else {
     processed_ = target_params_;
-    const bool reads_draft = layout.draft && (p.rule == Rule::kRatio || p.rule == Rule::kBlock);
+    const bool reads_draft =
+        layout.draft && chain_.has_drafts() && (p.rule == Rule::kRatio || p.rule == Rule::kBlock);
     const bool bad_draft = draft_params_.bad && !target_params_.greedy && reads_draft;
     if (target_params_.bad || bad_draft) status_ |= kBadSampling;
   }

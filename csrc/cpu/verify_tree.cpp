@@ -31,8 +31,9 @@ TreeWalk::TreeWalk(const VerifyTreeParams& p, const std::vector<int32_t>& invers
   }
   processed_ = target_params_;
   const bool reads_draft =
-      p.draft && (p.rule == TreeRule::kRecursive || p.rule == TreeRule::kGreedyMultiDraft ||
-                  p.rule == TreeRule::kTraversal);
+      p.draft && has_usable_child(0) &&
+      (p.rule == TreeRule::kRecursive || p.rule == TreeRule::kGreedyMultiDraft ||
+       p.rule == TreeRule::kTraversal);
   const bool bad_draft = draft_params_.bad && !target_params_.greedy && reads_draft;
   if (target_params_.bad || bad_draft) status_ |= kBadSampling;
 }

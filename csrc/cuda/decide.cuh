@@ -67,6 +67,7 @@ struct Request {  // what all positions share
   Chain chain;
   Parameters target, draft;
   bool has_draft_law;
+  bool is_draft_bad;  // the draft's sampling parameters are, and they would be read
   int status;
 };
 
@@ -78,10 +79,9 @@ __device__ inline Request load_request(const Problem& p, int64_t b) {
   q.status = q.chain.status;
   if (p.draft_given) q.draft = load_parameters(p.draft_sampling, b, p.draft_vocab);
   q.has_draft_law = has_draft_law(p, q.target, q.draft);
-  const bool reads_draft = p.rule == Rule::kRatio || p.rule == Rule::kBlock;
-  if (q.target.bad || (p.draft_given && reads_draft && q.draft.bad && !q.target.greedy)) {
-    q.status |= kBadSampling;
-  }
+  const bool reads_draft = p.draft_given && (p.rule == Rule::kRatio || p.rule == Rule::kBlock);
+  q.is_draft_bad = reads_draft && q.draft.bad && !q.target.greedy;
+  if (q.target.bad || (q.is_draft_bad && q.chain.length > 0)) q.status |= kBadSampling;
   return q;
 }
 

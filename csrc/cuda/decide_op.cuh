@@ -182,7 +182,7 @@ __device__ inline void decide_ratios(const Problem& p, int64_t b) {
   SPECDEC_SHARED(Request, q);
   if (threadIdx.x == 0) q = load_request(p, b);
   __syncthreads();
-  int status = q.status | (p.draft_given && q.draft.bad ? kBadSampling : 0);
+  int status = q.status | (p.draft_given && q.draft.bad && q.chain.length > 0 ? kBadSampling : 0);
   if (!q.chain.lost) status |= q.chain.end_status;
   for (int i = threadIdx.x; i < p.max_draft; i += kThreads) {
     float ratio = 0.f, overlap = 0.f;

@@ -149,7 +149,7 @@ __device__ inline Partial tile_partial(const RowTask& t, int64_t base,
   return part;
 }
 
-// Maximum and sum of exp of the unmasked values.
+// Maximum and sum of exp of the unmasked values; a NaN among them makes the sum NaN.
 __device__ inline void raw_partial(const float (&v)[kPerThread], Partial* part) {
   float maximum = -INFINITY;
 #pragma unroll
@@ -157,7 +157,7 @@ __device__ inline void raw_partial(const float (&v)[kPerThread], Partial* part) 
   maximum = block_reduce(maximum, Larger{});
   float mass = 0.f;
 #pragma unroll
-  for (int j = 0; j < kPerThread; ++j) mass += v[j] > -INFINITY ? expf(v[j] - maximum) : 0.f;
+  for (int j = 0; j < kPerThread; ++j) mass += v[j] == -INFINITY ? 0.f : expf(v[j] - maximum);
   part->raw_maximum = maximum;
   part->raw_mass = block_reduce(mass, Plus{});
 }

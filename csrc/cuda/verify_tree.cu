@@ -54,15 +54,17 @@ __global__ void __launch_bounds__(kThreads) open_kernel(const __grid_constant__ 
     keep_root(tree, p.nodes);
   }
   mark_parents(tree, p.nodes, tree.jump);
-  int present = 0, inner = 0;
+  int present = 0, inner = 0, candidates = 0;  // candidates: children of the root
   for (int n = threadIdx.x; n < p.nodes; n += kThreads) {
     const Candidate c = checked_node(tree, id, n);
     p.work.candidates.store(b * p.nodes + n, c);
     present += c.depth >= 0 ? 1 : 0;
     inner += c.has_children;
+    candidates += c.parent == 0 && c.id >= 0 ? 1 : 0;
   }
   present = block_reduce(present, Plus{});
   inner = block_reduce(inner, Plus{});
+  candidates = block_reduce(candidates, Plus{});
   if (threadIdx.x != 0) return;
   const bool at_once = p.tree_rule == TreeRule::kTraversal;
   WalkState w{};
@@ -70,6 +72,7 @@ __global__ void __launch_bounds__(kThreads) open_kernel(const __grid_constant__ 
   w.targets = at_once ? present : 1;
   w.drafts = at_once ? inner : tree.jump[0];
   w.status = bad ? kBadLayout : 0;
+  if (candidates > 0 && load_request(p, b).is_draft_bad) w.status |= kBadSampling;
   p.work.queue.store(b * (p.nodes + 1), 0);
   p.work.walks.store(p.walk_slot(b, 0), w);
 }

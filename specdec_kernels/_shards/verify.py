@@ -20,15 +20,20 @@ DRAFT_RULES = ("ratio", "block", "recursive", "greedy_multi_draft", "traversal")
 
 def _prepare(
     rule: str, batch: int, device: torch.device, target: tuple[Tensor | None, ...], draft: tuple[Tensor | None, ...],
-    has_draft: bool, status: Tensor,
+    has_drafts: Tensor | None, status: Tensor,
 ) -> tuple[Parameters, Parameters, Parameters, Tensor]:  # fmt: skip
-    """(target's parameters, the draft's, those of processed log-probabilities, status)."""
+    """(target's parameters, the draft's, those of processed log-probabilities, status).
+
+    `has_drafts` is bool [batch]: whether a request has a drafted id to examine; None where there are no draft rows.
+    """
     sampled = _rows.parameters(batch, device, *target)
     drafted = _rows.parameters(batch, device, *draft)
     if rule in ARGMAX_RULES:  # argmax decoding reads no sampling parameter
         processed = _rows.parameters(batch, device, None, None, None, None)
         return processed._replace(greedy=torch.ones_like(processed.greedy)), drafted, processed, status
-    bad = sampled.bad | (drafted.bad & ~sampled.greedy) if has_draft and rule in DRAFT_RULES else sampled.bad
+    bad = sampled.bad
+    if has_drafts is not None and rule in DRAFT_RULES:
+        bad = bad | (drafted.bad & ~sampled.greedy & has_drafts)
     return sampled, drafted, sampled, flag(status, bad, Status.BAD_SAMPLING)
 
 
@@ -108,9 +113,8 @@ def verify_chain(
     batch, device = chains.ids.shape[0], draft_ids.device
     status = torch.where(chains.bad, Status.BAD_LAYOUT, 0)
     sampled, drafting = (temperature, top_k, top_p, min_p), (draft_temperature, draft_top_k, draft_top_p, draft_min_p)
-    target, draft, processed, status = _prepare(
-        rule, batch, device, sampled, drafting, draft_logits is not None, status
-    )  # fmt: skip
+    has_drafts = None if draft_logits is None else chains.has_drafts(shards.size)
+    target, draft, processed, status = _prepare(rule, batch, device, sampled, drafting, has_drafts, status)
     row = torch.arange(max_draft + 1, device=device)
     drafted = None
     if rule in DRAFT_RULES and chains.has_draft_rows() and max_draft:
@@ -198,9 +202,8 @@ def verify_tree(
     tree = _trees.root_only(tree, malformed)
     status = torch.where(tree.bad, Status.BAD_LAYOUT, 0)
     sampled, drafting = (temperature, top_k, top_p, min_p), (draft_temperature, draft_top_k, draft_top_p, draft_min_p)
-    target, draft, processed, status = _prepare(
-        rule, batch, device, sampled, drafting, draft_logits is not None, status
-    )  # fmt: skip
+    has_drafts = None if draft_logits is None else ((tree.parents == 0) & real).any(1)
+    target, draft, processed, status = _prepare(rule, batch, device, sampled, drafting, has_drafts, status)
     drafted = None
     if draft_logits is not None and rule in DRAFT_RULES:
         drafted = Drafted(draft_logits, draft, _filters(rule, drafting), None)

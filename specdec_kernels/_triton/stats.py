@@ -92,7 +92,8 @@ def put_tile(ws, row, tile, x, raw, v, inv_t, SUM: tl.constexpr, ENTROPY: tl.con
         top = tl.max(raw, axis=0)
         put_f(ws, F_RAW_MAX, row, tile, top)
         top = tl.where(top > float("-inf"), top, 0.0)
-        put_f(ws, F_RAW_SUM, row, tile, tl.sum(weights(raw, top, 1.0), axis=0))
+        nan = tl.max((raw != raw).to(tl.int32), axis=0) > 0
+        put_f(ws, F_RAW_SUM, row, tile, tl.where(nan, float("nan"), tl.sum(weights(raw, top, 1.0), axis=0)))
 
 
 @triton.jit
@@ -126,7 +127,7 @@ def merge_row(ws, row, inv_t, greedy, vocab, T_PAD: tl.constexpr, ENTROPY: tl.co
         top = tl.max(tops, axis=0)
         raw_sum = tl.sum(tl.where(tops > float("-inf"), weights(tops, top, 1.0) * raw_sums, raw_sums), axis=0)
         usable = (tl.abs(top) < float("inf")) & (raw_sum == raw_sum)
-        # The raw law of an unusable row is uniform over nothing real; NaN tells `logprob_of` so.
+        # The raw log-probabilities of an unusable row are NaN.
         raw = tl.where(usable, top + tl.log(raw_sum), float("nan"))
         tl.store(ws.record_f + row * R_FIELDS + R_RAW, raw)
     tl.store(ws.record_i + row * Q_FIELDS + Q_ARG, argmax)

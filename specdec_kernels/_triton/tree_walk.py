@@ -102,7 +102,8 @@ def open_kernel(call, NT, RULE: tl.constexpr, REPLACEMENT: tl.constexpr, READS_D
     _, _, _, _, _, _, greedy, bad_value = sampling_of(call.sampling, b, call.target.vocab)
     if READS_DRAFT:
         _, _, _, _, _, _, _, bad_draft_value = sampling_of(call.draft_sampling, b, call.draft.vocab)
-        bad_value = bad_value | (bad_draft_value & (greedy == 0))
+        has_candidates = any_of((parent == 0) & (ids >= 0))
+        bad_value = bad_value | (bad_draft_value & (greedy == 0) & has_candidates)
     status = tl.where(bad, S_LAYOUT, 0)
     if RULE != GREEDY:
         status = tl.where(bad_value, status | S_SAMPLING, status)

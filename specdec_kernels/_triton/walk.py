@@ -128,7 +128,7 @@ def setup(call, b, KP: tl.constexpr, RULE: tl.constexpr, HAS_LAW: tl.constexpr):
         inv_t, _, _, _, _, _, greedy, bad_value = sampling_of(call.sampling, b, call.target.vocab)
         if HAS_LAW:
             _, _, _, _, _, _, draft_greedy, bad_draft_value = sampling_of(call.draft_sampling, b, call.draft.vocab)
-            bad_value = bad_value | (bad_draft_value & (greedy == 0))
+            bad_value = bad_value | (bad_draft_value & (greedy == 0) & (k > 0))
             has_row = (greedy == 0) & (draft_greedy == 0)
         status = tl.where(bad_value, status | S_SAMPLING, status)
     return ids, k, bad_id, first, lost, greedy, has_row, inv_t, status
@@ -290,9 +290,7 @@ def logprob_at(call, b, first, i, ids, on, row, RULE: tl.constexpr, LOGPROBS: tl
     else:
         offset = row_offset(call.target, call.chain, first, b, i, 1)
         x = tl.load(call.target.ptr + offset + ids, mask=on, other=0.0).to(tl.float32)
-        raw = get_record_f(call.ws, row, R_RAW, on)
-        # A row whose unmasked logits are unusable counts as uniform, as in the reference.
-        value = tl.where(raw == raw, x - raw, -tl.log(tl.full([], 0.0, tl.float32) + call.target.vocab))
+        value = x - get_record_f(call.ws, row, R_RAW, on)
     return tl.where(on, value, 0.0)
 
 

@@ -118,3 +118,11 @@ def test_wrong_arguments_say_what_to_do() -> None:
     with pytest.raises(ValueError, match=r"acceptance_ratios: target_logits must be \[3, 3, vocab\], got \[3, 2, 9\]"):
         acceptance_ratios(case.draft_ids, case.target_logits[:, :2], None, sampling=Sampling())
     assert isinstance(make_rng(1), RngKey)
+
+
+@pytest.mark.parametrize("width", [0, 2])
+def test_a_bad_draft_temperature_is_flagged_only_where_there_is_a_draft(backend: str, device: str, width: int) -> None:
+    case = make_chain(3, width, 40)
+    case.draft_ids[1] = -1
+    case.keywords["draft_sampling"] = Sampling(torch.full((3,), NAN))
+    assert compare(case, device).status.tolist() == ([64, 0, 64] if width else [0, 0, 0])

@@ -343,6 +343,32 @@ def test_a_bad_temperature_makes_that_request_greedy(backend: str, device: str) 
     assert torch.equal(result.token_ids[1:3], greedy.token_ids[1:3])
 
 
+@pytest.mark.parametrize("rule", ["recursive", "greedy_multi_draft", "traversal"])
+def test_a_bad_draft_temperature_is_flagged_only_where_the_root_has_a_candidate(
+    backend: str, device: str, rule: str
+) -> None:
+    case = make_tree(4, 5, 20, rule=rule).to(device)
+    case.parents[1, 1:] = -1
+    case.token_ids[2] = -1
+    case.parents[3, 1] = 3  # malformed: its root alone
+    result = run(case, draft_sampling=Sampling(torch.full((4,), NAN, device=device)))
+    assert result.status.tolist() == [64, 0, 0, 32]
+
+
+@pytest.mark.parametrize("bad", [NAN, float("inf")])
+def test_raw_logprobs_of_a_row_with_a_bad_logit_at_a_disallowed_id_are_nan(
+    backend: str, device: str, bad: float
+) -> None:
+    case = make_tree(3, 5, 40, rule="match").to(device)
+    case.target_logits[1, :, 9] = bad
+    case.keywords["allowed"] = torch.full((15, 2), -1, dtype=torch.int32, device=device)
+    case.keywords["allowed"][5:10, 0] = ~(1 << 9)  # the rows of request 1, without id 9
+    result = run(case, logprobs="raw")
+    assert result.logprobs is not None and not result.status.any()
+    is_second = torch.arange(3, device=device)[:, None] == 1
+    assert torch.equal(result.logprobs.isnan(), (result.token_ids >= 0) & is_second)
+
+
 def test_zero_draft_probability_is_rejected_and_flagged(backend: str, device: str) -> None:
     draft = [[-INF, 0.0, 0.0, 0.0]] * 3
     for rule in ("recursive", "greedy_multi_draft", "traversal"):

@@ -32,7 +32,7 @@ def acceptance_ratios(
     target = _rows.parameters(batch, device, temperature, top_k, top_p, min_p)
     draft = _rows.parameters(batch, device, draft_temperature, draft_top_k, draft_top_p, draft_min_p)
     has_rows = chains.has_draft_rows()
-    bad_sampling = target.bad | draft.bad if has_rows else target.bad
+    bad_sampling = target.bad | (draft.bad & chains.has_drafts(vocab)) if has_rows else target.bad
     status = torch.where(chains.bad, Status.BAD_LAYOUT, 0) | torch.where(bad_sampling, Status.BAD_SAMPLING, 0)
 
     ratio = torch.zeros(batch, max_draft, device=device)

@@ -41,7 +41,7 @@ def _ratios(pairs, b, ratio, overlap, status, NT, NR, ROWS: tl.constexpr, KP: tl
         draft_inv_t, _, _, _, _, _, draft_greedy, bad_draft_value = sampling_of(
             pairs.draft_sampling, b, pairs.draft.vocab
         )
-        bad_value = bad_value | bad_draft_value
+        bad_value = bad_value | (bad_draft_value & (k > 0))
         has_row = used & (draft_greedy == 0)
         bad_draft = has_row & (get_record_i(pairs.ws, row + NT, Q_STATE, has_row) == BAD)
         code = tl.where(any_of(bad_draft), code | S_DRAFT, code)

@@ -125,8 +125,9 @@ def verify_chain(
         processed = _rows.parameters(batch, device, None, None, None, None)
         target = processed._replace(greedy=torch.ones_like(processed.greedy))
     else:
-        has_draft_distribution = draft_logits is not None and rule in (RATIO, BLOCK)
-        bad = target.bad | (draft.bad & ~target.greedy) if has_draft_distribution else target.bad
+        bad = target.bad
+        if draft_logits is not None and rule in (RATIO, BLOCK):
+            bad = bad | (draft.bad & ~target.greedy & chains.has_drafts(target_logits.shape[-1]))
         status = status | torch.where(bad, Status.BAD_SAMPLING, 0)
     stats = None if draft_logsumexp is None or draft_threshold is None else (draft_logsumexp, draft_threshold)
     call = _Call(chains, target, draft, stats, (seed, position, step), token_map, allowed)

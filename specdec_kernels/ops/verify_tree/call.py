@@ -125,6 +125,11 @@ def flag(status: Tensor, where: Tensor, bit: int) -> Tensor:
     return status | torch.where(where, bit, 0)
 
 
+def has_candidates(tree: Tree, ids: Tensor, vocab: int) -> Tensor:
+    """Whether the root has a child to examine, bool [batch]."""
+    return ((tree.parents == 0) & (ids >= 0) & (ids < vocab)).any(1)
+
+
 def has_twins(tree: Tree, ids: Tensor, vocab: int) -> Tensor:
     """Whether two siblings carry the same id, bool [batch]."""
     real = (tree.parents >= 0) & (ids >= 0) & (ids < vocab)

@@ -11,7 +11,7 @@ from torch import Tensor
 from ... import _rows, _trees
 from ..._codes import RESIDUAL_PURPOSE, TARGET_PURPOSE, TREE_RULES, Status
 from . import walks
-from .call import Call, at, flag, has_twins, logprobs
+from .call import RESIDUAL_PURPOSE, TARGET_PURPOSE, Call, at, flag, has_candidates, has_twins, logprobs
 from .traversal import traverse
 
 MATCH, GREEDY, TYPICAL, RECURSIVE, GREEDY_MULTI_DRAFT, TARGET_ONLY, TRAVERSAL = TREE_RULES.values()
@@ -56,8 +56,9 @@ def verify_tree(
         processed = _rows.parameters(batch, device, None, None, None, None)
         target = processed._replace(greedy=torch.ones_like(processed.greedy))
     else:
-        reads_draft = draft_logits is not None and rule in (RECURSIVE, GREEDY_MULTI_DRAFT, TRAVERSAL)
-        bad = target.bad | (draft.bad & ~target.greedy) if reads_draft else target.bad
+        bad = target.bad
+        if draft_logits is not None and rule in (RECURSIVE, GREEDY_MULTI_DRAFT, TRAVERSAL):
+            bad = bad | (draft.bad & ~target.greedy & has_candidates(tree, ids, vocab))
         status = flag(status, bad, Status.BAD_SAMPLING)
     call = Call(tree, ids, target_logits, draft_logits, target, draft, (seed, position, step), token_map, allowed)
 
