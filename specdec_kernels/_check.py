@@ -99,8 +99,12 @@ class Checker:
         """A Sampling whose tensors are all [batch]."""
         if not isinstance(value, Sampling):
             fail(self.op, name, "a Sampling (see Sampling.full)", type(value).__name__)
-        for part, field, dtype in zip(value, SAMPLING_FIELDS, SAMPLING_DTYPES, strict=True):
+        parts: tuple[Any, ...] = value
+        for part, field, dtype in zip(parts, SAMPLING_FIELDS, SAMPLING_DTYPES, strict=True):
             if part is not None:
+                if not isinstance(part, Tensor):
+                    made = f"Sampling.full({batch}, {field}={part!r}) makes it"
+                    fail(self.op, f"{name}.{field}", f"a tensor of {_names((dtype,))} [{batch}] ({made})", part)
                 self.vector(f"{name}.{field}", part, dtype, batch)
         return value
 
@@ -138,15 +142,15 @@ class Checker:
 
     def choice(self, name: str, value: Any, options: Any) -> Any:
         """The code of a named option."""
-        if value not in options:
+        if not isinstance(value, (str, type(None))) or value not in options:
             fail(self.op, name, "one of " + ", ".join(repr(o) for o in options), repr(value))
         return options[value]
 
     def token_map(self, value: Any, draft_vocab: int, vocab: int) -> Tensor | None:
-        """Target id of each draft column; without it both vocabularies must be the same, or the draft's a prefix."""
+        """Target id of each draft column; without it both vocabularies must be the same."""
         if value is None:
-            if draft_vocab > vocab:
-                fail(self.op, "token_map", f"given when draft_vocab ({draft_vocab}) exceeds vocab ({vocab})", None)
+            if draft_vocab != vocab:
+                fail(self.op, "token_map", f"given where draft_vocab ({draft_vocab}) is not vocab ({vocab})", None)
             return None
         return self.dense("token_map", value, (torch.int32,), (draft_vocab,))
 
@@ -170,11 +174,17 @@ class Checker:
         self, name: str, value: Any, draft_ids: Tensor, cu_draft: Tensor | None, width: int, *, bonus: bool
     ) -> int:
         """Vocabulary of the rows that belong to draft_ids, one more a request if `bonus`."""
+        shape: tuple[int | str, ...]
         if cu_draft is None:
-            self.logits(name, value, (draft_ids.shape[0], width + int(bonus), "vocab"))
+            shape, axes = (draft_ids.shape[0], width + int(bonus), "vocab"), "[batch, draft + 1, vocab]"
         else:
-            rows = draft_ids.shape[0] + (cu_draft.shape[0] - 1 if bonus else 0)
-            self.logits(name, value, (rows, "vocab"))
+            shape, axes = (draft_ids.shape[0] + bonus * (cu_draft.shape[0] - 1), "vocab"), "[total + batch, vocab]"
+        if bonus and isinstance(value, Tensor) and value.dim() == len(shape) and value.shape[:-1] != shape[:-1]:
+            want, got = [*shape[:-1], value.shape[-1]], list(value.shape)
+            fail(
+                self.op, name, f"{axes} = {want}", f"{got}: each request's last row is the bonus row, after its drafts"
+            )
+        self.logits(name, value, shape)
         return int(value.shape[-1])
 
     def parents(self, value: Any) -> tuple[int, int]:
@@ -190,6 +200,12 @@ class Checker:
         if not isinstance(value, int) or value < least:
             fail(self.op, name, f"a host int >= {least}", value)
         return value
+
+    def number(self, name: str, value: Any, least: float, most: float = float("inf")) -> float:
+        """A host number, not NaN."""
+        if not isinstance(value, (int, float)) or not least <= value <= most:
+            fail(self.op, name, f"a number in [{least:g}, {most:g}]", repr(value))
+        return float(value)
 
     def lanes(self, value: Any, batch: int) -> Tensor | None:
         """Lane of each request; None for 0."""

@@ -56,6 +56,27 @@ def test_preallocated_results_are_filled_and_returned(op: str) -> None:
     assert len(set(outcomes)) > 1, "other numbers, other results"
 
 
+def elsewhere(results: Any) -> Any:
+    """The same results on another device."""
+    if isinstance(results, Tensor):
+        return results.to("meta")
+    return type(results)(*(None if t is None else t.to("meta") for t in results))
+
+
+@pytest.mark.parametrize("on", ["reference", "cpu"])
+@pytest.mark.parametrize("op", CALLS)
+def test_results_on_another_device_are_refused(op: str, on: str) -> None:
+    out = elsewhere(run(op, CALLS[op](0)))
+    with pytest.raises(ValueError, match=rf"{op}: out\.\w+ must be on cpu, got meta"):
+        run(op, CALLS[op](0), out=out, backend=on)
+
+
+@pytest.mark.parametrize("op", CALLS)
+def test_results_of_another_kind_are_refused(op: str) -> None:
+    with pytest.raises(ValueError, match=rf"{op}: out(\.status)? must be .*, got int"):
+        run(op, CALLS[op](0), out=5)
+
+
 @pytest.mark.parametrize("op", CALLS)
 def test_results_own_their_memory_and_can_be_resized(op: str) -> None:
     first, second = tensors(run(op, CALLS[op](0))), tensors(run(op, CALLS[op](0)))

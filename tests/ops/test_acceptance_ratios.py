@@ -115,7 +115,7 @@ def test_wrong_arguments_say_what_to_do() -> None:
     case = make_chain(3, 2, 9)
     with pytest.raises(ValueError, match="acceptance_ratios: draft_sampling must be given with draft_logits"):
         acceptance_ratios(case.draft_ids, case.target_logits, case.draft_logits, sampling=Sampling())
-    with pytest.raises(ValueError, match=r"acceptance_ratios: target_logits must be \[3, 3, vocab\], got \[3, 2, 9\]"):
+    with pytest.raises(ValueError, match=r"acceptance_ratios: target_logits must be .* = \[3, 3, 9\], got \[3, 2, 9\]"):
         acceptance_ratios(case.draft_ids, case.target_logits[:, :2], None, sampling=Sampling())
     assert isinstance(make_rng(1), RngKey)
 

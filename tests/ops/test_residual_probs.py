@@ -118,7 +118,8 @@ def test_opcheck_and_out(backend: str, device: str) -> None:
         ({"b": NAN}, "b must be a finite float"),
         ({"a": torch.ones(4)}, r"a must be \[3\], got \[4\]"),
         ({"draft_sampling": None}, "draft_sampling must be given with draft_logits"),
-        ({"draft_logits": torch.zeros(3, 99)}, r"token_map must be given when draft_vocab \(99\) exceeds vocab \(9\)"),
+        ({"draft_logits": torch.zeros(3, 99)}, r"token_map must be given where draft_vocab \(99\) is not vocab \(9\)"),
+        ({"draft_logits": torch.zeros(3, 5)}, r"token_map must be given where draft_vocab \(5\) is not vocab \(9\)"),
         ({"draft_ids": torch.zeros(3).int()}, "draft_ids must be int64, got int32"),
     ],
 )

@@ -235,7 +235,11 @@ def _wrong(**change: Any) -> dict[str, Any]:
         (_wrong(draft_ids=[[1]]), "draft_ids must be a tensor of int32 or int64, got list"),
         (_wrong(draft_ids=torch.zeros(3, 2)), "draft_ids must be int32 or int64, got float32"),
         (_wrong(draft_ids=torch.zeros(3, 2, 1).long()), r"draft_ids must be \[batch, draft\], got \[3, 2, 1\]"),
-        (_wrong(target_logits=torch.zeros(3, 2, 9)), r"target_logits must be \[3, 3, vocab\], got \[3, 2, 9\]"),
+        (_wrong(target_logits=torch.zeros(3, 3)), r"target_logits must be \[3, 3, vocab\], got \[3, 3\]"),
+        (
+            _wrong(target_logits=torch.zeros(3, 2, 9)),
+            r"target_logits must be \[batch, draft \+ 1, vocab\] = \[3, 3, 9\], got \[3, 2, 9\]: .* the bonus row",
+        ),
         (_wrong(target_logits=torch.zeros(3, 3, 9).double()), "target_logits must be float32 or bfloat16 or float16"),
         (_wrong(target_logits=torch.zeros(3, 3, 0)), "target_logits must be of a vocabulary of at least one token"),
         (
@@ -243,23 +247,43 @@ def _wrong(**change: Any) -> dict[str, Any]:
             "target_logits must be dense in its last dimension",
         ),
         (_wrong(target_logits=torch.zeros(3, 3, 9, requires_grad=True)), "target_logits must be without gradient"),
-        (_wrong(draft_logits=torch.zeros(3, 2, 11)), r"token_map must be given when draft_vocab \(11\) exceeds vocab"),
+        (
+            _wrong(draft_logits=torch.zeros(3, 2, 11)),
+            r"token_map must be given where draft_vocab \(11\) is not vocab \(9\)",
+        ),
+        (
+            _wrong(draft_logits=torch.zeros(3, 2, 7)),
+            r"token_map must be given where draft_vocab \(7\) is not vocab \(9\)",
+        ),
         (_wrong(draft_sampling=None), "draft_sampling must be given with draft_logits"),
         (_wrong(sampling=0.8), "sampling must be a Sampling"),
+        (
+            _wrong(sampling=Sampling(0.7)),
+            r"sampling.temperature must be a tensor of float32 \[3\] \(Sampling.full\(3, temperature=0.7\) makes it\)",
+        ),
+        (_wrong(draft_sampling=Sampling(top_k=4)), r"draft_sampling.top_k must be a tensor of int32 .*top_k=4\)"),
         (_wrong(sampling=Sampling(torch.ones(2))), r"sampling.temperature must be \[3\], got \[2\]"),
         (_wrong(sampling=Sampling(top_k=torch.ones(3).long())), "sampling.top_k must be int32, got int64"),
         (_wrong(rng=None), "rng must be an RngKey"),
         (_wrong(rng=RngKey(torch.zeros(3), torch.zeros(3).long())), "rng.seed must be int64, got float32"),
         (_wrong(rule="lossless"), "rule must be one of 'ratio', 'block', 'match'"),
+        (_wrong(rule=["ratio"]), r"rule must be one of 'ratio', .* got \['ratio'\]"),
         (_wrong(rule="block", rng=RngKey(torch.zeros(3).long(), torch.zeros(3).long())), "rng.step must be given"),
-        (_wrong(rule="match", over_acceptance=0.1), r"over_acceptance must be in \[0, 1\] and used with rule 'ratio'"),
-        (_wrong(over_acceptance=-0.1), r"over_acceptance must be in \[0, 1\]"),
+        (_wrong(rule="match", over_acceptance=0.1), "over_acceptance must be None unless the rule is 'ratio'"),
+        (_wrong(over_acceptance=-0.1), r"over_acceptance must be a number in \[0, 1\], got -0.1"),
+        (_wrong(over_acceptance="a"), r"over_acceptance must be a number in \[0, 1\], got 'a'"),
+        (_wrong(typical_epsilon=float("nan")), r"typical_epsilon must be a number in \[0, inf\], got nan"),
+        (_wrong(typical_delta=-1), r"typical_delta must be a number in \[0, inf\], got -1"),
         (_wrong(rejected_from="draft"), "rejected_from must be one of 'residual', 'target'"),
         (_wrong(rule="match", rejected_from="target"), "rejected_from must be 'residual' unless"),
         (_wrong(token_map=torch.zeros(4).int()), r"token_map must be \[9\], got \[4\]"),
         (_wrong(allowed=torch.zeros(9, 2).int()), r"allowed must be \[9, 1\], got \[9, 2\]"),
         (_wrong(max_draft=7), "max_draft must be 2"),
-        (_wrong(top_m=0), "top_m must be >= 1"),
+        (_wrong(top_m=0), "top_m must be a host int >= 1"),
+        (_wrong(top_m=1.5), "top_m must be a host int >= 1, got 1.5"),
+        (_wrong(max_distance=-1), "max_distance must be a host int >= 0"),
+        (_wrong(min_block=None), "min_block must be a host int >= 1, got None"),
+        (_wrong(out=5), "out must be a ChainResult, got int"),
         (_wrong(logprobs="all"), "logprobs must be one of None, 'processed', 'raw'"),
         (_wrong(backend="numpy"), "backend must be one of reference, cpu, triton, cuda"),
     ],
@@ -276,6 +300,12 @@ def test_wrong_arguments_say_what_to_do(change: dict[str, Any], message: str) ->
     ids, target, draft = (arguments.pop(k) for k in ("draft_ids", "target_logits", "draft_logits"))
     with pytest.raises(ValueError, match="verify_chain: " + message):
         verify_chain(ids, target, draft, **arguments)
+
+
+def test_a_flat_draft_without_its_bonus_rows_is_told_so() -> None:
+    case = make_chain(3, 2, 9, flat=True)
+    with pytest.raises(ValueError, match=r"must be \[total \+ batch, vocab\] = \[9, 9\], got \[6, 9\]: .* bonus row"):
+        run(replace(case, target_logits=case.target_logits[:6]))
 
 
 def test_a_flat_draft_needs_its_longest_length() -> None:

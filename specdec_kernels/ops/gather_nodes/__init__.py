@@ -76,6 +76,8 @@ def gather_nodes(
     shape = (values.shape[0], columns, *values.shape[2:])
     results = None
     if out is not None:
+        if not isinstance(out, GatherResult):
+            fail("gather_nodes", "out", "a GatherResult", type(out).__name__)
         fits = isinstance(out.values, Tensor) and (out.values.shape, out.values.dtype) == (shape, values.dtype)
         if not fits or not out.values.is_contiguous():
             got = f"{out.values.dtype} {list(out.values.shape)}" if isinstance(out.values, Tensor) else "no tensor"

@@ -162,5 +162,7 @@ def _default_size(batch: int, nodes: int, cached: int | None, format: MaskFormat
 def _outputs(out: TreeMask | None) -> tuple[Tensor, ...] | None:
     if out is None:
         return None
+    if not isinstance(out, TreeMask):
+        fail("tree_mask", "out", "a TreeMask", type(out).__name__)
     unused = out.status.new_empty(0, dtype=torch.int64)
     return (out.mask, unused if out.offsets is None else out.offsets, out.status)

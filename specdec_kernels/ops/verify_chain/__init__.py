@@ -162,20 +162,18 @@ def verify_chain(
     allowed = check.allowed(allowed, rows, vocab if shards is None else shards.size)
     if rule == "block" and rng.step is None:
         fail(name, "rng.step", "given for rule 'block': position alone biases it", None)
-    if over_acceptance is not None and (rule != "ratio" or not 0 <= over_acceptance <= 1):
-        fail(name, "over_acceptance", "in [0, 1] and used with rule 'ratio'", f"{over_acceptance} with {rule!r}")
+    if over_acceptance is not None and rule != "ratio":
+        fail(name, "over_acceptance", "None unless the rule is 'ratio'", f"{over_acceptance!r} with {rule!r}")
+    over_acceptance = 0.0 if over_acceptance is None else check.number("over_acceptance", over_acceptance, 0, 1)
     from_target = bool(check.choice("rejected_from", rejected_from, REJECTED_FROM))
     if from_target and rule != "ratio":
         fail(name, "rejected_from", "'residual' unless the rule is 'ratio'", repr(rejected_from))
-    for knob, value in (("top_m", top_m), ("min_block", min_block)):
-        if value < 1:
-            fail(name, knob, ">= 1", value)
-    if max_distance < 0:
-        fail(name, "max_distance", ">= 0", max_distance)
+    for knob, value, least in (("top_m", top_m, 1), ("min_block", min_block, 1), ("max_distance", max_distance, 0)):
+        check.size(knob, value, least)
+    typical = check.number("typical_epsilon", typical_epsilon, 0), check.number("typical_delta", typical_delta, 0)
     head = (draft_ids, target_logits, draft_logits, *stats, cu_draft, width, *sampling, *drafted, *rng)
     tail = (
-        float(over_acceptance or 0.0), from_target, token_map, allowed, float(typical_epsilon), float(typical_delta),
-        top_m, max_distance, min_block, mode,
+        over_acceptance, from_target, token_map, allowed, *typical, top_m, max_distance, min_block, mode,
     )  # fmt: skip
     outputs = _outputs(out, mode)
     if shards is not None:
@@ -189,5 +187,7 @@ def verify_chain(
 def _outputs(out: ChainResult | None, mode: int) -> tuple[Tensor, ...] | None:
     if out is None:
         return None
+    if not isinstance(out, ChainResult):
+        fail("verify_chain", "out", "a ChainResult", type(out).__name__)
     unused = out.num_accepted.new_empty(0, dtype=torch.float32)
     return (*out[:3], out.logprobs if mode and out.logprobs is not None else unused)

@@ -168,7 +168,8 @@ def verify_tree(
         if shards is None or rule != "recursive":
             fail(name, "max_children", "None but for rule 'recursive' with a group", max_children)
     head = (token_ids, parents, target_logits, draft_logits, max_depth, *sampling, *drafted, *rng)
-    tail = (replacement, token_map, allowed, float(typical_epsilon), float(typical_delta), mode)
+    typical = check.number("typical_epsilon", typical_epsilon, 0), check.number("typical_delta", typical_delta, 0)
+    tail = (replacement, token_map, allowed, *typical, mode)
     outputs = _outputs(out, mode)
     if shards is not None:
         sharded = _shards.verify_tree(shards, max_children, *head, rule, *tail)
@@ -182,5 +183,7 @@ def verify_tree(
 def _outputs(out: TreeResult | None, mode: int) -> tuple[Tensor, ...] | None:
     if out is None:
         return None
+    if not isinstance(out, TreeResult):
+        fail("verify_tree", "out", "a TreeResult", type(out).__name__)
     unused = out.status.new_empty(0, dtype=torch.float32)
     return (*out[:4], out.logprobs if mode and out.logprobs is not None else unused)

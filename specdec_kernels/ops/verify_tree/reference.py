@@ -11,7 +11,7 @@ from torch import Tensor
 from ... import _rows, _trees
 from ..._codes import RESIDUAL_PURPOSE, TARGET_PURPOSE, TREE_RULES, Status
 from . import walks
-from .call import RESIDUAL_PURPOSE, TARGET_PURPOSE, Call, at, flag, has_candidates, has_twins, logprobs
+from .call import Call, at, flag, has_candidates, has_twins, logprobs
 from .traversal import traverse
 
 MATCH, GREEDY, TYPICAL, RECURSIVE, GREEDY_MULTI_DRAFT, TARGET_ONLY, TRAVERSAL = TREE_RULES.values()
