@@ -8,6 +8,7 @@
 #   make mutants     138 faults put into the code one at a time, and the tests that must see them
 #   make lossless    every method held against the target's distribution, every known fault injected; make losslessness-page: docs/
 #   make models-page  docs/models.md: which model families of transformers are served (two minutes)
+#   make docs        the documentation site, offline, in build/docs (Python 3.11 or later)
 #   make compile     every kernel for every GPU, without one; make sanitize, make traffic, make bench, make clean
 # TORCH=existing uses the torch of $(PYTHON) instead of installing the pinned one.
 PYTHON ?= python3
@@ -29,7 +30,7 @@ $(error TORCH must be pinned or existing, got $(TORCH))
 endif
 
 .PHONY: demo test test-all test-engines coverage check format build wheel smoke compile compile-cuda compile-triton sanitize \
-  traffic bench mutants lossless losslessness-page models-page clean
+  traffic bench mutants lossless losslessness-page models-page docs clean
 .DELETE_ON_ERROR:
 
 demo: $(BUILT)
@@ -119,6 +120,10 @@ losslessness-page: $(BUILT)
 models-page: $(BUILT)
 	$(BIN)/python tools/model_families.py --page docs/models.md
 
+# -E: warnings are those of all pages, not of the changed ones. The notebook runs here.
+docs: $(BUILT) $(VENV)/installed-docs
+	$(BIN)/python -m sphinx -W --keep-going -E -q -b html docs build/docs
+
 clean:
 	rm -rf $(VENV) $(ENGINES) build dist *.egg-info specdec_kernels/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -138,6 +143,11 @@ ifeq ($(TORCH),existing)
 	$(PYTHON) -c "import torch; print(torch.__path__[0].removesuffix('torch'))" > "$(SITE)/existing_torch.pth"
 endif
 	printf '%s\n' "$(CURDIR)" "$(CURDIR)/python" > "$(SITE)/specdec_kernels.pth"
+	touch $@
+
+$(VENV)/installed-docs: requirements/docs.txt $(INSTALLED)
+	$(BIN)/python -c "import sys; sys.exit(sys.version_info < (3, 11) and 'make docs needs Python >= 3.11, got ' + sys.version.split()[0])"
+	$(PIP) install -r requirements/docs.txt
 	touch $@
 
 $(ENGINES)/installed: requirements/torch.txt requirements/engines.txt | $(INSTALLED)

@@ -1,21 +1,45 @@
-"""Every example in a docstring and in the README runs."""
+"""Every example in docstrings, README, pages and the notebook runs, and the pages name everything that is public."""
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import doctest
 import importlib
+import json
 import pkgutil
 import re
+import shlex
+import subprocess
+import textwrap
 from pathlib import Path
 
 import pytest
+import torch
 
 import specdec_kernels
-import specdec_loop
+import specdec_kernels._op
+import specdec_lab.cli
+import specdec_loop.cli
+import specdec_loop.heads
+import specdec_loop.hf
 from specdec_loop import drafters
 from specdec_loop.drafters.base import CHAIN_RULES
 
 ROOT = Path(__file__).parent.parent
+NOTEBOOK = ROOT / "docs/tour.ipynb"
+
+
+def python_blocks(page: Path) -> list[str]:
+    """The Python code blocks of a page, also those that are indented."""
+    return [
+        textwrap.dedent(code) for _, code in re.findall(r"^( *)```python\n(.*?)^\1```", page.read_text(), re.M | re.S)
+    ]
+
+
+PAGES = [
+    str(p.relative_to(ROOT)) for p in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))] if python_blocks(p)
+]
 MODULES = [
     m.name
     for package in (specdec_kernels, specdec_loop)
@@ -35,14 +59,91 @@ def test_docstring_examples_give_what_they_say() -> None:
     assert attempted >= 12
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/trees.md", "docs/drafters.md"])
+def run(blocks: list[str], page: str) -> None:
+    """Run the blocks of a page in order, in one namespace."""
+    names: dict[str, object] = {"__name__": "page"}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # workers of pytest share the cores
+    try:
+        for block in blocks:
+            exec(compile(block, page, "exec"), names)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_python_blocks_run_in_order(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)  # they name the repository's models
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S)
-    assert blocks
-    names: dict[str, object] = {}
-    for block in blocks:
-        exec(compile(block, page, "exec"), names)
+    monkeypatch.setattr(specdec_kernels._op, "OPS", dict(specdec_kernels._op.OPS))  # adding-an-op.md declares one
+    run(python_blocks(ROOT / page), page)
+
+
+def test_python_stands_in_blocks_that_are_marked_python() -> None:
+    """Others are not run."""
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        for language, block in re.findall(r"^ *```(\S*)[^\n]*\n(.*?)^ *```$", page.read_text(), re.M | re.S):
+            is_other = language not in ("python", "cpp") and re.search(
+                r"^ *(import|from|def|class|assert) ", block, re.M
+            )
+            assert not is_other, f"{page.name}: {block}"
+
+
+def test_the_notebook_runs_and_is_stored_without_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT / "docs")  # as myst-nb runs it
+    cells = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
+    assert len(cells) >= 5
+    assert not any(cell["outputs"] or cell["execution_count"] for cell in cells)
+    run(["".join(cell["source"]) for cell in cells], NOTEBOOK.name)
+
+
+def test_command_lines_of_the_pages_are_valid() -> None:
+    commands = {"specdec_loop": specdec_loop.cli.COMMANDS, "specdec_lab": specdec_lab.cli.COMMANDS}
+    checked = 0
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        for package, line in re.findall(r"^python -m (specdec_loop|specdec_lab) ([^#\n]+)", page.read_text(), re.M):
+            name, *arguments = shlex.split(line)
+            parser = argparse.ArgumentParser(exit_on_error=False)
+            commands[package][name].add_arguments(parser)
+            with contextlib.suppress(SystemExit) if "--help" in arguments else contextlib.nullcontext():
+                parser.parse_args(arguments)
+            checked += 1
+    assert checked >= 10
+
+
+def test_the_api_reference_has_every_public_name() -> None:
+    modules = {m.__name__: m for m in (specdec_kernels, specdec_loop, specdec_loop.heads, specdec_loop.hf)}
+    documented, module = set(), ""
+    for directive, name in re.findall(r"^\.\. (\w+):: (\S+)$", (ROOT / "docs/api.md").read_text(), re.M):
+        if directive == "currentmodule":
+            module = name
+        elif directive in ("autofunction", "autoclass", "autodata"):
+            documented.add(name if name.startswith("specdec_") else f"{module}.{name}")
+    for name in ("specdec_kernels", "specdec_loop", "specdec_loop.hf"):
+        public = {f"{name}.{public_name}" for public_name in modules[name].__all__}
+        assert public <= documented, f"docs/api.md lacks {sorted(public - documented)}"
+
+
+def test_every_page_is_in_the_table_of_contents() -> None:
+    listed = set(re.findall(r"^([a-z-]+)$", (ROOT / "docs/index.md").read_text(), re.M))
+    pages = {page.stem for page in (ROOT / "docs").glob("*.*") if page.suffix in (".md", ".ipynb")}
+    assert listed == pages - {"index"}
+
+
+def test_the_page_on_new_ops_lists_every_file_that_lists_the_ops() -> None:
+    ops = {path.parent.name for path in (ROOT / "specdec_kernels/ops").glob("*/reference.py")}
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if tracked.returncode:
+        pytest.skip("files are listed by git")
+    central = set()
+    for name in tracked.stdout.split():
+        path = ROOT / name
+        if path.suffix in (".py", ".md", ".h", ".cpp", ".cu", ".toml", "") and path.is_file():
+            named = ops & set(re.findall(r"\w+", path.read_text()))
+            central |= {name} if len(named) >= len(ops) - 1 and name != "docs/benchmarks.md" else set()  # generated
+    table = (ROOT / "docs/adding-an-op.md").read_text().split("These files list every op")[1].split("\n\n")[1]
+    assert central == {
+        name for row in table.splitlines()[2:] for name in re.findall(r"`([^`]+\.\w+)`", row.split("|")[1])
+    }
 
 
 def test_every_drafter_is_on_its_page_with_its_rules() -> None:

@@ -249,7 +249,7 @@ def test_the_changelog_dates_this_version_and_those_before_it() -> None:
 
 
 def test_the_install_page_has_the_lines_of_the_message() -> None:
-    page = (ROOT / "docs/getting-started-install.md").read_text()
+    page = (ROOT / "docs/install.md").read_text()
     assert all(line in page for line in INSTALL)
 
 
