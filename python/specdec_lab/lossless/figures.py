@@ -95,7 +95,7 @@ def proof(p: Tensor, q: Tensor, to: Path, ids: int = 14) -> None:
 def front(points: list[Point], to: Path) -> None:
     """Bias over rejections with Theorem 5's line and the kernels' points on it, a panel a pair of rows."""
     names = list(dict.fromkeys(point.rows for point in points))
-    figure, axes = canvas(1, len(names), 3.8, "Fewer rejections cost bias; residual OPT reaches the least possible")
+    figure, axes = canvas(1, len(names), 3.8, "Fewer rejections cost bias; OPT (blue) pays the least that is possible")
     for axis, name in zip(axes.flat, names, strict=True):
         of_name = [point for point in points if point.rows == name]
         edge = of_name[0].variation
@@ -104,28 +104,37 @@ def front(points: list[Point], to: Path) -> None:
         for residual, colour, marker in (("OPT", TARGET, "o"), ("UNO", OUTPUT, "s")):
             mine = [point for point in of_name if point.residual == residual]
             axis.plot([p.rejected_theory for p in mine], [p.bias_theory for p in mine], color=colour, linewidth=1.5)
-            axis.plot([p.rejected for p in mine], [p.bias for p in mine], marker, color=colour, markersize=6)
+            axis.plot(
+                [p.rejected for p in mine],
+                [p.bias for p in mine],
+                marker,
+                color=colour,
+                markersize=6,
+                clip_on=False,
+                zorder=3,
+            )
             end = max(mine, key=lambda point: point.rejected)
-            middle = (end.rejected / 2, (end.bias + edge) / 2)
-            axis.annotate(residual, middle, (6, 6), textcoords="offset points", fontsize=11, color=colour)
+            place = (0.42 * end.rejected, edge + 0.42 * (end.bias - edge))
+            shift, side = ((-8, -10), "right") if residual == "OPT" else ((8, 6), "left")
+            axis.annotate(residual, place, shift, textcoords="offset points", ha=side, fontsize=11, color=colour)
             for point in mine if residual == "OPT" else ():
-                if point.rejected > 1e-3:
-                    axis.annotate(f"ε = {point.epsilon:g}", (point.rejected, point.bias), (-6, -4), ha="right",
-                                  va="top", textcoords="offset points", fontsize=9)  # fmt: skip
+                if point.rejected > 0.1 * edge:  # the others lie on top of each other
+                    axis.annotate(f"ε = {point.epsilon:g}", (point.rejected, point.bias), (7, 5),
+                                  textcoords="offset points", fontsize=9)  # fmt: skip
         axis.set_title(f"{name} (lines: theory, marks: kernels)", fontsize=9, loc="left")
         axis.set_xlabel("probability that the draft is rejected", fontsize=9.5)
         axis.set_ylabel("bias: total variation to the target", fontsize=9.5)
-        axis.set_xlim(0)
-        axis.set_ylim(0)
+        axis.set_xlim(0, 1.15 * edge)
+        axis.set_ylim(0, 1.1 * edge)
     save(figure, to)
 
 
 def simulations(found: list[Simulation], scaling: dict[str, list[float]], to: Path) -> None:
     """Mean rejections of simulated texts beside Theorems 1 and 3, over the number of drafts M, with the limit."""
-    figure, axes = canvas(1, 1, 3.8, "More drafts are rejected less often, down to a limit above 0")
+    figure, axes = canvas(1, 1, 3.8, "More drafts per step: fewer rejections, down to a limit above 0")
     axis, limit = axes[0, 0], scaling["limit"][0]
     axis.plot(scaling["drafts"], scaling["rejections"], color=TARGET, linewidth=2)
-    place = len(scaling["drafts"]) // 2
+    place = -3
     axis.annotate("Theorems 1 and 3", (scaling["drafts"][place], scaling["rejections"][place]), (8, 8),
                   textcoords="offset points", fontsize=10, color=TARGET)  # fmt: skip
     for s in found:
@@ -143,11 +152,11 @@ def simulations(found: list[Simulation], scaling: dict[str, list[float]], to: Pa
 
 def improvements(panels: dict[str, list[tuple[int, float, float]]], to: Path) -> None:
     """Batch improvement over M for Bernoulli and uniform distributions."""
-    figure, axes = canvas(1, len(panels), 3.2, "Several drafts of a token: rejections saved, measured and predicted")
+    figure, axes = canvas(1, len(panels), 3.2, "Rejections saved by several drafts (line: theory, dots: kernels)")
     for axis, (title, rows) in zip(axes.flat, panels.items(), strict=True):
         axis.plot([r[0] for r in rows], [r[1] for r in rows], color=TARGET, linewidth=2)
         axis.plot([r[0] for r in rows], [r[2] for r in rows], "o", color=OUTPUT)
-        axis.set_title(f"{title} (line: theory, dots: kernels)", fontsize=9, loc="left")
+        axis.set_title(title, fontsize=9.5, loc="left")
         axis.set_xlabel("drafts M", fontsize=9.5)
-        axis.set_ylabel("P(reject) with one draft less that with M", fontsize=9.5)
+        axis.set_ylabel("fall of P(reject) from 1 to M drafts", fontsize=9.5)
     save(figure, to)

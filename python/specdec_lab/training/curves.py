@@ -8,19 +8,28 @@ from pathlib import Path
 
 
 def draw(curves: dict[str, dict[str, list[float]]], path: Path) -> None:
-    """One panel a model: training and held-out measure over processor minutes."""
-    from matplotlib import pyplot
+    """One panel a model: training and held-out measure over processor minutes, the last held-out value as a number."""
+    from ..lossless.figures import INK, OUTPUT, TARGET, canvas, save
 
-    figure, axes = pyplot.subplots(1, len(curves), figsize=(3.2 * len(curves), 2.8), squeeze=False)
-    for axis, (name, curve) in zip(axes[0], curves.items(), strict=True):
+    columns = min(3, len(curves))
+    rows = -(-len(curves) // columns)
+    figure, axes = canvas(rows, columns, 2.6, "Training of each model: blue on training text, orange on held-out text")
+    for axis in axes.flat[len(curves) :]:
+        axis.set_visible(False)
+    for axis, (name, curve) in zip(axes.flat, curves.items(), strict=False):
         minutes = [s / 60 for s in curve["seconds"]]
-        axis.plot(minutes, curve["train"], label="training", linewidth=1)
-        axis.plot(minutes, curve["held_out"], label="held out", linewidth=1)
-        axis.set(title=name, xlabel="processor minutes", ylabel=curve.get("measure", "loss"))
-    axes[0][0].legend()
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+        axis.plot(minutes, curve["train"], ".-", color=TARGET, linewidth=1.5)
+        axis.plot(minutes, curve["held_out"], ".-", color=OUTPUT, linewidth=1.5)
+        held_out = curve["held_out"][-1]
+        shift = (0, 8) if held_out > curve["train"][-1] else (0, -13)
+        axis.annotate(f"{held_out:.2f}", (minutes[-1], held_out), shift, textcoords="offset points", ha="right",
+                      fontsize=9.5, color=OUTPUT)  # fmt: skip
+        axis.set_title(name, fontsize=10.5, loc="left", color=INK)
+        axis.set_xlabel("processor minutes", fontsize=9.5)
+        axis.set_ylabel(curve.get("measure", "loss"), fontsize=9.5)
+        axis.set_xlim(0, 1.05 * minutes[-1])
+        axis.set_ylim(0, 1 if curve.get("measure") == "acceptance" else None)
+    save(figure, path)
 
 
 def main(arguments: list[str] | None = None) -> None:
