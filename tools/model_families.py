@@ -62,11 +62,32 @@ LONGROPE: dict[str, Any] = {
     "original_max_position_embeddings": 64,
 }  # fmt: skip
 
+# Of models that also take images; here they are given text alone.
+IMAGES: dict[str, Any] = {
+    "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 16,
+    "patch_size": 8, "depth": 1, "num_heads": 2, "out_hidden_size": 32, "embed_dim": 16, "fullatt_block_indexes": [0],
+    "deepstack_visual_indexes": [0],
+}  # fmt: skip
+MROPE: dict[str, Any] = {
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
+}  # fmt: skip
+
+
+def _with_images(text: str, images: str, **special: Any) -> dict[str, Any]:
+    """Of models of these `model_type`s."""
+    return {
+        "text_config": {**SIZES, "model_type": text, **special}, "vision_config": {**IMAGES, "model_type": images},
+        "projection_dim": 32,
+    }  # fmt: skip
+
+
 # Family: the class, and what its configuration has besides the sizes above.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Llama 2, 3": ("LlamaForCausalLM", {}),
+    "LLaVA": ("LlavaForConditionalGeneration", _with_images("llama", "clip_vision_model")),
     "Llama 4": ("Llama4ForCausalLM", {**MOE, "intermediate_size_mlp": 48, "attention_chunk_size": 8}),
     "Mistral": ("MistralForCausalLM", SLIDES),
+    "Mistral Small 3": ("Mistral3ForConditionalGeneration", _with_images("mistral", "pixtral")),
     "Mixtral": ("MixtralForCausalLM", {**MOE, **SLIDES}),
     "Ministral 3": ("Ministral3ForCausalLM", {}),
     "Qwen 2, 2.5": ("Qwen2ForCausalLM", {}),
@@ -76,6 +97,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen 3 MoE": ("Qwen3MoeForCausalLM", MOE),
     "Qwen 3 Next": ("Qwen3NextForCausalLM", {**MOE, **DELTA, **STATE}),
     "Qwen 3.5": ("Qwen3_5ForCausalLM", {**DELTA, **STATE}),
+    "Qwen 2.5 VL": (
+        "Qwen2_5_VLForConditionalGeneration",
+        _with_images("qwen2_5_vl_text", "qwen2_5_vl_vision", **MROPE),
+    ),
+    "Qwen 3 VL": ("Qwen3VLForConditionalGeneration", _with_images("qwen3_vl_text", "qwen3_vl_vision", **MROPE)),
     "Gemma": ("GemmaForCausalLM", {}),
     "Gemma 2": ("Gemma2ForCausalLM", MIXED),
     "Gemma 3": ("Gemma3ForCausalLM", MIXED),
@@ -94,6 +120,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "num_global_key_value_heads": 2, "num_kv_shared_layers": 0,
         },
     ),
+    "Gemma 3, images": ("Gemma3ForConditionalGeneration", _with_images("gemma3_text", "siglip_vision_model", **MIXED)),
+    "PaliGemma": ("PaliGemmaForConditionalGeneration", _with_images("gemma", "siglip_vision_model")),
     "GPT-OSS": ("GptOssForCausalLM", {**MOE, **MIXED}),
     "DeepSeek V2": ("DeepseekV2ForCausalLM", {**MOE, **MLA}),
     "DeepSeek V3": ("DeepseekV3ForCausalLM", {**MOE, **MLA}),
@@ -420,7 +448,7 @@ continues four prompts of different lengths by greedy decoding, {new} tokens eac
   `model.generate`.
 
 *equal*: every text is that of transformers' own `generate` for the prompt alone, though one draft in four is wrong.
-*refused*: a `ValueError` that names the reason.
+*refused*: a `ValueError` that names the reason. Models that also take images were given text alone.
 """
 
 OTHERS = """

@@ -308,8 +308,10 @@ def test_criteria_and_streamers_are_called_as_by_plain_generate(eos: int | None)
     [
         ({"num_beams": 2}, "num_beams must be 1"),
         ({"inputs_embeds": torch.zeros(4, WIDTH, 32)}, "inputs must be tokens"),
+        ({"mm_encoder_outputs": {"image": torch.zeros(1, 32)}}, "inputs must be tokens"),
         ({"return_dict_in_generate": True, "output_hidden_states": True}, "output_hidden_states must be False"),
         ({"position_ids": torch.zeros(4, WIDTH, dtype=torch.int64)}, "position_ids must be left out"),
+        ({"position_ids": torch.zeros(3, 4, WIDTH, dtype=torch.int64)}, "position_ids must be left out"),
         ({"drafter": PromptLookup(), "draft_model": model()}, "drafter must be left out"),
         (
             {"past_key_values": transformers.StaticCache(model().config, max_cache_len=9)},

@@ -166,7 +166,8 @@ def _mask(input_ids: Tensor, model_kwargs: dict[str, Any]) -> Tensor:
     positions, is_token = model_kwargs.get("position_ids"), mask != 0
     if positions is not None:
         own = is_token.long().cumsum(1) - 1
-        if positions.shape[1] != own.shape[1] or bool(((positions.to(own.device) != own) & is_token).any()):
+        # Qwen's models with images have several a token, the same for text.
+        if positions.shape[-1] != own.shape[1] or bool(((positions.to(own.device) != own) & is_token).any()):
             _refuse("position_ids", "left out: positions count the tokens of attention_mask", "others")
     return mask
 
@@ -190,7 +191,8 @@ def _check(model: Any, draft_model: Any, drafter: Any, config: Any, model_kwargs
     for name in sorted(REFUSED):
         if config.return_dict_in_generate and getattr(config, name, None):
             _refuse(name, "False: drafts that are rejected leave none", True)
-    unknown = sorted(name for name, value in model_kwargs.items() if name not in KNOWN | REFUSED and value is not None)
+    given = {name for name, value in model_kwargs.items() if value is not None and not _is_empty(value)}
+    unknown = sorted(given - KNOWN - REFUSED)
     if unknown:
         _refuse("inputs", "tokens, attention_mask and past_key_values", ", ".join(unknown))
     if draft_model is None:
@@ -204,6 +206,11 @@ def _check(model: Any, draft_model: Any, drafter: Any, config: Any, model_kwargs
     if sizes[0] != sizes[1]:
         use = f"of {sizes[0]} tokens, as the model (else give drafter=DraftModel(draft_model, token_map=...))"
         _refuse("draft_model", use, sizes[1])
+
+
+def _is_empty(value: Any) -> bool:
+    """Of models that take images, transformers hands over an empty dictionary of them."""
+    return isinstance(value, dict) and not value
 
 
 def _check_room(cache: Any, model: Any, columns: int) -> None:

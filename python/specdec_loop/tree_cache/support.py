@@ -30,6 +30,7 @@ MODEL_TYPES = {  # `tools/model_families.py` found that their texts differ, whic
     "data2vec-text": OFFSET,
     "gpt_neo": "its local attention counts slots of the cache instead of positions",
     "moshi": "its window is made by dropping rows of the cache, which a TreeCache keeps",
+    "paligemma": "tokens of its prompts attend those after them",
     "roberta": OFFSET,
     "roberta-prelayernorm": OFFSET,
     "xlm-roberta": OFFSET,
@@ -71,8 +72,8 @@ def check_model(config: Any, model: Any = None) -> None:
         _check_signature(kind)
     if getattr(decoder, "alibi", False):
         _refuse(name, "its attention is biased by slots of the cache instead of positions (config.alibi)")
-    if decoder.model_type in MODEL_TYPES:
-        _refuse(name, MODEL_TYPES[decoder.model_type])
+    for model_type in {config.model_type, decoder.model_type} & {*MODEL_TYPES}:
+        _refuse(name, MODEL_TYPES[model_type])
     if decoder.model_type in ENCODERS and not decoder.is_decoder:
         _refuse(name, "config.is_decoder is False: tokens attend those after them")
 
