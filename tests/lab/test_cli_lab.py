@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 from command_help import assert_light
@@ -42,6 +49,37 @@ def test_an_injected_fault_gives_exit_status_one(capsys: pytest.CaptureFixture[s
     assert main(["lossless", "--inject", "target-residual", "--texts", "1000", "--workers", "1"]) == 1
     assert capsys.readouterr().out.strip().endswith("caught")
     assert main(["lossless", "--inject", "g7", "--workers", "1"]) == 1
+
+
+def running(group: int) -> list[str]:
+    """Commands of a process group that have not ended."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            name, rest = stat.read_text().rsplit(")", 1)
+            state, _, its_group = rest.split()[:3]
+            if int(its_group) == group and state not in "ZX":
+                found.append(name)
+    return found
+
+
+def test_an_interrupt_ends_all_workers_at_once_and_prints_no_traceback() -> None:
+    words = ["lossless", "--experiments", "streams", "--texts", "20000", "--workers", "2"]
+    command = [sys.executable, "-m", "specdec_lab", *words]
+    run = subprocess.Popen(command, stdout=PIPE, stderr=PIPE, text=True, start_new_session=True)
+    try:
+        assert run.stdout is not None and "/" in run.stdout.readline()  # the first of hundreds of jobs is done
+        os.killpg(run.pid, signal.SIGINT)  # as a terminal sends it: to the command and to its workers
+        _, err = run.communicate(timeout=30)
+        assert run.returncode == 130
+        assert err == "\n"
+        deadline = time.monotonic() + 10
+        while running(run.pid) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert not running(run.pid)
+    finally:
+        if run.poll() is None:
+            os.killpg(run.pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(

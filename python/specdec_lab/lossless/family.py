@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
+import signal
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from typing import Protocol, TypeVar
 
 import torch
@@ -141,8 +143,9 @@ class Runs(Protocol[Found]):
         ...
 
 
-def _run(job: Runs[Found]) -> Found:
-    return job.run()
+def _run(job: bytes) -> bytes:
+    """Run a pickled job. Tensors travel by value: sharing their memory takes a thread that an interrupt would break."""
+    return pickle.dumps(pickle.loads(job).run())
 
 
 def _alone() -> None:
@@ -160,9 +163,20 @@ def run_all(jobs: Sequence[Runs[Found]], workers: int, progress: Callable[[int, 
             progress(number + 1, findings[-1])
         return findings
     found: dict[int, Found] = {}
-    with ProcessPoolExecutor(workers, get_context("spawn"), _alone) as pool:
-        futures = {pool.submit(_run, job): number for number, job in enumerate(jobs)}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # workers inherit it: Ctrl-C is for this process
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), _alone)
+    try:
+        futures = {pool.submit(_run, pickle.dumps(job)): number for number, job in enumerate(jobs)}
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         for future in as_completed(futures):
-            found[futures[future]] = future.result()
+            found[futures[future]] = pickle.loads(future.result())
             progress(len(found), found[futures[future]])
+    except BaseException:  # neither queued nor running jobs are waited for
+        pool.shutdown(wait=False, cancel_futures=True)
+        for worker in active_children():
+            worker.terminate()
+        raise
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    pool.shutdown()
     return [found[number] for number in range(len(jobs))]
