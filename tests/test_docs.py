@@ -123,6 +123,10 @@ def test_the_api_reference_has_every_public_name() -> None:
         assert public <= documented, f"docs/api.md lacks {sorted(public - documented)}"
 
 
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
 def test_every_page_is_in_the_table_of_contents() -> None:
     listed = set(re.findall(r"^([a-z-]+)$", (ROOT / "docs/index.md").read_text(), re.M))
     pages = {page.stem for page in (ROOT / "docs").glob("*.*") if page.suffix in (".md", ".ipynb")}
