@@ -16,6 +16,7 @@ from model_folders import save_model, save_tokenizer
 from specdec_loop.cli import arguments, main
 from specdec_loop.cli.measure import Case, all_cases, distinct
 from specdec_loop.methods import METHODS
+from tools.model_families import FAMILIES, build
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -246,6 +247,28 @@ def test_a_tokenizer_that_does_not_match_is_named(
     save_model(tmp_path / "small", vocab=100)
     assert call(folder, "generate", "x", "--target", str(tmp_path / "small")) == 2
     assert "has 257 tokens, the model only 100" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("family", "reason"), [("Mamba", "its state is recurrent"), ("BLOOM", "no position_ids")])
+def test_a_model_that_is_not_served_is_named_with_the_reason(
+    family: str, reason: str, folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    network = build(*FAMILIES[family])
+    network.save_pretrained(tmp_path)
+    save_tokenizer(tmp_path)
+    assert call(folder, "generate", "x", "--target", str(tmp_path)) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert f"TreeCache: {type(network).__name__} is not served: " in line and reason in line
+
+
+def test_a_model_keeps_the_attention_that_transformers_chooses(
+    folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """GPT-J has no SDPA, and SDPA would leave out Gemma 2's softcap."""
+    name, special = FAMILIES["GPT-J"]
+    build(name, {**special, "vocab_size": 257}).save_pretrained(tmp_path)
+    save_tokenizer(tmp_path)
+    assert call(folder, "generate", "x", "--target", str(tmp_path), "--method", "plain", "--max-new-tokens", "4") == 0
 
 
 def test_no_memory_is_said_in_one_line(

@@ -18,6 +18,7 @@ import transformers
 
 from specdec_kernels import Sampling
 
+from .. import tree_cache
 from ..datastore import Datastore
 from ..draft_length import AdaptiveLength, FixedLength
 from ..drafters import Drafter
@@ -108,8 +109,8 @@ class Models:
     def _model(self, option: str, name: str, dtype: str) -> Any:
         check_model(option, name)
         with one_line():
-            load = transformers.AutoModelForCausalLM.from_pretrained
-            model = load(name, dtype=getattr(torch, dtype), attn_implementation="sdpa")
+            tree_cache.check_model(transformers.AutoConfig.from_pretrained(name))
+            model = transformers.AutoModelForCausalLM.from_pretrained(name, dtype=getattr(torch, dtype))
             return model.to(self.args.device).eval().requires_grad_(False)
 
     def _draft(self) -> Any:
