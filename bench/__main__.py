@@ -56,7 +56,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__.splitlines()[0])
     parser.add_argument("op", nargs="*", help=f"of {', '.join(suite.OPS)}; default all")
     extent = parser.add_mutually_exclusive_group()
-    extent.add_argument("--quick", action="store_true", help="the cases that the README promises")
+    extent.add_argument("--quick", action="store_true", help="the main cases")
     extent.add_argument("--full", action="store_true", help="the whole grid, hours")
     parser.add_argument("--backend", action="append", default=[], help="ours to time; may be repeated")
     parser.add_argument("--seconds", type=float, default=4.0, help="about so long a case")

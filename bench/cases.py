@@ -82,7 +82,7 @@ class Measured(NamedTuple):
 
 
 def verify_chain_cases(extent: str) -> list[Case]:
-    """quick: the four that the README promises; default: minutes on two cores; full: the whole grid."""
+    """quick: the main cases; default: minutes on two cores; full: the whole grid."""
     op = "verify_chain"
     quick = [Case(op, dtype=dtype, compiled=True) for dtype in ("fp32", "bf16")]
     quick += [

@@ -230,7 +230,7 @@ def show(line: Metered) -> Metered:
 
 
 def save(lines: list[Metered]) -> None:
-    """bench/results/traffic.json, for the README."""
+    """Write bench/results/traffic.json, for docs/benchmarks.md."""
     stamp = {"commit": commit(), "date": time.strftime("%Y-%m-%d"), "versions": versions()}
     fresh = [
         {
