@@ -77,7 +77,8 @@ class Entry(NamedTuple):
 
 def label(row: Row) -> str:
     """A contender's name on the page."""
-    return LABELS.get(row["contender"], row["contender"])
+    name = str(row["contender"])
+    return LABELS.get(name, name)
 
 
 def entries(content: Row) -> list[Entry]:
