@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from cases import FILTERS, RULES, make_chain, make_rng, mixed_sampling
 from torch import Tensor
-from tree_cases import TREE_RULES, make_tree
+from tree_cases import TREE_RULES, distinct_tokens, make_tree
 
 from specdec_kernels import Sampling, batch_sd, sample, use_backend, verify_chain, verify_tree
 
@@ -197,6 +197,25 @@ def branch_call(vocab: int, batch: int, seed: int) -> Call:
         "rng": make_rng(batch, seed),
     }
     return Call("batch_sd", batch_sd, {"target_logits": target, "draft_logits": draft}, keywords, vocab, 4)
+
+
+def wide_call(vocab: int, batch: int, seed: int) -> Call:
+    """verify_tree, rule recursive: three nodes of two children each, whose second child needs a mass of its own."""
+    g = torch.Generator().manual_seed(seed)
+    target = torch.randn(batch, 7, vocab, generator=g)
+    draft = target + torch.randn(batch, 7, vocab, generator=g)
+    parents = torch.tensor([[-1, 0, 0, 1, 1, 3, 3]] * batch)
+    keywords = {
+        "token_ids": distinct_tokens(parents, draft, g),
+        "parents": parents,
+        "max_depth": 3,
+        "rule": "recursive",
+        "sampling": Sampling(),
+        "draft_sampling": Sampling(),
+        "rng": make_rng(batch, seed),
+    }
+    sharded = {"target_logits": target, "draft_logits": draft}
+    return Call("three nodes of two children", verify_tree, sharded, keywords, vocab, 3, {"max_children": 2})
 
 
 class Reply(NamedTuple):

@@ -17,6 +17,7 @@ from shard_cases import (
     run_on_ranks,
     sample_calls,
     tree_calls,
+    wide_call,
 )
 from torch import Tensor
 
@@ -77,6 +78,13 @@ def test_thresholds_are_exact_on_hard_rows(ranks: int, vocab: int) -> None:
 def test_layouts_maps_bits_and_branches() -> None:
     calls = [mapped_call(40, 12, filters) for filters in ("none", "all")] + [branch_call(40, 12, 0)]
     check(2, calls + layout_calls(40, 12, "ratio") + layout_calls(40, 12, "block") + layout_calls(40, 12, "greedy"))
+
+
+def test_every_node_with_two_children_gets_its_mass() -> None:
+    """All inner nodes at once: the third of them must not be left out."""
+    call = wide_call(10, 400, 0)
+    assert int((call.one_rank().path[:, 2] == 6).sum()) > 10  # the last one's second child, after its first
+    check(2, [call])
 
 
 def test_a_map_to_another_ranks_ids_drafts_nothing() -> None:

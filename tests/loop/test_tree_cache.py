@@ -101,7 +101,7 @@ def test_trees_that_come_again_have_the_same_inputs(parents: list[int], lengths:
         network(torch.ones(batch, 6, dtype=torch.int64), **cache.chain_inputs(6))
         cache.commit(counts(lengths) - 1)
         cache.know_lengths(lengths)
-    for links in (again, again, again, other, again, again):
+    for links in (again, again, again, other, other, again, again):
         got, want = caches[0].tree_inputs(links), caches[1].tree_inputs(links.clone())
         assert torch.equal(*(inputs["position_ids"].expand(batch, -1) for inputs in (got, want)))
         assert torch.equal(got["attention_mask"], want["attention_mask"])
@@ -311,6 +311,16 @@ def test_a_flagged_request_keeps_nothing_and_harms_no_other() -> None:
     requests.network(torch.randint(1, VOCAB, (4, 2)), **requests.cache.chain_inputs(2))
     assert requests.cache.commit(counts([1, 2, -1, -2])).tolist() == [0, 32, 0, 32]
     assert requests.cache.lengths.tolist() == [8, 3, 3, 5]
+
+
+def test_a_malformed_path_whose_last_number_is_right_is_flagged() -> None:
+    """A path in place is not looked at again, so every number must say that it is in place."""
+    paths = torch.tensor([[1, 2, 3], [2, 2, 3], [-1, 2, 3], [0, 2, 3], [1, 1, 3]])
+    requests = Requests(model(), [3] * len(paths), random.Random(8))
+    parents = torch.tensor([[-1, 0, 1, 2]] * len(paths))
+    requests.network(torch.randint(1, VOCAB, (len(paths), 4)), **requests.cache.tree_inputs(parents))
+    assert requests.cache.commit(counts([3] * len(paths)), paths).tolist() == [0, 32, 32, 32, 32]
+    assert requests.cache.lengths.tolist() == [7, 3, 3, 3, 3]
 
 
 def test_a_full_cache_says_how_much_it_lacks() -> None:

@@ -164,7 +164,7 @@ def test_every_shape(backend: str, device: str, is_slow: bool, **shape: Any) -> 
 
 def test_bad_paths_are_flagged_and_harm_nobody(backend: str, device: str) -> None:
     good = [2, 4]
-    for bad in ([3, 2], [2, 2], [0, 1], [-5, 3], [2, 99], [1, -1], [2, 2**31 - 1]):
+    for bad in ([3, 2], [2, 2], [0, 1], [-5, 3], [2, 99], [1, -1], [2, 2**31 - 1], [2, 2, 3], [1, 1, 3], [-1, 2, 3]):
         cache = make_cache("nhd", device=device)
         want = compacted(cache, [good, [], good], [3, 0, 8])
         assert run(cache, [good, bad, good], [3, 5, 8], dtype=torch.int32).tolist() == [0, 32, 0], bad

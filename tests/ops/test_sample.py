@@ -241,6 +241,17 @@ def test_opcheck_and_out(backend: str, device: str) -> None:
         torch.library.opcheck(op.overload(backend, out=True), (*flat, *out))
 
 
+def test_raw_logprobs_are_the_softmax_of_all_logits(backend: str, device: str) -> None:
+    """At temperature 1 without filters, where raw and processed differ by `allowed` alone."""
+    logits = torch.randn(5, 31, generator=torch.Generator().manual_seed(2))
+    allowed = torch.randint(2**31, (5, 1), generator=torch.Generator().manual_seed(3)).int()
+    rng = RngKey(*(part.to(device) for part in make_rng(5)))
+    common: dict[str, Any] = {"sampling": Sampling(), "rng": rng, "purpose": "target", "num_samples": 2}
+    result = sample(logits.to(device), allowed=allowed.to(device), logprobs="raw", **common)
+    want = logits.log_softmax(-1).gather(1, result.token_ids.cpu())
+    torch.testing.assert_close(result.logprobs.cpu(), want, rtol=1e-5, atol=2e-5)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

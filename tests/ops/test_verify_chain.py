@@ -46,6 +46,46 @@ def test_disjoint_distributions_reject_and_draw_from_the_target(backend: str, de
     assert accepted == 0 and tokens[0] in (0, 1) and status == 0
 
 
+COIN_HALF = (1, 44038657)  # seed, position of a coin that is exactly 1 / 2 (found by search)
+
+
+@pytest.mark.parametrize("drafts", ["point", "model"])
+@pytest.mark.parametrize("rule", ["ratio", "block"])
+def test_a_coin_on_the_edge_rejects(backend: str, device: str, rule: str, drafts: str) -> None:
+    """u q(x) < p(x) is strict: with q = 1 and p = 1 / 2 a coin of 1 / 2 rejects."""
+    seed, position = COIN_HALF
+    key = RngKey(torch.tensor([seed]), torch.tensor([position]))
+    word = random_words(key, purpose="coin", index=torch.zeros(1, dtype=torch.int64))
+    assert float(word >> 8) * 2.0**-24 == 0.5
+    rng = RngKey(*(torch.tensor([v], device=device) for v in (seed, position, 0)))
+    draft = [[0.0, -INF]] if drafts == "model" else None
+    common: dict[str, Any] = {"rule": rule, "rng": rng, "device": device}
+    assert one([0], [[0.0, 0.0], [0.0, 0.0]], draft, **common) == ([1, -1], 0, 0)
+    tokens, accepted, status = one([0], [[1e-6, 0.0], [0.0, 0.0]], draft, **common)  # p = 1 / 2 + 2.5e-7
+    assert (tokens[0], accepted, status) == (0, 1, 0)
+
+
+@pytest.mark.parametrize("drafts", ["point", "model"])
+@pytest.mark.parametrize("rule", ["ratio", "match", "greedy", "block"])
+def test_raw_logprobs_are_the_softmax_of_all_logits(backend: str, device: str, rule: str, drafts: str) -> None:
+    """At temperature 1, where raw and processed differ by `allowed` alone."""
+    case = make_chain(6, 2, 50, rule=rule, drafts=drafts)
+    case.keywords["sampling"] = Sampling()
+    bits = torch.rand(18, 64, generator=torch.Generator().manual_seed(3)) < 0.6
+    case.keywords["allowed"] = _packed(bits)
+    result = run(case.to(device), logprobs="raw")
+    assert result.logprobs is not None
+    tokens = result.token_ids.cpu()
+    want = case.target_logits.log_softmax(-1).gather(2, tokens.clamp(min=0)[..., None])[..., 0]
+    torch.testing.assert_close(result.logprobs.cpu(), torch.where(tokens >= 0, want, 0.0), rtol=1e-5, atol=2e-5)
+
+
+def _packed(bits: Tensor) -> Tensor:
+    """int32 words of bits, lowest first."""
+    words = (bits.unflatten(-1, (-1, 32)).long() << torch.arange(32)).sum(-1)
+    return torch.where(words >= 2**31, words - 2**32, words).int()
+
+
 def test_match_emits_exactly_the_plain_draw(backend: str, device: str) -> None:
     """The race of the documented words decides, whatever was drafted."""
     rng = RngKey(*(torch.tensor([v]) for v in (31, 8, 0)))

@@ -17,6 +17,7 @@ from specdec_kernels import (
     RngKey,
     Sampling,
     TreeResult,
+    random_words,
     sample,
     tree_layout,
     verify_chain,
@@ -148,6 +149,23 @@ def test_a_candidate_that_repeats_is_rejected_with_replacement(backend: str, dev
         common = {"rule": "recursive", "replacement": True, "device": device, "rng": rng}
         tokens, path, _, status = one([9, 0, 0], [-1, 0, 0], target, draft, **common)
         assert status == 0 and path in ([1], []) and (path == [1] or tokens == [1])
+
+
+def test_a_third_child_is_tried_against_what_one_rejection_left(backend: str, device: str) -> None:
+    """Point masses 0, 0, 1 under the root: the second 0 takes nothing more from p, so u Z < p(1) with Z = 1 - p(0)."""
+    batch, index = 400, torch.arange(3)
+    p = torch.tensor([0.4, 0.2, 0.3, 0.1])
+    rng = RngKey(torch.arange(batch), torch.full((batch,), 5), torch.zeros(batch, dtype=torch.int64))
+    u = (random_words(rng, purpose="coin", index=index) >> 8).double() * 2.0**-24
+    want = torch.where(u[:, 0] < 0.4, 1, torch.where(u[:, 2] * 0.6 < 0.2, 3, -1))
+    ids, parents = (torch.tensor([row] * batch, device=device) for row in ([9, 0, 0, 1], [-1, 0, 0, 0]))
+    result = verify_tree(
+        ids, parents, p.log().to(device).expand(batch, 4, 4), max_depth=1, sampling=Sampling(),
+        rng=RngKey(*(part.to(device) for part in rng)), rule="recursive", replacement=True,
+    )  # fmt: skip
+    assert torch.equal(result.path[:, 0].cpu(), want.int())
+    drawn = result.token_ids[:, 0].cpu()[want == -1]
+    assert len(drawn) > 50 and bool((drawn >= 2).all())  # nothing is left of 0 and 1
 
 
 # --- a chain is a tree
@@ -353,6 +371,20 @@ def test_a_bad_draft_temperature_is_flagged_only_where_the_root_has_a_candidate(
     case.parents[3, 1] = 3  # malformed: its root alone
     result = run(case, draft_sampling=Sampling(torch.full((4,), NAN, device=device)))
     assert result.status.tolist() == [64, 0, 0, 32]
+
+
+@pytest.mark.parametrize("rule", ["match", "recursive", "greedy"])
+def test_raw_logprobs_are_the_softmax_of_all_logits(backend: str, device: str, rule: str) -> None:
+    """At temperature 1, where raw and processed differ by `allowed` alone."""
+    case = make_tree(6, 5, 31, rule=rule)
+    case.keywords["sampling"] = Sampling()
+    case.keywords["allowed"] = torch.randint(2**31, (30, 1), generator=torch.Generator().manual_seed(3)).int()
+    result = run(case.to(device), logprobs="raw")
+    assert result.logprobs is not None
+    tokens, path = result.token_ids.cpu(), result.path.cpu().long()
+    rows = torch.nn.functional.pad(path, (1, 0))[:, :-1].clamp(min=0)
+    want = case.target_logits.log_softmax(-1)[torch.arange(6)[:, None], rows].gather(2, tokens.clamp(min=0)[..., None])
+    torch.testing.assert_close(result.logprobs.cpu(), torch.where(tokens >= 0, want[..., 0], 0.0), rtol=1e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("bad", [NAN, float("inf")])
