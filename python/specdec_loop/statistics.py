@@ -23,6 +23,7 @@ class RequestStatistics:
         drafted: candidates offered in each step: length of the chain, depth of the tree.
         accepted: how many of them in a row were accepted in each step.
         children: which child of its parent each accepted candidate was, 0 the first, of all steps; in chains always 0.
+        verified: tokens verified in all steps: the candidates of each, and the token before them.
         tokens: tokens of the text, without the prompt; fewer than accepted and drawn where a stop or the limit cut.
         seconds: from the end of the prefill to the end of the request's last step.
     """
@@ -30,6 +31,7 @@ class RequestStatistics:
     drafted: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
     children: list[int] = field(default_factory=list)
+    verified: int = 0
     tokens: int = 0
     seconds: float = 0.0
 
@@ -53,6 +55,7 @@ class RequestStatistics:
             ([2, 3], [1, 2], [0, 1, 0])
         """
         self.accepted.append(accepted)
+        self.verified += 1 + sum(token >= 0 for token in token_ids[bool(parents) :])  # node 0 of a tree is its root
         if not parents:
             self.drafted.append(sum(token >= 0 for token in token_ids))
             self.children += [0] * accepted
@@ -97,6 +100,18 @@ def acceptance_by_position(steps: Iterable[tuple[int, int]]) -> list[float]:
     places = range(max((d for d, _ in steps), default=0))
     looked_at = [[a > i for d, a in steps if min(d, a + 1) > i] for i in places]
     return [sum(position) / len(position) for position in looked_at if position]
+
+
+def shares_at_least(counts: Iterable[int]) -> list[float]:
+    """Share of the steps whose count is at least 1, 2, .. up to the largest.
+
+    Example:
+        >>> from specdec_loop.statistics import shares_at_least
+        >>> shares_at_least([3, 1, 0, 1])
+        [0.75, 0.25, 0.25]
+    """
+    counts = list(counts)
+    return [sum(count >= least for count in counts) / len(counts) for least in range(1, max(counts, default=0) + 1)]
 
 
 def acceptance_by_child(children: Sequence[int], looked_at: int) -> list[float]:

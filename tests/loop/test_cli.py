@@ -109,6 +109,9 @@ def test_compare_writes_tables_json_and_chart(folder: Path, capsys: pytest.Captu
             assert row["same_text"] == "2/2", (temperature, batch)
         if row["acceptance"] is not None:
             assert sum(row["acceptance_by_child"]) == pytest.approx(row["acceptance"])
+            assert row["verified_per_step"] == pytest.approx(1 + sum(row["drafted_at_least"]))
+            first = row["accepted_at_least"][0] if row["accepted_at_least"] else 0.0
+            assert first == pytest.approx(row["drafted_at_least"][0] * row["acceptance_by_position"][0])
         if method == "draft-model-ratio":
             assert row["same_text"] == ("2/2" if temperature == 0 else None)
             assert row["predicted_tokens_per_second"] > 0

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from specdec_loop.cli.errors import UserError, one_line
 
-from .. import theory
-from ..plan import LONGEST, Measured, best_tree, improvements, levels, measured
+from ..plan import Measured, best_tree, constant, improvements, levels, measured
 
 
 def run(args: argparse.Namespace) -> None:
@@ -35,29 +34,31 @@ def _given(args: argparse.Namespace) -> Measured:
     numbers = (args.acceptance, args.draft_ms, args.verify_ms)
     if None in numbers:
         raise UserError("give --run, or all of --acceptance, --draft-ms and --verify-ms")
-    return Measured(args.acceptance, args.draft_ms / 1000, args.verify_ms / 1000, (args.acceptance,))
+    return constant(args.acceptance, args.draft_ms / 1000, args.verify_ms / 1000)
 
 
 def report(now: Measured, nodes: int) -> None:
     """The plan in words and numbers."""
     best, plain = now.best(), now.speed(0)
-    cost = now.draft_time / now.verify_time
-    print(f"acceptance {now.acceptance:.3f}, draft {now.draft_time * 1e3:.3g} ms, ", end="")
-    print(f"verify {now.verify_time * 1e3:.3g} ms")
+    print(f"draft {now.draft_time * 1e3:.3g} ms, verify {now.verify_time * 1e3:.3g} ms ", end="")
+    print(f"and {now.token_time * 1e3:.3g} ms for each further token")
+    print(f"assumption: {now.assumption}")
     print("  N  tokens/step  tokens/s  speed-up")
-    for n in sorted({0, 1, 2, 3, 4, 5, 6, 8, 12, 16, best}):
-        speed, tokens = now.speed(n), float(theory.expected_tokens(now.acceptance, n))
-        print(f"{n:>3}  {tokens:>11.3f}  {speed:>8.1f}  {speed / plain:>7.3f}x{'  best' if n == best else ''}")
+    for n in sorted({n for n in (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, now.longest) if n <= now.longest} | {best}):
+        mark = "  best" if n == best else ""
+        print(f"{n:>3}  {now.tokens(n):>11.3f}  {now.speed(n):>8.1f}  {now.speed(n) / plain:>7.3f}x{mark}")
     if best == 0:
-        print(f"no draft pays: acceptance must exceed the draft's cost, {cost:.3f} of a verification")
-    elif best == LONGEST:
-        print(f"longer drafts would pay still: {LONGEST} is the most that is considered")
+        cost = (now.draft_time + now.token_time) / now.verify_time
+        print(f"no draft pays: acceptance must exceed the cost of a draft, {cost:.3f} of a verification")
+    elif best == now.longest:
+        print(f"longer drafts may be faster: {best} is the longest that is considered")
     for improvement in improvements(now):
         gain = improvement.speed / now.speed(best) - 1
         print(f"{improvement.name}: {100 * gain:+.1f} % ({improvement.speed:.1f} tokens/s, N = {improvement.draft})")
     tree = best_tree(now, nodes)
     shares = ", ".join(f"{share:.3f}" for share in now.children)
-    print(f"best static tree of at most {nodes} nodes, children accepted {shares}: levels {levels(tree.parents)}")
+    print(f"best static tree of at most {nodes} nodes, ", end="")
+    print(f"children accepted {shares} at every depth: levels {levels(tree.parents)}")
     print(f"{tree.tokens:.3f} tokens/step, {tree.speed:.1f} tokens/s, {tree.speed / plain:.3f}x")
     print(f"parents {tree.parents}")
 
@@ -70,7 +71,7 @@ def draw(now: Measured, nodes: int, to: Path) -> None:
         raise UserError("a figure needs matplotlib: pip install 'specdec_kernels[loop]'") from error
     figure, axes = canvas(1, 1, 3.4)
     axis, best = axes[0, 0], now.best()
-    lengths = range(max(12, min(2 * best, LONGEST)) + 1)
+    lengths = range(now.longest + 1)
     axis.plot(lengths, [now.speed(n) for n in lengths], marker=".", label="chain, now")
     for n, word in ((best, f"best N = {best}"), (0, "plain")):
         axis.annotate(word, (n, now.speed(n)), (4, -14), textcoords="offset points", fontsize=8)

@@ -118,21 +118,27 @@ def best_tree(acceptance: Sequence[float], nodes: int, depth: int | None = None)
 
 
 def fastest_tree(
-    acceptance: Sequence[float], nodes: int, draft_time: float, verify_time: Callable[[int], float]
+    acceptance: Sequence[float],
+    nodes: int,
+    draft_time: float,
+    verify_time: Callable[[int], float],
+    *,
+    deepest: int | None = None,
 ) -> tuple[list[int], float, float]:
     """(parents, tokens a step, time a token) of the static tree of at most `nodes` nodes that is fastest.
 
     It minimises (depth draft_time + verify_time(m)) / T(m, depth) over nodes m and depth (Sequoia): a level is one
-    forward of the drafter, whatever its width.
+    forward of the drafter, whatever its width. No path is longer than `deepest`.
 
     Example:
         >>> from specdec_lab.theory import fastest_tree
         >>> fastest_tree([0.6, 0.2], 8, 0.1, lambda nodes: 1.0 + 0.1 * nodes)[0]
         [-1, 0, 0, 1]
     """
-    worth, taken = _program(acceptance, nodes, nodes - 1)
+    levels = nodes - 1 if deepest is None else min(nodes - 1, deepest)
+    worth, taken = _program(acceptance, nodes, levels)
     best = (verify_time(1), 1, 0)
-    for depth in range(1, nodes):
+    for depth in range(1, levels + 1):
         for m in range(depth + 1, nodes + 1):
             time = (depth * draft_time + verify_time(m)) / (1 + float(worth[depth][m - 1]))
             best = min(best, (time, m, depth))

@@ -16,7 +16,7 @@ from ..drafters import Drafter
 from ..generation import Generation
 from ..generation import generate as decode
 from ..methods import METHODS
-from ..statistics import acceptance_by_child, acceptance_by_position, expected_tokens
+from ..statistics import acceptance_by_child, acceptance_by_position, expected_tokens, shares_at_least
 from .errors import UserError, one_line
 from .loading import Models
 
@@ -43,6 +43,9 @@ class Row:
         acceptance: accepted candidates, of those that were looked at.
         acceptance_by_position: the same for the first, second, .. candidate of a step.
         acceptance_by_child: probability that the first, second, .. child of a node of a tree is the accepted one.
+        accepted_at_least: share of the steps that accepted at least 1, 2, .. candidates.
+        drafted_at_least: share of the steps that drafted at least so many, or a tree so deep.
+        verified_per_step: tokens of a request that the target ran in a step: candidates and the token before them.
         predicted_tokens_per_second: by theory, from this acceptance and the measured time of a step.
         distinct: share of different 4-grams in the texts: low where a model repeats itself, which flatters copying.
         same_text: of the texts, how many are those of plain decoding; None where only the distribution is the same.
@@ -58,6 +61,9 @@ class Row:
     acceptance: float | None = None
     acceptance_by_position: list[float] | None = None
     acceptance_by_child: list[float] | None = None
+    accepted_at_least: list[float] | None = None
+    drafted_at_least: list[float] | None = None
+    verified_per_step: float | None = None
     predicted_tokens_per_second: float | None = None
     distinct: float = 1.0
     same_text: str | None = None
@@ -205,6 +211,9 @@ class Comparison:
         row.acceptance = sum(a for _, a in steps) / looked_at
         row.acceptance_by_position = acceptance_by_position(steps)
         row.acceptance_by_child = acceptance_by_child([c for r in requests for c in r.children], looked_at)
+        row.accepted_at_least = shares_at_least(a for _, a in steps)
+        row.verified_per_step = sum(r.verified for r in requests) / len(steps)
+        row.drafted_at_least = shares_at_least(d for d, _ in steps)
         decoding = sum(row.seconds.values()) * batch_steps
         promised = float(expected_tokens(row.acceptance, torch.tensor([d for d, _ in steps])).mean())
         row.predicted_tokens_per_second = count / (seconds - decoding + decoding * row.tokens_per_step / promised)
