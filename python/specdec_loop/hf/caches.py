@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import DummyLayer
 
 from ..prefix_cache import PrefixCache
 
@@ -63,7 +62,7 @@ def fill(cache: Any, past: PrefixCache, mask: Tensor, columns: int) -> None:
 
 def has_rows(layer: Any) -> bool:
     """Whether it is a layer of its own: some models share the keys and values of an earlier one."""
-    return not isinstance(layer, DummyLayer)
+    return not layer.is_initialized or layer.keys is not None
 
 
 def _picked(rows: Tensor, place: Tensor) -> Tensor:
