@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 
-from specdec_kernels import ChainRule, TreeRule
-
 from .datastore import Datastore
 from .draft_length import AdaptiveLength, FixedLength
 from .drafters import (
@@ -101,7 +99,7 @@ class Method:
 
     about: str
     make: Callable[[DrafterAssets], Drafter | None]
-    rule: ChainRule | TreeRule = "match"
+    rule: str = "match"
     draft_length: int = 4
     adapts: bool = False
 

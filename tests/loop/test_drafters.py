@@ -110,6 +110,26 @@ def test_lookahead_learns_a_cycle() -> None:
     assert all((row[i] + 1) % 5 == row[i + 1] for row in text.rows for i in range(6, len(row) - 1))
 
 
+@pytest.mark.parametrize("level", [2, 3, 4])
+def test_every_column_of_the_window_becomes_an_n_gram(level: int) -> None:
+    """The first column begins with the last token of the text, and its n-gram is the newest."""
+    window, vocab = 3, 50
+    drafter, text = Lookahead(level, window, 2), text_of([1, 2, 3, 4, 5, 6, 7], [11, 12, 13, 14])
+    drafter.begin(text, rule="greedy", sampling=Sampling.full(2, temperature=0.0), longest=level - 1)
+    draft = drafter.draft(text, level - 1)
+    nodes = draft.token_ids.shape[1]
+    rows = torch.cat([text.last(1), draft.token_ids[:, nodes - (level - 1) * window + 1 :]], 1)
+    rows = rows.view(2, level - 1, window)
+    answers = torch.arange(nodes) + 20 + torch.tensor([[0], [1]])  # what the target says after each node
+    drafter.commit(text, Outcome(torch.nn.functional.one_hot(answers, vocab).float(), torch.zeros(2).int(), None))
+    said = answers[:, -window:].clone()
+    if level == 2:
+        said[:, 0] = answers[:, 0]  # the first column is the root itself
+    want = [[[*rows[b, :, c].tolist(), int(said[b, c])] for c in range(window)] for b in range(2)]
+    assert drafter._pool[:, :window].tolist() == want
+    assert [grams[0][0] for grams in want] == [7, 14]
+
+
 def test_lookahead_runs_the_tokens_of_the_paper() -> None:
     for level, window, guesses in ((2, 1, 1), (3, 5, 2), (5, 7, 4)):
         drafter = Lookahead(level, window, guesses)

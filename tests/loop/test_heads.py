@@ -14,13 +14,13 @@ from head_models import DRAFTERS, HEADS, LOADS, config, draft_model, feature_hea
 from models import VOCAB, model
 from safetensors.torch import save_file
 from text_distributions import distribution, many, surprise, tiny
-from texts import assert_same, prompts
+from texts import assert_same, prompts, text_of
 from torch import Tensor
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from specdec_kernels import Sampling
 from specdec_loop import heads
-from specdec_loop.drafters import Blockwise, Drafter, EagleDynamicTree, EagleTree, HeadChain, Medusa
+from specdec_loop.drafters import Blockwise, Drafter, DraftModel, EagleDynamicTree, EagleTree, HeadChain, Medusa
 from specdec_loop.drafters.feature_drafter import FeatureDrafter
 from specdec_loop.generation import generate
 from specdec_loop.sequences import Sequences
@@ -148,6 +148,69 @@ def test_siblings_from_another_distribution_are_seen() -> None:
     liar = Liar(feature_head("eagle", tiny(0)), [(0,), (1,), (0, 0)])
     result = generate(tiny(0), liar, rule="recursive", draft_length=3, **many())
     assert surprise(result.tokens, distribution(tiny(0), 1.0)) < FALSE_ALARM
+
+
+class NoLanes(EagleTree):
+    """Nodes of one depth share their random numbers."""
+
+    def _draw(self, logits: Tensor, sequences: Any, ahead: int, count: int = 1, lanes: Tensor | None = None) -> Any:
+        return super()._draw(logits, sequences, ahead, count)
+
+
+def test_nodes_of_a_depth_that_share_their_random_numbers_are_seen() -> None:
+    choices = [(0,), (1,), (2,), (3,), (0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (3, 0)]
+    found = []
+    for shape in (EagleTree, NoLanes):
+        drafter = shape(feature_head("mtp", tiny(0)), choices)
+        result = generate(tiny(0), drafter, rule="traversal", draft_length=2, **many())
+        found.append(surprise(result.tokens, distribution(tiny(0), 1.0)))
+    assert found[0] > FALSE_ALARM > found[1], found
+
+
+# --- state and sampling
+
+
+def test_medusa_drafts_from_the_state_of_the_last_accepted_node() -> None:
+    """Also where the accepted path is not that of first children, whose nodes do not follow the root in order."""
+    drafter, seen = Medusa(medusa()), []
+    draft = drafter.draft
+
+    def checked(sequences: Any, length: int) -> Any:
+        for b, row in enumerate(sequences.rows):
+            hidden = model()(torch.tensor([row[:-1]]), output_hidden_states=True).hidden_states[-1][0, -1]
+            if not sequences.is_finished[b]:
+                assert torch.allclose(drafter._state[b], hidden, atol=1e-4), f"request {b} of {len(row)} tokens"
+                seen.append(len(row))
+        return draft(sequences, length)
+
+    drafter.draft = checked  # type: ignore[method-assign]
+    sampling = Sampling.full(7, temperature=0.8)
+    result = generate(model(), drafter, prompts(7), sampling=sampling, max_new_tokens=TOKENS, seed=SEED)
+    assert len(seen) > 30 and any(max(r.children, default=0) > 0 for r in result.statistics)
+
+
+@pytest.mark.parametrize("name", ["draft model", "chain", "tree"])
+def test_drafts_are_drawn_from_the_drafters_own_sampling(name: str) -> None:
+    """At temperature 0 they are the drafts of rule greedy, although the target samples."""
+    head, cold = feature_head("mtp", model()), Sampling.full(3, temperature=0.0)
+    rule, make = {
+        "draft model": ("ratio", lambda **own: DraftModel(model(seed=1), **own)),
+        "chain": ("ratio", lambda **own: HeadChain(head, **own)),
+        "tree": ("recursive", lambda **own: EagleTree(head, [(0,), (1,), (0, 0)], **own)),
+    }[name]
+    sequences, hidden = text_of([5, 6, 7], [8, 1, 2], [3, 9, 4]), torch.randn(3, 2, 32)
+    drafts = []
+    for own, rule_of_it in ((cold, rule), (None, "greedy"), (None, rule)):
+        drafter = make(sampling=own)
+        drafter.begin(sequences, rule=rule_of_it, sampling=Sampling.full(3, temperature=2.0), longest=2)
+        if drafter.features:
+            drafter.prefill(sequences, hidden)
+        drafts.append(drafter.draft(sequences, 2))
+    assert torch.equal(drafts[0].token_ids, drafts[1].token_ids)
+    assert not torch.equal(drafts[2].token_ids, drafts[1].token_ids)
+    assert (
+        drafts[0].sampling is not None and not drafts[0].sampling.temperature.gt(1e-3).any()
+    )  # as the verifier is told
 
 
 # --- Stern et al.

@@ -229,6 +229,17 @@ def test_calls_and_distribution_together_are_all_processors_in_any_order(count: 
     assert len(likely(listed, batch=1, device=torch.device("cpu"))) == 4
 
 
+@pytest.mark.parametrize("make", [TopPLogitsWarper, MinPLogitsWarper])
+def test_a_filter_that_keeps_two_tokens_is_called(make: Any) -> None:
+    """`Sampling` keeps one at least: the kernels do not know this filter."""
+    sharp = torch.tensor([[9.0, 1.0, 0.5, 0.0]])
+    warper = make(0.9, min_tokens_to_keep=2)
+    assert warper(torch.zeros(1, 1), sharp.clone()).isfinite().sum() == 2
+    calls, sampling = split([TemperatureLogitsWarper(0.7), warper], batch=1, device=torch.device("cpu"))
+    assert [type(call) for call in calls] == [TemperatureLogitsWarper, make]
+    assert all(part is None for part in sampling)
+
+
 def test_what_transformers_makes_of_a_config_needs_no_call() -> None:
     settings = {"do_sample": True, "temperature": 0.7, "top_k": 9, "top_p": 0.9}
     config = transformers.GenerationConfig(**settings)
@@ -298,6 +309,32 @@ def test_criteria_and_streamers_are_called_as_by_plain_generate(eos: int | None)
     assert torch.equal(got, want) and got.tolist() != plain().tolist()
     assert all(torch.equal(x, y) for x, y in zip(criteria[0].seen, criteria[1].seen, strict=True))
     assert heard[0].columns == heard[1].columns
+
+
+class EndsRows(transformers.StoppingCriteria):
+    """Ends request b when it has so many new tokens."""
+
+    def __init__(self, *counts: int) -> None:
+        self.counts = torch.tensor(counts)
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        return input_ids.shape[1] - WIDTH >= self.counts
+
+
+@pytest.mark.parametrize("eos", [None, 7], ids=["no end token", "end token"])
+@pytest.mark.parametrize("draft_length", [1, 4, 6])
+def test_a_criterion_that_ends_rows_one_by_one_cuts_what_ran_ahead(eos: int | None, draft_length: int) -> None:
+    """Every draft is right, so each step runs past the column at which a request ends."""
+    for counts in ((3, 5, 6, 11), (9, 1, 2, 4)):
+        heard = Heard(), Heard()
+        want = plain(eos_token_id=eos, stopping_criteria=[EndsRows(*counts)], streamer=heard[0])
+        method = functools.partial(hf.generate, streamer=heard[1])
+        own = {"draft_model": model(), "draft_length": draft_length, "custom_generate": method}
+        got = fast(eos_token_id=eos, stopping_criteria=[EndsRows(*counts)], **own)
+        assert torch.equal(got, want) and want.shape[1] == WIDTH + max(counts)
+        assert heard[0].columns == heard[1].columns
+        if eos is not None:  # where an end token is known, a finished row is padding
+            assert [(row == 0).sum() for row in want[:, WIDTH:]] == [max(counts) - count for count in counts]
 
 
 # --- what cannot be
