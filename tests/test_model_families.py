@@ -45,10 +45,20 @@ def test_the_command_makes_the_page() -> None:
     assert text == PAGE, "make models-page"
 
 
-@pytest.mark.parametrize("family", ["RoBERTa, decoder", "GPT-Neo", "BART, decoder"])
-def test_a_family_that_is_not_refused_is_seen(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+FULL = {"layer_types": ["full_attention"] * 2, "no_rope_layers": [0, 1], "floor_scale": 4}
+
+
+@pytest.mark.parametrize(
+    ("family", "special"),
+    [("RoBERTa, decoder", {}), ("GPT-Neo", {}), ("BART, decoder", {}), ("PaliGemma", {}), ("Llama 4", FULL)],
+)
+def test_a_family_that_is_not_refused_is_seen(
+    family: str, special: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The twin: without the refusals the texts differ, so that the check would have found these families."""
-    model = build(*FAMILIES[family])
+    name, own = FAMILIES[family]
+    model = build(name, {**own, **special})
+    assert row(family, model).words == ("refused",) * 3
     monkeypatch.setattr(support, "MODEL_TYPES", {})
     monkeypatch.setattr(support, "_check_signature", lambda kind: None)
     assert "differs" in row(family, model).words

@@ -449,6 +449,10 @@ continues four prompts of different lengths by greedy decoding, {new} tokens eac
 
 *equal*: every text is that of transformers' own `generate` for the prompt alone, though one draft in four is wrong.
 *refused*: a `ValueError` that names the reason. Models that also take images were given text alone.
+
+Two more conditions do not depend on the family. The attention implementation must be `sdpa` or `eager`, as others take
+no mask for trees. Where rotary angles change at some length (LongRoPE, dynamic), `generate` refuses a text that crosses
+it: cached keys would keep the old angles.
 """
 
 OTHERS = """

@@ -68,7 +68,7 @@ def generate(
     *,
     sampling: Sampling,
     seed: int | Tensor = 0,
-    rule: str = "match",
+    rule: ChainRule | TreeRule = "match",
     rule_options: Mapping[str, Any] | None = None,
     max_new_tokens: int = 128,
     draft_length: int | FixedLength = 4,

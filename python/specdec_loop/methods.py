@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from specdec_kernels import ChainRule, TreeRule
+
 from .datastore import Datastore
 from .draft_length import AdaptiveLength, FixedLength
 from .drafters import (
@@ -99,7 +101,7 @@ class Method:
 
     about: str
     make: Callable[[DrafterAssets], Drafter | None]
-    rule: str = "match"
+    rule: ChainRule | TreeRule = "match"
     draft_length: int = 4
     adapts: bool = False
 

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_kernels import RngKey
+from specdec_kernels import RngKey, Status
 
 from .stops import Stops
 
-BAD_ROW = 1  # status bit: a target row from which no token could be drawn
+BAD_ROW = int(Status.BAD_TARGET)  # a target row that gave no token; an int: `&` of enums takes a microsecond
 MOST_KEPT = 1 << 18  # numbers of a `OffsetTable`
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from specdec_kernels import Sampling
+from specdec_kernels import ChainRule, Sampling, TreeRule
 from specdec_loop.datastore import Datastore
 from specdec_loop.drafters import Drafter
 from specdec_loop.generation import generate
@@ -85,7 +85,7 @@ class Job:
     draft: str
     heads: str
     method: str
-    rule: str
+    rule: ChainRule | TreeRule
     mode: str
     prompts: int
     length: int
@@ -114,8 +114,10 @@ def jobs(target: str, draft: str, heads: str, prompts: int, length: int) -> Iter
     for name, method in METHODS.items():
         if name == "plain":
             continue
-        cases = [(method.rule, "greedy")] + [(method.rule, "seeded")] * method.keeps_the_text
-        for rule, mode in [*cases, *([("greedy", "greedy")] if name == "draft-model" else [])]:
+        cases: list[tuple[ChainRule | TreeRule, str]] = [(method.rule, "greedy")]
+        cases += [(method.rule, "seeded")] * method.keeps_the_text
+        cases += [("greedy", "greedy")] * (name == "draft-model")
+        for rule, mode in cases:
             yield Job(target, draft, heads, name, rule, mode, prompts, length)
 
 
@@ -130,7 +132,8 @@ def _plain(target: str, draft: str, count: int, length: int, mode: str) -> list[
 
 
 def compare(
-    pair: Pair, prompts: list[list[int]], plain: list[list[int]], drafter: Drafter | None, rule: str, mode: str,
+    pair: Pair, prompts: list[list[int]], plain: list[list[int]], drafter: Drafter | None,
+    rule: ChainRule | TreeRule, mode: str,
     name: str,
 ) -> Texts:  # fmt: skip
     """Texts of one drafter beside the plain ones."""
@@ -146,7 +149,7 @@ def compare(
 
 
 def texts_of(
-    pair: Pair, drafter: Drafter | None, prompts: list[list[int]], length: int, mode: str, rule: str
+    pair: Pair, drafter: Drafter | None, prompts: list[list[int]], length: int, mode: str, rule: ChainRule | TreeRule
 ) -> tuple[list[list[int]], int]:
     """(texts, steps); the seed of a text does not depend on the drafter."""
     texts: list[list[int]] = []

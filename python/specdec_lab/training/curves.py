@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 
-def draw(curves: dict[str, dict[str, list[float]]], path: Path) -> None:
+def draw(curves: dict[str, dict[str, Any]], path: Path) -> None:
     """One panel a model: training and held-out measure over processor minutes, the last held-out value as a number."""
     from ..lossless.figures import INK, OUTPUT, TARGET, canvas, save
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers.generation import EosTokenCriteria, GenerateDecoderOnlyOutput, MaxLengthCriteria
 
-from specdec_kernels import Sampling
+from specdec_kernels import ChainRule, Sampling, TreeRule
 
 from ..draft_length import FixedLength
 from ..drafters import Drafter, DraftModel, PromptLookup
@@ -35,7 +35,7 @@ def generate(
     draft_model: Any = None,
     drafter: Drafter | None = None,
     draft_length: int | FixedLength = 4,
-    rule: str = "match",
+    rule: ChainRule | TreeRule = "match",
     seed: int | Tensor | None = None,
     streamer: Any = None,
     **model_kwargs: Any,

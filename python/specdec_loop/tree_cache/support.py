@@ -29,6 +29,7 @@ MODEL_TYPES = {  # `tools/model_families.py` found that their texts differ, whic
     "camembert": OFFSET,
     "data2vec-text": OFFSET,
     "gpt_neo": "its local attention counts slots of the cache instead of positions",
+    "llama4_text": "its attention scales queries by slots of the cache instead of positions",
     "moshi": "its window is made by dropping rows of the cache, which a TreeCache keeps",
     "paligemma": "tokens of its prompts attend those after them",
     "roberta": OFFSET,
