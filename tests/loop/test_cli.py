@@ -198,7 +198,7 @@ def test_a_model_on_the_hub_is_asked_for_and_an_unreachable_hub_is_one_line(
         raise OSError("the Hub was asked")
 
     monkeypatch.setattr("specdec_loop.cli.loading.urllib.request.urlopen", lambda *_, **__: io.BytesIO())
-    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", load)
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", load)
     assert call(folder, "generate", "x", "--target", "some-owner/no-such-model") == 2
     assert asked == ["some-owner/no-such-model"] and "the Hub was asked" in capsys.readouterr().err
 
