@@ -38,6 +38,15 @@ def test_the_page_has_no_other_family() -> None:
     assert f"transformers {transformers.__version__}" in PAGE, "make models-page"
 
 
+def test_a_text_that_differs_stands_in_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(support, "MODEL_TYPES", {})
+    monkeypatch.setattr(model_families, "FAMILIES", {})
+    monkeypatch.setattr(model_families, "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", {"doge": "DogeForCausalLM"})
+    text, is_sound = model_families.page()
+    assert not is_sound
+    assert "- **Another text, or an error**: DogeForCausalLM." in text
+
+
 @pytest.mark.slow
 def test_the_command_makes_the_page() -> None:
     text, is_sound = model_families.page()

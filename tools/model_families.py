@@ -466,7 +466,7 @@ knows and the table lacks.
 
 def page() -> tuple[str, bool]:
     """The page, and whether every model is served or refused."""
-    rows, others, untried = table(), [], []
+    rows, others, untried = table(tuple(FAMILIES)), [], []
     known = {kind for kind, _ in FAMILIES.values()}
     for kind in sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()} - known):
         print(kind, file=sys.stderr)
@@ -476,10 +476,12 @@ def page() -> tuple[str, bool]:
             refused = _refused(kind)
             others += [refused] if refused else []
             untried += [] if refused else [kind]
-    reasons = dict.fromkeys(r.reason for r in others if r.reason)
+    faulty = [r.kind for r in others if r.is_faulty]
+    reasons = dict.fromkeys(r.reason for r in others if r.reason and not r.is_faulty)
     equal = [r.kind for r in others if not r.reason and not r.is_faulty]
     lines = [f"- **Equal by all ways** ({len(equal)}): {', '.join(equal)}."]
     lines += [f"- **Refused**, {why}: {', '.join(r.kind for r in others if r.reason == why)}." for why in reasons]
+    lines += [f"- **Another text, or an error**: {', '.join(faulty)}."] if faulty else []
     lines += [f"- **Not tried**, as they need more than sizes, or have parts that are not tiny: {', '.join(untried)}."]
     told = {"version": transformers.__version__, "new": NEW}
     text = HEAD.format(**told) + "\n" + as_table(rows) + OTHERS.format(**told) + "\n".join(lines) + "\n"
@@ -493,7 +495,7 @@ def _refused(kind: str) -> Row | None:
     return Row(kind, kind, ("refused", "refused", "refused"), reason) if word == "refused" else None
 
 
-def table(families: Sequence[str] = tuple(FAMILIES)) -> list[Row]:
+def table(families: Sequence[str]) -> list[Row]:
     """Rows of families."""
     rows = []
     for family in families:

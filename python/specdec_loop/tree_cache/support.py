@@ -28,6 +28,7 @@ OFFSET = "its positions begin at pad_token_id + 1, those of a TreeCache begin at
 MODEL_TYPES = {  # `tools/model_families.py` found that their texts differ, which nothing else here tells
     "camembert": OFFSET,
     "data2vec-text": OFFSET,
+    "doge": "its attention keeps the keys that score best among the slots of the cache, unused ones included",
     "gpt_neo": "its local attention counts slots of the cache instead of positions",
     "llama4_text": "its attention scales queries by slots of the cache instead of positions",
     "moshi": "its window is made by dropping rows of the cache, which a TreeCache keeps",
