@@ -29,7 +29,7 @@ ON_PAIRS = ("acceptance_ratios", "residual_probs", "residual_sample")  # of a ta
 
 
 def cases() -> list[Any]:
-    """Cases: the promise of docs/design.md (batch 64, draft 5), its neighbours, one request, trees and caches."""
+    """Cases: batch 64 with draft 5, its neighbours, one request, trees and caches."""
     others = [op for op in suite.OPS if op not in ("verify_chain", "sample", *ON_PAIRS, "tree_cache")]
     op, bf16 = "verify_chain", "bf16"
     return [

@@ -59,6 +59,15 @@ def test_docstring_examples_give_what_they_say() -> None:
     assert attempted >= 12
 
 
+def repository_files(*suffixes: str) -> list[Path]:
+    """Files that git tracks, with one of the suffixes."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("files are listed by git")
+    paths = [ROOT / line for line in listed.stdout.splitlines()]
+    return [path for path in paths if path.suffix in suffixes and path.is_file()]
+
+
 def run(blocks: list[str], page: str) -> None:
     """Run the blocks of a page in order, in one namespace."""
     names: dict[str, object] = {"__name__": "page"}
@@ -123,6 +132,17 @@ def test_the_api_reference_has_every_public_name() -> None:
         assert public <= documented, f"docs/api.md lacks {sorted(public - documented)}"
 
 
+def test_references_to_pages_and_their_sections_exist() -> None:
+    faults = []
+    for path in repository_files(".py", ".cpp", ".cu", ".h", ".cuh", ".sh", ".yml", ""):
+        text = re.sub(r"\n *(#|//)? *", " ", path.read_text())  # a reference may be broken over two lines
+        for page, section in re.findall(r"docs/([\w-]+\.md)(?:, (?:section )?([A-Z][\w -]+))?", text):
+            headings = [slug.lower() for slug in re.findall(r"^#+ (.+)$", (ROOT / "docs" / page).read_text(), re.M)]
+            if section and not any(section.lower().startswith(heading) for heading in headings):
+                faults.append(f"{path.relative_to(ROOT)} refers to docs/{page}, {section}")
+    assert not faults, "\n".join(faults)
+
+
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
@@ -135,15 +155,11 @@ def test_every_page_is_in_the_table_of_contents() -> None:
 
 def test_the_page_on_new_ops_lists_every_file_that_lists_the_ops() -> None:
     ops = {path.parent.name for path in (ROOT / "specdec_kernels/ops").glob("*/reference.py")}
-    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
-    if tracked.returncode:
-        pytest.skip("files are listed by git")
     central = set()
-    for name in tracked.stdout.split():
-        path = ROOT / name
-        if path.suffix in (".py", ".md", ".h", ".cpp", ".cu", ".toml", "") and path.is_file():
-            named = ops & set(re.findall(r"\w+", path.read_text()))
-            central |= {name} if len(named) >= len(ops) - 1 and name != "docs/benchmarks.md" else set()  # generated
+    for path in repository_files(".py", ".md", ".h", ".cpp", ".cu", ".toml", ""):
+        named = ops & set(re.findall(r"\w+", path.read_text()))
+        if len(named) >= len(ops) - 1 and path.name != "benchmarks.md":  # that page is generated
+            central.add(str(path.relative_to(ROOT)))
     table = (ROOT / "docs/adding-an-op.md").read_text().split("These files list every op")[1].split("\n\n")[1]
     assert central == {
         name for row in table.splitlines()[2:] for name in re.findall(r"`([^`]+\.\w+)`", row.split("|")[1])

@@ -25,7 +25,7 @@ from .procedures import Procedure, Step, Verdict
 
 EPSILONS = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8)
 RESIDUALS = {"OPT": "residual", "UNO": "target"}
-# Target and draft of the table of epsilons in docs/design.md.
+# Target and draft of the first table of docs/losslessness.md, section Over-acceptance.
 EXAMPLE = {"p (.2 .3 .1 .4), q (.5 .3 .15 .05)": ((0.2, 0.3, 0.1, 0.4), (0.5, 0.3, 0.15, 0.05))}
 CHUNK = 25_000
 TIE = 1e-9  # log-likelihoods this close are equal
