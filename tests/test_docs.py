@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import doctest
 import importlib
+import importlib.util
 import json
 import pkgutil
 import re
@@ -14,6 +15,8 @@ import subprocess
 import textwrap
 from pathlib import Path
 
+import matplotlib.pyplot as plt
+import numpy as np
 import pytest
 import torch
 
@@ -42,7 +45,7 @@ PAGES = [
 ]
 MODULES = [
     m.name
-    for package in (specdec_kernels, specdec_loop)
+    for package in (specdec_kernels, specdec_loop, specdec_lab)
     for m in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
     if "triton" not in m.name.lower()
 ]
@@ -141,6 +144,21 @@ def test_references_to_pages_and_their_sections_exist() -> None:
             if section and not any(section.lower().startswith(heading) for heading in headings):
                 faults.append(f"{path.relative_to(ROOT)} refers to docs/{page}, {section}")
     assert not faults, "\n".join(faults)
+
+
+def test_the_pictures_are_drawn_by_their_script_and_shown(tmp_path: Path) -> None:
+    spec = importlib.util.spec_from_file_location("draw", ROOT / "docs/figures/draw.py")
+    assert spec is not None and spec.loader is not None
+    draw = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(draw)
+    draw.main(tmp_path)
+    drawn = {path.name for path in tmp_path.iterdir()}
+    assert drawn == {path.name for path in (ROOT / "docs/pictures").iterdir()}
+    pages = "".join(page.read_text() for page in (ROOT / "docs").glob("*.md"))
+    assert {name for name in drawn if f"(pictures/{name})" in pages} == drawn
+    for name in drawn:  # a font of another version moves a few pixels
+        fresh, kept = (plt.imread(folder / name) for folder in (tmp_path, ROOT / "docs/pictures"))
+        assert fresh.shape == kept.shape and np.abs(fresh - kept).mean() < 0.01
 
 
 def test_the_readme_is_short() -> None:

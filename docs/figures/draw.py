@@ -139,7 +139,11 @@ def race() -> Figure:
         best = int(score.argmax())
         base = float(min((p.log() + noise).min(), (q.log() + noise).min())) - 0.6
         bars = axis.bar(
-            range(5), score - base, bottom=base, color=[colour if i == best else DROPPED for i in range(5)], width=0.7
+            range(5),
+            (score - base).tolist(),
+            bottom=base,
+            color=[colour if i == best else DROPPED for i in range(5)],
+            width=0.7,
         )
         axis.bar_label(bars, [f"{w:.2f}" for w in weights], fontsize=10, padding=2)
         axis.set_xticks(range(5), [f"id {x}" for x in "abcde"])
