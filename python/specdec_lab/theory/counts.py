@@ -49,7 +49,7 @@ def operations(rate: Number, draft: Number, cost: Number) -> Tensor:
 
 
 def continuous_draft(rate: Number, cost: Number) -> Tensor:
-    """Real N of largest speed-up: (-W(-exp(-1 - a (1/c - 1))) - 1) / a - 1/c, a = -ln P, W the branch W_-1 of Lambert.
+    """Real N of largest speed-up: (-W(-exp(-1 - a (1/c - 1))) - 1) / a - 1/c, a = -ln P, W Lambert's, branch -1.
 
     0 where a draft never pays (P <= c), infinity where P = 1 or drafts are free.
     """

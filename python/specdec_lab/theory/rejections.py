@@ -82,7 +82,7 @@ def residuals(p: Tensor, q: Tensor, drafts: float) -> tuple[Tensor, Tensor]:
 
 
 def bernoulli_improvement(u: float, v: float, drafts: int) -> float:
-    """TV - Pi_M at a fresh position for target Ber(v), draft Ber(u): |u - v| (1 - w^(M-1)).
+    """TV - Pi_M at a fresh position for target Ber(v), draft Ber(u): ``|u - v| (1 - w^(M-1))``.
 
     w is the draft's probability of the symbol that it drafts too often.
     """
