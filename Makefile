@@ -10,6 +10,7 @@
 #   make models-page  docs/models.md: which model families of transformers are served (two minutes)
 #   make docs        the documentation site, offline, in build/docs (Python 3.11 or later)
 #   make compile     every kernel for every GPU, without one; make sanitize, make traffic, make bench, make clean
+#   make gpu-model   machine code of every kernel, counted, and the speed it allows: docs/gpu-model.md (hours; resumable)
 # TORCH=existing uses the torch of $(PYTHON) instead of installing the pinned one.
 PYTHON ?= python3
 TORCH ?= pinned
@@ -30,7 +31,7 @@ $(error TORCH must be pinned or existing, got $(TORCH))
 endif
 
 .PHONY: demo test test-all test-engines coverage check format build wheel smoke compile compile-cuda compile-triton sanitize \
-  traffic bench mutants lossless losslessness-page models-page docs clean
+  traffic bench mutants lossless losslessness-page models-page gpu-model gpu-model-check docs clean
 .DELETE_ON_ERROR:
 
 demo: $(BUILT)
@@ -89,6 +90,13 @@ compile-cuda: $(INSTALLED)
 
 compile-triton: $(INSTALLED)
 	$(BIN)/python tools/compile_triton.py
+
+# What was compiled and counted before is taken from build/gpu-model. SPECDEC_RIVALS: tools/gpu_model/rivals.py.
+gpu-model: $(INSTALLED)
+	nice -n 19 $(BIN)/python -m tools.gpu_model $(GPU_MODEL)
+
+gpu-model-check: $(INSTALLED)
+	$(BIN)/python -m tools.gpu_model --check
 
 sanitize: $(BUILT)
 	$(BIN)/python tests/native/sanitize.py

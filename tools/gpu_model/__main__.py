@@ -1,0 +1,124 @@
+"""python -m tools.gpu_model [--arch 90 ...] [--vocab 128256 ...] [--case sample]: compile, count, write the page.
+
+--check compiles a slice and compares it, and what is committed, with the limits; it writes nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+os.environ.setdefault("TRITON_CACHE_DIR", str(ROOT / "build/gpu-model/triton"))
+
+from . import collect, cuda, known, limits, page, rivals, triton_calls  # noqa: E402
+from .triton_run import TARGETS  # noqa: E402
+
+RESULTS = ROOT / "bench/results/gpu-model.json"
+PAGE = ROOT / "docs/gpu-model.md"
+
+
+def say(*words: Any) -> None:
+    print(time.strftime("%H:%M:%S"), *words, file=sys.stderr, flush=True)
+
+
+def load() -> dict[str, Any]:
+    """The committed results."""
+    empty = {"made_of": {}, "triton": {}, "cuda": {}, "rivals": {}, "known": {}}
+    return json.loads(RESULTS.read_text()) if RESULTS.exists() else empty
+
+
+def save(content: dict[str, Any]) -> None:
+    """Write one line a case, so that a change is seen where it is."""
+    RESULTS.write_text(dump(content, 3) + "\n")
+
+
+def dump(value: Any, depth: int, indent: str = "") -> str:
+    """JSON with `depth` levels of objects spread over lines."""
+    if depth == 0 or not isinstance(value, dict) or not value:
+        return json.dumps(value, separators=(",", ":"))
+    inner = indent + " "
+    rows = [f"{inner}{json.dumps(k)}: {dump(v, depth - 1, inner)}" for k, v in sorted(value.items())]
+    return "{\n" + ",\n".join(rows) + "\n" + indent + "}"
+
+
+def run_triton(content: dict[str, Any], target: str, vocab: int, chosen: list[triton_calls.Case], place: str) -> None:
+    """Compile and count cases."""
+    kept = content[place].setdefault(f"{target} {vocab}", {})
+    made_of = content["made_of"].setdefault(f"{target} {vocab}", {})
+    for case in chosen:
+        started = time.monotonic()
+        kept[case.name] = collect.triton_case(target, case, vocab)
+        if place == "triton":
+            made_of[case.name] = cuda.digest(collect.triton_sources(case.op))
+        say(f"{target} {vocab} {case.name}: {time.monotonic() - started:.1f} s")
+        save(content)
+
+
+def run(options: argparse.Namespace, content: dict[str, Any]) -> None:
+    """Compile and count what was asked for; results are written after each part, so that a run can be cut."""
+    known.run(content)
+    rows, others = (
+        [case for case in cases if options.case in case.name]
+        for cases in (triton_calls.ROW_CASES, triton_calls.OTHER_CASES)
+    )
+    for vocab in options.vocab:
+        for arch in options.arch:
+            target = next(t for t in TARGETS if t.endswith(str(arch)))
+            run_triton(content, target, vocab, rows, "triton")
+            if arch != 942 and not options.case:
+                run_triton(content, target, vocab, rivals.cases(vocab), "rivals")
+                run_cuda(content, arch)
+    for arch in options.arch:
+        target = next(t for t in TARGETS if t.endswith(str(arch)))
+        run_triton(content, target, 0, others, "triton")
+
+
+def run_cuda(content: dict[str, Any], arch: int) -> None:
+    """Compile and count the CUDA sources, ours and FlashInfer's."""
+    if cuda.nvcc() is None:
+        return say("no nvcc: the CUDA kernels stay as they were")
+    made = content["cuda"].setdefault(str(arch), {"kernels": {}, "calls": {}, "flashinfer": {}})
+    chosen = [path for path in cuda.sources() if path.stem in limits.CUDA_SLICE]
+    for source in chosen + [path for path in cuda.sources() if path not in chosen]:
+        started = time.monotonic()
+        made["kernels"][source.name] = collect.cuda_kernels(arch, [source])
+        content["made_of"].setdefault(f"sm_{arch}", {})[source.name] = cuda.digest(cuda.included(source))
+        say(f"sm_{arch} {source.name}: {time.monotonic() - started:.1f} s")
+        if source == chosen[-1]:
+            made["calls"] = collect.cuda_calls(arch, chosen)
+        save(content)
+    made["flashinfer"] = rivals.flashinfer(arch) or made["flashinfer"]
+    save(content)
+
+
+def main() -> int:
+    """Exits with 1 if a limit is broken or the committed results are old."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--arch", type=int, nargs="+", default=[90, 80, 100, 120, 942])
+    parser.add_argument("--vocab", type=int, nargs="+", default=[128256, 151936, 32000, 262144])
+    parser.add_argument("--case", help="only Triton cases whose name contains this, and no CUDA", default="")
+    parser.add_argument("--check", action="store_true", help="compile a slice and compare; write nothing")
+    parser.add_argument("--page", action="store_true", help="write the page from the results; compile nothing")
+    options = parser.parse_args()
+    content = load()
+    if options.check:
+        faults = limits.check(content, PAGE.read_text() if PAGE.exists() else "")
+    else:
+        if not options.page:
+            run(options, content)
+        PAGE.write_text(page.text(content))
+        faults = limits.faults(content)
+    for fault in faults:
+        print("FAULT", fault)
+    print(f"{len(faults)} faults")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,216 @@
+"""Our CUDA kernels: compiled source by source, and the calls whose time is predicted.
+
+A row of CALLS names the kernels of a call by regular expression, each with its grid and with code that the call does
+not run: source lines that match are cold. Flags that a kernel reads at run time need that; template flags do not.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from .count import Counts, Matcher, count
+from .model import Kernel
+from .sass import Graph, Instruction, functions
+from .triton_run import TOOLS, output
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+from compile_cuda import FLAGS, INCLUDE, Usage, parse, short_name  # noqa: E402
+
+BUILD = ROOT / "build" / "gpu-model"
+DRAFT = 5
+# Paths for other dtypes and for rows that are not aligned, in code that picks its dtype at run time.
+OTHER_DTYPES = r"kFloat32|count_read\(4\)|count_read\(2\)|i \* 4|at\(i \+ j\)|scaled|rest\b"
+ONE_THREAD = r"if \(.*threadIdx\.x == 0|load_pair\(|meeting_of\("
+NO_RANK, NO_RACE, NO_RAW, NO_MASK = r"rank", r"race_tile", r"raw_partial", r"mask_tile"
+RARE = (
+    r"apply_list|watch_draft\(|plain_draw|token_map|column|excluded\.load|i < count|wants_mass|exact|fallback|"
+    r"race\.word"
+)
+
+
+class Part(NamedTuple):
+    """A kernel in a call."""
+
+    kernel: str
+    blocks: Callable[[int, int], int]  # of batch and vocabulary
+    cold: tuple[str, ...] = ()
+    is_idle: bool = False
+
+
+class Call(NamedTuple):
+    """A call of an op."""
+
+    name: str
+    rows: int  # of logits a request that it must read
+    parts: tuple[Part, ...]
+    filters: bool = False
+
+
+def tiles(vocab: int) -> int:
+    """Of 4096 ids, in a row."""
+    return -(-vocab // 4096)
+
+
+def _rows(rows: int, *cold: str, filters: bool = False) -> tuple[Part, ...]:
+    grid = lambda batch, vocab: batch * rows * tiles(vocab)  # noqa: E731
+    first = Part(f"rows_kernel<{int(filters)},0>", grid, (NO_RANK, NO_RAW, RARE, *cold))
+    again = Part("refine_kernel", lambda batch, _: batch * rows, is_idle=True)
+    return (first, again) if filters else (first,)
+
+
+def _pairs(name: str, pairs: int = 1) -> Part:
+    return Part(f"pair_kernel<{name}>", lambda batch, vocab: batch * pairs * tiles(vocab), (RARE, NO_MASK))
+
+
+_BOTH, _ONE = 2 * DRAFT + 1, DRAFT + 1
+CALLS = [
+    Call("verify_chain ratio bf16", _BOTH, (*_rows(_BOTH, NO_RACE, NO_MASK), _pairs("0"))),
+    Call("verify_chain ratio bf16 mask", _BOTH, (*_rows(_BOTH, NO_RACE), _pairs("0"))),
+    Call("verify_chain ratio bf16 filters", _BOTH, (*_rows(_BOTH, NO_RACE, NO_MASK, filters=True), _pairs("0")), True),
+    Call("verify_chain block bf16", _BOTH, (*_rows(_BOTH, NO_RACE, NO_MASK), _pairs("1", DRAFT - 1), _pairs("0"))),
+    Call("verify_chain match bf16", _ONE, _rows(_ONE, NO_MASK)),
+    Call("verify_chain match bf16 mask", _ONE, _rows(_ONE)),
+    Call("verify_chain match bf16 filters", _ONE, _rows(_ONE, NO_RACE, NO_MASK, filters=True), True),
+    Call("verify_chain greedy bf16", _ONE, _rows(_ONE, NO_RACE, NO_MASK)),
+    Call("verify_chain typical bf16", _ONE, _rows(_ONE, NO_MASK)),
+    Call("verify_chain topm bf16", _ONE, _rows(_ONE, NO_RACE, NO_MASK)),
+    Call("verify_chain distance bf16", _ONE, _rows(_ONE, NO_RACE, NO_MASK)),
+    Call("sample bf16", 1, _rows(1, NO_MASK)),
+    Call("sample bf16 filters", 1, _rows(1, NO_RACE, NO_MASK, filters=True), True),
+    Call("acceptance_ratios bf16", 2 * DRAFT, (*_rows(2 * DRAFT, NO_RACE, NO_MASK), _pairs("2", DRAFT))),
+    Call("residual_probs bf16", 2, (*_rows(2, NO_RACE, NO_MASK), _pairs("1"), _pairs("3"))),
+    Call("residual_sample bf16", 2, (*_rows(2, NO_RACE, NO_MASK), _pairs("0"))),
+]
+
+
+def nvcc() -> str | None:
+    """The compiler, where there is one."""
+    home = os.environ.get("CUDA_HOME")
+    return shutil.which("nvcc", path=str(Path(home, "bin")) if home else None)
+
+
+def sources() -> list[Path]:
+    """CUDA sources."""
+    return sorted((ROOT / "csrc/cuda").glob("*.cu"))
+
+
+def included(path: Path) -> list[Path]:
+    """A source and the files of the repository that it includes, directly or not."""
+    found, work = [], [path.resolve()]
+    while work:
+        one = work.pop()
+        if one not in found and one.exists() and one.is_relative_to(ROOT) and "tests" not in one.parts:
+            found.append(one)
+            work += [(one.parent / name).resolve() for name in re.findall(r'#include "([^"]+)"', one.read_text())]
+    return sorted(found)
+
+
+def digest(paths: list[Path]) -> str:
+    """Of the code in files; comments, docstrings and spaces do not count."""
+    text = hashlib.sha256()
+    for path in paths:
+        text.update(f"{path.relative_to(ROOT)}\n{code_of(path)}\n".encode())
+    return text.hexdigest()[:16]
+
+
+def code_of(path: Path) -> str:
+    """What a compiler sees of a file."""
+    if path.suffix != ".py":
+        return " ".join(re.sub(r"//[^\n]*", "", path.read_text()).split())
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if (
+            isinstance(body, list)
+            and body
+            and isinstance(body[0], ast.Expr)
+            and isinstance(body[0].value, ast.Constant)
+        ):
+            node.body = body[1:]  # type: ignore[attr-defined]
+    return ast.dump(tree)
+
+
+@functools.cache
+def _line(file: str, number: int) -> str:
+    found = list((ROOT / "csrc").rglob(file))
+    text = found[0].read_text().splitlines() if found else []
+    return text[number - 1] if 0 < number <= len(text) else ""
+
+
+def source_matches(*patterns: str) -> Matcher:
+    """Whether a source line of an instruction, or a line that it was inlined into, matches."""
+    pattern = re.compile("|".join(patterns) or r"(?!)")
+
+    @functools.cache
+    def known(line: str) -> bool:
+        file, _, number = line.rpartition(":")
+        return pattern.search(_line(file, int(number))) is not None
+
+    return lambda one: any(known(line) for line in one.lines)
+
+
+class Compiled(NamedTuple):
+    """A CUDA source for one architecture: what the assembler said of its kernels, and their code."""
+
+    usage: dict[str, Usage]
+    graphs: dict[str, Graph]
+
+
+@functools.lru_cache(maxsize=4)
+def compiled(source: Path, arch: int, extra: tuple[str, ...] = ()) -> Compiled:
+    """Compile, or take what was compiled of the same text."""
+    key = (
+        digest(included(source))
+        if source.is_relative_to(ROOT)
+        else hashlib.sha256(source.read_bytes()).hexdigest()[:16]
+    )
+    cubin = BUILD / "cuda" / f"{source.stem}-{arch}-{key}.cubin"
+    log = cubin.with_suffix(".log")
+    if not (cubin.exists() and log.exists()):
+        cubin.parent.mkdir(parents=True, exist_ok=True)
+        compiler = nvcc()
+        assert compiler is not None
+        code = f"-gencode=arch=compute_{arch},code=sm_{arch}"
+        command = [compiler, *FLAGS, "-lineinfo", code, f"-I{ROOT / 'csrc'}", "-isystem", str(INCLUDE), *extra]
+        done = subprocess.run([*command, "-cubin", str(source), "-o", str(cubin)], capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"{source.name} for sm_{arch}:\n{done.stderr[-3000:]}")
+        log.write_text(done.stdout + done.stderr)
+    usage = {use.kernel: use for use in parse(log.read_text())}
+    text = output(TOOLS / "nvdisasm", "-c", "-gi", cubin)
+    return Compiled(usage, {n: Graph(code, labels) for n, code, labels in functions(text) if n in usage})
+
+
+def threads() -> int:
+    """A block, in our kernels."""
+    found = re.search(r"kThreads = (\d+)", (ROOT / "csrc/cuda/block.cuh").read_text())
+    assert found is not None
+    return int(found[1])
+
+
+def kernel_of(use: Usage, graph: Graph, cold: tuple[str, ...], block: int, name: str = "") -> Kernel:
+    """Counts of one kernel, without the code that a call does not run."""
+    counts: Counts = count(graph, source_matches(OTHER_DTYPES, *cold), source_matches(ONE_THREAD), block // 32)
+    return Kernel(name or plain_name(use.kernel), use.arch, block, use.registers, use.shared, use.spills, counts)
+
+
+def plain_name(mangled: str) -> str:
+    """`rows_kernel<0,1>`: the name with its template arguments as numbers."""
+    name = short_name(mangled).replace("(bool)", "").replace("false", "0").replace("true", "1").replace(" ", "")
+    return re.sub(r"\([\w:]+\)(\d)", r"\1", name)
+
+
+def is_cold_path(one: Instruction) -> bool:
+    """Nothing is, where no source says so."""
+    return False
