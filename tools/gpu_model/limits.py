@@ -39,6 +39,10 @@ STREAMS: dict[str, tuple[float, int]] = {
     "triton verify_chain ratio bf16: _draw_kernel": (350, 8 * 1024),
     "triton verify_chain greedy bf16: rows_kernel": (37, 32 * 1024),
     "triton verify_chain match bf16: rows_kernel": (146, 16 * 1024),
+    "cuda verify_chain ratio bf16: rows_kernel<0,0>": (73, 12 * 1024),
+    "cuda verify_chain ratio bf16: pair_kernel<0>": (270, 8 * 1024),
+    "cuda verify_chain match bf16: rows_kernel<0,0>": (148, 12 * 1024),
+    "cuda verify_chain ratio bf16 filters: rows_kernel<1,0>": (146, 8 * 1024),
 }
 
 

@@ -126,11 +126,11 @@ def vocabularies(content: dict[str, Any]) -> str:
     return f"### By vocabulary: H100, batch {BATCH}\n\n" + table(["call", *map(str, have)], lines)
 
 
-def facts_of(kernel: Kernel, call: str) -> list[Any]:
-    """One line of machine-code facts."""
-    instructions, slots = kernel.per_element(2)
+def facts_of(kernel: Kernel, call: str, size: int) -> list[Any]:
+    """One line of machine-code facts; elements have `size` bytes."""
+    instructions, slots = kernel.per_element(size)
     streams = kernel.counts.streams
-    elements = sum(s.read for s in streams) / 2
+    elements = sum(s.read for s in streams) / size
     exponentials = sum(s.work.exponentials for s in streams) / elements
     barriers = (
         sum(s.work.barriers + s.work.fences for s in streams) + kernel.counts.once.barriers + kernel.counts.once.fences
@@ -149,13 +149,13 @@ def facts(content: dict[str, Any], arch: int) -> str:
         seen = set()
         for row in rows(content, arch, VOCAB):
             for launch in row.launches(BATCH):
-                kernel = launch.kernel
+                kernel, size = launch.kernel, 4 if row.contender == "rival" else 2
                 key = (kernel.name, str(kernel.counts), kernel.registers)
                 if row.item == 2 and kernel.counts.streams and key not in seen:
                     seen.add(key)
-                    yield facts_of(kernel, f"{row.contender} {row.call.removeprefix('verify_chain ')}")
+                    yield facts_of(kernel, f"{row.contender} {row.call.removeprefix('verify_chain ')}", size)
         for stored in content["cuda"].get(str(arch), {}).get("flashinfer", {}).values():
-            yield facts_of(collect.from_json(stored), "FlashInfer")
+            yield facts_of(collect.from_json(stored), "FlashInfer", 4)
 
     head = ["kernel", "instructions", "issue slots", "exponentials", "KB in flight", "registers", "blocks", "barriers"]
     return f"### sm_{arch}, {VOCAB} ids\n\n" + table(head, lines())
@@ -258,7 +258,8 @@ def text(content: dict[str, Any]) -> str:
         *(predictions(content, m) for m in MACHINES if m.arch in arches),
         vocabularies(content),
         "## Machine code\n\n"
-        "Thread instructions and issue slots for each streamed bf16 element, with set-up and merge of a tile;\n"
+        "Thread instructions and issue slots for each streamed element (bf16; rivals fp32), with set-up and merge of a "
+        "tile;\n"
         "bytes in flight a multiprocessor before the first use; blocks that a multiprocessor holds.\n",
         *(facts(content, arch) for arch in arches),
         registers(content),
