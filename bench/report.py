@@ -14,7 +14,7 @@ from pathlib import Path
 from . import charts, loop
 from .highlights import readme_table
 from .machine import ROOT
-from .results import FOLDER, LOOP, TRAFFIC
+from .results import FOLDER, GPU_MODEL, LOOP, TRAFFIC
 from .tables import Row, commits, is_gpu, machine_name, machine_table, op_sections, rival_table, traffic_table
 
 README = ROOT / "README.md"
@@ -51,7 +51,7 @@ of its run. Different machines have different tables; times of two machines are 
 
 def result_contents() -> list[Row]:
     """Committed timings of ops, GPUs first."""
-    files = [path for path in sorted(FOLDER.glob("*.json")) if path not in (TRAFFIC, LOOP)]
+    files = [path for path in sorted(FOLDER.glob("*.json")) if path not in (TRAFFIC, LOOP, GPU_MODEL)]
     return sorted((json.loads(path.read_text()) for path in files), key=lambda content: not is_gpu(content))
 
 

@@ -15,6 +15,7 @@ from .machine import ROOT, commit, machine, slug, versions
 FOLDER = Path(__file__).parent / "results"
 TRAFFIC = FOLDER / "traffic.json"
 LOOP = FOLDER / "loop.json"
+GPU_MODEL = FOLDER / "gpu-model.json"  # of tools/gpu_model
 
 
 def path() -> Path:

@@ -11,12 +11,15 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 import re
 import sys
 import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+if __name__ == "__main__":  # before triton is imported: kernels are compiled here, not interpreted
+    os.environ.pop("TRITON_INTERPRET", None)
 
 from tools.gpu_model.limits import SPILLS
 from tools.gpu_model.triton_calls import OTHER_CASES, ROW_CASES, VOCABULARIES, Size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -66,7 +67,9 @@ def running(group: int) -> list[str]:
 def test_an_interrupt_ends_all_workers_at_once_and_prints_no_traceback() -> None:
     words = ["lossless", "--experiments", "streams", "--texts", "20000", "--workers", "2"]
     command = [sys.executable, "-m", "specdec_lab", *words]
-    run = subprocess.Popen(command, stdout=PIPE, stderr=PIPE, text=True, start_new_session=True)
+    # A job in the background of a shell ignores SIGINT, and so would this command.
+    heeds = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    run = subprocess.Popen(command, stdout=PIPE, stderr=PIPE, text=True, start_new_session=True, preexec_fn=heeds)
     try:
         assert run.stdout is not None and "/" in run.stdout.readline()  # the first of hundreds of jobs is done
         os.killpg(run.pid, signal.SIGINT)  # as a terminal sends it: to the command and to its workers

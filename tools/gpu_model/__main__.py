@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-os.environ.setdefault("TRITON_CACHE_DIR", str(ROOT / "build/gpu-model/triton"))
+if __name__ == "__main__":  # before triton is imported: kernels are compiled here, not interpreted
+    os.environ.pop("TRITON_INTERPRET", None)
+    os.environ.setdefault("TRITON_CACHE_DIR", str(ROOT / "build/gpu-model/triton"))
 
 from . import collect, cuda, known, limits, page, rivals, triton_calls  # noqa: E402
 from .triton_run import TARGETS  # noqa: E402

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import os
 import re
 import subprocess
 import tempfile
@@ -17,8 +16,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
-
-os.environ.pop("TRITON_INTERPRET", None)
 
 import torch
 import triton
