@@ -234,8 +234,8 @@ def test_out_receives_the_status_and_other_tables_are_cheap(backend: str, device
 
 
 def test_opcheck_and_compile(backend: str, device: str) -> None:
-    torch.compiler.reset()  # the lambda below is compiled for every layout and backend; Dynamo's limit is eight
     """The cache that a compiled graph leaves behind is the right one, also where it is functionalised."""
+    torch.compiler.reset()  # the lambda below is compiled for every layout and backend; Dynamo's limit is eight
     path, accepted, lengths = padded([[2, 4], [3]], 3, device=device), counts([2, 1], device), counts([1, 5], device)
     for format in ("bhld", "nhd"):
         cache = make_cache(format, batch=2, device=device)
