@@ -27,6 +27,8 @@ from specdec_kernels import _native
 if os.environ.get("TRITON_INTERPRET") == "1":
     interpreter.patch_once()
 
+_native.cpu_reason()  # loads the library: some tests call an overload before any public function
+
 BACKENDS = ("reference", "cpu", "triton", "cuda_host", "cuda")
 SLOW = ("triton", "cuda_host")  # interpreted here: fewer seeds, smaller vocabularies
 MANY = (
