@@ -3,14 +3,16 @@
 For op `f` and backend `b` two operators exist. `f_out.b` does the work and writes preallocated results; it is all
 that a native library or a Triton file implements. `f.b` allocates the results and calls it; it is functional but for
 the arguments it is declared to mutate, so torch.compile may move it. The reference's signature is the schema, the
-allocator is the fake: each is written once.
+allocator is the fake: each is written once. In a schema a NamedTuple stands as its fields, `draft_sampling: Sampling`
+as draft_temperature, draft_top_k, ...; allocators and backends take these flat arguments, the reference the structures.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
-from typing import Any
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor
@@ -41,8 +43,9 @@ class Op:
         self.reference = reference
         self.results = tuple(results)
         self._allocate = allocate
+        self._layouts = [_layout(kind) for name, kind in get_type_hints(reference).items() if name != "return"]
         self._package = reference.__module__.rpartition(".")[0]
-        schema = torch.library.infer_schema(reference, mutates_args=tuple(mutates))
+        schema = torch.library.infer_schema(_flat(reference), mutates_args=tuple(mutates))
         arguments, _, returns = schema.rpartition(" -> ")
         mutated = ", ".join(f"Tensor({chr(ord('a') + i)}!) out_{name}" for i, name in enumerate(results))
         self._schema = f"{arguments} -> {returns}"
@@ -87,13 +90,18 @@ class Op:
         if out is not None:
             self._check_out(args, out, device)
         if chosen == "reference":
-            return self.deliver(args, self.reference(*args), out)
+            return self.deliver(args, self.reference(*self.structured(args)), out)
         if out is None and torch.compiler.is_compiling():
             return self._calls[chosen][0](*args)
         # The functional operator does the same, after a second trip through the dispatcher (25 us).
         results = self._allocate(*args) if out is None else out
         self._calls[chosen][1](*args, *_listed(results))
         return results
+
+    def structured(self, args: Sequence[Any]) -> list[Any]:
+        """The reference's arguments, from the flat ones."""
+        flat = iter(args)
+        return [_filled(layout, flat) for layout in self._layouts]
 
     def deliver(self, args: tuple[Any, ...], results: Any, out: Tensors | None) -> Any:
         """Results that another spelling of the op gave for `args`; `out` receives them if given."""
@@ -118,6 +126,42 @@ class Op:
                 raise ValueError(f"{self.name}: out.{name} must be on {device}, got {have.device}")
             if not have.is_contiguous():
                 raise ValueError(f"{self.name}: out.{name} must be contiguous, got strides {list(have.stride())}")
+
+
+def _flat(reference: Callable[..., Any]) -> Callable[..., Any]:
+    """A function with the signature of a reference in which the fields of each NamedTuple are parameters."""
+
+    def flat() -> None: ...
+
+    hints = get_type_hints(reference)
+    returns = hints.pop("return")
+    named = [field for name, kind in hints.items() for field in _fields(name, kind)]
+    parameters = [inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=kind) for n, kind in named]
+    flat.__signature__ = inspect.Signature(parameters, return_annotation=returns)  # type: ignore[attr-defined]
+    return flat
+
+
+def _fields(name: str, kind: Any) -> Iterator[tuple[str, Any]]:
+    """A parameter's name and type, or those of the fields of a NamedTuple: `draft_sampling` gives `draft_top_k`."""
+    if not hasattr(kind, "_fields"):
+        yield name, kind
+        return
+    prefix = name[: name.rfind("_") + 1]
+    for field, inner in get_type_hints(kind).items():
+        yield from _fields(prefix + field, inner)
+
+
+def _layout(kind: Any) -> tuple[Any, list[Any]] | None:
+    """A NamedTuple and the layouts of its fields; None for what is one argument."""
+    return (kind, [_layout(inner) for inner in get_type_hints(kind).values()]) if hasattr(kind, "_fields") else None
+
+
+def _filled(layout: tuple[Any, list[Any]] | None, flat: Iterator[Any]) -> Any:
+    """The next flat argument, or a NamedTuple of as many as it has fields."""
+    if layout is None:
+        return next(flat)
+    kind, fields = layout
+    return kind(*[_filled(field, flat) for field in fields])
 
 
 def _listed(results: Tensor | Tensors) -> Tensors:

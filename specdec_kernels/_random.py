@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._codes import PURPOSES, Purpose
+from ._codes import COIN_PURPOSE, PURPOSES, TARGET_PURPOSE, Purpose
 from ._types import RngKey
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -45,12 +45,11 @@ def philox(key: tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor, Tensor, Te
     return c0, c1, c2, c3
 
 
-def _blocks(
-    seed: Tensor, position: Tensor, step: Tensor | None, purpose: int, lane: Tensor | None, block: Tensor
-) -> Tensor:
-    """Philox blocks [batch, n, 4] of block [n] or [batch, n]; seed, position, step, lane are int64 [batch]."""
+def _blocks(rng: RngKey, purpose: int, lane: Tensor | None, block: Tensor) -> Tensor:
+    """Philox blocks [batch, n, 4] of block [n] or [batch, n]; lane is int64 [batch]."""
+    seed, position, step = rng
     zero = torch.zeros_like(seed)
-    step = zero if step is None else step
+    step = zero if step is None or purpose == TARGET_PURPOSE else step  # plain decoding knows no steps
     lane = zero if lane is None else lane
     key = ((seed & _LOW)[:, None], ((seed >> 32) & _LOW)[:, None])
     tag = (purpose + 4 * lane) & _LOW
@@ -58,20 +57,16 @@ def _blocks(
     return torch.stack(torch.broadcast_tensors(*philox(key, counter)), dim=-1)
 
 
-def words(
-    seed: Tensor, position: Tensor, step: Tensor | None, purpose: int, lane: Tensor | None, index: Tensor
-) -> Tensor:
+def words(rng: RngKey, purpose: int, lane: Tensor | None, index: Tensor) -> Tensor:
     """Words [batch, n] (int64, 0 .. 2^32 - 1) of arbitrary indices [n] or [batch, n]."""
-    blocks = _blocks(seed, position, step, purpose, lane, index >> 2)
-    return blocks.gather(-1, (index & 3).expand(len(seed), -1)[..., None]).squeeze(-1)
+    blocks = _blocks(rng, purpose, lane, index >> 2)
+    return blocks.gather(-1, (index & 3).expand(len(rng.seed), -1)[..., None]).squeeze(-1)
 
 
-def vocab_words(
-    seed: Tensor, position: Tensor, step: Tensor | None, purpose: int, lane: Tensor | None, vocab: int, first: int = 0
-) -> Tensor:
+def vocab_words(rng: RngKey, purpose: int, lane: Tensor | None, vocab: int, first: int = 0) -> Tensor:
     """Words [batch, vocab] of `vocab` ids from `first`, each Philox block evaluated once."""
-    block = torch.arange(first // 4, (first + vocab + 3) // 4, device=seed.device)
-    return _blocks(seed, position, step, purpose, lane, block).flatten(1)[:, first % 4 : first % 4 + vocab]
+    block = torch.arange(first // 4, (first + vocab + 3) // 4, device=rng.seed.device)
+    return _blocks(rng, purpose, lane, block).flatten(1)[:, first % 4 : first % 4 + vocab]
 
 
 def random_words(rng: RngKey, *, purpose: Purpose, index: Tensor, lane: int = 0) -> Tensor:
@@ -95,15 +90,13 @@ def random_words(rng: RngKey, *, purpose: Purpose, index: Tensor, lane: int = 0)
     """
     if purpose not in PURPOSES:
         raise ValueError(f"random_words: purpose must be one of {sorted(PURPOSES)}, got {purpose!r}")
-    step = None if purpose == "target" else rng.step
-    lanes = torch.full_like(rng.seed, lane)
-    return words(rng.seed, rng.position, step, PURPOSES[purpose], lanes, index.to(torch.int64))
+    return words(rng, PURPOSES[purpose], torch.full_like(rng.seed, lane), index.to(torch.int64))
 
 
-def coin(seed: Tensor, position: Tensor, step: Tensor | None, index: Tensor | None = None) -> Tensor:
+def coin(rng: RngKey, index: Tensor | None = None) -> Tensor:
     """Acceptance coin of each request: a float32 multiple of 2^-24 in [0, 1); index [batch] is 0 in a chain."""
-    index = torch.zeros_like(seed) if index is None else index
-    word = words(seed, position, step, PURPOSES["coin"], None, index[:, None])
+    index = torch.zeros_like(rng.seed) if index is None else index
+    word = words(rng, COIN_PURPOSE, None, index[:, None])
     return (word[:, 0] >> 8).float() * 2.0**-24
 
 

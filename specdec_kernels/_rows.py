@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from . import _random
+from ._types import Sampling
 
 TINY = 2.0**-126  # smallest normal float32: residual weights below it do not compete
 _INF = float("inf")
@@ -62,15 +63,9 @@ class Distribution(NamedTuple):
         return torch.where(self.bad, float("nan"), value)
 
 
-def parameters(
-    batch: int,
-    device: torch.device,
-    temperature: Tensor | None,
-    top_k: Tensor | None,
-    top_p: Tensor | None,
-    min_p: Tensor | None,
-) -> Parameters:
+def parameters(batch: int, device: torch.device, sampling: Sampling) -> Parameters:
     """Fill in what is off and turn bad values into greedy requests."""
+    temperature, top_k, top_p, min_p = sampling
     t = torch.ones(batch, device=device) if temperature is None else temperature
     k = torch.zeros(batch, dtype=torch.int64, device=device) if top_k is None else top_k.to(torch.int64)
     p = torch.ones(batch, device=device) if top_p is None else top_p

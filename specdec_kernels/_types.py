@@ -1,4 +1,4 @@
-"""Inputs of a call: sampling parameters and random number keys of each request."""
+"""Inputs of a call: sampling parameters and random number keys of each request, and arguments in their order."""
 
 from __future__ import annotations
 
@@ -80,3 +80,78 @@ class CandidateTree(NamedTuple):
     parents: Tensor
     source: Tensor
     status: Tensor
+
+
+class SampleArguments(NamedTuple):
+    """What the backends of `sample` get."""
+
+    logits: Tensor
+    sampling: Sampling
+    rng: RngKey
+    purpose: int
+    num_samples: int
+    lane: Tensor | None
+    exclude_ids: Tensor | None
+    token_map: Tensor | None
+    allowed: Tensor | None
+    logprobs_mode: int
+
+
+class ResidualArguments(NamedTuple):
+    """What the backends of `residual_probs` and `residual_sample` get."""
+
+    target_logits: Tensor
+    draft_logits: Tensor | None
+    a: Tensor
+    b: Tensor
+    sampling: Sampling
+    draft_sampling: Sampling
+    token_map: Tensor | None
+    allowed: Tensor | None
+    draft_ids: Tensor | None
+
+
+class ChainArguments(NamedTuple):
+    """What the backends of `verify_chain` get."""
+
+    draft_ids: Tensor
+    target_logits: Tensor
+    draft_logits: Tensor | None
+    draft_logsumexp: Tensor | None
+    draft_threshold: Tensor | None
+    cu_draft: Tensor | None
+    max_draft: int
+    sampling: Sampling
+    draft_sampling: Sampling
+    rng: RngKey
+    rule: int
+    over_acceptance: float
+    rejected_from_target: bool
+    token_map: Tensor | None
+    allowed: Tensor | None
+    typical_epsilon: float
+    typical_delta: float
+    top_m: int
+    max_distance: int
+    min_block: int
+    logprobs_mode: int
+
+
+class TreeArguments(NamedTuple):
+    """What the backends of `verify_tree` get."""
+
+    token_ids: Tensor
+    parents: Tensor
+    target_logits: Tensor
+    draft_logits: Tensor | None
+    max_depth: int
+    sampling: Sampling
+    draft_sampling: Sampling
+    rng: RngKey
+    rule: int
+    replacement: bool
+    token_map: Tensor | None
+    allowed: Tensor | None
+    typical_epsilon: float
+    typical_delta: float
+    logprobs_mode: int

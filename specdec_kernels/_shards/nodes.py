@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from .. import _random, _trees
-from .._codes import TARGET_PURPOSE
+from .._codes import RAW_LOGPROBS
 from .._rows import Distribution, Parameters
 from .._trees import Tree
+from .._types import ChainArguments, RngKey, TreeArguments
 from . import distributions, races
 from .distributions import Rows
 from .group import Shards
@@ -47,16 +48,16 @@ class Nodes:
     """Arguments of one call and the numbers of its first exchange."""
 
     def __init__(
-        self, shards: Shards, tree: Tree, ids: Tensor, target_logits: Tensor, target: Parameters,
-        filters: tuple[bool, bool, bool], drafted: Drafted | None, rng: tuple[Tensor, Tensor, Tensor | None],
-        token_map: Tensor | None, allowed: Tensor | None, scored: Parameters | None, logprobs_mode: int,
+        self, shards: Shards, given: ChainArguments | TreeArguments, tree: Tree, ids: Tensor, target_logits: Tensor,
+        target: Parameters, filters: tuple[bool, bool, bool], drafted: Drafted | None, allowed: Tensor | None,
+        scored: Parameters | None,
     ) -> None:  # fmt: skip
         """`scored`: parameters of the distribution for the log-probabilities, if it is not the target's."""
         if drafted is not None and drafted.logits.shape[1] == 0:
             drafted = None
         self.shards, self.tree, self.ids = shards, tree, ids
         self.target, self.drafted = target, drafted
-        self.seed, self.position, self.step = rng
+        self.rng = given.rng
         self.batch, self.nodes = ids.shape
         self.request = torch.arange(self.batch, device=ids.device)
         self.outside = tree.present & ((ids < -1) | (ids >= shards.size))
@@ -67,19 +68,19 @@ class Nodes:
         self.has_draft_row = no_row if drafted is None else ~(target.greedy | drafted.parameter.greedy)
 
         request = self.request[:, None].expand_as(ids).flatten()
-        given = pad(target_logits.flatten(0, 1), shards.widest)
-        masked = mask_allowed(shards, given, allowed)
+        padded = pad(target_logits.flatten(0, 1), shards.widest)
+        masked = mask_allowed(shards, padded, allowed)
         tables = [Rows(masked, distributions.expand(target, request), *filters)]
         items = [self._item(masked)]
         if drafted is not None:
-            rows = self._draft_rows(drafted.logits, token_map)
+            rows = self._draft_rows(drafted.logits, given.token_map)
             of = self.request[:, None].expand(-1, drafted.logits.shape[1]).flatten()
             if drafted.stats is None:
                 tables.append(Rows(rows, distributions.expand(drafted.parameter, of), *drafted.filters))
             items.append(self._item(rows))
             self.draft_rows = rows
         if scored is not None:
-            rows = given if logprobs_mode == 2 else masked
+            rows = padded if given.logprobs_mode == RAW_LOGPROBS else masked
             tables.append(Rows(rows, distributions.expand(scored, request), False, False, False))
             items.append(self._item(rows))
         finish = distributions.begin(shards, tables, *items)
@@ -99,13 +100,17 @@ class Nodes:
         self._read_draft(found, logits)
         self.scored = found.pop(0) if scored is not None else self.distribution
         self.x_logit = (logits[-1] if scored is not None else logits[0]).amax(0)
-        self.scored_rows = tables[0 if scored is None else -1].logits if logprobs_mode else None
+        self.scored_rows = tables[0 if scored is None else -1].logits if given.logprobs_mode else None
 
     def _coins(self, offset: Tensor, index: Tensor) -> Tensor:
         """Coins [batch, nodes]."""
-        rng = [self.seed, self.position, torch.zeros_like(self.seed) if self.step is None else self.step]
-        seed, position, step = (n[:, None].expand_as(index).flatten() for n in rng)
-        return _random.coin(seed, position + offset.flatten(), step, index.flatten()).view(index.shape)
+        return _random.coin(self._keys(offset), index.flatten()).view(index.shape)
+
+    def _keys(self, offset: Tensor) -> RngKey:
+        """Keys [batch * chosen] of positions behind the first, offset [batch, chosen]."""
+        seed, position = (part[:, None].expand_as(offset).flatten() for part in self.rng[:2])
+        step = None if self.rng.step is None else self.rng.step[:, None].expand_as(offset).flatten()
+        return RngKey(seed, position + offset.flatten(), step)
 
     def _draft_rows(self, logits: Tensor, token_map: Tensor | None) -> Tensor:
         """Draft rows [rows, columns] by target id; NaN, which makes them bad, where the map names another rank's id.
@@ -212,10 +217,7 @@ class Nodes:
 
     def words(self, rows: Tensor, purpose: int) -> Tensor:
         """Words [batch * chosen, widest] of the tokens after chosen rows."""
-        position = (self.position[:, None] + self.tree.depth.clamp(min=0).gather(1, rows)).flatten()
-        seed = self.seed[:, None].expand_as(rows).flatten()
-        step = None if purpose == TARGET_PURPOSE or self.step is None else self.step[:, None].expand_as(rows).flatten()
-        return races.words(self.shards, seed, position, step, purpose)
+        return races.words(self.shards, self._keys(self.tree.depth.clamp(min=0).gather(1, rows)), purpose)
 
     @property
     def every(self) -> Tensor:

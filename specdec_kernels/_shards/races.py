@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import _random, _rows
+from .._types import RngKey
 from .group import Shards
 
 _INF = float("inf")
@@ -20,11 +21,9 @@ class Winner(NamedTuple):
     logit: Tensor  # float32 [rows, count]
 
 
-def words(
-    shards: Shards, seed: Tensor, position: Tensor, step: Tensor | None, purpose: int, lane: Tensor | None = None
-) -> Tensor:  # fmt: skip
+def words(shards: Shards, rng: RngKey, purpose: int, lane: Tensor | None = None) -> Tensor:
     """Words [rows, widest] of this rank's ids."""
-    return _random.vocab_words(seed, position, step, purpose, lane, shards.widest, first=shards.first)
+    return _random.vocab_words(rng, purpose, lane, shards.widest, first=shards.first)
 
 
 def plain(logits: Tensor, inv_t: Tensor, competes: Tensor, word: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from .. import _random, _rows
-from .._codes import TARGET_PURPOSE, Status
+from .._codes import RAW_LOGPROBS, Status
 from .._rows import Distribution
+from .._types import SampleArguments, Sampling
 from . import distributions, races
 from .distributions import Rows
 from .group import Shards
@@ -27,6 +28,11 @@ def mask_allowed(shards: Shards, logits: Tensor, allowed: Tensor | None) -> Tens
     return torch.where(bit == 1, logits, -torch.inf)
 
 
+def filters(sampling: Sampling) -> tuple[bool, bool, bool]:
+    """Which of top-k, top-p, min-p may be on."""
+    return sampling.top_k is not None, sampling.top_p is not None, sampling.min_p is not None
+
+
 def log_probability(distribution: Distribution, logit: Tensor) -> Tensor:
     """float32 [rows, ...]: log-probability of ids, given their logits; NaN where the row is bad."""
     shape = (-1, *[1] * (logit.dim() - 1))
@@ -36,51 +42,32 @@ def log_probability(distribution: Distribution, logit: Tensor) -> Tensor:
     return torch.where(distribution.bad.view(shape), float("nan"), value)
 
 
-def sample(
-    shards: Shards,
-    logits: Tensor,
-    temperature: Tensor | None,
-    top_k: Tensor | None,
-    top_p: Tensor | None,
-    min_p: Tensor | None,
-    seed: Tensor,
-    position: Tensor,
-    step: Tensor | None,
-    purpose: int,
-    num_samples: int,
-    lane: Tensor | None,
-    exclude_ids: Tensor | None,
-    token_map: Tensor | None,
-    allowed: Tensor | None,
-    logprobs_mode: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """See `specdec_kernels.sample`; the arguments of its reference behind the shards."""
+def sample(shards: Shards, given: SampleArguments) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """See `specdec_kernels.sample`."""
+    logits, token_map = given.logits, given.token_map
     batch, device = logits.shape[0], logits.device
-    parameter = _rows.parameters(batch, device, temperature, top_k, top_p, min_p)
-    given = pad(logits, shards.widest)
-    tables = [
-        Rows(mask_allowed(shards, given, allowed), parameter, top_k is not None, top_p is not None, min_p is not None)
-    ]
-    if logprobs_mode == 2:
-        tables.append(Rows(given, _rows.parameters(batch, device, None, None, None, None), False, False, False))
+    parameter = _rows.parameters(batch, device, given.sampling)
+    padded = pad(logits, shards.widest)
+    tables = [Rows(mask_allowed(shards, padded, given.allowed), parameter, *filters(given.sampling))]
+    if given.logprobs_mode == RAW_LOGPROBS:
+        tables.append(Rows(padded, _rows.parameters(batch, device, Sampling()), *filters(Sampling())))
     finish = distributions.begin(shards, tables)
 
-    step = None if purpose == TARGET_PURPOSE else step
     ids = shards.columns(device)
     if token_map is None:
-        word = races.words(shards, seed, position, step, purpose, lane)
+        word = races.words(shards, given.rng, given.purpose, given.lane)
     else:
         ids = torch.nn.functional.pad(token_map.long(), (0, shards.widest - logits.shape[1]))
-        word = _random.words(seed, position, step, purpose, lane, ids)
+        word = _random.words(given.rng, given.purpose, given.lane, ids)
     excluded = torch.zeros(batch, shards.widest, dtype=torch.bool, device=device)
-    if exclude_ids is not None:
-        for j in range(exclude_ids.shape[1]):
-            excluded = excluded | (ids == exclude_ids[:, j : j + 1])
+    if given.exclude_ids is not None:
+        for j in range(given.exclude_ids.shape[1]):
+            excluded = excluded | (ids == given.exclude_ids[:, j : j + 1])
     (distribution, *raw), _ = finish()
 
     score, ran = races.plain(distribution.logits, distribution.inv_t, distribution.kept & ~excluded, word)
     source = raw[0] if raw else distribution
-    message = races.best(score, ran, ids, source.logits, num_samples)
+    message = races.best(score, ran, ids, source.logits, given.num_samples)
     won = races.winner(*shards.send(*message)())
     drawn = (won.ids >= 0) & ~distribution.bad[:, None]
     status = torch.where(parameter.bad, Status.BAD_SAMPLING, 0)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ... import _chains, _rows
 from ..._codes import Status
+from ..._types import Sampling
 
 
 def acceptance_ratios(
@@ -15,22 +16,16 @@ def acceptance_ratios(
     draft_logits: Tensor | None,
     cu_draft: Tensor | None,
     max_draft: int,
-    temperature: Tensor | None,
-    top_k: Tensor | None,
-    top_p: Tensor | None,
-    min_p: Tensor | None,
-    draft_temperature: Tensor | None,
-    draft_top_k: Tensor | None,
-    draft_top_p: Tensor | None,
-    draft_min_p: Tensor | None,
+    sampling: Sampling,
+    draft_sampling: Sampling,
     token_map: Tensor | None,
     allowed: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `specdec_kernels.acceptance_ratios`."""
     chains = _chains.chains(draft_ids, target_logits, draft_logits, cu_draft, max_draft)
     batch, device, vocab = chains.ids.shape[0], draft_ids.device, target_logits.shape[-1]
-    target = _rows.parameters(batch, device, temperature, top_k, top_p, min_p)
-    draft = _rows.parameters(batch, device, draft_temperature, draft_top_k, draft_top_p, draft_min_p)
+    target = _rows.parameters(batch, device, sampling)
+    draft = _rows.parameters(batch, device, draft_sampling)
     has_rows = chains.has_draft_rows()
     bad_sampling = target.bad | (draft.bad & chains.has_drafts(vocab)) if has_rows else target.bad
     status = torch.where(chains.bad, Status.BAD_LAYOUT, 0) | torch.where(bad_sampling, Status.BAD_SAMPLING, 0)

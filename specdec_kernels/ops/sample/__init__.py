@@ -125,5 +125,5 @@ def sample(
     allowed = check.allowed(allowed, batch, vocab if shards is None else shards.size)
     arguments = (logits, *sampling, *rng, code, num_samples, lanes, exclude_ids, token_map, allowed, mode)
     if shards is not None:
-        return SampleResult(*op.deliver(arguments, _shards.sample(shards, *arguments), out))
+        return SampleResult(*op.deliver(arguments, _shards.sample(shards, *op.structured(arguments)), out))
     return SampleResult(*op(*arguments, device=logits.device, backend=backend, out=out))

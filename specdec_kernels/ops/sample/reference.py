@@ -6,46 +6,31 @@ import torch
 from torch import Tensor
 
 from ... import _random, _rows
-from ..._codes import TARGET_PURPOSE, Status
+from ..._codes import RAW_LOGPROBS, Status
+from ..._types import SampleArguments, Sampling
 
 _INF = float("inf")
 
 
-def sample(
-    logits: Tensor,
-    temperature: Tensor | None,
-    top_k: Tensor | None,
-    top_p: Tensor | None,
-    min_p: Tensor | None,
-    seed: Tensor,
-    position: Tensor,
-    step: Tensor | None,
-    purpose: int,
-    num_samples: int,
-    lane: Tensor | None,
-    exclude_ids: Tensor | None,
-    token_map: Tensor | None,
-    allowed: Tensor | None,
-    logprobs_mode: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def sample(given: SampleArguments) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """See `specdec_kernels.sample`."""
+    logits, token_map, num_samples = given.logits, given.token_map, given.num_samples
     batch, vocab = logits.shape
-    parameter = _rows.parameters(batch, logits.device, temperature, top_k, top_p, min_p)
-    distribution = _rows.distribution(logits, parameter, allowed)
+    parameter = _rows.parameters(batch, logits.device, given.sampling)
+    distribution = _rows.distribution(logits, parameter, given.allowed)
     status = torch.where(parameter.bad, Status.BAD_SAMPLING, 0)
     status = status | torch.where(distribution.bad, Status.BAD_TARGET, 0)
 
-    step = None if purpose == TARGET_PURPOSE else step
     columns = torch.arange(vocab, device=logits.device)
     ids = columns if token_map is None else token_map.long()
     if token_map is None:
-        word = _random.vocab_words(seed, position, step, purpose, lane, vocab)
+        word = _random.vocab_words(given.rng, given.purpose, given.lane, vocab)
     else:
-        word = _random.words(seed, position, step, purpose, lane, ids)
+        word = _random.words(given.rng, given.purpose, given.lane, ids)
     excluded = torch.zeros_like(distribution.kept)
-    if exclude_ids is not None:
-        for j in range(exclude_ids.shape[1]):
-            excluded = excluded | (ids == exclude_ids[:, j : j + 1])
+    if given.exclude_ids is not None:
+        for j in range(given.exclude_ids.shape[1]):
+            excluded = excluded | (ids == given.exclude_ids[:, j : j + 1])
     score = _rows.plain_scores(distribution, word, excluded)
     # A row whose scores all overflowed falls back to its largest logits.
     overflowed = score.amax(1, keepdim=True) == -_INF
@@ -60,8 +45,8 @@ def sample(
     token_ids[:, : order.shape[1]] = torch.where(drawn, ids[order], -1)
     logprobs = logits.new_zeros((batch, num_samples), dtype=torch.float32)
     source = distribution
-    if logprobs_mode == 2:
-        source = _rows.distribution(logits, _rows.parameters(batch, logits.device, None, None, None, None))
+    if given.logprobs_mode == RAW_LOGPROBS:
+        source = _rows.distribution(logits, _rows.parameters(batch, logits.device, Sampling()))
     for j in range(order.shape[1]):
         logprobs[:, j] = torch.where(drawn[:, j], source.logprob(order[:, j]), 0.0)
     nan = torch.full_like(distribution.maximum, float("nan"))

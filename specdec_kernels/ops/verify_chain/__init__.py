@@ -171,15 +171,15 @@ def verify_chain(
     for knob, value, least in (("top_m", top_m, 1), ("min_block", min_block, 1), ("max_distance", max_distance, 0)):
         check.size(knob, value, least)
     typical = check.number("typical_epsilon", typical_epsilon, 0), check.number("typical_delta", typical_delta, 0)
-    head = (draft_ids, target_logits, draft_logits, *stats, cu_draft, width, *sampling, *drafted, *rng)
-    tail = (
+    arguments = (
+        draft_ids, target_logits, draft_logits, *stats, cu_draft, width, *sampling, *drafted, *rng, code,
         over_acceptance, from_target, token_map, allowed, *typical, top_m, max_distance, min_block, mode,
     )  # fmt: skip
     outputs = _outputs(out, mode)
     if shards is not None:
-        results = op.deliver((*head, code, *tail), _shards.verify_chain(shards, *head, rule, *tail), outputs)
+        results = op.deliver(arguments, _shards.verify_chain(shards, *op.structured(arguments)), outputs)
     else:
-        results = op(*head, code, *tail, device=draft_ids.device, backend=backend, out=outputs)
+        results = op(*arguments, device=draft_ids.device, backend=backend, out=outputs)
     token_ids, num_accepted, status, logprob = results
     return ChainResult(token_ids, num_accepted, status, logprob if mode else None)
 

@@ -13,6 +13,7 @@ from ... import _chains, _random, _rows
 from ..._chains import Chains
 from ..._codes import CHAIN_RULES, NO_LOGPROBS, PROCESSED_LOGPROBS, RESIDUAL_PURPOSE, TARGET_PURPOSE, Status
 from ..._rows import Distribution, Parameters
+from ..._types import ChainArguments, RngKey, Sampling
 
 RATIO, BLOCK, MATCH, GREEDY, TYPICAL, TOPM, DISTANCE = CHAIN_RULES.values()
 NOTHING, PLAIN, RESIDUAL = 0, 1, 2  # how the next token is drawn
@@ -21,20 +22,18 @@ NOTHING, PLAIN, RESIDUAL = 0, 1, 2  # how the next token is drawn
 class _Call:
     """Arguments of one call, prepared; distributions of the rows on demand."""
 
-    def __init__(
-        self, chains: Chains, target: Parameters, draft: Parameters, stats: tuple[Tensor, Tensor] | None,
-        rng: tuple[Tensor, Tensor, Tensor | None], token_map: Tensor | None, allowed: Tensor | None,
-    ) -> None:  # fmt: skip
-        self.chains, self.target, self.draft, self.stats = chains, target, draft, stats
-        self.seed, self.position, self.step = rng
-        self.token_map, self.allowed = token_map, allowed
+    def __init__(self, given: ChainArguments, chains: Chains, target: Parameters, draft: Parameters) -> None:
+        self.given, self.chains, self.target, self.draft = given, chains, target, draft
+        self.stats: tuple[Tensor, Tensor] | None = None
+        if given.draft_logsumexp is not None and given.draft_threshold is not None:
+            self.stats = (given.draft_logsumexp, given.draft_threshold)
         self.batch = chains.ids.shape[0]
         self.vocab = chains.target.shape[-1]
         # A greedy target never looks at the draft row: acceptance is equality with the argmax whatever q is.
         self.has_draft_row = ~(target.greedy | draft.greedy) & chains.has_draft_rows()
 
     def target_distribution(self, i: int | Tensor, parameter: Parameters | None = None) -> Distribution:
-        allowed = None if self.allowed is None else self.chains.allowed_at(self.allowed, i)
+        allowed = None if self.given.allowed is None else self.chains.allowed_at(self.given.allowed, i)
         return _rows.distribution(self.chains.target_at(i), parameter or self.target, allowed)
 
     def draft_probs(self, i: int | Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -50,7 +49,7 @@ class _Call:
             scaled = row.double() * distribution.inv_t.double()[:, None] - logsumexp.double()[:, None]
             probs = torch.where(row.float() >= threshold[:, None], scaled, -torch.inf).exp()
             bad = bad | ~logsumexp.isfinite()
-        q = _rows.to_target_ids(probs, self.token_map, self.vocab)
+        q = _rows.to_target_ids(probs, self.given.token_map, self.vocab)
         return torch.where(self.has_draft_row[:, None], q, point), bad & self.has_draft_row
 
     def draft_unreadable(self, i: int, x: Tensor) -> Tensor:
@@ -58,17 +57,19 @@ class _Call:
         if self.stats is None or not self.chains.has_draft_rows():
             return self.draft_probs(i, x)[1]
         row = self.chains.draft_at(i)
-        column = _column_of(x, self.token_map, row.shape[1])
+        column = _column_of(x, self.given.token_map, row.shape[1])
         logit = row.gather(1, column.clamp(min=0)[:, None]).squeeze(1)
         unreadable = ~self.chains.draft_at(i, self.stats[0]).isfinite() | ((column >= 0) & logit.isnan())
         return unreadable & self.has_draft_row
 
     def coin(self, i: int) -> Tensor:
-        return _random.coin(self.seed, self.position + i, self.step)
+        return _random.coin(self._key(i))
 
     def words(self, i: int | Tensor, purpose: int) -> Tensor:
-        step = None if purpose == TARGET_PURPOSE else self.step
-        return _random.vocab_words(self.seed, self.position + i, step, purpose, None, self.vocab)
+        return _random.vocab_words(self._key(i), purpose, None, self.vocab)
+
+    def _key(self, i: int | Tensor) -> RngKey:
+        return self.given.rng._replace(position=self.given.rng.position + i)
 
 
 def _column_of(x: Tensor, token_map: Tensor | None, draft_vocab: int) -> Tensor:
@@ -83,80 +84,47 @@ def _at(values: Tensor, x: Tensor) -> Tensor:
     return values.gather(1, x[:, None]).squeeze(1)
 
 
-def verify_chain(
-    draft_ids: Tensor,
-    target_logits: Tensor,
-    draft_logits: Tensor | None,
-    draft_logsumexp: Tensor | None,
-    draft_threshold: Tensor | None,
-    cu_draft: Tensor | None,
-    max_draft: int,
-    temperature: Tensor | None,
-    top_k: Tensor | None,
-    top_p: Tensor | None,
-    min_p: Tensor | None,
-    draft_temperature: Tensor | None,
-    draft_top_k: Tensor | None,
-    draft_top_p: Tensor | None,
-    draft_min_p: Tensor | None,
-    seed: Tensor,
-    position: Tensor,
-    step: Tensor | None,
-    rule: int,
-    over_acceptance: float,
-    rejected_from_target: bool,
-    token_map: Tensor | None,
-    allowed: Tensor | None,
-    typical_epsilon: float,
-    typical_delta: float,
-    top_m: int,
-    max_distance: int,
-    min_block: int,
-    logprobs_mode: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def verify_chain(given: ChainArguments) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """See `specdec_kernels.verify_chain`."""
-    chains = _chains.chains(draft_ids, target_logits, draft_logits, cu_draft, max_draft)
-    batch, device = chains.ids.shape[0], draft_ids.device
-    target = _rows.parameters(batch, device, temperature, top_k, top_p, min_p)
-    draft = _rows.parameters(batch, device, draft_temperature, draft_top_k, draft_top_p, draft_min_p)
+    chains = _chains.chains(*given[:3], given.cu_draft, given.max_draft)
+    batch, device, rule = chains.ids.shape[0], given.draft_ids.device, given.rule
+    target = _rows.parameters(batch, device, given.sampling)
+    draft = _rows.parameters(batch, device, given.draft_sampling)
     status = torch.where(chains.bad, Status.BAD_LAYOUT, 0)
     processed = target
     if rule in (GREEDY, TOPM, DISTANCE):  # argmax decoding reads no sampling parameter
-        processed = _rows.parameters(batch, device, None, None, None, None)
+        processed = _rows.parameters(batch, device, Sampling())
         target = processed._replace(greedy=torch.ones_like(processed.greedy))
     else:
         bad = target.bad
-        if draft_logits is not None and rule in (RATIO, BLOCK):
-            bad = bad | (draft.bad & ~target.greedy & chains.has_drafts(target_logits.shape[-1]))
+        if given.draft_logits is not None and rule in (RATIO, BLOCK):
+            bad = bad | (draft.bad & ~target.greedy & chains.has_drafts(given.target_logits.shape[-1]))
         status = status | torch.where(bad, Status.BAD_SAMPLING, 0)
-    stats = None if draft_logsumexp is None or draft_threshold is None else (draft_logsumexp, draft_threshold)
-    call = _Call(chains, target, draft, stats, (seed, position, step), token_map, allowed)
-    knobs = (over_acceptance, typical_epsilon, typical_delta, top_m, max_distance, min_block)
+    call = _Call(given, chains, target, draft)
     if rule == BLOCK:
         accepted, how, scale, status = _walk_block(call, status)
     else:
-        accepted, how, status = _walk(call, rule, knobs, processed, status)
+        accepted, how, status = _walk(call, processed, status)
         scale = torch.ones(batch, dtype=torch.float64, device=device)
-    if rejected_from_target:
+    if given.rejected_from_target:
         how = torch.where(how == RESIDUAL, PLAIN, how)
     purpose = TARGET_PURPOSE if rule == MATCH else RESIDUAL_PURPOSE
     token, how, status = _emit(call, accepted, how, scale, purpose, status)
 
-    columns = torch.arange(max_draft + 1, device=device)
+    columns = torch.arange(given.max_draft + 1, device=device)
     padded = torch.cat([chains.ids, chains.ids.new_full((batch, 1), -1)], dim=1)
     token_ids = torch.where(columns < accepted[:, None], padded, -1)
     drawn_here = (columns == accepted[:, None]) & (how != NOTHING)[:, None]
     token_ids = torch.where(drawn_here, token[:, None], token_ids)
-    logprobs = _logprobs(call, token_ids, processed, logprobs_mode)
-    return token_ids.to(draft_ids.dtype), accepted.int(), status.int(), logprobs
+    logprobs = _logprobs(call, token_ids, processed, given.logprobs_mode)
+    return token_ids.to(given.draft_ids.dtype), accepted.int(), status.int(), logprobs
 
 
-def _walk(
-    call: _Call, rule: int, knobs: tuple[float, float, float, int, int, int], processed: Parameters, status: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def _walk(call: _Call, processed: Parameters, status: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(accepted, how, status) of the rules that stop at the first rejection."""
+    rule = call.given.rule
     alive = ~call.chains.lost
-    accepted = torch.zeros_like(call.seed)
+    accepted = torch.zeros_like(call.given.rng.seed)
     how = torch.full_like(accepted, NOTHING)
     for i in range(call.chains.ids.shape[1] + 1):
         x = call.chains.ids[:, i] if i < call.chains.ids.shape[1] else torch.full_like(accepted, -1)
@@ -177,9 +145,9 @@ def _walk(
             q = _at(call.draft_probs(i, x)[0], x).float()
             status = status | torch.where(tested & (q == 0), Status.ZERO_DRAFT, 0)
             p = _at(row.probs(), x).float()
-            passes = (p > 0) & (q > 0) & (call.coin(i) * q < p + knobs[0])
+            passes = (p > 0) & (q > 0) & (call.coin(i) * q < p + call.given.over_acceptance)
         else:
-            passes = _passes(call, rule, i, row, x, knobs, processed)
+            passes = _passes(call, i, row, x, processed)
         how = torch.where(alive & ends, PLAIN, how)
         how = torch.where(tested & ~passes, RESIDUAL if rule == RATIO else PLAIN, how)
         alive = tested & passes
@@ -187,12 +155,9 @@ def _walk(
     return accepted, how, status
 
 
-def _passes(
-    call: _Call, rule: int, i: int, row: Distribution, x: Tensor, knobs: tuple[float, float, float, int, int, int],
-    processed: Parameters,
-) -> Tensor:  # fmt: skip
+def _passes(call: _Call, i: int, row: Distribution, x: Tensor, processed: Parameters) -> Tensor:
     """Acceptance of x by the rules that look at the target row alone."""
-    _, epsilon, delta, top_m, max_distance, min_block = knobs
+    given, rule = call.given, call.given.rule
     if rule == MATCH:
         return _rows.plain_draw(row, call.words(i, TARGET_PURPOSE)) == x
     if rule == GREEDY:
@@ -201,23 +166,24 @@ def _passes(
         probs = row.probs()
         entropy = -torch.special.xlogy(probs, probs).sum(1)
         p = _at(probs, x)
-        return (p > 0) & (p > torch.minimum(torch.full_like(p, epsilon), delta * (-entropy).exp()))
+        limit = torch.full_like(p, given.typical_epsilon).minimum(given.typical_delta * (-entropy).exp())
+        return (p > 0) & (p > limit)
     raw = call.target_distribution(i, processed).logits
     logit = _at(raw, x)
     if rule == TOPM:
         lower = torch.arange(call.vocab, device=x.device) < x[:, None]
         before = (raw > logit[:, None]) | ((raw == logit[:, None]) & lower)
-        near = before.sum(1) < top_m
+        near = before.sum(1) < given.top_m
     else:
-        near = (x - row.argmax).abs() <= max_distance
-    return logit.isfinite() & (near | (i < min_block - 1))
+        near = (x - row.argmax).abs() <= given.max_distance
+    return logit.isfinite() & (near | (i < given.min_block - 1))
 
 
 def _walk_block(call: _Call, status: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(accepted, how, scale of p in the residual, status) of block verification (algorithms: w, S, h, tau)."""
     width = call.chains.ids.shape[1]
     walking = ~call.chains.lost  # rows still examined
-    length = torch.zeros_like(call.seed)
+    length = torch.zeros_like(call.given.rng.seed)
     bonus_bad = torch.zeros_like(walking)
     w = [torch.ones(call.batch, dtype=torch.float64, device=status.device)]
     mass: list[Tensor] = []
@@ -290,7 +256,7 @@ def _logprobs(call: _Call, token_ids: Tensor, processed: Parameters, mode: int) 
     if mode == NO_LOGPROBS:
         return torch.empty(0, device=token_ids.device)
     out = torch.zeros(token_ids.shape, device=token_ids.device)
-    raw = _rows.parameters(call.batch, token_ids.device, None, None, None, None)
+    raw = _rows.parameters(call.batch, token_ids.device, Sampling())
     for i in range(token_ids.shape[1]):
         ids = token_ids[:, i]
         distribution = (

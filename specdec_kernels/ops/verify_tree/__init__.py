@@ -167,15 +167,17 @@ def verify_tree(
         check.size("max_children", max_children, 1)
         if shards is None or rule != "recursive":
             fail(name, "max_children", "None but for rule 'recursive' with a group", max_children)
-    head = (token_ids, parents, target_logits, draft_logits, max_depth, *sampling, *drafted, *rng)
     typical = check.number("typical_epsilon", typical_epsilon, 0), check.number("typical_delta", typical_delta, 0)
-    tail = (replacement, token_map, allowed, *typical, mode)
+    arguments = (
+        token_ids, parents, target_logits, draft_logits, max_depth, *sampling, *drafted, *rng, code, replacement,
+        token_map, allowed, *typical, mode,
+    )  # fmt: skip
     outputs = _outputs(out, mode)
     if shards is not None:
-        sharded = _shards.verify_tree(shards, max_children, *head, rule, *tail)
-        results = op.deliver((*head, code, *tail), sharded, outputs)
+        sharded = _shards.verify_tree(shards, max_children, *op.structured(arguments))
+        results = op.deliver(arguments, sharded, outputs)
     else:
-        results = op(*head, code, *tail, device=parents.device, backend=backend, out=outputs)
+        results = op(*arguments, device=parents.device, backend=backend, out=outputs)
     emitted, path, num_accepted, status, logprob = results
     return TreeResult(emitted, path, num_accepted, status, logprob if mode else None)
 

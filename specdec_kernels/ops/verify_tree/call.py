@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from ... import _random, _rows, _trees
-from ..._codes import NO_LOGPROBS, PROCESSED_LOGPROBS, TARGET_PURPOSE
+from ..._codes import NO_LOGPROBS, PROCESSED_LOGPROBS
 from ..._rows import Distribution, Parameters
 from ..._trees import Tree
+from ..._types import RngKey, Sampling, TreeArguments
 
 
 class Correction(NamedTuple):
@@ -25,24 +26,18 @@ class Correction(NamedTuple):
 class Call:
     """Arguments of one call, prepared."""
 
-    def __init__(
-        self, tree: Tree, ids: Tensor, target_logits: Tensor, draft_logits: Tensor | None, target: Parameters,
-        draft: Parameters, rng: tuple[Tensor, Tensor, Tensor | None], token_map: Tensor | None,
-        allowed: Tensor | None,
-    ) -> None:  # fmt: skip
-        """Keep the arguments; `tree` is checked, `ids` int64 [batch, nodes]."""
-        self.tree, self.ids, self.rank = tree, ids, _trees.ranks(tree)
-        self.target_logits, self.draft_logits = target_logits, draft_logits
-        self.target, self.draft = target, draft
-        self.seed, self.position, self.step = rng
-        self.token_map, self.allowed = token_map, allowed
+    def __init__(self, given: TreeArguments, tree: Tree, target: Parameters, draft: Parameters) -> None:
+        """Keep the arguments; `tree` is checked."""
+        self.given, self.target, self.draft = given, target, draft
+        self.tree, self.rank = tree, _trees.ranks(tree)
+        self.ids = ids = given.token_ids.long()
         self.batch, self.nodes = ids.shape
-        self.vocab = target_logits.shape[-1]
+        self.vocab = given.target_logits.shape[-1]
         self.slot = torch.arange(self.batch, device=ids.device)
         self.outside = tree.present & ((ids < -1) | (ids >= self.vocab))
         self.usable = tree.present & (ids >= 0) & (ids < self.vocab) & (tree.node > 0)
         # A greedy target never looks at the draft row: acceptance is equality with the argmax whatever q is.
-        self.has_draft_row = ~(target.greedy | draft.greedy) & (draft_logits is not None)
+        self.has_draft_row = ~(target.greedy | draft.greedy) & (given.draft_logits is not None)
 
     def children(self, node: Tensor) -> Tensor:
         """Children of one node a request, bool [batch, nodes]."""
@@ -60,33 +55,34 @@ class Call:
 
     def target_distribution(self, node: Tensor, parameter: Parameters | None = None) -> Distribution:
         """Distribution of the children of one node a request."""
-        allowed = None
-        if self.allowed is not None:
-            allowed = self.allowed[self.slot * self.nodes + node]
-        return _rows.distribution(self.target_logits[self.slot, node], parameter or self.target, allowed)
+        allowed = self.given.allowed
+        if allowed is not None:
+            allowed = allowed[self.slot * self.nodes + node]
+        return _rows.distribution(self.given.target_logits[self.slot, node], parameter or self.target, allowed)
 
     def draft_probs(self, node: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """(q over target ids float64 [batch, vocab], bad rows); a point mass at x where there is no draft row."""
         point = torch.nn.functional.one_hot(x, self.vocab).double()
-        if self.draft_logits is None:
+        if self.given.draft_logits is None:
             return point, torch.zeros_like(self.has_draft_row)
-        distribution = _rows.distribution(self.draft_logits[self.slot, node], self.draft)
-        q = _rows.to_target_ids(distribution.probs(), self.token_map, self.vocab)
+        distribution = _rows.distribution(self.given.draft_logits[self.slot, node], self.draft)
+        q = _rows.to_target_ids(distribution.probs(), self.given.token_map, self.vocab)
         return torch.where(self.has_draft_row[:, None], q, point), distribution.bad & self.has_draft_row
 
     def coin(self, node: Tensor) -> Tensor:
         """Coin of a candidate."""
-        return _random.coin(self.seed, self.position + at(self.tree.depth, node) - 1, self.step, at(self.rank, node))
+        return _random.coin(self._key(at(self.tree.depth, node) - 1), at(self.rank, node))
 
     def children_coin(self, node: Tensor) -> Tensor:
         """The one coin of all children of a node."""
-        return _random.coin(self.seed, self.position + at(self.tree.depth, node), self.step, at(self.rank, node))
+        return _random.coin(self._key(at(self.tree.depth, node)), at(self.rank, node))
 
     def words(self, node: Tensor, purpose: int) -> Tensor:
         """Words [batch, vocab] of the token after a node."""
-        step = None if purpose == TARGET_PURPOSE else self.step
-        position = self.position + at(self.tree.depth, node)
-        return _random.vocab_words(self.seed, position, step, purpose, None, self.vocab)
+        return _random.vocab_words(self._key(at(self.tree.depth, node)), purpose, None, self.vocab)
+
+    def _key(self, depth: Tensor) -> RngKey:
+        return self.given.rng._replace(position=self.given.rng.position + depth)
 
     def nothing_rejected(self) -> Correction:
         """The correction where nothing was tried yet."""
@@ -143,13 +139,13 @@ def logprobs(call: Call, path: Tensor, token_ids: Tensor, processed: Parameters,
     if mode == NO_LOGPROBS:
         return torch.empty(0, device=token_ids.device)
     out = torch.zeros(token_ids.shape, device=token_ids.device)
-    raw = _rows.parameters(call.batch, token_ids.device, None, None, None, None)
+    raw = _rows.parameters(call.batch, token_ids.device, Sampling())
     for i in range(token_ids.shape[1]):
         node, ids = path[:, i].clamp(min=0), token_ids[:, i]
         distribution = (
             call.target_distribution(node, processed)
             if mode == PROCESSED_LOGPROBS
-            else _rows.distribution(call.target_logits[call.slot, node], raw)
+            else _rows.distribution(call.given.target_logits[call.slot, node], raw)
         )
         out[:, i] = torch.where(ids >= 0, distribution.logprob(ids.clamp(min=0)), 0.0)
     return out

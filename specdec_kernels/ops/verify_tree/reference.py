@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ... import _rows, _trees
 from ..._codes import RESIDUAL_PURPOSE, TARGET_PURPOSE, TREE_RULES, Status
+from ..._types import Sampling, TreeArguments
 from . import walks
 from .call import Call, at, flag, has_candidates, has_twins, logprobs
 from .traversal import traverse
@@ -17,59 +18,36 @@ from .traversal import traverse
 MATCH, GREEDY, TYPICAL, RECURSIVE, GREEDY_MULTI_DRAFT, TARGET_ONLY, TRAVERSAL = TREE_RULES.values()
 
 
-def verify_tree(
-    token_ids: Tensor,
-    parents: Tensor,
-    target_logits: Tensor,
-    draft_logits: Tensor | None,
-    max_depth: int,
-    temperature: Tensor | None,
-    top_k: Tensor | None,
-    top_p: Tensor | None,
-    min_p: Tensor | None,
-    draft_temperature: Tensor | None,
-    draft_top_k: Tensor | None,
-    draft_top_p: Tensor | None,
-    draft_min_p: Tensor | None,
-    seed: Tensor,
-    position: Tensor,
-    step: Tensor | None,
-    rule: int,
-    replacement: bool,
-    token_map: Tensor | None,
-    allowed: Tensor | None,
-    typical_epsilon: float,
-    typical_delta: float,
-    logprobs_mode: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def verify_tree(given: TreeArguments) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """See `specdec_kernels.verify_tree`."""
-    batch, device = token_ids.shape[0], token_ids.device
-    vocab, ids = target_logits.shape[-1], token_ids.long()
-    tree = _trees.tree(parents, max_depth)
-    if not replacement:
+    batch, device = given.token_ids.shape[0], given.token_ids.device
+    vocab, ids = given.target_logits.shape[-1], given.token_ids.long()
+    rule, max_depth = given.rule, given.max_depth
+    tree = _trees.tree(given.parents, max_depth)
+    if not given.replacement:
         tree = _trees.root_only(tree, has_twins(tree, ids, vocab))
     status = torch.where(tree.bad, Status.BAD_LAYOUT, 0)
-    target = _rows.parameters(batch, device, temperature, top_k, top_p, min_p)
-    draft = _rows.parameters(batch, device, draft_temperature, draft_top_k, draft_top_p, draft_min_p)
+    target = _rows.parameters(batch, device, given.sampling)
+    draft = _rows.parameters(batch, device, given.draft_sampling)
     processed = target
     if rule == GREEDY:  # argmax decoding reads no sampling parameter
-        processed = _rows.parameters(batch, device, None, None, None, None)
+        processed = _rows.parameters(batch, device, Sampling())
         target = processed._replace(greedy=torch.ones_like(processed.greedy))
     else:
         bad = target.bad
-        if draft_logits is not None and rule in (RECURSIVE, GREEDY_MULTI_DRAFT, TRAVERSAL):
+        if given.draft_logits is not None and rule in (RECURSIVE, GREEDY_MULTI_DRAFT, TRAVERSAL):
             bad = bad | (draft.bad & ~target.greedy & has_candidates(tree, ids, vocab))
         status = flag(status, bad, Status.BAD_SAMPLING)
-    call = Call(tree, ids, target_logits, draft_logits, target, draft, (seed, position, step), token_map, allowed)
+    call = Call(given, tree, target, draft)
 
     purpose = TARGET_PURPOSE if rule == MATCH else RESIDUAL_PURPOSE
     if rule == TRAVERSAL:
         stand, token, status = traverse(call, max_depth, status)
     else:
         if rule == TYPICAL:
-            stand, left, status = walks.typical(call, typical_epsilon, typical_delta, status)
+            stand, left, status = walks.typical(call, status)
         elif rule == RECURSIVE:
-            stand, left, status = walks.recursive(call, replacement, status)
+            stand, left, status = walks.recursive(call, status)
         elif rule == GREEDY_MULTI_DRAFT:
             stand, left, status = walks.greedy_multi_draft(call, max_depth, status)
         elif rule == TARGET_ONLY:
@@ -87,5 +65,5 @@ def verify_tree(
     following = torch.nn.functional.pad(path[:, 1:], (0, 1), value=-1)
     tokens = torch.where(following >= 0, ids.gather(1, following.clamp(min=0)), -1)
     tokens = torch.where((column == accepted[:, None]) & ~lost[:, None], token[:, None], tokens)
-    logprob = logprobs(call, path, tokens, processed, logprobs_mode)
-    return tokens.to(token_ids.dtype), following.int(), accepted.int(), status.int(), logprob
+    logprob = logprobs(call, path, tokens, processed, given.logprobs_mode)
+    return tokens.to(given.token_ids.dtype), following.int(), accepted.int(), status.int(), logprob

@@ -56,7 +56,7 @@ def target_only(call: Call, max_depth: int, status: Tensor) -> Walk:
     return stand, left, status
 
 
-def typical(call: Call, epsilon: float, delta: float, status: Tensor) -> Walk:
+def typical(call: Call, status: Tensor) -> Walk:
     """Accepts x iff p(x) > min(epsilon, delta exp(-H(p))); the deepest accepted node, then the likeliest path."""
     alive = [torch.ones_like(call.slot, dtype=torch.bool)]
     score = [torch.zeros(call.batch, dtype=torch.float64, device=call.ids.device)]
@@ -70,7 +70,8 @@ def typical(call: Call, epsilon: float, delta: float, status: Tensor) -> Walk:
         probs = row.probs()
         entropy = -torch.special.xlogy(probs, probs).sum(1)
         p = at(probs, call.candidate(torch.full_like(call.slot, n)))
-        passes = (p > 0) & (p > torch.minimum(torch.full_like(p, epsilon), delta * (-entropy).exp()))
+        limit = torch.full_like(p, call.given.typical_epsilon).minimum(call.given.typical_delta * (-entropy).exp())
+        passes = (p > 0) & (p > limit)
         alive.append(here & call.usable[:, n] & ~row.bad & passes)
         score.append(at(torch.stack(score, 1), node) + p.clamp(min=1e-300).log())
     accepted, scores = torch.stack(alive, 1), torch.stack(score, 1)
@@ -81,7 +82,7 @@ def typical(call: Call, epsilon: float, delta: float, status: Tensor) -> Walk:
     return stand, call.nothing_rejected(), status
 
 
-def recursive(call: Call, replacement: bool, status: Tensor) -> Walk:
+def recursive(call: Call, status: Tensor) -> Walk:
     """Recursive rejection: children are tried in turn, each against what the rejections before it left of p and q.
 
     Scalar form. Before the first child of a node C = 0, Z = 1, Q = 0. Child x is accepted iff
@@ -119,7 +120,7 @@ def recursive(call: Call, replacement: bool, status: Tensor) -> Walk:
         by_scale = (probs - scale[:, None] * q).clamp(min=0).sum(1)
         by_mask = torch.where(tried, 0.0, probs).sum(1)
         mass = torch.where(rejected, torch.where(point, by_mask, by_scale), mass)
-        gone = torch.where(rejected & ~point & (not replacement), gone + qx, gone)
+        gone = torch.where(rejected & ~point & (not call.given.replacement), gone + qx, gone)
         left = Correction(
             left.rejected | rejected,
             torch.where(rejected, scale, left.scale),
