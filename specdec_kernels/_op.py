@@ -90,7 +90,7 @@ class Op:
         if out is not None:
             self._check_out(args, out, device)
         if chosen == "reference":
-            return self.deliver(args, self.reference(*self.structured(args)), out)
+            return _copied(self.reference(*self.structured(args)), out)
         if out is None and torch.compiler.is_compiling():
             return self._calls[chosen][0](*args)
         # The functional operator does the same, after a second trip through the dispatcher (25 us).
@@ -105,12 +105,9 @@ class Op:
 
     def deliver(self, args: tuple[Any, ...], results: Any, out: Tensors | None) -> Any:
         """Results that another spelling of the op gave for `args`; `out` receives them if given."""
-        if out is None:
-            return results
-        self._check_out(args, out, _listed(results)[0].device)
-        for have, value in zip(out, _listed(results), strict=True):
-            have.copy_(value)
-        return out
+        if out is not None:
+            self._check_out(args, out, _listed(results)[0].device)
+        return _copied(results, out)
 
     def _check_out(self, args: tuple[Any, ...], out: Tensors, device: torch.device) -> None:
         if not isinstance(out, tuple) or len(out) != len(self.results):
@@ -162,6 +159,15 @@ def _filled(layout: tuple[Any, list[Any]] | None, flat: Iterator[Any]) -> Any:
         return next(flat)
     kind, fields = layout
     return kind(*[_filled(field, flat) for field in fields])
+
+
+def _copied(results: Any, out: Tensors | None) -> Any:
+    """The results, or `out` with their values."""
+    if out is None:
+        return results
+    for have, value in zip(out, _listed(results), strict=True):
+        have.copy_(value)
+    return out
 
 
 def _listed(results: Tensor | Tensors) -> Tensors:

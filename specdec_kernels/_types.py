@@ -83,7 +83,7 @@ class CandidateTree(NamedTuple):
 
 
 class SampleArguments(NamedTuple):
-    """What the backends of `sample` get."""
+    """Arguments of `sample`, in the order of the schema."""
 
     logits: Tensor
     sampling: Sampling
@@ -98,7 +98,7 @@ class SampleArguments(NamedTuple):
 
 
 class ResidualArguments(NamedTuple):
-    """What the backends of `residual_probs` and `residual_sample` get."""
+    """Arguments of `residual_probs` and `residual_sample`, in the order of the schema."""
 
     target_logits: Tensor
     draft_logits: Tensor | None
@@ -112,7 +112,7 @@ class ResidualArguments(NamedTuple):
 
 
 class ChainArguments(NamedTuple):
-    """What the backends of `verify_chain` get."""
+    """Arguments of `verify_chain`, in the order of the schema."""
 
     draft_ids: Tensor
     target_logits: Tensor
@@ -138,7 +138,7 @@ class ChainArguments(NamedTuple):
 
 
 class TreeArguments(NamedTuple):
-    """What the backends of `verify_tree` get."""
+    """Arguments of `verify_tree`, in the order of the schema."""
 
     token_ids: Tensor
     parents: Tensor
