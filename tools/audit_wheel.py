@@ -14,7 +14,7 @@ import zipfile
 from pathlib import Path
 
 TAG = re.compile(r"-cp310-abi3-[a-z0-9_.]+\.whl$")
-PACKAGES = {"specdec_kernels", "specdec_loop", "specdec_vllm"}
+PACKAGES = {"specdec_kernels", "specdec_lab", "specdec_loop", "specdec_vllm"}
 RUNTIME = re.compile(r"@(GLIBC|GLIBCXX|CXXABI|GCC)_[0-9.]+$")
 STABLE_TORCH = re.compile(r"^(aoti_torch_|torch_)[a-z0-9_]+$")  # extern "C" names: never mangled, never _ZN2at...
 TOOLCHAIN = {"__gmon_start__", "_ITM_deregisterTMCloneTable", "_ITM_registerTMCloneTable"}  # weak, may stay empty
