@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 from check import assert_biased, assert_distribution
-from distributions import chain_distribution
+from exact_chains import chain_distribution
 from torch import Tensor
 from transformers.generation import candidate_generator, utils
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from .._codes import RESIDUAL_PURPOSE, Status
 from .group import added
 from .nodes import Nodes, at
-from .walks import End, choose, descend, finish, first, flag, of_parent, testable
+from .rules import End, choose, descend, finish, first, flag, of_parent, testable
 
 
 def block(nodes: Nodes, lost: Tensor, status: Tensor) -> tuple[End, Tensor]:

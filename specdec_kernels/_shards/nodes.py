@@ -16,8 +16,8 @@ from .._codes import RAW_LOGPROBS
 from .._rows import Distribution, Parameters
 from .._trees import Tree
 from .._types import ChainArguments, RngKey, TreeArguments
-from . import distributions, races
-from .distributions import Rows
+from . import races
+from .agreed import Rows, begin, expand
 from .group import Shards
 from .sample import mask_allowed, pad
 
@@ -70,20 +70,20 @@ class Nodes:
         request = self.request[:, None].expand_as(ids).flatten()
         padded = pad(target_logits.flatten(0, 1), shards.widest)
         masked = mask_allowed(shards, padded, allowed)
-        tables = [Rows(masked, distributions.expand(target, request), *filters)]
+        tables = [Rows(masked, expand(target, request), *filters)]
         items = [self._item(masked)]
         if drafted is not None:
             rows = self._draft_rows(drafted.logits, given.token_map)
             of = self.request[:, None].expand(-1, drafted.logits.shape[1]).flatten()
             if drafted.stats is None:
-                tables.append(Rows(rows, distributions.expand(drafted.parameter, of), *drafted.filters))
+                tables.append(Rows(rows, expand(drafted.parameter, of), *drafted.filters))
             items.append(self._item(rows))
             self.draft_rows = rows
         if scored is not None:
             rows = padded if given.logprobs_mode == RAW_LOGPROBS else masked
-            tables.append(Rows(rows, distributions.expand(scored, request), False, False, False))
+            tables.append(Rows(rows, expand(scored, request), False, False, False))
             items.append(self._item(rows))
-        finish = distributions.begin(shards, tables, *items)
+        finish = begin(shards, tables, *items)
 
         # While the message travels: what needs no logits.
         self.rank = _trees.ranks(tree)

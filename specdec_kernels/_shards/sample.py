@@ -9,8 +9,8 @@ from .. import _random, _rows
 from .._codes import RAW_LOGPROBS, Status
 from .._rows import Distribution
 from .._types import SampleArguments, Sampling
-from . import distributions, races
-from .distributions import Rows
+from . import races
+from .agreed import Rows, begin
 from .group import Shards
 
 
@@ -51,7 +51,7 @@ def sample(shards: Shards, given: SampleArguments) -> tuple[Tensor, Tensor, Tens
     tables = [Rows(mask_allowed(shards, padded, given.allowed), parameter, *filters(given.sampling))]
     if given.logprobs_mode == RAW_LOGPROBS:
         tables.append(Rows(padded, _rows.parameters(batch, device, Sampling()), *filters(Sampling())))
-    finish = distributions.begin(shards, tables)
+    finish = begin(shards, tables)
 
     ids = shards.columns(device)
     if token_map is None:

@@ -9,11 +9,11 @@ from .. import _chains, _rows, _trees
 from .._codes import CHAIN_RULES, NO_LOGPROBS, PROCESSED_LOGPROBS, RAW_LOGPROBS, TREE_RULES, Status
 from .._rows import Distribution, Parameters
 from .._types import ChainArguments, Sampling, TreeArguments
-from . import multi_round, walks
+from . import multi_round, rules
 from .group import Shards
 from .nodes import Drafted, Nodes, at
+from .rules import End, flag
 from .sample import filters, log_probability
-from .walks import End, flag
 
 ARGMAX_RULES = ("greedy", "topm", "distance")
 DRAFT_RULES = ("ratio", "block", "recursive", "greedy_multi_draft", "traversal")
@@ -115,15 +115,15 @@ def verify_chain(shards: Shards, given: ChainArguments) -> tuple[Tensor, Tensor,
 
 def _walk_chain(nodes: Nodes, given: ChainArguments, rule: str, status: Tensor) -> End:
     if rule == "ratio":
-        return walks.ratio(nodes, given.max_draft, given.over_acceptance, given.rejected_from_target, status)
+        return rules.ratio(nodes, given.max_draft, given.over_acceptance, given.rejected_from_target, status)
     if rule == "typical":
-        return walks.typical(nodes, given.typical_epsilon, given.typical_delta, status)
+        return rules.typical(nodes, given.typical_epsilon, given.typical_delta, status)
     if rule == "match":
-        return walks.match(nodes, given.max_draft, status)
+        return rules.match(nodes, given.max_draft, status)
     near = None
     if rule != "greedy":
-        near = walks.stern(nodes, rule, given.top_m, given.max_distance, given.min_block)
-    return walks.argmax(nodes, given.max_draft, status, near)
+        near = rules.stern(nodes, rule, given.top_m, given.max_distance, given.min_block)
+    return rules.argmax(nodes, given.max_draft, status, near)
 
 
 def verify_tree(
@@ -157,15 +157,15 @@ def verify_tree(
     elif rule == "recursive":
         end = multi_round.recursive(nodes, given.replacement, rounds, max_depth, status)
     elif rule == "typical":
-        end = walks.typical(nodes, given.typical_epsilon, given.typical_delta, status)
+        end = rules.typical(nodes, given.typical_epsilon, given.typical_delta, status)
     elif rule == "target_only":
-        end = walks.target_only(nodes, max_depth, status)
+        end = rules.target_only(nodes, max_depth, status)
     elif rule == "greedy_multi_draft":
-        end = walks.greedy_multi_draft(nodes, max_depth, status)
+        end = rules.greedy_multi_draft(nodes, max_depth, status)
     elif rule == "match":
-        end = walks.match(nodes, max_depth, status)
+        end = rules.match(nodes, max_depth, status)
     else:
-        end = walks.argmax(nodes, max_depth, status)
+        end = rules.argmax(nodes, max_depth, status)
     lost = at(nodes.bad, end.stand)
     status = flag(end.status, lost, Status.BAD_TARGET)
     tokens, path, accepted, logprobs = _result(nodes, end, lost, max_depth, mode)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import RngKey, random_words
-from . import _distributions
+from . import _draws
 
 
 def chain_speculative_sampling(
@@ -49,7 +49,7 @@ def chain_speculative_sampling(
         rng = (RngKey(seeds, offsets + i) for i in range(drafts + 1))
         words = torch.cat([random_words(n, purpose="coin", index=first) for n in rng], 1)
         coins = (words >> 8).float() * 2.0**-24
-    count, token, passes = _distributions.chain(ids, target_probs, draft_probs, coins[:, :drafts], coins[:, drafts])
+    count, token, passes = _draws.chain(ids, target_probs, draft_probs, coins[:, :drafts], coins[:, drafts])
     place = torch.arange(drafts + 1, device=device)
     padded = torch.nn.functional.pad(ids, (0, 1), value=-1)
     out = torch.where(place < count[:, None], padded, torch.where(place == count[:, None], token[:, None], -1))

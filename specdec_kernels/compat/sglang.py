@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .. import tree_layout, tree_links, tree_mask
-from . import _distributions
+from . import _draws
 
 FULL_MASK, QLEN_ONLY, QLEN_ONLY_BITPACKING = 0, 1, 2
 _Function = TypeVar("_Function", bound=Callable[..., None])
@@ -77,7 +77,7 @@ def chain_speculative_sampling_triton(
     batch, slots = candidates.shape
     ids, coins = candidates[:, 1:], uniform_samples[:, : slots - 1]
     arguments = (ids, target_probs, draft_probs[:, : slots - 1], coins, uniform_samples_for_final_sampling)
-    count, token = _distributions.block(*arguments) if block_verification else _distributions.chain(*arguments)[:2]
+    count, token = _draws.block(*arguments) if block_verification else _draws.chain(*arguments)[:2]
     path = torch.arange(slots, device=ids.device).expand(batch, -1)
     _write(predicts, accept_index, accept_token_num, candidates, retrive_index, path, count, token)
 
@@ -146,7 +146,7 @@ def tree_speculative_sampling_target_only(
     last = target_probs[row, last_node].float()
     here = tried & (parents == last_node[:, None])
     mass = torch.zeros_like(last).scatter_add_(1, token, torch.where(here, single, 0.0).float())
-    final = _distributions.draw((last - mass).clamp(min=0), uniform_samples_for_final_sampling, last)
+    final = _draws.draw((last - mass).clamp(min=0), uniform_samples_for_final_sampling, last)
     _write(predicts, accept_index, accept_token_num, candidates, retrive_index, path, count, final)
 
 

@@ -13,7 +13,7 @@ from check import assert_biased, assert_distribution
 from torch import Tensor
 
 from specdec_kernels import RngKey, Sampling, sample, use_backend, verify_chain
-from specdec_lab.lossless.distributions import constant_table, joint_counts, joint_distribution
+from specdec_lab.lossless.exact import constant_table, joint_counts, joint_distribution
 from specdec_lab.lossless.experiments import decode
 from specdec_lab.lossless.faults import confident
 from specdec_lab.lossless.procedures import PROCEDURES

@@ -13,7 +13,7 @@ from cases import FILTERS
 from specdec_kernels import Sampling, residual_probs, use_backend
 from specdec_lab.lossless import goodness
 from specdec_lab.lossless.acceptance import accepted_ids, expected_tokens, recursive_ids
-from specdec_lab.lossless.distributions import (
+from specdec_lab.lossless.exact import (
     constant_table,
     flat_table,
     joint_counts,

@@ -11,13 +11,13 @@ import pytest
 import torch
 from cases import FILTERS, make_rng
 from check import assert_biased, assert_distribution, assert_same
-from distributions import processed
+from exact_chains import processed
+from exact_trees import Rows, path_ids, tree_distribution
 from torch import Tensor
-from tree_distributions import Rows, path_ids, tree_distribution
 
 from specdec_kernels import RngKey, Sampling, batch_sd, sample, use_backend, verify_chain, verify_tree
 from specdec_kernels.ops.verify_tree import op  # noqa: F401  its backends are the ones that run here
-from specdec_lab.lossless.distributions import constant_table, joint_counts, joint_distribution
+from specdec_lab.lossless.exact import constant_table, joint_counts, joint_distribution
 from specdec_lab.lossless.experiments import decode
 from specdec_lab.lossless.procedures import Procedure
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from text_distributions import distribution, many, surprise, tiny
+from exact_texts import distribution, many, surprise, tiny
 from texts import text_of
 
 from specdec_kernels import RngKey, Sampling, sample

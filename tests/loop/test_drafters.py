@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from exact_texts import REQUESTS, distribution, many, surprise, tiny
 from head_models import feature_head, watch
 from models import model
-from text_distributions import REQUESTS, distribution, many, surprise, tiny
 from texts import prompts, text_of
 from torch import Tensor
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from exact_texts import distribution, many, surprise, tiny
 from head_models import DRAFTERS, HEADS, LOADS, config, draft_model, feature_head, medusa, watch
 from models import VOCAB, model
 from safetensors.torch import save_file
-from text_distributions import distribution, many, surprise, tiny
 from texts import assert_same, prompts, text_of
 from torch import Tensor
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer

@@ -13,7 +13,7 @@ import torch
 import transformers
 from callbacks import Banned, Counting, Heard, StopsAt
 from check import assert_distribution
-from distributions import processed
+from exact_chains import processed
 from models import VOCAB, WINDOW, model
 from texts import assert_same, prompts
 from torch import Tensor
@@ -30,7 +30,7 @@ from transformers.generation import (
 from specdec_kernels import Sampling
 from specdec_loop import Lookahead, PromptLookup, generate, hf
 from specdec_loop.drafters import NoDrafter
-from specdec_loop.hf.distributions import likely, split
+from specdec_loop.hf.processors import likely, split
 from tools.model_families import FAMILIES, build
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from cases import FILTERS, make_rng
 from check import assert_distribution
-from distributions import chain_distribution, joint_error, processed
+from exact_chains import chain_distribution, joint_error, processed
 from torch import Tensor
 
 from specdec_kernels import RngKey, Sampling, acceptance_ratios, residual_probs, verify_chain

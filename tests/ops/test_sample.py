@@ -8,7 +8,7 @@ import pytest
 import torch
 from cases import FILTERS, make_rng, mixed_sampling
 from check import assert_biased, assert_distribution, assert_same, of_the_reference
-from distributions import processed
+from exact_chains import processed
 from torch import Tensor
 
 from specdec_kernels import RngKey, SampleResult, Sampling, random_words, sample

@@ -9,8 +9,8 @@ import pytest
 import torch
 from cases import FILTERS, make_chain, make_rng
 from check import assert_same, of_the_reference
+from exact_trees import medusa_typical
 from tree_cases import TREE_RULES, TreeCase, make_tree
-from tree_distributions import medusa_typical
 
 from specdec_kernels import (
     ChainResult,

@@ -16,7 +16,7 @@ from specdec_loop.cli.arguments import default_model
 from specdec_loop.cli.errors import UserError, one_line
 
 from ..lossless import figures, report, texts
-from ..lossless.distributions import processed
+from ..lossless.exact import processed
 from ..lossless.experiments import Finding, judge
 from ..lossless.family import caught, fault_jobs, first_jobs, impossible, joint_jobs, run_all, stream_jobs
 from ..lossless.faults import FAULTS

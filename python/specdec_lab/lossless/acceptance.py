@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..theory import block_accepted
 from ..theory.tables import Table as Lookup
-from .distributions import Filters, Table, processed
+from .exact import Filters, Table, processed
 from .procedures import Procedure
 
 ENUMERABLE = 100_000

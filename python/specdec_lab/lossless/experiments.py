@@ -14,7 +14,7 @@ from specdec_kernels import RngKey
 
 from . import goodness
 from .acceptance import expected_tokens
-from .distributions import Filters, Table, distribution_of, joint_counts, joint_distribution, processed
+from .exact import Filters, Table, distribution_of, joint_counts, joint_distribution, processed
 from .procedures import Procedure, decode_step
 
 ALPHA = 0.01  # of the whole family: chance that a correct sampler fails somewhere

@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from .distributions import Filters, Table, constant_table, flat_table, random_table
+from .exact import Filters, Table, constant_table, flat_table, random_table
 from .experiments import Finding, follow
 from .faults import Fault, coins_of_zero
 from .goodness import fit

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specdec_kernels import RngKey, Sampling, random_words, residual_sample, sample
 
-from .distributions import Filters, processed, sampling_of
+from .exact import Filters, processed, sampling_of
 from .procedures import PROCEDURES, Procedure, Step, Verdict, verify
 
 

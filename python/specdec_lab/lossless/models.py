@@ -11,7 +11,7 @@ import transformers
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
-from .distributions import Table, flat_table
+from .exact import Table, flat_table
 
 PROMPTS = (
     'def read(self, size=-1):\n    """Read',

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .distributions import Filters, Table, flat_table, processed
+from .exact import Filters, Table, flat_table, processed
 from .experiments import Finding, judge
 from .family import SMALL, Job, small_tables
 from .samplers import load, method_of, refusal

@@ -21,7 +21,7 @@ from specdec_kernels import (
     verify_tree,
 )
 
-from .distributions import Filters, Table, sampling_of
+from .exact import Filters, Table, sampling_of
 
 
 class Step(NamedTuple):

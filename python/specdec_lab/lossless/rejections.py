@@ -13,7 +13,7 @@ from torch import Tensor
 from specdec_kernels import RngKey, Sampling, batch_sd, sample
 
 from ..theory import Markov, batch_rejections, bernoulli_improvement, uniform_improvement
-from .distributions import Table
+from .exact import Table
 from .goodness import normal_tail
 
 STATES, HORIZON = 7, 50  # the paper's simulation

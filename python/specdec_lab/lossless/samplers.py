@@ -22,7 +22,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from .distributions import Filters
+from .exact import Filters
 from .procedures import Procedure, Step, Verdict
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from specdec_kernels import RejectedFrom, RngKey, sample, verify_chain
 
-from .distributions import Filters, Table, distribution_of, joint_distribution, processed, sampling_of
+from .exact import Filters, Table, distribution_of, joint_distribution, processed, sampling_of
 from .experiments import decode
 from .goodness import fit, normal_tail
 from .models import load, next_tokens

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..drafters import Draft
 from ..generation import Hooks
 from ..sequences import Sequences
-from .distributions import Calls
+from .processors import Calls
 
 
 class Columns(Hooks):

@@ -18,7 +18,7 @@ from ..sequences import BAD_ROW
 from ..tree_cache import check_model
 from .caches import adopt, fill, has_rows
 from .columns import Columns
-from .distributions import likely, split
+from .processors import likely, split
 
 KNOWN = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "cache_position"}
 REFUSED = {"output_attentions", "output_hidden_states"}

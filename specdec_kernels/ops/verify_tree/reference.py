@@ -11,7 +11,7 @@ from torch import Tensor
 from ... import _rows, _trees
 from ..._codes import RESIDUAL_PURPOSE, TARGET_PURPOSE, TREE_RULES, Status
 from ..._types import Sampling, TreeArguments
-from . import walks
+from . import rules
 from .call import Call, at, flag, has_candidates, has_twins, logprobs
 from .traversal import traverse
 
@@ -45,15 +45,15 @@ def verify_tree(given: TreeArguments) -> tuple[Tensor, Tensor, Tensor, Tensor, T
         stand, token, status = traverse(call, max_depth, status)
     else:
         if rule == TYPICAL:
-            stand, left, status = walks.typical(call, status)
+            stand, left, status = rules.typical(call, status)
         elif rule == RECURSIVE:
-            stand, left, status = walks.recursive(call, status)
+            stand, left, status = rules.recursive(call, status)
         elif rule == GREEDY_MULTI_DRAFT:
-            stand, left, status = walks.greedy_multi_draft(call, max_depth, status)
+            stand, left, status = rules.greedy_multi_draft(call, max_depth, status)
         elif rule == TARGET_ONLY:
-            stand, left, status = walks.target_only(call, max_depth, status)
+            stand, left, status = rules.target_only(call, max_depth, status)
         else:
-            stand, left, status = walks.match(call, max_depth, purpose, status)
+            stand, left, status = rules.match(call, max_depth, purpose, status)
         token, empty = call.draw(stand, left, purpose, excludes=rule == TARGET_ONLY)
         status = flag(status, empty, Status.EMPTY_RESIDUAL)
     lost = call.target_distribution(stand).bad

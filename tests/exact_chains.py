@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specdec_lab.lossless.distributions import processed
+from specdec_lab.lossless.exact import processed
 
 __all__ = ["chain_distribution", "joint_error", "positive", "processed"]
 

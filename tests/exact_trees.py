@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Iterator
 
 import torch
-from distributions import positive
+from exact_chains import positive
 from torch import Tensor
 
 Rows = dict[tuple[int, ...], Tensor]

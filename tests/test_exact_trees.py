@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from distributions import chain_distribution
-from tree_distributions import (
+from exact_chains import chain_distribution
+from exact_trees import (
     ceiling,
     drafts,
     expected_accepted,
