@@ -114,7 +114,7 @@ SAMPLERS := $(addprefix --sampler bench.rivals.,eager lazy hf vllm_v1 vllm_mrv2 
 # Faults put into copies of the tree one at a time; an hour on 2 cores, an interrupted run goes on.
 mutants: $(BUILT)
 	$(PIP) install -r requirements/mutants.txt
-	$(BIN)/python -m tools.mutants
+	$(BIN)/python -m tests.mutants
 
 lossless: $(BUILT)
 	$(BIN)/python -m specdec_lab lossless
@@ -126,7 +126,7 @@ losslessness-page: $(BUILT)
 	  --experiments first next streams texts faults tradeoff batch $(SAMPLERS)
 
 models-page: $(BUILT)
-	$(BIN)/python tools/model_families.py --page docs/models.md
+	$(BIN)/python tests/model_families.py --page docs/models.md
 
 # -E: warnings are those of all pages, not of the changed ones. The notebook runs here.
 docs: $(BUILT) $(VENV)/installed-docs

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import model_families
 import pytest
 import torch
 import transformers
+from model_families import FAMILIES, as_table, build, row
 
 from specdec_loop.tree_cache import support
-from tools import model_families
-from tools.model_families import FAMILIES, as_table, build, row
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "models.md").read_text()
 

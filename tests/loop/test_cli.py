@@ -11,12 +11,12 @@ import pytest
 import torch
 import transformers
 from command_help import assert_light
+from model_families import FAMILIES, build
 from model_folders import save_model, save_tokenizer
 
 from specdec_loop.cli import arguments, main
 from specdec_loop.cli.measure import Case, all_cases, distinct
 from specdec_loop.methods import METHODS
-from tools.model_families import FAMILIES, build
 
 ROOT = Path(__file__).resolve().parents[2]
 

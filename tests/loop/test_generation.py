@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from head_models import feature_head
+from model_families import FAMILIES, LONGROPE, build
 from models import VOCAB, Sequential, model
 from texts import Scripted, assert_same, prompts
 
@@ -27,7 +28,6 @@ from specdec_loop import (
 )
 from specdec_loop.drafters import Draft, Drafter, EagleDynamicTree, SuffixOr
 from specdec_loop.sequences import Sequences
-from tools.model_families import FAMILIES, LONGROPE, build
 
 TOKENS = 24  # several steps of any drafter, and n-grams that come back
 DRAFTERS: dict[str, Callable[[], Drafter]] = {

@@ -14,6 +14,7 @@ import transformers
 from callbacks import Banned, Counting, Heard, StopsAt
 from check import assert_distribution
 from exact_chains import processed
+from model_families import FAMILIES, build
 from models import VOCAB, WINDOW, model
 from texts import assert_same, prompts
 from torch import Tensor
@@ -31,7 +32,6 @@ from specdec_kernels import Sampling
 from specdec_loop import Lookahead, PromptLookup, generate, hf
 from specdec_loop.drafters import NoDrafter
 from specdec_loop.hf.processors import likely, split
-from tools.model_families import FAMILIES, build
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKENS = 20

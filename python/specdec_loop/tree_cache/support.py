@@ -25,7 +25,7 @@ OTHER_LAYERS = {
     "minimax_m3_sparse": INDEX,
 }
 OFFSET = "its positions begin at pad_token_id + 1, those of a TreeCache begin at 0"
-MODEL_TYPES = {  # `tools/model_families.py` found that their texts differ, which nothing else here tells
+MODEL_TYPES = {  # `tests/model_families.py` found that their texts differ, which nothing else here tells
     "camembert": OFFSET,
     "data2vec-text": OFFSET,
     "doge": "its attention keeps the keys that score best among the slots of the cache, unused ones included",

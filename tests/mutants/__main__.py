@@ -86,7 +86,7 @@ class Tree:
 
 def main() -> int:
     """Run what is asked for; 1 where too few faults are caught."""
-    parser = argparse.ArgumentParser(prog="python -m tools.mutants", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("--only", default="", help="only mutants whose name holds this")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="copies of the tree at work")
     parser.add_argument("--python", default=sys.executable, help="interpreter that has torch and pytest")
@@ -140,9 +140,9 @@ def report(mutants: list[Mutant], verdicts: dict[str, str], known: dict[str, str
     survived = [m.name for m in mutants if verdicts[m.name] == "survived"]
     broken = [m.name for m in mutants if verdicts[m.name] == "does not compile"]
     for name in survived:
-        print(f"survived  {name}: {known.get(name, 'NOT EXPLAINED in tools/mutants/survivors.toml')}")
+        print(f"survived  {name}: {known.get(name, 'NOT EXPLAINED in tests/mutants/survivors.toml')}")
     for name in broken:
-        print(f"does not compile  {name}: mend tools/mutants/patches.toml")
+        print(f"does not compile  {name}: mend tests/mutants/patches.toml")
     equal = [name for name in survived if known.get(name, "").startswith("equivalent")]
     counted = len(mutants) - len(equal) - len(broken)
     caught = counted - (len(survived) - len(equal))
