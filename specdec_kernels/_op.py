@@ -76,9 +76,13 @@ class Op:
         self._calls[backend] = (getattr(getattr(getattr(torch.ops, NAMESPACE), self.name), backend), out_call)
         self.backends = tuple(self._calls)
 
-    def _triton_out(self, *args: Any) -> None:
-        module = importlib.import_module(".triton_kernel", self._package)
-        getattr(module, f"{self.name}_out")(*args)
+    def _triton_out(self, *args: Any) -> Any:
+        run = getattr(importlib.import_module(".triton_kernel", self._package), f"{self.name}_out")
+        device = args[-1].device  # of a result
+        if device.type == "cpu":  # interpreted
+            return run(*args)
+        with torch.cuda.device(device):  # Triton launches on the current device, whatever its tensors say
+            return run(*args)
 
     def overload(self, backend: str, *, out: bool = False) -> Any:
         """The torch operator of a backend."""

@@ -117,3 +117,17 @@ CALLS: dict[str, Callable[[int], Call]] = {
     "tree_attention": attended,
     **{op: cached(op) for op in ("compact_cache", "select_state", "rollback")},
 }
+
+
+def moved(value: Any, device: str) -> Any:
+    """Arguments or results on another device."""
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, CacheLayout):
+        return CacheLayout([t.to(device) for t in value.tensors], "blhd")  # of a layout: [batch, slot, head, byte]
+    if isinstance(value, dict):
+        return {name: moved(v, device) for name, v in value.items()}
+    if isinstance(value, tuple):
+        parts = [moved(v, device) for v in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    return value
