@@ -1,4 +1,4 @@
-"""python -m bench [op ...] [--quick | --full]: times every contender of every case in one run, and saves the table.
+"""python -m bench [op ...] [--quick]: times every contender of every case in one run, and saves the table.
 
 Ours and the rivals take turns (timing.py), each after its check against the reference. Rows are kept in
 bench/results/<machine>.json; a later run replaces the cases it measured again.
@@ -20,13 +20,12 @@ from .timing import interleave
 
 def run_case(case: Case, backends: list[str], seconds: float) -> dict[str, tuple[Measured, bool]]:
     """Check and time every contender of a case."""
-    bench = suite.module(case.op)
     threads = torch.get_num_threads()
     torch.set_num_threads(case.threads or threads)
     try:
-        inputs = bench.inputs(case)
+        inputs = suite.module(case.op).inputs(case)
         field = []
-        for contender in bench.contenders(case, inputs, backends):
+        for contender in suite.contenders(case, inputs, backends):
             try:
                 contender.check(inputs[0])
                 field.append(contender)
@@ -55,9 +54,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__.splitlines()[0])
     parser.add_argument("op", nargs="*", help=f"of {', '.join(suite.OPS)}; default all")
-    extent = parser.add_mutually_exclusive_group()
-    extent.add_argument("--quick", action="store_true", help="the main cases")
-    extent.add_argument("--full", action="store_true", help="the whole grid, hours")
+    parser.add_argument("--quick", action="store_true", help="the main cases")
     parser.add_argument("--backend", action="append", default=[], help="ours to time; may be repeated")
     parser.add_argument("--seconds", type=float, default=4.0, help="about so long a case")
     parser.add_argument("--only", default="", help="cases whose name contains this")
@@ -66,12 +63,12 @@ def main() -> None:
     unknown = set(chosen.op) - set(suite.OPS)
     if unknown:
         parser.error(f"op must be one of {', '.join(suite.OPS)}, got {', '.join(sorted(unknown))}")
-    size = "quick" if chosen.quick else "full" if chosen.full else "default"
     backends = suite.backends(chosen.backend)
     print(", ".join(f"{k} {v}" for k, v in (machine() | versions()).items()))
     for rival in rivals():
         print(f"rival {rival.NAME}: {rival.WHY}. {rival.available() or rival.version()}")
-    jobs = [c for op in chosen.op or suite.OPS for c in suite.module(op).cases(size) if chosen.only in c.name]
+    benches = [suite.module(op) for op in chosen.op or suite.OPS]
+    jobs = [c for b in benches for c in b.CASES[: b.QUICK if chosen.quick else None] if chosen.only in c.name]
     started = time.perf_counter()
     for i, case in enumerate(jobs):
         progress(f"[{i + 1}/{len(jobs)}, {time.perf_counter() - started:.0f} s] {case.op}: {case.name}")

@@ -2,55 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
-import torch
+from collections.abc import Sequence
 
 from specdec_kernels import RatioResult, acceptance_ratios
 
-from . import cases as case_tables
-from .cases import Case
+from .cases import Case, row_cases
 from .rows import ChainInput
-from .suite import Contender, chain_inputs, distribution, first_requests, pytest_speed, rivals_for, same_check
+from .suite import Run, chain_inputs, first_requests, rivals_for
+
+OP, QUICK = "acceptance_ratios", 2
+CASES = row_cases(OP)
+inputs = chain_inputs
 
 
-def cases(extent: str) -> list[Case]:
-    """Cases of `quick`, `default` or `full`."""
-    return case_tables.row_cases("acceptance_ratios", extent)
-
-
-def inputs(case: Case) -> list[ChainInput]:
-    """The batches of verify_chain."""
-    return chain_inputs(case)
-
-
-def ours(x: ChainInput, backend: str) -> RatioResult:
+def ours(case: Case, x: ChainInput, backend: str) -> RatioResult:
     """One call of the package."""
-    sampling = x.filters.sampling(len(x.draft_ids), str(x.target.device))
     return acceptance_ratios(
-        x.draft_ids, x.target, x.draft, sampling=sampling, draft_sampling=sampling, backend=backend
+        x.draft_ids, x.target, x.draft, sampling=x.sampling, draft_sampling=x.sampling, backend=backend
     )
 
 
-def check(run: Callable[[ChainInput], tuple[torch.Tensor, ...]]) -> Callable[[ChainInput], None]:
+def check(case: Case, run: Run, x: ChainInput) -> None:
     """Ratio and overlap of the reference."""
-
-    def compare(x: ChainInput) -> None:
-        part = first_requests(x)
-        for name, got, want in zip(("ratio", "overlap"), run(part), ours(part, "reference"), strict=False):
-            worst = float((got - want).abs().max())
-            assert worst < 1e-4, f"{name} differs by {worst}"
-
-    return compare
+    part = first_requests(x)
+    for name, got, want in zip(("ratio", "overlap"), run(part), ours(case, part, "reference"), strict=False):
+        worst = float((got - want).abs().max())
+        assert worst < 1e-4, f"{name} differs by {worst}"
 
 
-def contenders(case: Case, made: Sequence[ChainInput], backends: Sequence[str]) -> list[Contender]:
-    """Ours, then the rivals."""
-    rivals = {
-        rival.NAME: lambda x, rival=rival: rival.acceptance_ratios(x.draft_ids, x.target, x.draft, *distribution(x))
-        for rival in rivals_for(case, "acceptance_ratios")
+def rivals(case: Case, made: Sequence[ChainInput]) -> dict[str, Run]:
+    """Those that have the op."""
+    return {
+        rival.NAME: lambda x, rival=rival: rival.acceptance_ratios(x.draft_ids, x.target, x.draft, x.sampling)
+        for rival in rivals_for(case, OP)
     }
-    return same_check(ours, backends, rivals, check)
-
-
-test_speed = pytest_speed("acceptance_ratios")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specdec_kernels import CacheLayout
 
-from .cases import OpCase
+from .cases import DEVICE, OpCase
 
 NODES, MAX_DEPTH = 26, 5  # of a tree; on average half of the depth is accepted
 PAGE = 16
@@ -53,24 +53,10 @@ class CacheInput(NamedTuple):
         return self._replace(tensors=tensors, layout=CacheLayout(tensors, self.layout.format, table))
 
 
-def cases(op: str, extent: str) -> list[CacheCase]:
-    """Cases of `quick`, `default` or `full`."""
-    quick = [CacheCase(op), CacheCase(op, threads=1), CacheCase(op, format="nhd")]
-    if extent == "quick":
-        return quick
-    default = [*quick, CacheCase(op, batch=1), CacheCase(op, batch=64, format="nhd")]
-    default += [CacheCase(op, layers=80, batch=batch) for batch in (1, 4, 64)]
-    if extent == "default":
-        return default
-    grid = [CacheCase(op, n, b, f) for n in MODELS for b in (1, 4, 16, 64) for f in ("bhld", "blhd", "nhd", "hnd")]
-    return default + [case for case in grid if case not in default]
-
-
 def cache_input(case: CacheCase, seed: int = 0) -> CacheInput:
     """A cache of random lengths from 100 to its capacity, and one random path a request."""
     rng, heads, dim = random.Random(seed), 8, 128
     length = 512 if case.layers * case.batch <= 2048 else 160  # 5 GiB at most; what moves does not depend on it
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     blocks = length // PAGE
     shape = {
         "bhld": (case.batch, heads, length, dim),
@@ -78,11 +64,11 @@ def cache_input(case: CacheCase, seed: int = 0) -> CacheInput:
         "nhd": (case.batch * blocks, PAGE, heads, dim),
         "hnd": (case.batch * blocks, heads, PAGE, dim),
     }[case.format]
-    tensors = [torch.empty(shape, dtype=torch.bfloat16, device=device).uniform_() for _ in range(2 * case.layers)]
+    tensors = [torch.empty(shape, dtype=torch.bfloat16, device=DEVICE).uniform_() for _ in range(2 * case.layers)]
     table = None
     if case.format in ("nhd", "hnd"):
         order = torch.randperm(shape[0], generator=torch.Generator().manual_seed(seed))
-        table = order.view(case.batch, blocks).int().to(device)
+        table = order.view(case.batch, blocks).int().to(DEVICE)
     paths = [sorted(rng.sample(range(1, NODES), rng.randint(0, MAX_DEPTH))) for _ in range(case.batch)]
     starts = [rng.randrange(100, length - NODES) for _ in paths]
     request = torch.tensor([b for b, nodes in enumerate(paths) for _ in nodes], dtype=torch.int64)
@@ -91,10 +77,10 @@ def cache_input(case: CacheCase, seed: int = 0) -> CacheInput:
     places = []
     for slot in (source, target.long()):
         place = (request, slot) if table is None else (table.cpu()[request, slot // PAGE].long(), slot % PAGE)
-        places.append(tuple(p.to(device) for p in place))
+        places.append(tuple(p.to(DEVICE) for p in place))
     padded = [nodes + [-1] * (MAX_DEPTH + 1 - len(nodes)) for nodes in paths]
-    accepted = torch.tensor([len(nodes) for nodes in paths], dtype=torch.int32, device=device)
+    accepted = torch.tensor([len(nodes) for nodes in paths], dtype=torch.int32, device=DEVICE)
     return CacheInput(
-        tensors, CacheLayout(tensors, case.format, table), torch.tensor(padded, dtype=torch.int32, device=device),
-        accepted, torch.tensor(starts, device=device), paths, starts, places[0], places[1],
+        tensors, CacheLayout(tensors, case.format, table), torch.tensor(padded, dtype=torch.int32, device=DEVICE),
+        accepted, torch.tensor(starts, device=DEVICE), paths, starts, places[0], places[1],
     )  # fmt: skip

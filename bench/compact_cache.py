@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from types import ModuleType
 
 import torch
@@ -12,24 +11,27 @@ from torch import Tensor
 
 from specdec_kernels import compact_cache
 
-from . import caches
-from .caches import NODES, PAGE, CacheCase, CacheInput
-from .suite import CHECKED_REQUESTS, Contender, pytest_speed, rivals_for, same_check
+from .caches import NODES, PAGE, CacheCase, CacheInput, cache_input
+from .suite import CHECKED_REQUESTS, rivals_for
 
+OP, QUICK = "compact_cache", 3
+CASES = [
+    CacheCase(OP),
+    CacheCase(OP, threads=1),
+    CacheCase(OP, format="nhd"),
+    CacheCase(OP, batch=1),
+    CacheCase(OP, batch=64, format="nhd"),
+    *(CacheCase(OP, layers=80, batch=batch) for batch in (1, 4, 64)),
+]
 Run = Callable[[CacheInput], list[Tensor] | None]  # moves rows in place, or returns other tensors
-
-
-def cases(extent: str) -> list[CacheCase]:
-    """Cases of `quick`, `default` or `full`."""
-    return caches.cases("compact_cache", extent)
 
 
 def inputs(case: CacheCase) -> list[CacheInput]:
     """Two caches that take turns where memory allows, so that no row stays in a private cache."""
-    return [caches.cache_input(case, seed) for seed in range(1 if case.layers * case.batch > 320 else 2)]
+    return [cache_input(case, seed) for seed in range(1 if case.layers * case.batch > 320 else 2)]
 
 
-def ours(x: CacheInput, backend: str) -> None:
+def ours(case: CacheCase, x: CacheInput, backend: str) -> None:
     """One call of the package."""
     compact_cache(x.layout, x.path, x.num_accepted, x.lengths, backend=backend)
 
@@ -82,29 +84,22 @@ def minimum(case: CacheCase, x: CacheInput, result: None) -> int:
     return 2 * moving * sum(t.shape[2] * t.shape[3] for t in x.layout.tensors)
 
 
-def check(case: CacheCase, run: Run) -> Callable[[CacheInput], None]:
+def check(case: CacheCase, run: Run, _: CacheInput) -> None:
     """The same bits as the reference leaves, for some requests; of tensors made anew, in the rows that they have."""
-
-    def compare(_: CacheInput) -> None:
-        x = caches.cache_input(replace(case, batch=min(case.batch, CHECKED_REQUESTS)))
-        want, got = x.clone(), x.clone()
-        ours(want, "reference")
-        made = run(got)
-        for i, (have, expected) in enumerate(zip(made or got.tensors, want.tensors, strict=True)):
-            kept = expected[:, :, : x.starts[0] + 1 + len(x.paths[0])] if made else expected
-            assert torch.equal(have, kept), f"tensor {i} differs"
-
-    return compare
+    x = cache_input(replace(case, batch=min(case.batch, CHECKED_REQUESTS)))
+    want, got = x.clone(), x.clone()
+    ours(case, want, "reference")
+    made = run(got)
+    for i, (have, expected) in enumerate(zip(made or got.tensors, want.tensors, strict=True)):
+        kept = expected[:, :, : x.starts[0] + 1 + len(x.paths[0])] if made else expected
+        assert torch.equal(have, kept), f"tensor {i} differs"
 
 
-def contenders(case: CacheCase, made: Sequence[CacheInput], backends: Sequence[str]) -> list[Contender]:
-    """Ours, then the rivals."""
-    rivals: dict[str, Run] = {"gather/scatter a layer": gather_scatter}
+def rivals(case: CacheCase, made: Sequence[CacheInput]) -> dict[str, Run]:
+    """Loops of PyTorch, and others' functions where they take the layout."""
+    found: dict[str, Run] = {"gather/scatter a layer": gather_scatter}
     if case.format in ("bhld", "blhd"):
-        rivals["loop over requests"] = loop
-    for rival in rivals_for(case, "compact_cache"):
-        rivals[rival.NAME] = move_slots(rival, made) if hasattr(rival, "prepare") else crop_and_cat(rival)
-    return same_check(ours, backends, rivals, partial(check, case))
-
-
-test_speed = pytest_speed("compact_cache")
+        found["loop over requests"] = loop
+    for rival in rivals_for(case, OP):
+        found[rival.NAME] = move_slots(rival, made) if hasattr(rival, "prepare") else crop_and_cat(rival)
+    return found

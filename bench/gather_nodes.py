@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -12,9 +12,10 @@ from specdec_kernels import gather_nodes
 
 from .caches import MAX_DEPTH, NODES, CacheCase, cache_input
 from .minimum import moved
-from .suite import Contender, pytest_speed, same_check
+from .suite import Run
 
-HIDDEN = 4096
+QUICK, HIDDEN = 1, 4096
+CASES = [CacheCase("gather_nodes", 32, batch, "blhd") for batch in (16, 1)]
 
 
 class NodeInput(NamedTuple):
@@ -24,19 +25,13 @@ class NodeInput(NamedTuple):
     path: Tensor
 
 
-def cases(extent: str) -> list[CacheCase]:
-    """Cases of `quick`, `default` or `full`."""
-    batches = {"quick": (16,), "default": (1, 16)}.get(extent, (1, 4, 16, 64))
-    return [CacheCase("gather_nodes", 32, batch, "blhd") for batch in batches]
-
-
 def inputs(case: CacheCase) -> list[NodeInput]:
     """The paths of the other cache benchmarks."""
     path = cache_input(case).path
     return [NodeInput(torch.randn(case.batch, NODES, HIDDEN, device=path.device).bfloat16(), path)]
 
 
-def ours(x: NodeInput, backend: str) -> Tensor:
+def ours(case: CacheCase, x: NodeInput, backend: str) -> Tensor:
     """One call of the package."""
     return gather_nodes(x.values, x.path, backend=backend).values
 
@@ -54,18 +49,6 @@ def gathered(x: NodeInput) -> Tensor:
     return rows * (node >= 0)[..., None]
 
 
-def check(run: Callable[[NodeInput], Tensor]) -> Callable[[NodeInput], None]:
-    """The rows of the reference."""
-
-    def compare(x: NodeInput) -> None:
-        assert torch.equal(run(x), ours(x, "reference"))
-
-    return compare
-
-
-def contenders(case: CacheCase, made: Sequence[NodeInput], backends: Sequence[str]) -> list[Contender]:
-    """Ours, then the rival."""
-    return same_check(ours, backends, {"torch.gather": gathered}, check)
-
-
-test_speed = pytest_speed("gather_nodes")
+def rivals(case: CacheCase, made: Sequence[NodeInput]) -> dict[str, Run]:
+    """One."""
+    return {"torch.gather": gathered}

@@ -30,7 +30,7 @@ ON_PAIRS = ("acceptance_ratios", "residual_probs", "residual_sample")  # of a ta
 
 def cases() -> list[Any]:
     """Cases: batch 64 with draft 5, its neighbours, one request, trees and caches."""
-    others = [op for op in suite.OPS if op not in ("verify_chain", "sample", *ON_PAIRS, "tree_cache")]
+    others = [op for op in suite.OPS if op not in ("verify_chain", "sample", *ON_PAIRS, "tree_cache", "linear")]
     op, bf16 = "verify_chain", "bf16"
     return [
         *(Case(op, batch=64, dtype=bf16, rule=rule) for rule in ("ratio", "greedy", "match", "block", "typical")),
@@ -43,7 +43,7 @@ def cases() -> list[Any]:
         Case("sample", batch=64, dtype=bf16),
         Case("sample", batch=64, dtype=bf16, filters=BOTH),
         *(Case(name, batch=64, dtype=bf16) for name in ON_PAIRS),
-        *(suite.module(name).cases("quick")[0] for name in others),
+        *(suite.module(name).CASES[0] for name in others),
         *(TreeCase("verify_tree", dtype=bf16, rule=rule) for rule in ("greedy", "target_only")),  # SGLang's rules
         MaskCase("tree_mask", 64, 64, format=f"flat, past {PAST}"),
     ]
@@ -76,10 +76,9 @@ def shares(case: Case, row: dict[str, Any], x: ChainInput, copy: float, philox: 
 
 def measure(case: Any, backends: list[str], copy: float, philox: float) -> list[dict[str, Any]]:
     """Rows of one case: each contender checked, then timed."""
-    bench = suite.module(case.op)
-    made = cold(bench.inputs(case))
+    made = cold(suite.module(case.op).inputs(case))
     rows = []
-    for contender in bench.contenders(case, made, backends):
+    for contender in suite.contenders(case, made, backends):
         try:
             contender.check(made[0])
             timed = clock(contender.run, made)

@@ -8,11 +8,12 @@ import torch
 
 import specdec_kernels
 
-from . import acceptance_ratios, residual_probs, residual_sample, sample, verify_chain
-from .cases import BOTH, FILTERS
-from .rows import chain
+from . import suite
+from .cases import BOTH, FILTERS, Case
+from .rows import DTYPES, chain
 
 VOCAB = 9001  # three tiles of 4096, the last short, rows not 16-byte aligned
+RULES = ("ratio", "greedy", "match", "block", "typical", "topm", "distance")
 
 
 def main() -> int:
@@ -21,36 +22,25 @@ def main() -> int:
     reasons = specdec_kernels.available_backends("cuda")
     backends = [b for b in ("cuda", "triton") if reasons[b] is None]
     print(f"small cases on {', '.join(backends) or 'nothing'}; { ({b: r for b, r in reasons.items() if r}) }")
-    for dtype in (torch.float32, torch.bfloat16):
+    for dtype in ("fp32", "bf16"):
         for filters in ("none", BOTH):
-            x = chain(3, 3, VOCAB, dtype=dtype, filters=FILTERS[filters]).to("cuda")
-            x = x._replace(rng=x.rng._replace(step=torch.zeros_like(x.rng.seed)))
-            pair = x._replace(target=x.target[:, 0].contiguous(), draft=x.draft[:, 0].contiguous())
-            for backend in backends:
-                checks = [(f"verify_chain {r}", verify_chain.check_ours(r, backend, False), x) for r in RULES]
-                checks += [
-                    ("verify_chain + draft_stats", verify_chain.check_ours("ratio", backend, True), x),
-                    ("sample", sample.check_ours(backend), pair),
-                    ("residual_sample", residual_sample.check_ours(backend), pair),
-                    ("residual_probs", residual_probs.check(lambda y, b=backend: residual_probs.ours(y, b)), pair),
-                    (
-                        "acceptance_ratios",
-                        acceptance_ratios.check(lambda y, b=backend: acceptance_ratios.ours(y, b)),
-                        x,
-                    ),
-                ]
-                for name, check, given in checks:
+            chains = chain(3, 3, VOCAB, dtype=DTYPES[dtype], filters=FILTERS[filters]).to("cuda")
+            chains = chains._replace(rng=chains.rng._replace(step=torch.zeros_like(chains.rng.seed)))
+            pairs = chains._replace(target=chains.target[:, 0].contiguous(), draft=chains.draft[:, 0].contiguous())
+            same = {"dtype": dtype, "filters": filters}
+            cases = [(Case("verify_chain", rule=rule, **same), chains) for rule in RULES]
+            cases += [(Case(op, **same), pairs) for op in ("sample", "residual_sample", "residual_probs")]
+            for case, x in [*cases, (Case("acceptance_ratios", **same), chains)]:
+                for name, run in [named for b in backends for named in suite.variants(case, b).items()]:
                     try:
-                        check(given)
+                        suite.module(case.op).check(case, run, x)
                     except AssertionError as fault:
                         wrong += 1
-                        print(f"{backend} {name}, {dtype}, {filters}: {fault}")
+                        print(f"{name} {case.op} {case.rule}, {dtype}, {filters}: {fault}")
     torch.cuda.synchronize()
     print(f"{wrong} differences")
     return wrong if backends else 1
 
-
-RULES = ("ratio", "greedy", "match", "block", "typical", "topm", "distance")
 
 if __name__ == "__main__":
     sys.exit(min(main(), 1))

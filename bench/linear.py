@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from torch.nn.functional import linear
 from .cases import OpCase
 from .minimum import moved
 from .rows import DTYPES
-from .suite import Contender, pytest_speed, same_check
+from .suite import Run
 
 SIZES = ((256, 256), (1536, 256), (4096, 256), (896, 896), (2048, 2048))  # outputs, inputs
 WEIGHTS = 64 << 20  # bytes of all inputs of a case: more than caches keep
@@ -42,31 +42,14 @@ class LinearInput(NamedTuple):
     weight: Tensor
 
 
-def cases(extent: str) -> list[LinearCase]:
-    """Cases of `quick`, `default` or `full`; none where tensors are on a GPU."""
-    if torch.cuda.is_available():
-        return []
-    quick = [LinearCase("linear", rows=rows) for rows in (1, 4)]
-    if extent == "quick":
-        return quick
-    default = [
-        *(
-            LinearCase("linear", rows=rows, dtype=dtype)
-            for dtype in ("fp32", "bf16")
-            for rows in (1, 4, 8, 16, 64, 128)
-        ),
-        LinearCase("linear", threads=1),
-        *(LinearCase("linear", *size) for size in SIZES if size != (1536, 256)),
-    ]
-    if extent == "default":
-        return default
-    grid = [
-        LinearCase("linear", *size, rows, dtype)
-        for size in SIZES
-        for rows in (1, 2, 4, 6, 9, 16, 32, 64)
-        for dtype in ("fp32", "bf16")
-    ]
-    return default + [case for case in grid if case not in default]
+CASES = [
+    *(LinearCase("linear", rows=rows, dtype=dtype) for dtype in ("fp32", "bf16") for rows in (1, 4, 8, 16, 64, 128)),
+    LinearCase("linear", threads=1),
+    *(LinearCase("linear", *size) for size in SIZES if size != (1536, 256)),
+]
+QUICK = 2
+if torch.cuda.is_available():  # it is a CPU's op
+    CASES.clear()
 
 
 def inputs(case: LinearCase) -> list[LinearInput]:
@@ -77,7 +60,7 @@ def inputs(case: LinearCase) -> list[LinearInput]:
     return [LinearInput(x, torch.randn(case.outputs, case.inputs).to(dtype)) for _ in range(count)]
 
 
-def ours(x: LinearInput, backend: str) -> Tensor:
+def ours(case: LinearCase, x: LinearInput, backend: str) -> Tensor:
     """One call of the kernel; elsewhere there is none."""
     if backend != "cpu":
         return torch_linear(x)
@@ -95,20 +78,13 @@ def torch_linear(x: LinearInput) -> Tensor:
     return linear(x.x, x.weight)
 
 
-def check(run: Callable[[LinearInput], Tensor]) -> Callable[[LinearInput], None]:
+def check(case: LinearCase, run: Run, x: LinearInput) -> None:
     """The products in float64."""
-
-    def compare(x: LinearInput) -> None:
-        want = linear(x.x.double(), x.weight.double())
-        size = linear(x.x.double().abs(), x.weight.double().abs())
-        assert ((run(x).double() - want).abs() <= TOLERANCE[x.x.dtype] * size).all()
-
-    return compare
+    want = linear(x.x.double(), x.weight.double())
+    size = linear(x.x.double().abs(), x.weight.double().abs())
+    assert ((run(x).double() - want).abs() <= TOLERANCE[x.x.dtype] * size).all()
 
 
-def contenders(case: LinearCase, made: Sequence[LinearInput], backends: Sequence[str]) -> list[Contender]:
-    """Ours, then torch's."""
-    return same_check(ours, backends, {"torch": torch_linear}, check)
-
-
-test_speed = pytest_speed("linear")
+def rivals(case: LinearCase, made: Sequence[LinearInput]) -> dict[str, Run]:
+    """One."""
+    return {"torch": torch_linear}

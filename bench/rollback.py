@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from specdec_kernels import rollback
 
-from . import caches
-from .caches import PAGE, CacheCase, CacheInput
+from .caches import PAGE, CacheCase, CacheInput, cache_input
 from .minimum import moved
-from .suite import Contender, pytest_speed, same_check
+from .suite import Run
 
-
-def cases(extent: str) -> list[CacheCase]:
-    """Cases of `quick`, `default` or `full`; a table is all that a rollback touches."""
-    batches = {"quick": (16,), "default": (1, 16, 64)}.get(extent, (1, 4, 16, 64, 256))
-    return [CacheCase("rollback", 32, batch, "nhd") for batch in batches]
+QUICK = 1
+CASES = [CacheCase("rollback", 32, batch, "nhd") for batch in (16, 1, 64)]  # a table is all that a rollback touches
 
 
 def inputs(case: CacheCase) -> list[CacheInput]:
     """One cache of one layer: pages are freed for all layers at once."""
-    x = caches.cache_input(CacheCase(case.op, 32, case.batch, case.format))
+    x = cache_input(CacheCase(case.op, 32, case.batch, case.format))
     return [x._replace(tensors=x.tensors[:1])]
 
 
-def ours(x: CacheInput, backend: str) -> tuple[Tensor, Tensor]:
+def ours(case: CacheCase, x: CacheInput, backend: str) -> tuple[Tensor, Tensor]:
     """One call of the package: new lengths, freed pages."""
     result = rollback(x.layout, x.lengths, x.num_accepted, backend=backend)
     return result.lengths, result.freed_pages[: int(result.num_freed)]
@@ -53,20 +49,13 @@ def plain(x: CacheInput) -> tuple[Tensor, Tensor]:
     return lengths, freed
 
 
-def check(run: Callable[[CacheInput], tuple[Tensor, Tensor]]) -> Callable[[CacheInput], None]:
+def check(case: CacheCase, run: Run, x: CacheInput) -> None:
     """Lengths, pages and table of the reference."""
-
-    def compare(x: CacheInput) -> None:
-        want, got = x.clone(), x.clone()
-        assert all(torch.equal(a, b) for a, b in zip(ours(want, "reference"), run(got), strict=True))
-        assert torch.equal(want.layout.block_table, got.layout.block_table)  # type: ignore[arg-type]
-
-    return compare
+    want, got = x.clone(), x.clone()
+    assert all(torch.equal(a, b) for a, b in zip(ours(case, want, "reference"), run(got), strict=True))
+    assert torch.equal(want.layout.block_table, got.layout.block_table)
 
 
-def contenders(case: CacheCase, made: Sequence[CacheInput], backends: Sequence[str]) -> list[Contender]:
-    """Ours, then the rival."""
-    return same_check(ours, backends, {"plain PyTorch": plain}, check)
-
-
-test_speed = pytest_speed("rollback")
+def rivals(case: CacheCase, made: Sequence[CacheInput]) -> dict[str, Run]:
+    """One."""
+    return {"plain PyTorch": plain}

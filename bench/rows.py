@@ -76,6 +76,11 @@ class ChainInput(NamedTuple):
     rng: RngKey
     num_accepted: Tensor  # int64 [batch], in float64 from the definition
 
+    @property
+    def sampling(self) -> Sampling:
+        """As the package takes the filters."""
+        return self.filters.sampling(len(self.target), str(self.target.device))
+
     def to(self, device: str) -> ChainInput:
         """The same input on another device."""
         moved = [x.to(device) if isinstance(x, Tensor) else x for x in self]

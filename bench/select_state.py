@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -11,10 +11,13 @@ from torch import Tensor
 from specdec_kernels import CacheLayout, select_state
 
 from .caches import CacheCase
+from .cases import DEVICE
 from .minimum import moved
-from .suite import Contender, pytest_speed, same_check
+from .suite import Run
 
 LAYERS, DRAFT, STATE = 8, 3, (64, 64, 128)  # 8 layers stand for 32: all are alike
+QUICK = 1
+CASES = [CacheCase("select_state", 32, batch, "blhd") for batch in (4, 1)]
 
 
 class StateInput(NamedTuple):
@@ -25,21 +28,14 @@ class StateInput(NamedTuple):
     num_accepted: Tensor
 
 
-def cases(extent: str) -> list[CacheCase]:
-    """Cases of `quick`, `default` or `full`."""
-    batches = {"quick": (4,), "default": (1, 4)}.get(extent, (1, 4, 16))
-    return [CacheCase("select_state", 32, batch, "blhd") for batch in batches]
-
-
 def inputs(case: CacheCase) -> list[StateInput]:
     """Every count of accepted tokens in turn."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    states = [torch.ones(case.batch, DRAFT + 1, *STATE, dtype=torch.bfloat16, device=device) for _ in range(LAYERS)]
-    accepted = (torch.arange(case.batch, dtype=torch.int32, device=device) + 2) % (DRAFT + 1)
+    states = [torch.ones(case.batch, DRAFT + 1, *STATE, dtype=torch.bfloat16, device=DEVICE) for _ in range(LAYERS)]
+    accepted = (torch.arange(case.batch, dtype=torch.int32, device=DEVICE) + 2) % (DRAFT + 1)
     return [StateInput(states, CacheLayout(states, "blhd"), accepted)]
 
 
-def ours(x: StateInput, backend: str) -> None:
+def ours(case: CacheCase, x: StateInput, backend: str) -> None:
     """One call of the package."""
     select_state(x.layout, x.num_accepted, backend=backend)
 
@@ -56,22 +52,15 @@ def indexed(x: StateInput) -> None:
         states[:, 0] = states[request, x.num_accepted]
 
 
-def check(run: Callable[[StateInput], None]) -> Callable[[StateInput], None]:
-    """The states that the reference leaves."""
-
-    def compare(x: StateInput) -> None:
-        for s in x.states:
-            s.copy_(torch.rand_like(s[:, :, :1]).expand_as(s))
-        want = [s[torch.arange(len(s), device=s.device), x.num_accepted] for s in x.states]
-        run(x)
-        assert all(torch.equal(s[:, 0], w) for s, w in zip(x.states, want, strict=True))
-
-    return compare
+def check(case: CacheCase, run: Run, x: StateInput) -> None:
+    """The states that an index selects."""
+    for s in x.states:
+        s.copy_(torch.rand_like(s[:, :, :1]).expand_as(s))
+    want = [s[torch.arange(len(s), device=s.device), x.num_accepted] for s in x.states]
+    run(x)
+    assert all(torch.equal(s[:, 0], w) for s, w in zip(x.states, want, strict=True))
 
 
-def contenders(case: CacheCase, made: Sequence[StateInput], backends: Sequence[str]) -> list[Contender]:
-    """Ours, then the rival."""
-    return same_check(ours, backends, {"index a layer": indexed}, check)
-
-
-test_speed = pytest_speed("select_state")
+def rivals(case: CacheCase, made: Sequence[StateInput]) -> dict[str, Run]:
+    """One."""
+    return {"index a layer": indexed}

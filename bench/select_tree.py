@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -11,12 +11,14 @@ from torch import Tensor
 
 from specdec_kernels import CandidateTree, select_tree
 
-from . import trees
+from .cases import DEVICE
 from .minimum import moved
-from .suite import Contender, pytest_speed, same_check
-from .trees import TreeCase
+from .suite import Run
+from .trees import TreeCase, shape_cases
 
 WIDTH, LEVELS = 10, 6  # of each level the 10 best have 10 children each, as EAGLE-2 expands
+QUICK = 1
+CASES = [case for case in shape_cases("select_tree") if case.nodes <= WIDTH * WIDTH]  # a tree has fewer nodes
 
 
 class ScoredInput(NamedTuple):
@@ -25,11 +27,6 @@ class ScoredInput(NamedTuple):
     token_ids: Tensor  # int64 [batch, candidates]
     parents: Tensor  # int32
     scores: Tensor  # float32, cumulative log-probabilities
-
-
-def cases(extent: str) -> list[TreeCase]:
-    """Cases of `quick`, `default` or `full`; a tree can hold no more nodes than there are candidates."""
-    return [case for case in trees.cases("select_tree", extent) if case.nodes <= WIDTH * WIDTH]
 
 
 def candidates(batch: int, seed: int) -> ScoredInput:
@@ -47,8 +44,7 @@ def candidates(batch: int, seed: int) -> ScoredInput:
             parents[b, nodes], scores[b, nodes] = beam.repeat_interleave(WIDTH).int(), score
             beam, first = nodes[score.topk(WIDTH).indices.sort().values], first + len(score)
     ids = torch.randint(0, 32000, (batch, count), generator=g)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    return ScoredInput(ids.to(device), parents.to(device), scores.to(device))
+    return ScoredInput(ids.to(DEVICE), parents.to(DEVICE), scores.to(DEVICE))
 
 
 def inputs(case: TreeCase) -> list[ScoredInput]:
@@ -77,20 +73,6 @@ def rerank(case: TreeCase, x: ScoredInput) -> tuple[Tensor, Tensor]:
     return torch.stack(ids), torch.stack(parents).int()
 
 
-def check(case: TreeCase, run: Callable[[ScoredInput], tuple[Tensor, ...]]) -> Callable[[ScoredInput], None]:
-    """The tree of the reference."""
-
-    def compare(x: ScoredInput) -> None:
-        got, want = run(x), ours(case, x, "reference")
-        assert torch.equal(got[0], want.token_ids) and torch.equal(got[1], want.parents)
-
-    return compare
-
-
-def contenders(case: TreeCase, made: Sequence[ScoredInput], backends: Sequence[str]) -> list[Contender]:
-    """Ours, then the rival."""
-    rivals = {"EAGLE's PyTorch": partial(rerank, case)}
-    return same_check(partial(ours, case), backends, rivals, partial(check, case))
-
-
-test_speed = pytest_speed("select_tree")
+def rivals(case: TreeCase, made: Sequence[ScoredInput]) -> dict[str, Run]:
+    """One."""
+    return {"EAGLE's PyTorch": partial(rerank, case)}

@@ -1,9 +1,19 @@
-"""Shared by `bench/<op>.py`: contenders of a case, the check before the clock, the bridge to pytest-benchmark."""
+"""Shared by `bench/<op>.py`: contenders of a case, and the check of each before the clock.
+
+The file of an op has `CASES`, of which the first `QUICK` are the main ones, and functions:
+
+* `inputs(case)`: several, which the calls of a case walk through;
+* `ours(case, x, backend)`: one call of the package; `variants(case, backend)`: several calls by name, if there are;
+* `rivals(case, made)`: calls of the others by name; `made` are the inputs, for what is prepared before the clock;
+* `check(case, run, x)`, and `check_rival` where rivals have another: raises AssertionError where a result differs from
+  the reference; without it the tensors must be equal;
+* of an op on trees or caches, `minimum(case, x, result)`: bytes that a call must move.
+"""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -12,13 +22,12 @@ import torch
 from torch import Tensor
 
 import specdec_kernels
+from specdec_kernels import Sampling
 
-from .cases import FILTERS, Case
-from .machine import ROOT
+from .cases import FILTERS, Case, OpCase
 from .rivals import rivals
 from .rows import DTYPES, ChainInput, chains
 
-__all__ = ["ROOT"]
 OPS = (
     "verify_chain",
     "sample",
@@ -39,6 +48,7 @@ OPS = (
     "linear",
 )
 CHECKED_REQUESTS = 4  # a row is checked against the (slow) reference on so many requests
+Run = Callable[[Any], Any]  # takes one input of a case
 
 
 class Contender(NamedTuple):
@@ -46,7 +56,7 @@ class Contender(NamedTuple):
 
     name: str
     is_ours: bool
-    run: Callable[[Any], Any]  # takes one input of the case
+    run: Run
     check: Callable[[Any], None]  # raises AssertionError where it differs from the reference
 
 
@@ -66,6 +76,41 @@ def backends(wanted: Sequence[str] = ()) -> list[str]:
     return list(wanted) or [b for b in natural if reasons[b] is None] or ["reference"]
 
 
+def contenders(case: OpCase, made: Sequence[Any], backends: Sequence[str]) -> list[Contender]:
+    """Ours on each backend, then the rivals."""
+    bench = module(case.op)
+    check = getattr(bench, "check", check_equal)
+    check_rival = getattr(bench, "check_rival", check)
+    field = []
+    for backend in backends:
+        field += [
+            Contender(name, True, run, partial(check, case, run)) for name, run in variants(case, backend).items()
+        ]
+    for name, run in bench.rivals(case, made).items():
+        field.append(Contender(name, False, run, partial(check_rival, case, run)))
+    return field
+
+
+def ours(case: OpCase, backend: str) -> Run:
+    """The package's call, for one input."""
+    return partial(module(case.op).ours, case, backend=backend)
+
+
+def variants(case: OpCase, backend: str) -> dict[str, Run]:
+    """All that is timed of a backend, by name."""
+    bench = module(case.op)
+    return bench.variants(case, backend) if hasattr(bench, "variants") else {backend: ours(case, backend)}
+
+
+def check_equal(case: OpCase, run: Run, x: Any) -> None:
+    """The tensors of the reference; a rival may lack the last of them."""
+    got, want = run(x), ours(case, "reference")(x)
+    if isinstance(want, Tensor):
+        got, want = (got,), (want,)
+    for i, (have, expected) in enumerate(zip(got, want, strict=False)):
+        assert torch.equal(have, expected), f"result {i} differs"
+
+
 def chain_inputs(case: Case) -> list[ChainInput]:
     """Enough batches that a round trip leaves no row in a private cache, acceptance right as a whole."""
     count = {1: 8, 4: 4, 16: 2}.get(case.batch, 1)
@@ -76,9 +121,16 @@ def chain_inputs(case: Case) -> list[ChainInput]:
     return [x.to("cuda") for x in made] if torch.cuda.is_available() else made
 
 
-def distribution(x: ChainInput) -> tuple[Tensor | None, ...]:
-    """(temperature, top_k, top_p, min_p) as tensors [batch], made before the clock."""
-    return tuple(x.filters.sampling(len(x.draft_ids), str(x.target.device)))
+def row_inputs(case: Case) -> list[ChainInput]:
+    """The same with one pair of rows a request: target and draft are ``[batch, vocab]``."""
+    made = chain_inputs(Case(case.op, case.vocab, case.batch, 1, case.dtype, case.filters, rows=case.rows))
+    return [x._replace(target=x.target[:, 0].contiguous(), draft=x.draft[:, 0].contiguous()) for x in made]
+
+
+def sampling_for(rival: ModuleType, x: ChainInput) -> Sampling:
+    """Parameters of a case as a rival takes them."""
+    made = x.sampling
+    return made._replace(top_k=x.filters.top_k) if getattr(rival, "HAS_ONE_TOP_K", False) else made
 
 
 def first_requests(x: ChainInput, count: int = CHECKED_REQUESTS) -> ChainInput:
@@ -88,37 +140,6 @@ def first_requests(x: ChainInput, count: int = CHECKED_REQUESTS) -> ChainInput:
     return ChainInput(*parts)  # type: ignore[arg-type]
 
 
-def rivals_for(case: Case, function: str) -> list[ModuleType]:
+def rivals_for(case: OpCase, function: str) -> list[ModuleType]:
     """Rivals that have the op, run here and take the case."""
     return [r for r in rivals() if hasattr(r, function) and r.available() is None and r.supports(case) is None]
-
-
-def same_check(
-    ours: Callable[..., Any],
-    backends: Sequence[str],
-    rivals: Mapping[str, Callable[[Any], Any]],
-    check: Callable[[Callable[[Any], Any]], Callable[[Any], None]],
-) -> list[Contender]:
-    """Ours on each backend, then the rivals, all held to one check."""
-    runs: list[tuple[str, bool, Callable[[Any], Any]]] = [(b, True, partial(ours, backend=b)) for b in backends]
-    runs += [(name, False, run) for name, run in rivals.items()]
-    return [Contender(name, is_ours, run, check(run)) for name, is_ours, run in runs]
-
-
-def pytest_speed(op: str) -> Callable[..., None]:
-    """A parametrised test for pytest-benchmark: `pytest bench/<op>.py --benchmark-group-by=param:case`."""
-    import pytest
-
-    cases = module(op).cases("quick")
-
-    @pytest.mark.parametrize("case", cases, ids=[c.id for c in cases])
-    def test_speed(benchmark: Any, case: Case) -> None:
-        """Our default backend in one case; `python -m bench` is the run that compares."""
-        inputs = module(op).inputs(case)
-        ours = next(c for c in module(op).contenders(case, inputs, backends()[:1]) if c.is_ours)
-        ours.check(inputs[0])
-        turn = iter(range(10**9))
-        benchmark.extra_info.update(op=op, case=case.name, contender=ours.name)
-        benchmark(lambda: ours.run(inputs[next(turn) % len(inputs)]))
-
-    return test_speed

@@ -24,26 +24,16 @@ import torch
 
 import specdec_kernels
 
-from . import (
-    acceptance_ratios,
-    exchange,
-    residual_probs,
-    residual_sample,
-    results,
-    sample,
-    suite,
-    tree_mask,
-    verify_chain,
-)
+from . import exchange, results, suite
 from .caches import CacheCase
 from .cases import BOTH, FILTERS, Case, OpCase
-from .machine import commit, machine, progress, versions
+from .machine import ROOT, commit, machine, progress, versions
 from .meters import Bytes, host_meter, torch_only_meter, triton_meter
 from .minimum import budget, minimum
 from .rivals import rivals
-from .rows import DTYPES, ChainInput, chain
+from .rows import DTYPES, chain
 from .tree_attention import AttentionCase
-from .tree_mask import MaskCase
+from .tree_mask import PAST, MaskCase
 from .trees import TreeCase
 
 VOCAB = 32000  # eight tiles of 4096, the last not full; the interpreter takes a second a case
@@ -86,7 +76,7 @@ def cases() -> list[OpCase]:
     made += [CacheCase("select_state", 32, 1, "blhd")]
     made += [TreeCase("tree_layout", 64, 4), TreeCase("tree_layout", 256, 1)]
     made += [MaskCase("tree_mask", 64, 4), MaskCase("tree_mask", 256, 1, format="int32")]
-    past = f"past {tree_mask.PAST}"
+    past = f"past {PAST}"
     made += [
         MaskCase("tree_mask", 64, 1, format=f"{f}, {past}") for f in ("bool", "additive bf16", "flat", "flat_packed")
     ]
@@ -105,24 +95,14 @@ def build_input(case: OpCase) -> Any:
     return x._replace(rng=x.rng._replace(step=torch.zeros_like(x.rng.seed)))
 
 
-def calls(case: Case, backend: str) -> list[tuple[str, bool, Callable[[Any], Any]]]:
-    """(name, with draft_stats, call) of ours."""
-    if case.op != "verify_chain":
-        ours = {m.__name__.split(".")[-1]: m.ours for m in (sample, acceptance_ratios, residual_probs, residual_sample)}
-        return [(backend, False, lambda x: ours[case.op](x, backend))]
-    found: list[tuple[str, bool, Callable[[ChainInput], Any]]] = [
-        (backend, False, lambda x: verify_chain.ours(x, case.rule, backend))
-    ]
-    if case.rule == "ratio" and case.filters in ("none", BOTH) and case.rows == "llm":
-        found.append((f"{backend} + draft_stats", True, lambda x: verify_chain.ours(x, case.rule, backend, True)))
-    return found
-
-
 def meter_rows(case: Case, backend: str) -> list[Metered]:
     """Ours on rows of logits."""
     x = build_input(case)
     lines = []
-    for name, stats, call in calls(case, backend):
+    for name, call in suite.variants(case, backend).items():
+        stats = "draft_stats" in name
+        if stats and not (case.filters in ("none", BOTH) and case.rows == "llm"):
+            continue
         with METERS[backend]() as moved:
             result = call(x)
         is_checked = case.op == "verify_chain" and case.rule == "ratio"
@@ -139,7 +119,7 @@ def meter_ours(case: OpCase, backend: str) -> list[Metered]:
     if isinstance(case, Case):
         return meter_rows(case, backend)
     bench, x = suite.module(case.op), build_input(case)
-    ours = bench.contenders(case, [x], [backend])[0]
+    ours = suite.contenders(case, [x], [backend])[0]
     try:
         ours.check(x)
         fault = ""
@@ -159,9 +139,9 @@ def meter_rivals(case: OpCase) -> list[Metered]:
         least = minimum(case, x)
     else:
         other = build_input(case)  # ours may move its rows
-        least = bench.minimum(case, other, bench.contenders(case, [other], ["cpu"])[0].run(other))
+        least = bench.minimum(case, other, suite.ours(case, "cpu")(other))
     lines = []
-    for contender in bench.contenders(case, [x], []):
+    for contender in suite.contenders(case, [x], []):
         if contender.name.startswith(UNSEEN):
             continue
         interpreted = contender.name.startswith(INTERPRETED)
@@ -185,7 +165,7 @@ def rival_cases() -> list[OpCase]:
 
 def available(names: list[str]) -> list[str]:
     """Meterable backends; the host-run CUDA library is built on demand."""
-    sys.path.insert(0, str(suite.ROOT / "tests"))
+    sys.path.insert(0, str(ROOT / "tests"))
     import interpreter
 
     interpreter.patch_once()

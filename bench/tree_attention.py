@@ -6,7 +6,7 @@ case gather the pages first, as they have no other way to read them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,10 +17,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from specdec_kernels import tree_attention, tree_layout, tree_mask
 
 from . import trees
-from .cases import OpCase
+from .cases import DEVICE, OpCase
 from .minimum import moved
 from .rows import DTYPES
-from .suite import Contender, pytest_speed, same_check
+from .suite import Run
 
 HEADS, KV_HEADS, DIM, PAGE = 32, 8, 128, 16
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
@@ -55,39 +55,21 @@ class AttentionInput(NamedTuple):
     format: str
 
 
-def cases(extent: str) -> list[AttentionCase]:
-    """Cases of `quick`, `default` or `full`."""
-    op = "tree_attention"
-    quick = [AttentionCase(op, batch=batch, dtype=dtype) for batch in (1, 8) for dtype in ("fp32", "bf16")]
-    if extent == "quick":
-        return quick
-    default = [
-        *quick,
-        AttentionCase(op, batch=1, dtype="fp32", threads=1),
-        AttentionCase(op, batch=1, threads=1),
-        AttentionCase(op, dtype="fp16"),
-        AttentionCase(op, format="nhd"),
-        AttentionCase(op, nodes=1),
-        AttentionCase(op, nodes=8),
-        AttentionCase(op, nodes=256, past=512),
-    ]
-    if extent == "default":
-        return default
-    grid = [
-        AttentionCase(op, nodes, batch, past, dtype, format)
-        for nodes in (1, 8, 64, 256)
-        for batch in (1, 8, 64)
-        for past in (512, 4096, 32768)
-        for dtype in ("fp32", "bf16")
-        for format in ("bhld", "nhd")
-        if batch * past <= 64 * 4096
-    ]
-    return default + [case for case in grid if case not in default]
+OP, QUICK = "tree_attention", 4
+CASES = [
+    *(AttentionCase(OP, batch=batch, dtype=dtype) for batch in (1, 8) for dtype in ("fp32", "bf16")),
+    AttentionCase(OP, batch=1, dtype="fp32", threads=1),
+    AttentionCase(OP, batch=1, threads=1),
+    AttentionCase(OP, dtype="fp16"),
+    AttentionCase(OP, format="nhd"),
+    AttentionCase(OP, nodes=1),
+    AttentionCase(OP, nodes=8),
+    AttentionCase(OP, nodes=256, past=512),
+]
 
 
 def inputs(case: AttentionCase) -> list[AttentionInput]:
     """One batch: its cache alone is larger than what a core keeps."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     generator = torch.Generator().manual_seed(0)
     parents = torch.full((case.batch, 1), -1, dtype=torch.int32)
     if case.nodes > 1:
@@ -98,20 +80,20 @@ def inputs(case: AttentionCase) -> list[AttentionInput]:
         "nhd": (case.batch * pages, PAGE, KV_HEADS, DIM),
     }[case.format]
     query, key, value = (
-        torch.randn(size, generator=generator).to(DTYPES[case.dtype]).to(device)
+        torch.randn(size, generator=generator).to(DTYPES[case.dtype]).to(DEVICE)
         for size in ((case.batch, case.nodes, HEADS, DIM), shape, shape)
     )
     table = None
     if case.format == "nhd":
-        table = torch.randperm(shape[0], generator=generator).view(case.batch, pages).int().to(device)
-    parents = parents.to(device)
+        table = torch.randperm(shape[0], generator=generator).view(case.batch, pages).int().to(DEVICE)
+    parents = parents.to(DEVICE)
     ancestors = tree_layout(parents, max_depth=trees.MAX_DEPTH).ancestors
-    lengths = torch.full((case.batch,), case.past, device=device)
+    lengths = torch.full((case.batch,), case.past, device=DEVICE)
     mask = tree_mask(parents, past=case.past).mask
     return [AttentionInput(query, key, value, table, ancestors, lengths, mask, case.format)]
 
 
-def ours(x: AttentionInput, backend: str) -> Tensor:
+def ours(case: AttentionCase, x: AttentionInput, backend: str) -> Tensor:
     """One call of the package."""
     return tree_attention(
         x.query, x.key, x.value, x.ancestors, x.lengths, format=x.format, block_table=x.table, backend=backend
@@ -172,23 +154,17 @@ def eager(x: AttentionInput) -> Tensor:
     return (weights.to(value.dtype) @ value).flatten(1, 2).transpose(1, 2)
 
 
-def contenders(case: AttentionCase, made: Sequence[AttentionInput], backends: Sequence[str]) -> list[Contender]:
-    """Ours, then the rivals."""
+def check(case: AttentionCase, run: Run, x: AttentionInput) -> None:
+    """The reference within rounding."""
+    error = (run(x).float() - ours(case, x, "reference").float()).abs().max()
+    assert error <= TOLERANCE[x.query.dtype], f"error {error:.2g}"
 
-    def check(run: Callable[[AttentionInput], Tensor]) -> Callable[[AttentionInput], None]:
-        def compare(x: AttentionInput) -> None:
-            error = (run(x).float() - ours(x, "reference").float()).abs().max()
-            assert error <= TOLERANCE[x.query.dtype], f"error {error:.2g}"
 
-        return compare
-
-    rivals = {
+def rivals(case: AttentionCase, made: Sequence[AttentionInput]) -> dict[str, Run]:
+    """Attention under a dense mask."""
+    return {
         "SDPA, dense mask": sdpa,
         "the loop's `grouped_sdpa`": grouped,
         "transformers' SDPA": transformers_sdpa,
         "plain PyTorch": eager,
     }
-    return same_check(ours, backends, rivals, check)
-
-
-test_speed = pytest_speed("tree_attention")

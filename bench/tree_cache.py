@@ -7,15 +7,15 @@ which is where the copy lies. A step appends one token and takes it back, so tha
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .cases import OpCase
-from .suite import Contender
+from .cases import DEVICE, OpCase
+from .suite import Run
 
 LENGTHS = (512, 1024, 2048, 4096, 8192)
 PARTS = {"step": "decode step", "cache": "the cache's share"}
@@ -37,14 +37,8 @@ class TreeCacheCase(OpCase):
         return f"{PARTS[self.part]}, {shape}, batch {self.batch}, context {self.length}"
 
 
-def cases(extent: str) -> list[TreeCacheCase]:
-    """Both ends of the curve, or all of it."""
-    lengths = (LENGTHS[0], LENGTHS[-1]) if extent == "quick" else LENGTHS
-    return [TreeCacheCase("tree_cache", length, part) for part in PARTS for length in lengths]
-
-
-def _device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
+QUICK = 5
+CASES = [TreeCacheCase("tree_cache", length, part) for part in PARTS for length in LENGTHS]
 
 
 @functools.cache
@@ -57,7 +51,7 @@ def network() -> Any:
         num_attention_heads=HEADS, num_key_value_heads=HEADS, max_position_embeddings=2 * LENGTHS[-1],
     )  # fmt: skip
     torch.manual_seed(0)
-    return LlamaForCausalLM(config).eval().requires_grad_(False).to(_device())
+    return LlamaForCausalLM(config).eval().requires_grad_(False).to(DEVICE)
 
 
 def inputs(case: TreeCacheCase) -> list[dict[str, Any]]:
@@ -67,10 +61,10 @@ def inputs(case: TreeCacheCase) -> list[dict[str, Any]]:
     from specdec_loop import TreeCache
 
     config = network().config
-    ours = TreeCache(config, batch=case.batch, capacity=case.length + 1, dtype=torch.float32, device=_device())
+    ours = TreeCache(config, batch=case.batch, capacity=case.length + 1, dtype=torch.float32, device=DEVICE)
     caches = {"TreeCache": ours, "DynamicCache": DynamicCache(config=config)}
     for layer in range(LAYERS):
-        rows = torch.randn(2, case.batch, HEADS, case.length, DIM, device=_device())
+        rows = torch.randn(2, case.batch, HEADS, case.length, DIM, device=DEVICE)
         for cache in caches.values():
             cache.update(*rows, layer)
     return [caches]
@@ -79,7 +73,7 @@ def inputs(case: TreeCacheCase) -> list[dict[str, Any]]:
 @torch.no_grad()
 def step(cache: Any, batch: int) -> Tensor:
     """The logits after one more token."""
-    token = torch.ones(batch, 1, dtype=torch.int64, device=_device())
+    token = torch.ones(batch, 1, dtype=torch.int64, device=DEVICE)
     logits: Tensor = network()(token, past_key_values=cache).logits
     cache.crop(-1)
     return logits
@@ -87,21 +81,30 @@ def step(cache: Any, batch: int) -> Tensor:
 
 def share(cache: Any, batch: int) -> list[Tensor]:
     """One more row in every layer, and back."""
-    row = torch.ones(batch, HEADS, 1, DIM, device=_device())
+    row = torch.ones(batch, HEADS, 1, DIM, device=DEVICE)
     views = [view for layer in range(LAYERS) for view in cache.update(row, row, layer)]
     cache.crop(-1)
     return views
 
 
-def contenders(case: TreeCacheCase, made: Sequence[Any], backends: Sequence[str]) -> list[Contender]:
-    """Ours and theirs; each is held to the other."""
+def runs(case: TreeCacheCase, cache: str) -> dict[str, Run]:
+    """The part of a step that a case times."""
     work = step if case.part == "step" else share
+    return {cache: lambda caches: work(caches[cache], case.batch)}
 
-    def runs(name: str) -> Callable[[Any], Any]:
-        return lambda caches: work(caches[name], case.batch)
 
-    def check(caches: Any) -> None:
-        for a, b in zip(*(work(caches[name], case.batch) for name in ("TreeCache", "DynamicCache")), strict=True):
-            assert torch.allclose(a, b, rtol=1e-4, atol=1e-4), f"they differ by {(a - b).abs().max()}"
+def variants(case: TreeCacheCase, backend: str) -> dict[str, Run]:
+    """Ours."""
+    return runs(case, "TreeCache")
 
-    return [Contender(name, name == "TreeCache", runs(name), check) for name in ("TreeCache", "DynamicCache")]
+
+def rivals(case: TreeCacheCase, made: Sequence[Any]) -> dict[str, Run]:
+    """One."""
+    return runs(case, "DynamicCache")
+
+
+def check(case: TreeCacheCase, run: Run, caches: Any) -> None:
+    """Each gives what the other gives."""
+    work = runs(case, "TreeCache") | runs(case, "DynamicCache")
+    for a, b in zip(*(one(caches) for one in work.values()), strict=True):
+        assert torch.allclose(a, b, rtol=1e-4, atol=1e-4), f"they differ by {(a - b).abs().max()}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -10,25 +10,20 @@ from torch import Tensor
 
 from specdec_kernels import CandidateTree, tree_from_sequences
 
-from . import trees
+from .cases import DEVICE
 from .minimum import moved
-from .suite import Contender, pytest_speed, same_check
-from .trees import TreeCase
+from .suite import Run
+from .trees import TreeCase, shape_cases
 
-LENGTH = 8
-
-
-def cases(extent: str) -> list[TreeCase]:
-    """Cases of `quick`, `default` or `full`."""
-    return trees.cases("tree_from_sequences", extent)
+QUICK, LENGTH = 1, 8
+CASES = shape_cases("tree_from_sequences")
 
 
 def inputs(case: TreeCase) -> list[Tensor]:
     """Continuations that share prefixes: int64 [batch, sequences, LENGTH]."""
     g = torch.Generator().manual_seed(0)
     size = (case.batch, max(1, (case.nodes - 1) // 4), LENGTH)
-    made = [(torch.rand(size, generator=g) ** 4 * 8).long() for _ in range(2)]
-    return [x.cuda() for x in made] if torch.cuda.is_available() else made
+    return [(torch.rand(size, generator=g) ** 4 * 8).long().to(DEVICE) for _ in range(2)]
 
 
 def ours(case: TreeCase, x: Tensor, backend: str) -> CandidateTree:
@@ -59,20 +54,6 @@ def trie(case: TreeCase, x: Tensor) -> tuple[Tensor, Tensor]:
     return ids.to(x.device), parents.to(x.device)
 
 
-def check(case: TreeCase, run: Callable[[Tensor], tuple[Tensor, ...]]) -> Callable[[Tensor], None]:
-    """The tree of the reference."""
-
-    def compare(x: Tensor) -> None:
-        got, want = run(x), ours(case, x, "reference")
-        assert torch.equal(got[0], want.token_ids) and torch.equal(got[1], want.parents)
-
-    return compare
-
-
-def contenders(case: TreeCase, made: Sequence[Tensor], backends: Sequence[str]) -> list[Contender]:
-    """Ours, then the rival."""
-    rivals = {"Python dictionaries": partial(trie, case)}
-    return same_check(partial(ours, case), backends, rivals, partial(check, case))
-
-
-test_speed = pytest_speed("tree_from_sequences")
+def rivals(case: TreeCase, made: Sequence[Tensor]) -> dict[str, Run]:
+    """One."""
+    return {"Python dictionaries": partial(trie, case)}

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from specdec_kernels import TreeLayout, tree_layout, tree_links
 
-from . import trees
 from .minimum import moved
 from .rivals._sglang_tree import with_drafted
-from .suite import Contender, pytest_speed, rivals_for
-from .trees import MAX_DEPTH, Shape, TreeCase, medusa_buffers
+from .suite import Run, rivals_for
+from .trees import MAX_DEPTH, Shape, TreeCase, loads, medusa_buffers, shape_cases, varied_shapes
+
+QUICK = 1
+CASES = shape_cases("tree_layout")
+inputs = varied_shapes
 
 
-def cases(extent: str) -> list[TreeCase]:
-    """Cases of `quick`, `default` or `full`."""
-    return trees.cases("tree_layout", extent)
-
-
-def inputs(case: TreeCase) -> list[Shape]:
-    """Two batches."""
-    made = [trees.shape(case.nodes, case.batch, varied=True, seed=seed) for seed in range(2)]
-    return [x._replace(parents=x.parents.cuda()) for x in made] if torch.cuda.is_available() else made
-
-
-def ours(x: Shape, backend: str) -> TreeLayout:
+def ours(case: TreeCase, x: Shape, backend: str) -> TreeLayout:
     """One call of the package."""
     return tree_layout(x.parents, max_depth=MAX_DEPTH, backend=backend)
 
@@ -39,7 +30,7 @@ def minimum(case: TreeCase, x: Shape, result: TreeLayout) -> int:
 
 def near(case: TreeCase, backend: str) -> int:
     """Bytes that blocks load of the tree."""
-    return trees.loads(case)
+    return loads(case)
 
 
 def medusa(x: Shape) -> None:
@@ -48,9 +39,14 @@ def medusa(x: Shape) -> None:
         medusa_buffers(choices)
 
 
-def check_medusa(x: Shape) -> None:
-    """Depths and leaf paths of the reference."""
-    want = ours(x, "reference")
+def check_rival(case: TreeCase, run: Run, x: Shape) -> None:
+    """Depths and leaf paths of the reference; of SGLang its positions and links."""
+    want = ours(case, x, "reference")
+    if run is not medusa:
+        _, positions, links = run(x)
+        assert torch.equal(positions, want.positions.flatten())
+        assert torch.equal(links, torch.stack(tree_links(x.parents, engine="sglang")))
+        return
     for b, choices in enumerate(x.choices):
         _, depth, paths = medusa_buffers(choices)
         assert torch.equal(depth, want.depth[b].long().cpu())
@@ -58,35 +54,8 @@ def check_medusa(x: Shape) -> None:
         assert torch.equal(paths, want.leaf_paths[b, :leaves, :width].long().cpu())
 
 
-def check_links(run: Callable[[Shape], tuple[Tensor, Tensor, Tensor]]) -> Callable[[Shape], None]:
-    """Positions and SGLang's links of the reference."""
-
-    def check(x: Shape) -> None:
-        _, positions, links = run(x)
-        assert torch.equal(positions, ours(x, "reference").positions.flatten())
-        assert torch.equal(links, torch.stack(tree_links(x.parents, engine="sglang")))
-
-    return check
-
-
-def check_ours(backend: str) -> Callable[[Shape], None]:
-    """Every field of the reference."""
-
-    def check(x: Shape) -> None:
-        for name, have, want in zip(TreeLayout._fields, ours(x, backend), ours(x, "reference"), strict=True):
-            assert torch.equal(have, want), f"{backend}: {name} differs"
-
-    return check
-
-
-def contenders(case: TreeCase, made: Sequence[Shape], backends: Sequence[str]) -> list[Contender]:
-    """Ours, then the rival."""
-    field = [Contender(b, True, lambda x, b=b: ours(x, b), check_ours(b)) for b in backends]
-    field.append(Contender("Medusa's Python", False, medusa, check_medusa))
-    for rival in rivals_for(case, "build_tree"):
-        run = with_drafted(rival, made)
-        field.append(Contender(rival.NAME, False, run, check_links(run)))
-    return field
-
-
-test_speed = pytest_speed("tree_layout")
+def rivals(case: TreeCase, made: Sequence[Shape]) -> dict[str, Run]:
+    """Those that build trees."""
+    return {"Medusa's Python": medusa} | {
+        rival.NAME: with_drafted(rival, made) for rival in rivals_for(case, "kernels")
+    }

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from specdec_kernels import TreeMask, tree_layout, tree_mask
 
-from . import trees
 from .minimum import moved
 from .rivals._sglang_tree import with_drafted
-from .suite import Contender, pytest_speed, rivals_for
-from .trees import MAX_DEPTH, Shape, TreeCase, medusa_buffers
+from .suite import Run, rivals_for
+from .trees import MAX_DEPTH, Shape, TreeCase, loads, medusa_buffers, shape_cases, varied_shapes
 
 PAST = 2048
 # An element of a mask is made of words that its block finds in the nearest cache, a few KiB a request; no meter sees
@@ -44,22 +44,16 @@ class MaskCase(TreeCase):
         return PAST if "past" in self.format else 0
 
 
-def cases(extent: str) -> list[MaskCase]:
-    """Cases of `quick`, `default` or `full`."""
-    shapes = [MaskCase(**vars(case)) for case in trees.cases("tree_mask", extent)]
-    if extent == "quick":
-        return shapes
-    long = [
+QUICK = 1
+CASES = [
+    *(MaskCase(**vars(case)) for case in shape_cases("tree_mask")),
+    *(
         MaskCase("tree_mask", format=f"{kind}, past {PAST}")
         for kind in ("bool", "additive bf16", "flat", "flat_packed")
-    ]
-    return [*shapes, *long, MaskCase("tree_mask", 64, 64, format="int32")]
-
-
-def inputs(case: MaskCase) -> list[Shape]:
-    """Two batches."""
-    made = [trees.shape(case.nodes, case.batch, varied=True, seed=seed) for seed in range(2)]
-    return [x._replace(parents=x.parents.cuda()) for x in made] if torch.cuda.is_available() else made
+    ),
+    MaskCase("tree_mask", 64, 64, format="int32"),
+]
+inputs = varied_shapes
 
 
 def kind(case: MaskCase) -> str:
@@ -86,9 +80,9 @@ def minimum(case: MaskCase, x: Shape, result: TreeMask) -> int:
 def near(case: MaskCase, backend: str) -> int:
     """Bytes that elements may read again, that blocks load of the tree, and of its bits and depths, written between."""
     elements = case.batch * case.nodes * (case.past + case.nodes)
-    loads = trees.loads(case) * (2 if kind(case) == "layout" else 1)
+    of_tree = loads(case) * (2 if kind(case) == "layout" else 1)
     bits = 4 * case.batch * case.nodes * (1 + -(-case.nodes // 32))
-    return int(NEAR[backend][kind(case)] * elements) + loads + bits
+    return int(NEAR[backend][kind(case)] * elements) + of_tree + bits
 
 
 def medusa(x: Shape) -> list[Tensor]:
@@ -96,46 +90,28 @@ def medusa(x: Shape) -> list[Tensor]:
     return [medusa_buffers(choices)[0] for choices in x.choices]
 
 
-def dense(case: MaskCase, x: Shape) -> Tensor:
+def dense(case: MaskCase, x: Shape) -> tuple[Tensor]:
     """A dense mask as transformers' callers write it: Medusa's square beside ones for the past."""
     square = torch.stack(medusa(x))[:, None].to(x.parents.device)
     whole = torch.nn.functional.pad(square, (PAST, 0), value=True)
     if case.format.startswith("bool"):
-        return whole
+        return (whole,)
     zero = torch.zeros((), dtype=torch.bfloat16, device=whole.device)
-    return torch.where(whole, zero, torch.finfo(torch.bfloat16).min)
+    return (torch.where(whole, zero, torch.finfo(torch.bfloat16).min),)
 
 
-def check_ours(case: MaskCase, backend: str) -> Callable[[Shape], None]:
-    """The reference's mask."""
-
-    def check(x: Shape) -> None:
-        assert torch.equal(ours(case, x, backend).mask, ours(case, x, "reference").mask)
-
-    return check
+def check(case: MaskCase, run: Run, x: Shape) -> None:
+    """The mask of the reference, in whatever shape; it is the first result, or in parts by request."""
+    got, want = run(x), ours(case, x, "reference").mask
+    mask = torch.stack(got) if isinstance(got, list) else got[0]
+    assert torch.equal(mask.flatten().to(want.device), want.flatten())
 
 
-def contenders(case: MaskCase, made: Sequence[Shape], backends: Sequence[str]) -> list[Contender]:
-    """Ours, then the rival where it has the format."""
-
-    def check_square(x: Shape) -> None:
-        assert torch.equal(torch.stack(medusa(x)), ours(case, x, "reference").mask[:, 0].cpu())
-
-    def check_dense(x: Shape) -> None:
-        assert torch.equal(dense(case, x), ours(case, x, "reference").mask)
-
-    def check_built(run: Callable[[Shape], tuple[Tensor, Tensor, Tensor]]) -> Callable[[Shape], None]:
-        return lambda x: torch.testing.assert_close(run(x)[0], ours(case, x, "reference").mask.flatten())
-
-    field = [Contender(b, True, lambda x, b=b: ours(case, x, b), check_ours(case, b)) for b in backends]
+def rivals(case: MaskCase, made: Sequence[Shape]) -> dict[str, Run]:
+    """Those that have the format."""
+    found: dict[str, Run] = {}
     if case.format == "layout and bool":
-        field.append(Contender("Medusa's Python", False, medusa, check_square))
-    if case.format.startswith(("bool", "additive")):
-        field.append(Contender("Medusa's Python", False, lambda x: dense(case, x), check_dense))
-    for rival in rivals_for(case, "build_tree"):
-        build = with_drafted(rival, made, case.past)
-        field.append(Contender(rival.NAME, False, build, check_built(build)))
-    return field
-
-
-test_speed = pytest_speed("tree_mask")
+        found["Medusa's Python"] = medusa
+    elif case.format.startswith(("bool", "additive")):
+        found["Medusa's Python"] = partial(dense, case)
+    return found | {rival.NAME: with_drafted(rival, made, case.past) for rival in rivals_for(case, "kernels")}

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from specdec_kernels import RngKey, Sampling
 
-from .cases import MODELS, OpCase
+from .cases import DEVICE, MODELS, OpCase
 from .rows import DTYPES, rows
 
 HIT = 0.6
@@ -122,26 +122,29 @@ def tree_input(case: TreeCase, seed: int = 0) -> TreeInput:
             if case.rule in DRAWN:
                 row = row - torch.empty_like(row).exponential_(generator=generator).log()
             ids[b, children] = row.topk(len(children)).indices
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    first = torch.arange(case.batch, device=device) + case.batch * seed
-    paths = leaf_paths(made.parents[0]).to(device)
+    first = torch.arange(case.batch, device=DEVICE) + case.batch * seed
+    paths = leaf_paths(made.parents[0]).to(DEVICE)
     return TreeInput(
-        ids.to(device),
-        made.parents.to(device),
-        target.to(device),
-        draft.to(device) if case.rule in DRAWN else None,
+        ids.to(DEVICE),
+        made.parents.to(DEVICE),
+        target.to(DEVICE),
+        draft.to(DEVICE) if case.rule in DRAWN else None,
         [paths] * case.batch,
-        Sampling.full(case.batch, temperature=1.0, device=device),
+        Sampling.full(case.batch, temperature=1.0, device=DEVICE),
         RngKey(first, first * 17 + 100, torch.zeros_like(first)),
     )
 
 
-def cases(op: str, extent: str) -> list[TreeCase]:
-    """Cases of the ops that look at shapes alone."""
-    quick = [TreeCase(op, 64, 64)]
-    default = [*quick, TreeCase(op, 64, 64, threads=1), TreeCase(op, 64, 1), TreeCase(op, 16, 64), TreeCase(op, 256, 8)]
-    grid = [TreeCase(op, nodes, batch) for nodes in (16, 64, 256, 1024) for batch in (1, 8, 64)]
-    return {"quick": quick, "default": default}.get(extent, default + [case for case in grid if case not in default])
+def shape_cases(op: str) -> list[TreeCase]:
+    """Cases of the ops that look at shapes alone, the main one first."""
+    return [TreeCase(op, 64, 64), TreeCase(op, 64, 64, threads=1), TreeCase(op, 64, 1), TreeCase(op, 16, 64),
+            TreeCase(op, 256, 8)]  # fmt: skip
+
+
+def varied_shapes(case: TreeCase) -> list[Shape]:
+    """Two batches of trees, each request with its own."""
+    made = [shape(case.nodes, case.batch, varied=True, seed=seed) for seed in range(2)]
+    return [x._replace(parents=x.parents.to(DEVICE)) for x in made]
 
 
 def medusa_buffers(choices: list[tuple[int, ...]]) -> tuple[Tensor, Tensor, Tensor]:

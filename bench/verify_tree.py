@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,29 +11,21 @@ from torch import Tensor
 from specdec_kernels import TreeResult, verify_tree
 
 from .rivals._sglang_tree import with_links
-from .suite import CHECKED_REQUESTS, Contender, pytest_speed, rivals_for
+from .suite import CHECKED_REQUESTS, Run, rivals_for
 from .trees import TreeCase, TreeInput, tree_input
 
 LARGE = 64 * 16 * 128256 * 4  # bytes of target rows: larger batches come once, for memory's sake
 
 
-def cases(extent: str) -> list[TreeCase]:
-    """Cases of `quick`, `default` or `full`."""
-    op = "verify_tree"
-    quick = [TreeCase(op), TreeCase(op, dtype="bf16")]
-    if extent == "quick":
-        return quick
-    default = [
-        *quick,
-        TreeCase(op, threads=1),
-        *(TreeCase(op, nodes, batch, "bf16") for nodes, batch in ((16, 8), (256, 8), (64, 1), (16, 64), (64, 64))),
-        *(TreeCase(op, rule=rule) for rule in ("greedy", "target_only", "typical", "recursive", "greedy_multi_draft")),
-        TreeCase(op, 32, 8, rule="traversal"),
-    ]
-    grid = [
-        TreeCase(op, nodes, batch, dtype) for nodes in (16, 64, 256) for batch in (1, 8) for dtype in ("fp32", "bf16")
-    ]
-    return default if extent == "default" else default + [case for case in grid if case not in default]
+OP, QUICK = "verify_tree", 2
+CASES = [
+    TreeCase(OP),
+    TreeCase(OP, dtype="bf16"),
+    TreeCase(OP, threads=1),
+    *(TreeCase(OP, nodes, batch, "bf16") for nodes, batch in ((16, 8), (256, 8), (64, 1), (16, 64), (64, 64))),
+    *(TreeCase(OP, rule=rule) for rule in ("greedy", "target_only", "typical", "recursive", "greedy_multi_draft")),
+    TreeCase(OP, 32, 8, rule="traversal"),
+]
 
 
 def inputs(case: TreeCase) -> list[TreeInput]:
@@ -41,7 +34,7 @@ def inputs(case: TreeCase) -> list[TreeInput]:
     return [tree_input(case, seed) for seed in range(1 if size > LARGE else 2)]
 
 
-def ours(x: TreeInput, rule: str, backend: str) -> TreeResult:
+def ours(case: TreeCase, x: TreeInput, backend: str) -> TreeResult:
     """One call of the package."""
     return verify_tree(
         x.token_ids,
@@ -52,7 +45,7 @@ def ours(x: TreeInput, rule: str, backend: str) -> TreeResult:
         sampling=x.sampling,
         draft_sampling=None if x.draft is None else x.sampling,
         rng=x.rng,
-        rule=rule,
+        rule=case.rule,
         backend=backend,
     )
 
@@ -72,16 +65,12 @@ def minimum(case: TreeCase, x: TreeInput, result: TreeResult) -> int:
     return rows * x.target.shape[-1] * x.target.element_size()
 
 
-def check_ours(rule: str, backend: str) -> Callable[[TreeInput], None]:
+def check(case: TreeCase, run: Run, x: TreeInput) -> None:
     """Paths of the reference, and its tokens but for a draw within rounding."""
-
-    def check(x: TreeInput) -> None:
-        part = first_requests(x, CHECKED_REQUESTS if rule == "match" else 1)
-        got, want = ours(part, rule, backend), ours(part, rule, "reference")
-        assert torch.equal(got.path, want.path), f"{backend}: {got.path} != {want.path}"
-        assert torch.equal(got.status, want.status)
-
-    return check
+    part = first_requests(x, CHECKED_REQUESTS if case.rule == "match" else 1)
+    got, want = run(part), ours(case, part, "reference")
+    assert torch.equal(got.path, want.path), f"{got.path} != {want.path}"
+    assert torch.equal(got.status, want.status)
 
 
 def race(weights: Tensor) -> Tensor:
@@ -156,50 +145,34 @@ def medusa_typical(x: TreeInput, epsilon: float = 0.09, delta: float = 0.3) -> l
     return emitted
 
 
-def check_rival(run: Callable[[TreeInput], list[list[int]]]) -> Callable[[TreeInput], None]:
-    """All tokens but the last one go down from the root, and the last one has mass."""
-
-    def check(x: TreeInput) -> None:
-        for b, tokens in enumerate(run(x)):
-            node = 0
-            for token in tokens[:-1]:
-                node = int(((x.parents[b] == node) & (x.token_ids[b] == token)).int().argmax())
-                assert node > 0, f"request {b}: {token} is no child"
-            assert float(x.target[b, node].float().softmax(-1)[tokens[-1]]) > 0
-
-    return check
+def emitted_tokens(found: Any) -> list[list[int]]:
+    """Of each request, from lists or from SGLang's results."""
+    if isinstance(found, list):
+        return found
+    predicts, path = found
+    return [predicts[nodes[nodes >= 0].long()].tolist() for nodes in path]
 
 
-def check_walk(case: TreeCase, run: Callable[[TreeInput], tuple[Tensor, Tensor]]) -> Callable[[TreeInput], None]:
-    """As `check_rival`, from SGLang's results; under rule greedy the reference's tokens for the first request."""
-
-    def tokens(x: TreeInput) -> list[list[int]]:
-        predicts, path = run(x)
-        return [predicts[nodes[nodes >= 0].long()].tolist() for nodes in path]
-
-    def check(x: TreeInput) -> None:
-        check_rival(tokens)(x)
-        if case.rule == "greedy":
-            want = ours(first_requests(x, 1), case.rule, "reference").token_ids[0]
-            assert tokens(x)[0] == want[want >= 0].tolist()
-
-    return check
+def check_rival(case: TreeCase, run: Run, x: TreeInput) -> None:
+    """All tokens but the last one go down from the root, and the last one has mass; greedy ones are the reference's."""
+    emitted = emitted_tokens(run(x))
+    for b, tokens in enumerate(emitted):
+        node = 0
+        for token in tokens[:-1]:
+            node = int(((x.parents[b] == node) & (x.token_ids[b] == token)).int().argmax())
+            assert node > 0, f"request {b}: {token} is no child"
+        assert float(x.target[b, node].float().softmax(-1)[tokens[-1]]) > 0
+    if case.rule == "greedy":
+        want = ours(case, first_requests(x, 1), "reference").token_ids[0]
+        assert emitted[0] == want[want >= 0].tolist()
 
 
-def contenders(case: TreeCase, made: Sequence[TreeInput], backends: Sequence[str]) -> list[Contender]:
-    """Ours, then the rivals that have the rule."""
-    rivals = {
+def rivals(case: TreeCase, made: Sequence[TreeInput]) -> dict[str, Run]:
+    """Those that have the rule."""
+    plain: dict[str, dict[str, Run]] = {
         "match": {"EAGLE's loop": eagle_loop, "lazy walk": lazy_walk},
         "target_only": {"EAGLE's loop": eagle_loop},
         "typical": {"Medusa's PyTorch": medusa_typical},
     }
-    field = [Contender(b, True, lambda x, b=b: ours(x, case.rule, b), check_ours(case.rule, b)) for b in backends]
-    for name, run in rivals.get(case.rule, {}).items():
-        field.append(Contender(name, False, run, check_rival(run)))
-    for rival in rivals_for(case, "verify_tree"):
-        verify = with_links(rival, case.rule, made)
-        field.append(Contender(rival.NAME, False, verify, check_walk(case, verify)))
-    return field
-
-
-test_speed = pytest_speed("verify_tree")
+    others = {rival.NAME: with_links(rival, case.rule, made) for rival in rivals_for(case, "kernels")}
+    return plain.get(case.rule, {}) | others

@@ -15,14 +15,12 @@ from bench.meters import torch_only_meter, triton_meter
 from bench.minimum import minimum
 from bench.rivals import _sglang_tree, eager, hf, lazy, rivals, sglang_tree, topk
 from bench.rows import Filters, chain, chains, coins, distribution, pool, rows
-from bench.suite import module
+from bench.suite import contenders, module, sampling_for
 from bench.timing import summary
 from bench.tree_mask import MaskCase
 from bench.trees import TreeCase
 from specdec_kernels import gather_nodes, verify_chain
 from specdec_kernels.compat import sglang as compat_sglang
-
-TOP_K, TOP_P = 50, 0.95
 
 
 def overlap(vocab: int, temperature: float) -> float:
@@ -70,16 +68,14 @@ def test_inputs_say_what_the_reference_accepts(filters: str) -> None:
 @pytest.mark.parametrize("filters", ["none", "top-k 50 + top-p .95"])
 def test_plain_rivals_decide_as_the_reference_does(filters: str) -> None:
     x = chain(8, 5, 2048, filters=FILTERS[filters], seed=1)
-    parameters = x.filters.sampling(8)
+    parameters = x.sampling
     uniforms = coins(x.rng, 5).float()
     found = {
-        "eager": eager.verify_chain(x.draft_ids, x.target, x.draft, *parameters, uniforms),
-        "lazy": lazy.verify_chain(x.draft_ids, x.target, x.draft, *parameters, uniforms),
+        "eager": eager.verify_chain(x.draft_ids, x.target, x.draft, parameters, uniforms),
+        "lazy": lazy.verify_chain(x.draft_ids, x.target, x.draft, parameters, uniforms),
     }
     if parameters.top_k is not None:
-        found["topk"] = topk.verify_chain(
-            x.draft_ids, x.target, x.draft, parameters.temperature, TOP_K, parameters.top_p, None, uniforms
-        )
+        found["topk"] = topk.verify_chain(x.draft_ids, x.target, x.draft, sampling_for(topk, x), uniforms)
     for name, (tokens, count) in found.items():
         assert torch.equal(count, x.num_accepted), name
         kept = torch.arange(6) < count[:, None]
@@ -94,12 +90,12 @@ def first_tokens(rival: object, filters: Filters, draws: int) -> tuple[torch.Ten
     target, draft = torch.randn(2, 1, 2, 12, generator=generator)
     q, p = distribution(draft[:, 0], filters)[0], distribution(target[:, 0], filters)[0]
     ids = torch.multinomial(q.expand(draws, -1), 1, generator=generator)
-    parameters = list(filters.sampling(draws))
+    parameters = filters.sampling(draws)
     if rival is topk:
-        parameters[1] = filters.top_k  # type: ignore[call-overload]
+        parameters = parameters._replace(top_k=filters.top_k)  # type: ignore[arg-type]
     torch.manual_seed(7)
     tokens, _ = rival.verify_chain(  # type: ignore[attr-defined]
-        ids, target.expand(draws, -1, -1), draft[:, :1].expand(draws, -1, -1), *parameters
+        ids, target.expand(draws, -1, -1), draft[:, :1].expand(draws, -1, -1), parameters
     )
     return tokens[:, 0].bincount(minlength=12).double(), p[0].double()
 
@@ -128,7 +124,7 @@ def test_plain_rivals_draw_from_the_target_distribution(rival: object, filters: 
 @pytest.mark.skipif(hf.available() is not None, reason="transformers is not installed")
 def test_transformers_is_called_as_it_calls_itself() -> None:
     x = chain(1, 5, 2048, seed=2)
-    ready = hf.prepare(x.target, x.draft, *x.filters.sampling(1))
+    ready = hf.prepare(x.target, x.draft, x.sampling)
     tokens, count = hf.verify_prepared(x.draft_ids, ready)
     n = int(count)
     assert tokens.shape == (1, n + 1)
@@ -144,7 +140,7 @@ def test_transformers_is_called_as_it_calls_itself() -> None:
         TreeCase("verify_tree", 16, 2, rule="greedy", vocab=32000),
         TreeCase("verify_tree", 16, 2, rule="target_only", vocab=32000),
     ],
-    ids=lambda case: f"{case.op}-{case.id}",
+    ids=lambda case: f"{case.op}, {case.name}",
 )
 def test_sglang_is_called_as_it_calls_itself(case: TreeCase, monkeypatch: pytest.MonkeyPatch) -> None:
     """With our interface in place of its kernels: the arguments are right where its files are not."""
@@ -157,7 +153,7 @@ def test_sglang_is_called_as_it_calls_itself(case: TreeCase, monkeypatch: pytest
     monkeypatch.setattr(sglang_tree, "available", lambda: None)
     monkeypatch.setattr(sglang_tree, "RULES", ("greedy", "target_only"))
     made = module(case.op).inputs(case)
-    (rival,) = (c for c in module(case.op).contenders(case, made, []) if c.name == sglang_tree.NAME)
+    (rival,) = (c for c in contenders(case, made, []) if c.name == sglang_tree.NAME)
     for x in made:
         rival.check(x)
 

@@ -1,6 +1,6 @@
 """Plain PyTorch: softmax of every row, ratio test, residual of every row, multinomial; filters by a full sort.
 
-This is the textbook spelling (Leviathan et al., algorithm 1, batched) and, with `filtered`, the one of vLLM's and
+This is the textbook spelling (Leviathan et al., algorithm 1, batched) and, where filters are on, the one of vLLM's and
 transformers' PyTorch paths: sort, mask the tail, scatter back.
 """
 
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from specdec_kernels import Sampling
 
 NAME = "eager"
 WHY = "the textbook algorithm in PyTorch: softmax of every row, filters by a full sort"
@@ -29,8 +31,11 @@ def supports(case: object) -> str | None:
     return None
 
 
-def filtered(logits: Tensor, top_k: Tensor | None, top_p: Tensor | None, min_p: Tensor | None) -> Tensor:
-    """Scaled logits [batch, row, vocab] with what the filters drop at -inf; parameters [batch]."""
+def scaled(logits: Tensor, sampling: Sampling) -> Tensor:
+    """float32 logits [batch, row, vocab] over temperature, -inf where a filter drops."""
+    temperature, top_k, top_p, min_p = sampling
+    assert temperature is not None
+    logits = logits.float() / temperature[:, None, None]
     if min_p is not None:
         probs = logits.softmax(-1)
         dropped = probs < min_p[:, None, None] * probs.amax(-1, keepdim=True)
@@ -48,27 +53,17 @@ def filtered(logits: Tensor, top_k: Tensor | None, top_p: Tensor | None, min_p: 
     return torch.empty_like(ranked).scatter_(-1, order, ranked)
 
 
-def probabilities(
-    logits: Tensor, temperature: Tensor, top_k: Tensor | None, top_p: Tensor | None, min_p: Tensor | None
-) -> Tensor:
+def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
     """float32 [batch, row, vocab]."""
-    scaled = logits.float() / temperature[:, None, None]
-    return filtered(scaled, top_k, top_p, min_p).softmax(-1)
+    return scaled(logits, sampling).softmax(-1)
 
 
 def verify_chain(
-    draft_ids: Tensor,
-    target_logits: Tensor,
-    draft_logits: Tensor,
-    temperature: Tensor,
-    top_k: Tensor | None = None,
-    top_p: Tensor | None = None,
-    min_p: Tensor | None = None,
-    uniforms: Tensor | None = None,
+    draft_ids: Tensor, target_logits: Tensor, draft_logits: Tensor, sampling: Sampling, uniforms: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """(token ids [batch, draft + 1], number accepted [batch])."""
-    target = probabilities(target_logits, temperature, top_k, top_p, min_p)
-    drafted = probabilities(draft_logits, temperature, top_k, top_p, min_p)
+    target = probabilities(target_logits, sampling)
+    drafted = probabilities(draft_logits, sampling)
     return ratio_test(draft_ids, target, drafted, uniforms)
 
 
@@ -112,57 +107,31 @@ def verify_match(draft_ids: Tensor, target_logits: Tensor, temperature: Tensor) 
     return assemble(draft_ids, count, drawn.gather(1, count[:, None])), count
 
 
-def sample(
-    logits: Tensor,
-    temperature: Tensor,
-    top_k: Tensor | None = None,
-    top_p: Tensor | None = None,
-    min_p: Tensor | None = None,
-) -> Tensor:
+def sample(logits: Tensor, sampling: Sampling) -> Tensor:
     """Token ids [batch, 1] from [batch, vocab]."""
-    return torch.multinomial(probabilities(logits[:, None], temperature, top_k, top_p, min_p)[:, 0], 1)
+    return torch.multinomial(probabilities(logits[:, None], sampling)[:, 0], 1)
 
 
 def acceptance_ratios(
-    draft_ids: Tensor,
-    target_logits: Tensor,
-    draft_logits: Tensor,
-    temperature: Tensor,
-    top_k: Tensor | None = None,
-    top_p: Tensor | None = None,
-    min_p: Tensor | None = None,
+    draft_ids: Tensor, target_logits: Tensor, draft_logits: Tensor, sampling: Sampling
 ) -> tuple[Tensor, Tensor]:
     """(min(1, p / q) at the draft ids, sum min(p, q)), each [batch, draft]."""
-    target = probabilities(target_logits[:, : draft_ids.shape[1]], temperature, top_k, top_p, min_p)
-    drafted = probabilities(draft_logits, temperature, top_k, top_p, min_p)
+    target = probabilities(target_logits[:, : draft_ids.shape[1]], sampling)
+    drafted = probabilities(draft_logits, sampling)
     ratio = target.gather(-1, draft_ids[..., None]) / drafted.gather(-1, draft_ids[..., None])
     return ratio.squeeze(-1).clamp(max=1), torch.minimum(target, drafted).sum(-1)
 
 
-def residual_probs(
-    target_logits: Tensor,
-    draft_logits: Tensor,
-    temperature: Tensor,
-    top_k: Tensor | None = None,
-    top_p: Tensor | None = None,
-    min_p: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+def residual_probs(target_logits: Tensor, draft_logits: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
     """(norm((p - q)+) [batch, vocab], its mass [batch])."""
-    target = probabilities(target_logits[:, None], temperature, top_k, top_p, min_p)[:, 0]
-    drafted = probabilities(draft_logits[:, None], temperature, top_k, top_p, min_p)[:, 0]
+    target = probabilities(target_logits[:, None], sampling)[:, 0]
+    drafted = probabilities(draft_logits[:, None], sampling)[:, 0]
     residual = (target - drafted).clamp(min=0)
     mass = residual.sum(-1)
     return residual / mass[:, None], mass
 
 
-def residual_sample(
-    target_logits: Tensor,
-    draft_logits: Tensor,
-    temperature: Tensor,
-    top_k: Tensor | None = None,
-    top_p: Tensor | None = None,
-    min_p: Tensor | None = None,
-) -> Tensor:
+def residual_sample(target_logits: Tensor, draft_logits: Tensor, sampling: Sampling) -> Tensor:
     """Token ids [batch] from norm((p - q)+)."""
-    probs, _ = residual_probs(target_logits, draft_logits, temperature, top_k, top_p, min_p)
+    probs, _ = residual_probs(target_logits, draft_logits, sampling)
     return torch.multinomial(probs, 1)[:, 0]

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .lazy import scaled
+from specdec_kernels import Sampling
+
+from .eager import scaled
 
 NAME = "FlashInfer chain"
 WHY = "FlashInfer's chain sampler, which TensorRT-LLM and others call"
@@ -41,9 +43,9 @@ def supports(case: Any) -> str | None:
     return "no min-p" if "min-p" in case.filters else None
 
 
-def prepare(target_logits: Tensor, draft_logits: Tensor, *distribution: Tensor | None) -> tuple[Any, ...]:
+def prepare(target_logits: Tensor, draft_logits: Tensor, sampling: Sampling) -> tuple[Any, ...]:
     """(target logits, draft probabilities, parameters); the drafter made its probabilities."""
-    return target_logits, scaled(draft_logits, *distribution).softmax(-1), distribution
+    return target_logits, scaled(draft_logits, sampling).softmax(-1), sampling
 
 
 def verify_prepared(draft_ids: Tensor, prepared: tuple[Any, ...]) -> tuple[Tensor, Tensor]:

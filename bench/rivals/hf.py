@@ -13,6 +13,8 @@ from typing import Any
 
 from torch import Tensor
 
+from specdec_kernels import Sampling
+
 NAME = "transformers"
 WHY = "the sampling function of transformers' assisted decoding, one request at a time"
 ORDER = 5
@@ -35,11 +37,11 @@ def supports(case: Any) -> str | None:
     return "takes one request at a time" if case.batch != 1 else None
 
 
-def prepare(target_logits: Tensor, draft_logits: Tensor, *distribution: Tensor | None) -> tuple[Tensor, Tensor]:
+def prepare(target_logits: Tensor, draft_logits: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
     """Processed float32 logits, as assisted decoding holds them; not timed."""
-    from .lazy import scaled
+    from .eager import scaled
 
-    return scaled(target_logits, *distribution), scaled(draft_logits, *distribution)
+    return scaled(target_logits, sampling), scaled(draft_logits, sampling)
 
 
 def verify_prepared(draft_ids: Tensor, processed: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

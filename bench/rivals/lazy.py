@@ -8,7 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .eager import assemble, available, filtered, version
+from specdec_kernels import Sampling
+
+from .eager import assemble, available, scaled, version
 
 __all__ = ["available", "version"]
 
@@ -23,38 +25,24 @@ def supports(case: object) -> str | None:
     return "sorts like eager where a top filter is on; topk.py is its spelling there" if sorts else None
 
 
-def scaled(
-    logits: Tensor, temperature: Tensor, top_k: Tensor | None, top_p: Tensor | None, min_p: Tensor | None
-) -> Tensor:
-    """float32 logits over temperature, -inf where a filter drops."""
-    return filtered(logits.float() / temperature[:, None, None], top_k, top_p, min_p)
-
-
 def race(weights: Tensor) -> Tensor:
     """One index a row with probability proportional to its weight."""
     return (weights / torch.empty_like(weights).exponential_()).argmax(-1, keepdim=True)
 
 
 def verify_chain(
-    draft_ids: Tensor,
-    target_logits: Tensor,
-    draft_logits: Tensor,
-    temperature: Tensor,
-    top_k: Tensor | None = None,
-    top_p: Tensor | None = None,
-    min_p: Tensor | None = None,
-    uniforms: Tensor | None = None,
+    draft_ids: Tensor, target_logits: Tensor, draft_logits: Tensor, sampling: Sampling, uniforms: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """(token ids [batch, draft + 1], number accepted [batch])."""
     batch, draft = draft_ids.shape
-    if top_k is None and top_p is None and min_p is None:
+    if sampling[1:] == (None, None, None):
         # Nothing full-size but what logsumexp needs: the division by T is done on its result's inputs once.
         target, drafted = target_logits.float(), draft_logits.float()
-        inverse = (1 / temperature)[:, None, None]
+        inverse = (1 / sampling.temperature)[:, None, None]
         target, drafted = target * inverse, drafted * inverse
     else:
-        target = scaled(target_logits, temperature, top_k, top_p, min_p)
-        drafted = scaled(draft_logits, temperature, top_k, top_p, min_p)
+        target = scaled(target_logits, sampling)
+        drafted = scaled(draft_logits, sampling)
     target_sum, draft_sum = target.logsumexp(-1), drafted.logsumexp(-1)
     ids = draft_ids[..., None]
     log_p = target[:, :draft].gather(-1, ids).squeeze(-1) - target_sum[:, :draft]
@@ -70,13 +58,7 @@ def verify_chain(
     return assemble(draft_ids, count, race(weights)), count
 
 
-def sample(
-    logits: Tensor,
-    temperature: Tensor,
-    top_k: Tensor | None = None,
-    top_p: Tensor | None = None,
-    min_p: Tensor | None = None,
-) -> Tensor:
+def sample(logits: Tensor, sampling: Sampling) -> Tensor:
     """Token ids [batch, 1] from [batch, vocab]: the Gumbel race over scaled logits, no softmax."""
-    x = scaled(logits[:, None], temperature, top_k, top_p, min_p)[:, 0]
+    x = scaled(logits[:, None], sampling)[:, 0]
     return (x - torch.empty_like(x).exponential_().log()).argmax(-1, keepdim=True)

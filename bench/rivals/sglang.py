@@ -11,9 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specdec_kernels import Sampling
+
 from . import _sglang
 from ._sglang import version
-from .lazy import scaled
+from .eager import scaled
 
 __all__ = ["version"]
 NAME = "SGLang chain"
@@ -32,9 +34,9 @@ def supports(case: Any) -> str | None:
     return None if case.filters == "none" else "its filters are FlashInfer's, on the probabilities"
 
 
-def prepare(target_logits: Tensor, draft_logits: Tensor, *distribution: Tensor | None) -> tuple[Any, ...]:
+def prepare(target_logits: Tensor, draft_logits: Tensor, sampling: Sampling) -> tuple[Any, ...]:
     """(target logits, draft probabilities, temperature)."""
-    return target_logits, scaled(draft_logits, *distribution).softmax(-1), distribution[0]
+    return target_logits, scaled(draft_logits, sampling).softmax(-1), sampling.temperature
 
 
 def verify_prepared(draft_ids: Tensor, prepared: tuple[Any, ...]) -> tuple[Tensor, Tensor]:

@@ -7,9 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
-
-from ..trees import TreeInput
 from . import _sglang, _sglang_tree
 from ._sglang import version
 
@@ -35,13 +32,3 @@ def kernels() -> _sglang_tree.Kernels:
     """Its launchers."""
     file = _sglang.load(FILE)
     return _sglang_tree.Kernels(file.sgl_build_tree_kernel_triton, file.verify_tree_greedy_triton)
-
-
-def build_tree(tree: _sglang_tree.DraftedTree) -> tuple[Tensor, Tensor, Tensor]:
-    """(mask, positions, links)."""
-    return _sglang_tree.build_tree(kernels().build, tree)
-
-
-def verify_tree(rule: str, x: TreeInput, links: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-    """(the token behind each node on the path, the path)."""
-    return _sglang_tree.verify_tree(kernels(), rule, x, links)

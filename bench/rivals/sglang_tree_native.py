@@ -7,9 +7,7 @@ import importlib
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from ..trees import TreeInput
 from . import _sglang_tree
 from ._sglang import version
 
@@ -53,13 +51,3 @@ def kernels() -> _sglang_tree.Kernels:
     importlib.import_module("sgl_kernel")
     ops = torch.ops.sgl_kernel
     return _sglang_tree.Kernels(ops.build_tree_kernel_efficient_cpu, ops.verify_tree_greedy_cpu)
-
-
-def build_tree(tree: _sglang_tree.DraftedTree) -> tuple[Tensor, Tensor, Tensor]:
-    """(mask, positions, links)."""
-    return _sglang_tree.build_tree(kernels().build, tree)
-
-
-def verify_tree(rule: str, x: TreeInput, links: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-    """(the token behind each node on the path, the path)."""
-    return _sglang_tree.verify_tree(kernels(), rule, x, links)

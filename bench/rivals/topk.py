@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from specdec_kernels import Sampling
+
 from .eager import assemble, available, version
 from .lazy import race
 
@@ -16,6 +18,7 @@ __all__ = ["available", "version"]
 NAME = "topk-first eager"
 WHY = "PyTorch with `torch.topk` before top-p, so that nothing sorts the vocabulary; needs top-k"
 ORDER = 2
+HAS_ONE_TOP_K = True
 
 
 def supports(case: object) -> str | None:
@@ -23,10 +26,9 @@ def supports(case: object) -> str | None:
     return None if "top-k" in getattr(case, "filters", "") else "needs top-k"
 
 
-def kept(
-    logits: Tensor, temperature: Tensor, top_k: int, top_p: Tensor | None, min_p: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """(probabilities, ids), each [batch, row, k]."""
+def kept(logits: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+    """(probabilities, ids), each [batch, row, k]; top_k is an int, which torch.topk wants: one for the batch."""
+    temperature, top_k, top_p, min_p = sampling
     values, ids = logits.topk(top_k, dim=-1)
     probs = (values.float() / temperature[:, None, None]).softmax(-1)
     if top_p is not None:
@@ -40,19 +42,12 @@ def kept(
 
 
 def verify_chain(
-    draft_ids: Tensor,
-    target_logits: Tensor,
-    draft_logits: Tensor,
-    temperature: Tensor,
-    top_k: int,
-    top_p: Tensor | None = None,
-    min_p: Tensor | None = None,
-    uniforms: Tensor | None = None,
+    draft_ids: Tensor, target_logits: Tensor, draft_logits: Tensor, sampling: Sampling, uniforms: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """(token ids [batch, draft + 1], number accepted [batch])."""
     batch, draft = draft_ids.shape
-    target, target_ids = kept(target_logits, temperature, top_k, top_p, min_p)
-    drafted, drafted_ids = kept(draft_logits, temperature, top_k, top_p, min_p)
+    target, target_ids = kept(target_logits, sampling)
+    drafted, drafted_ids = kept(draft_logits, sampling)
     p = (target[:, :draft] * (target_ids[:, :draft] == draft_ids[..., None])).sum(-1)
     q = (drafted * (drafted_ids == draft_ids[..., None])).sum(-1)
     if uniforms is None:
@@ -67,13 +62,7 @@ def verify_chain(
     return assemble(draft_ids, count, drawn), count
 
 
-def sample(
-    logits: Tensor,
-    temperature: Tensor,
-    top_k: int,
-    top_p: Tensor | None = None,
-    min_p: Tensor | None = None,
-) -> Tensor:
+def sample(logits: Tensor, sampling: Sampling) -> Tensor:
     """Token ids [batch, 1] from [batch, vocab]."""
-    probs, ids = kept(logits[:, None], temperature, top_k, top_p, min_p)
+    probs, ids = kept(logits[:, None], sampling)
     return ids[:, 0].gather(1, race(probs[:, 0]))

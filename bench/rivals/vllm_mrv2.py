@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specdec_kernels import Sampling
+
 from . import _vllm
 
 NAME = "vLLM MRV2"
@@ -50,7 +52,7 @@ def verify_prepared(draft_ids: Tensor, prepared: tuple[Any, ...]) -> tuple[Tenso
     return ids, count.long() - 1
 
 
-def prepare(target_logits: Tensor, draft_logits: Tensor, *distribution: Tensor | None) -> tuple[Any, ...]:
+def prepare(target_logits: Tensor, draft_logits: Tensor, sampling: Sampling) -> tuple[Any, ...]:
     """Layouts as the engine holds them: flat target rows, draft logits before the temperature, a seed a request."""
     seed = torch.arange(len(target_logits), device=target_logits.device)
-    return target_logits.flatten(0, 1), draft_logits, distribution, seed
+    return target_logits.flatten(0, 1), draft_logits, sampling, seed

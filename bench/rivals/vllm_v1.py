@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specdec_kernels import Sampling
+
 from . import _vllm
-from .lazy import scaled
+from .eager import scaled
 
 NAME = "vLLM V1"
 WHY = "vLLM's earlier sampler (V1), still used for some methods"
@@ -27,9 +29,9 @@ def supports(case: Any) -> str | None:
     return None
 
 
-def prepare(target_logits: Tensor, draft_logits: Tensor, *distribution: Tensor | None) -> tuple[Any, ...]:
+def prepare(target_logits: Tensor, draft_logits: Tensor, sampling: Sampling) -> tuple[Any, ...]:
     """(target logits, draft probabilities, parameters)."""
-    return target_logits, scaled(draft_logits, *distribution).softmax(-1).flatten(0, 1).contiguous(), distribution
+    return target_logits, scaled(draft_logits, sampling).softmax(-1).flatten(0, 1).contiguous(), sampling
 
 
 def verify_prepared(draft_ids: Tensor, prepared: tuple[Any, ...]) -> tuple[Tensor, Tensor]:

@@ -18,9 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specdec_kernels import Sampling
+
 from ..rivals import _vllm
-from ..rivals.eager import ratio_test
-from ..rivals.lazy import scaled
+from ..rivals.eager import probabilities, ratio_test
 
 NAME = "vLLM top-k/top-p kernel"
 available, version = _vllm.available, _vllm.version
@@ -64,8 +65,11 @@ def _filtered(row: tuple[float, ...], top_k: int | None, top_p: float | None) ->
     return out[ROWS - 1].clone()
 
 
-def filtered_logits(logits: Tensor, temperature: Tensor, top_k: Tensor | None, top_p: Tensor | None) -> Tensor:
+def filtered_logits(logits: Tensor, sampling: Sampling) -> Tensor:
     """Scaled logits [batch, row, vocab] with what the kernel drops at -inf."""
+    temperature, top_k, top_p, min_p = sampling
+    assert temperature is not None
+    assert min_p is None
     whole = logits.float() / temperature[:, None, None]
     rows, place = whole.flatten(0, 1).unique(dim=0, return_inverse=True)
     k = None if top_k is None else int(top_k[0])
@@ -75,16 +79,8 @@ def filtered_logits(logits: Tensor, temperature: Tensor, top_k: Tensor | None, t
 
 
 def verify_chain(
-    draft_ids: Tensor,
-    target_logits: Tensor,
-    draft_logits: Tensor,
-    temperature: Tensor,
-    top_k: Tensor | None = None,
-    top_p: Tensor | None = None,
-    min_p: Tensor | None = None,
+    draft_ids: Tensor, target_logits: Tensor, draft_logits: Tensor, sampling: Sampling
 ) -> tuple[Tensor, Tensor]:
     """(token ids [batch, draft + 1], number accepted [batch]); the drafts' distribution is filtered exactly."""
-    assert min_p is None
-    p = filtered_logits(target_logits, temperature, top_k, top_p).softmax(-1)
-    q = scaled(draft_logits, temperature, top_k, top_p, None).softmax(-1)
-    return ratio_test(draft_ids, p, q)
+    p = filtered_logits(target_logits, sampling).softmax(-1)
+    return ratio_test(draft_ids, p, probabilities(draft_logits, sampling))

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .exact import Filters, Table, flat_table, processed
+from .exact import Filters, Table, flat_table, processed, sampling_of
 from .experiments import Finding, judge
 from .family import SMALL, Job, small_tables
 from .samplers import load, method_of, refusal
@@ -73,12 +73,7 @@ def judged(rows: list[Row], findings: list[Finding]) -> list[Row]:
 
 def exact_bias(module: Any, table: Table, filters: Filters) -> tuple[float, str]:
     """(total variation to what is right, in words) of what a sampler's filter keeps of a row."""
-    distribution = [
-        torch.tensor([filters[name]]) if name in filters else None for name in ("temperature", "top_k", "top_p")
-    ]
-    kept = module.filtered_logits(
-        table.target[:1, None], torch.ones(1) if distribution[0] is None else distribution[0], *distribution[1:]
-    )[0, 0]
+    kept = module.filtered_logits(table.target[:1, None], sampling_of({"temperature": 1.0, **filters}, 1))[0, 0]
     exact = processed(table.target[0], **filters)  # type: ignore[arg-type]
     bias = float((kept.double().softmax(-1) - exact).abs().sum() / 2)
     counts = int((kept > -torch.inf).sum()), int((exact > 0).sum())

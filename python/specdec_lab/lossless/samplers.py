@@ -4,13 +4,13 @@ A sampler is a module with
 
 * ``NAME`` and ``version() -> str``;
 * ``available() -> str | None``: None, or why it cannot run here;
-* ``verify_chain(draft_ids, target_logits, draft_logits, temperature, top_k, top_p, min_p) -> (ids, accepted)``, or the
-  same in two parts, ``prepare(target_logits, draft_logits, temperature, top_k, top_p, min_p)`` and
-  ``verify_prepared(draft_ids, prepared)``; parameters are tensors ``[batch]`` or None where they are off;
+* ``verify_chain(draft_ids, target_logits, draft_logits, sampling) -> (ids, accepted)``, or the same in two parts,
+  ``prepare(target_logits, draft_logits, sampling)`` and ``verify_prepared(draft_ids, prepared)``; `sampling` is a
+  `specdec_kernels.Sampling` that has a temperature;
 * optional ``supports(case)`` with `Case` below: None, or why not; a refused batch is handed over in requests of one;
 * optional ``propose(draft_logits [batch, vocab]) -> ids [batch]``: how the drafter that belongs to it draws, where that
   is not a draw from the distribution it is verified with;
-* optional ``filtered_logits(logits [batch, row, vocab], temperature, top_k, top_p)``: for the exact bias of its filter.
+* optional ``filtered_logits(logits [batch, row, vocab], sampling)``: for the exact bias of its filter.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from .exact import Filters
+from specdec_kernels import Sampling
+
+from .exact import Filters, sampling_of
 from .procedures import Procedure, Step, Verdict
 
 
@@ -91,36 +93,24 @@ class Foreign:
         """Verify a batch."""
         module = load(self.name)
         batch = len(step.token_ids)
-        filters = {"temperature": 1.0, **step.filters}
-        distribution = [
-            torch.full((batch,), filters[name], dtype=torch.int32 if name == "top_k" else torch.float32)
-            if name in filters
-            else None
-            for name in ("temperature", "top_k", "top_p", "min_p")
-        ]
+        sampling = sampling_of({"temperature": 1.0, **step.filters}, batch)
         target, draft = step.target.contiguous(), step.draft.contiguous()
         case = Case(batch, described(step.filters), target.shape[-1])
         together = getattr(module, "supports", lambda case: None)(case) is None
         ids, accepted = [], []
         for rows in (slice(0, batch),) if together else (slice(i, i + 1) for i in range(batch)):
-            part = [None if x is None else x[rows] for x in distribution]
-            emitted, count = _verified(module, step.token_ids[rows], target[rows], draft[rows], part)
+            part = Sampling(*(None if x is None else x[rows] for x in sampling))
+            given = target[rows], draft[rows], part
+            if hasattr(module, "verify_chain"):
+                emitted, count = module.verify_chain(step.token_ids[rows], *given)
+            else:
+                emitted, count = module.verify_prepared(step.token_ids[rows], module.prepare(*given))
             short = method.depth + 1 - emitted.shape[1]
             ids.append(torch.nn.functional.pad(emitted.long(), (0, short)))
             accepted.append(count.long())
         all_ids, all_accepted = torch.cat(ids), torch.cat(accepted)
         is_emitted = torch.arange(method.depth + 1) <= all_accepted[:, None]  # some leave the other slots as they were
         return torch.where(is_emitted, all_ids, -1), all_accepted
-
-
-def _verified(
-    module: ModuleType, ids: Tensor, target: Tensor, draft: Tensor, distribution: list[Tensor | None]
-) -> tuple[Tensor, Tensor]:
-    if hasattr(module, "verify_chain"):
-        emitted, count = module.verify_chain(ids, target, draft, *distribution)
-    else:
-        emitted, count = module.verify_prepared(ids, module.prepare(target, draft, *distribution))
-    return emitted, count
 
 
 def method_of(name: str) -> Procedure:
