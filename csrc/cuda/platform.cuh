@@ -50,9 +50,20 @@ class DeviceGuard {
 inline Stream current_stream(const Tensor& /*like*/) { return nullptr; }
 inline bool is_capturing(Stream /*stream*/) { return false; }
 
+// Takes launches in place of the host where it is set: a simulator of GPUs (tools/simulate).
+using Elsewhere = void (*)(const void* kernel, int64_t blocks, int threads, int count,
+                           const void* const* arguments, const unsigned* sizes);
+inline Elsewhere elsewhere = nullptr;
+
 template <class Kernel, class... Args>
 void launch(Kernel kernel, int64_t blocks, int threads, Stream /*stream*/, const Args&... args) {
   if (blocks == 0) return;
+  if (elsewhere) {
+    const void* arguments[] = {static_cast<const void*>(&args)...};
+    const unsigned sizes[] = {static_cast<unsigned>(sizeof(Args))...};
+    return elsewhere(reinterpret_cast<const void*>(kernel), blocks, threads, sizeof...(Args),
+                     arguments, sizes);
+  }
   cuda_on_host::run(dim3(static_cast<unsigned>(blocks)), dim3(threads), [&] { kernel(args...); });
 }
 

@@ -125,9 +125,17 @@ namespace {
 std::tuple<int64_t, int64_t> cuda_host_traffic() {
   return {std::exchange(specdec::bytes_read, 0), std::exchange(specdec::bytes_written, 0)};
 }
+// Sends launches to the function at this address; 0 brings them back to the host.
+void cuda_host_elsewhere(int64_t address) {
+  specdec::elsewhere = reinterpret_cast<specdec::Elsewhere>(address);
+}
 }  // namespace
-STABLE_TORCH_LIBRARY_FRAGMENT(specdec_kernels, m) { m.def("cuda_host_traffic() -> (int, int)"); }
+STABLE_TORCH_LIBRARY_FRAGMENT(specdec_kernels, m) {
+  m.def("cuda_host_traffic() -> (int, int)");
+  m.def("cuda_host_elsewhere(int address) -> ()");
+}
 STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CompositeExplicitAutograd, m) {
   m.impl("cuda_host_traffic", TORCH_BOX(&cuda_host_traffic));
+  m.impl("cuda_host_elsewhere", TORCH_BOX(&cuda_host_elsewhere));
 }
 #endif

@@ -31,6 +31,10 @@ BUILD = ROOT / "build" / "gpu-model"
 DRAFT = 5
 # Paths for other dtypes and for rows that are not aligned, in code that picks its dtype at run time.
 OTHER_DTYPES = r"kFloat32|count_read\(4\)|count_read\(2\)|i \* 4|at\(i \+ j\)|scaled|rest\b"
+# What the tests' build for the host has in place of a GPU's code; group 1 is the GPU's.
+HOST = re.compile(
+    r"^#ifdef SPECDEC_HOST\n(?:(?!#else|#endif).*\n)*(?:#else\n((?:(?!#endif).*\n)*))?#endif", re.MULTILINE
+)
 ONE_THREAD = r"if \(.*threadIdx\.x == 0|load_pair\(|meeting_of\("
 NO_RANK, NO_RACE, NO_RAW, NO_MASK = r"rank", r"race_tile", r"raw_partial", r"mask_tile"
 RARE = (
@@ -127,7 +131,7 @@ def digest(paths: list[Path]) -> str:
 def code_of(path: Path) -> str:
     """What a compiler sees of a file."""
     if path.suffix != ".py":
-        return " ".join(re.sub(r"//[^\n]*", "", path.read_text()).split())
+        return " ".join(HOST.sub(r"\1", re.sub(r"//[^\n]*", "", path.read_text())).split())
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
