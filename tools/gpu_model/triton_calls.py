@@ -239,6 +239,7 @@ OTHER_CASES = [
     _cache("compact_cache", "long path, any dims", False, lambda s: _path(s, 30), 256, 128),
     _cache("select_state", "", False, lambda s: (s.ints, s.ints)),
     _cache("rollback", "paged zero", True, lambda s: (s.longs, s.ints, 64, s.longs, s.ints.repeat(4), s.ints, s.ints)),
+    _cache("rollback", "dense zero", False, lambda s: (s.longs, s.ints, 64, s.longs, s.ints, s.ints, s.ints)),
     Case("gather_nodes", "", _gather_nodes),
     *(Case("tree_layout", str(nodes), _tree_layout(nodes)) for nodes in (SMALL, NODES)),
     *(Case("select_tree", str(nodes), _select_tree(nodes)) for nodes in (SMALL, NODES)),

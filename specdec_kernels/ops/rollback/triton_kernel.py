@@ -19,7 +19,7 @@ ENTRIES = 64  # of a table that a program reads at once
 def _tail_of(blocks, lengths, num_accepted, b, max_tail, ENTRIES: tl.constexpr):
     """(new length, first entry of the tail, one past its last, acts, bad) of request b."""
     count, length = tl.load(num_accepted + b).to(tl.int64), tl.load(lengths + b).to(tl.int64)
-    capacity = blocks.blocks.to(tl.int64) * blocks.page_size
+    capacity = tl.cast(blocks.blocks, tl.int64) * blocks.page_size  # of a dense cache it is the constant 1
     runs = count >= 0
     bad = (count < -1) | (runs & ((length < 0) | (length > capacity) | (length + 1 + count > capacity)))
     new = tl.where(runs & (bad == 0), length + 1 + count, 0)
