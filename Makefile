@@ -10,6 +10,7 @@
 #   make models-page  docs/models.md: which model families of transformers are served (two minutes)
 #   make docs        the documentation site, offline, in build/docs (Python 3.11 or later)
 #   make compile     every kernel for every GPU, without one; make sanitize, make traffic, make bench, make clean
+#   make simulate    the GPU kernels in a simulated GPU, where the simulator is there: docs/simulator.md
 #   make gpu-model   machine code of every kernel, counted, and the speed it allows: docs/gpu-model.md (hours; resumable)
 # TORCH=existing uses the torch of $(PYTHON) instead of installing the pinned one.
 PYTHON ?= python3
@@ -31,7 +32,8 @@ $(error TORCH must be pinned or existing, got $(TORCH))
 endif
 
 .PHONY: demo test test-all test-engines coverage check format build wheel smoke compile compile-cuda compile-triton sanitize \
-  traffic bench mutants lossless losslessness-page models-page gpu-model gpu-model-check docs clean
+  traffic bench mutants lossless losslessness-page models-page gpu-model gpu-model-check simulate docs \
+  clean
 .DELETE_ON_ERROR:
 
 demo: $(BUILT)
@@ -94,6 +96,17 @@ compile-triton: $(INSTALLED)
 # What was compiled and counted before is taken from build/gpu-model. SPECDEC_RIVALS: tools/gpu_model/rivals.py.
 gpu-model: $(INSTALLED)
 	nice -n 19 $(BIN)/python -m tools.gpu_model $(GPU_MODEL)
+
+# Small cases of the GPU kernels in a simulated GPU: SIMULATE=--all for every case, --timing for cycles (an hour).
+# The simulator is no part of this repository: GPUSIM_LIB names it, or it is built where its sources lie beside the clone.
+GPUSIM := $(if $(and $(NVCC),$(shell command -v bison),$(shell command -v flex)),$(wildcard ../shared/gpusim/setup.sh))
+simulate: $(BUILT) $(if $(GPUSIM_LIB),,$(if $(GPUSIM),build/gpusim/libgpusim.so))
+	$(BIN)/python -m pytest tests/test_simulate.py
+	$(BIN)/python -m tools.simulate $(SIMULATE)
+
+build/gpusim/libgpusim.so: $(GPUSIM)
+	$(GPUSIM) build/gpusim
+	cp -r $(dir $(GPUSIM))configs build/gpusim/
 
 gpu-model-check: $(INSTALLED)
 	$(BIN)/python -m tools.gpu_model --check

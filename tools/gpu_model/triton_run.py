@@ -70,8 +70,16 @@ class Resources(NamedTuple):
 
 
 @contextmanager
-def recorded(target: str, is_compiled: bool = True, row: int = 1 << 62) -> Iterator[list[Launch]]:
-    """Inside, launches are appended to the list; a tensor of at least `row` elements holds rows."""
+def recorded(
+    target: str,
+    is_compiled: bool = True,
+    row: int = 1 << 62,
+    then: Callable[[Launch, dict[str, Any]], None] | None = None,
+) -> Iterator[list[Launch]]:
+    """Inside, launches are appended to the list; a tensor of at least `row` elements holds rows.
+
+    `then` is called with each launch and its arguments by name.
+    """
     found: list[Launch] = []
     run = JITFunction.run
 
@@ -84,6 +92,8 @@ def recorded(target: str, is_compiled: bool = True, row: int = 1 << 62) -> Itera
         compiled = run(self, *args, grid=size, warmup=True, **options) if is_compiled else None
         threads = 32 * (compiled.metadata.num_warps if compiled else options.get("num_warps", 4))
         found.append(Launch(self.__name__, blocks, threads, large, compiled))
+        if then is not None:
+            then(found[-1], names)
         return compiled
 
     driver.set_active(_driver(TARGETS[target]))

@@ -1,0 +1,280 @@
+"""PTX as nvcc and Triton write it today, rewritten into the dialect that GPGPU-Sim reads (PTX 6.5).
+
+Memory orders, cache hints and `fence` lose their meaning: the simulator's memory is sequentially consistent.
+Instructions that it does not know become several that it knows; for some (`APART`) that says nothing of their speed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+HINTS = re.compile(
+    r"\.(?:L1::\w+|L2::\w+|level::\w+|relaxed|acquire|release|acq_rel|weak|volatile|evict_\w+|noftz|gpu|sys|cta|cluster|"
+    r"aligned|unified)(?=\.|$)"
+)
+INSTRUCTION = re.compile(r"(?:(@!?)(%?\w+)\s+)?([a-z][\w.:]*)\s*(.*)", re.DOTALL)
+
+
+APART = re.compile(r"\b(?:mma|ldmatrix|cp\.async)\.[\w.:]+")
+ABSENT = re.compile(r"\b(?:wgmma|stmatrix|cp\.async\.bulk|mbarrier|tcgen05)\.[\w.:]+")
+
+
+class Unsupported(Exception):
+    """The simulator cannot run this PTX; says which instruction."""
+
+
+class Parameter(NamedTuple):
+    """Where a kernel finds an argument."""
+
+    size: int
+    offset: int
+
+
+def parameters(text: str) -> dict[str, list[Parameter]]:
+    """Parameters of each kernel of a module."""
+    found = {}
+    for name, inside in re.findall(r"\.entry\s+([\w$]+)\s*\((.*?)\)", _plain(text), re.DOTALL):
+        offset, listed = 0, []
+        for one in re.findall(r"\.param[^,)]*", inside):
+            array = re.search(r"\.align\s+(\d+)\s+\.b8\s+\w+\[(\d+)\]", one)
+            scalar = re.search(r"\.[a-z](\d+)\b", one)
+            assert array or scalar, one
+            size = int(array[2]) if array else int(scalar[1]) // 8  # type: ignore[index]
+            align = int(array[1]) if array else size
+            offset = -(-offset // align) * align
+            listed.append(Parameter(size, offset))
+            offset += size
+        found[name] = listed
+    return found
+
+
+def lower(text: str, timed: bool = False) -> str:
+    """The module in the simulator's dialect."""
+    text = _plain(text)
+    unsupported = ABSENT.search(text) or (APART.search(text) if timed else None)
+    if unsupported:
+        raise Unsupported(unsupported[0])
+    text = re.sub(r"\.section\s+\.\w+\s*\{[^}]*\}", "", text)
+    text = re.sub(
+        r"(?m)^\s*\.(?:loc|file|pragma|noreturn|explicitcluster|maxclusterrank|reqnctapercluster)\b.*$", "", text
+    )
+    text = re.sub(r"\.version\s+[\d.]+", ".version 6.5", text)
+    text = re.sub(r"\.target\s+\w+(\s*,\s*\w+)*", ".target sm_70", text)
+    text = re.sub(
+        r"\.(?:req|max)ntid\s+(\d+)(?:,\s*(\d+))?(?:,\s*\d+)?", lambda m: f".maxntid {m[1]}, {m[2] or 1}, 1", text
+    )
+    text = re.sub(r"\.ptr(\s+\.\w+)?\s+\.align\s+\d+", "", text)
+    text = re.sub(r"\{\s*(%\w+)\s*\}", r"\1", text)  # a vector of one
+    parts = re.split(r"(?m)^(?=\s*(?:\.visible\s+|\.weak\s+)?\.(?:entry|func)\b)", text)
+    return "\n".join(line for i, part in enumerate(parts) for line in _Body(part, i).lines()) + "\n"
+
+
+def _plain(text: str) -> str:
+    """Without comments."""
+    return re.sub(r"//[^\n]*", "", re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL))
+
+
+def statements(text: str) -> Iterator[str]:
+    """Statements, labels and the braces of scopes, one at a time; white space is collapsed."""
+    now, depth = "", 0
+    for piece in re.split(r"([;{}]|(?<![\w:]):(?=\s)|(?<=\w):(?![:\w]))", text):
+        is_header = re.search(r"\.(?:entry|func)\b", now) is not None
+        if piece == "{" and (not now.strip() or is_header):
+            yield from filter(None, [" ".join(now.split()), "{"])
+            now = ""
+        elif piece == "}" and depth == 0:
+            yield "}"
+            now = ""
+        elif piece in (";", ":") and depth == 0:
+            yield " ".join((now + piece).split())
+            now = ""
+        else:
+            depth += (piece == "{") - (piece == "}")
+            now += piece
+    if now.strip():
+        yield from (line for line in now.split("\n") if line.strip())
+
+
+def operands(text: str) -> list[str]:
+    """Operands of an instruction; vectors and addresses stay whole."""
+    return [part.strip() for part in re.findall(r"(?:\{[^}]*\}|\[[^\]]*\]|\([^)]*\)|[^,{\[(])+", text)]
+
+
+class _Body:
+    """One function, or what stands before the first."""
+
+    def __init__(self, text: str, number: int) -> None:
+        self.text, self.number, self.count = text, number, 0
+        predicates = re.findall(r"\|\s*(%p\d+)", text)
+        # A second result of shfl that nobody reads stays away: the timing model stumbles over it.
+        self.unread = {p for p in predicates if len(re.findall(rf"{p}\b", text)) == 1}
+
+    def lines(self) -> Iterator[str]:
+        for statement in statements(self.text):
+            found = INSTRUCTION.fullmatch(statement.removesuffix(";")) if statement.endswith(";") else None
+            if found is None or found[3].startswith("."):
+                yield statement
+            else:
+                yield from self.rewrite(found)
+
+    def rewrite(self, found: re.Match[str]) -> Iterator[str]:
+        """One instruction; what replaces it runs under its guard, with registers of its own."""
+        guard, opcode = f"{found[1]}{found[2]} " if found[1] else "", HINTS.sub("", found[3])
+        given = operands(found[4])
+        kind = opcode.split(".")[0]
+        if "cache_hint" in found[3]:
+            given.pop()
+        if kind in ("createpolicy", "discard", "prefetch") or opcode.startswith(
+            ("bar.warp", "cp.async.commit", "cp.async.wait")
+        ):
+            return
+        made = _replacement(opcode, given)
+        if kind == "fence":
+            yield f"{guard}membar.gl;"
+        elif kind in ("atom", "red") and guard:
+            # The timing model never ends an atomic operation that no lane takes part in.
+            yield from self.skipped(found, [f"{opcode} {', '.join(given)};"])
+        elif kind == "shfl" and "|" in given[0] and given[0].split("|")[1].strip() in self.unread:
+            yield f"{guard}{opcode} {', '.join([given[0].split('|')[0].strip(), *given[1:]])};"
+        elif made is None:
+            yield f"{guard}{opcode} {', '.join(given)};"
+        elif guard and any(line.startswith("@") for line in made):
+            yield from self.skipped(found, list(self.scope(made, "")))
+        else:
+            yield from self.scope(made, guard)
+
+    def skipped(self, found: re.Match[str], lines: list[str]) -> Iterator[str]:
+        """A branch around lines, in place of a guard."""
+        self.count += 1
+        label, other = f"$skip_{self.number}_{self.count}", "@" if found[1] == "@!" else "@!"
+        yield from (f"{other}{found[2]} bra {label};", *lines, f"{label}:")
+
+    def scope(self, made: list[str], guard: str) -> Iterator[str]:
+        """Instructions with registers of their own."""
+        self.count += 1
+        name = f"%own_{self.number}_{self.count}_"
+        count = 1 + max(int(n) for line in made for n in re.findall(r"\$(\d+)", line))
+        yield from ("{", f".reg .b32 {name}<{count}>;", f".reg .pred {name}p;")
+        yield from (guard + line.replace("$", name) + ";" for line in made)
+        yield "}"
+
+
+def _replacement(opcode: str, given: list[str]) -> list[str] | None:
+    """Known instructions that do what an unknown one does; $0, $1, ... are free registers and $p a predicate."""
+    if opcode == "lop3.b32":
+        return _lop3(*given)
+    if opcode.startswith("redux.sync"):
+        _, _, operation, kind = opcode.split(".")
+        result, value, lanes = given
+        steps = [f"mov.b32 $0, {value}"]
+        for lane in (16, 8, 4, 2, 1):
+            steps += [f"shfl.sync.bfly.b32 $1, $0, {lane}, 31, {lanes}", f"{operation}.{kind} $0, $0, $1"]
+        return [*steps, f"mov.b32 {result}, $0"]
+    if opcode == "cvt.f32.bf16":
+        return [f"cvt.u32.u16 $0, {given[1]}", "shl.b32 $0, $0, 16", f"mov.b32 {given[0]}, $0"]
+    if opcode == "cvt.rn.bf16.f32":
+        return [*_to_bf16("$0", given[1]), f"cvt.u16.u32 {given[0]}, $0"]
+    if opcode == "cvt.rn.bf16x2.f32":
+        return [
+            *_to_bf16("$0", given[1]),
+            *_to_bf16("$3", given[2]),
+            "shl.b32 $0, $0, 16",
+            f"or.b32 {given[0]}, $0, $3",
+        ]
+    if opcode.startswith("cp.async"):
+        return _copy(*given)
+    if opcode.startswith("ldmatrix"):
+        return _load_matrices(_listed(given[0]), given[1], ".trans" in opcode)
+    if opcode.startswith("mma"):
+        return _multiply(opcode, *map(_listed, given))
+    return None
+
+
+def _listed(vector: str) -> list[str]:
+    return [part.strip() for part in vector.strip("{}").split(",")]
+
+
+def _copy(to: str, source: str, size: str, given: str | None = None) -> list[str]:
+    """cp.async, at once; Triton gives all bytes or, for zeros, none."""
+    words = int(size, 0) // 4
+    vector = "$0" if words == 1 else "{" + ", ".join(f"${i}" for i in range(words)) + "}"
+    kind = "b32" if words == 1 else f"v{words}.b32"
+    load = [f"ld.global.{kind} {vector}, {source}"]
+    if given is not None:
+        zeros = [f"mov.b32 ${i}, 0" for i in range(words)]
+        load = [*zeros, f"setp.ne.u32 $p, {given}, 0", f"@$p {load[0]}"]
+    return [*load, f"st.shared.{kind} {to}, {vector}"]
+
+
+def _load_matrices(results: list[str], address: str, is_transposed: bool) -> list[str]:
+    """ldmatrix: lane 8 i + j holds the address of row j of matrix i; a lane gets two neighbours of a row or column."""
+    base, offset = re.fullmatch(r"\[\s*(%\w+)\s*(?:\+\s*(\d+)\s*)?\]", address).groups("0")  # type: ignore[union-attr]
+    steps = ["mov.u32 $0, %laneid", "shr.u32 $1, $0, 2", "and.b32 $2, $0, 3"]
+    for i, result in enumerate(results):
+        if is_transposed:
+            steps += ["shl.b32 $3, $2, 1", "shl.b32 $6, $1, 1"]
+            for half in (4, 5):
+                steps += [
+                    f"add.u32 $7, $3, {8 * i + half - 4}", f"shfl.sync.idx.b32 ${half}, {base}, $7, 31, -1",
+                    f"add.u32 ${half}, ${half}, $6", f"ld.shared.u16 ${half}, [${half}+{offset}]",
+                ]  # fmt: skip
+            steps += ["shl.b32 $5, $5, 16", f"or.b32 {result}, $4, $5"]
+        else:
+            steps += [
+                f"add.u32 $3, $1, {8 * i}", f"shfl.sync.idx.b32 $4, {base}, $3, 31, -1", "shl.b32 $5, $2, 2",
+                "add.u32 $4, $4, $5", f"ld.shared.b32 {result}, [$4+{offset}]",
+            ]  # fmt: skip
+    return steps
+
+
+def _multiply(opcode: str, d: list[str], a: list[str], b: list[str], c: list[str]) -> list[str]:
+    """mma m16n8k16 of bfloat16: shuffles fetch rows of A and columns of B, two elements a register."""
+    if opcode != "mma.sync.m16n8k16.row.col.f32.bf16.bf16.f32":
+        raise Unsupported(opcode)
+    steps = ["mov.u32 $0, %laneid", "and.b32 $1, $0, 28", "and.b32 $2, $0, 3", "shl.b32 $2, $2, 3"]
+    steps += [f"mov.b32 ${3 + i}, {c[i]}" for i in range(4)]
+    for pair in range(8):
+        lane, half = pair % 4, pair // 4
+        sources = [("$1", 0, a[2 * half]), ("$1", 0, a[2 * half + 1]), ("$2", 0, b[half]), ("$2", 4, b[half])]
+        for i, (first, more, register) in enumerate(sources):
+            steps += [f"add.u32 $15, {first}, {lane + more}", f"shfl.sync.idx.b32 $15, {register}, $15, 31, -1"]
+            steps += [f"shl.b32 ${7 + 2 * i}, $15, 16", f"and.b32 ${8 + 2 * i}, $15, -65536"]
+        for i in range(4):
+            for part in (0, 1):
+                row, column = 7 + 2 * (i // 2) + part, 11 + 2 * (i % 2) + part
+                steps.append(f"fma.rn.f32 ${3 + i}, ${row}, ${column}, ${3 + i}")
+    return [*steps, *(f"mov.b32 {d[i]}, ${3 + i}" for i in range(4))]
+
+
+def _to_bf16(result: str, value: str) -> list[str]:
+    """The nearest, ties to even; NaN becomes 0x7fff."""
+    return [
+        f"mov.b32 {result}, {value}",
+        f"shr.u32 $1, {result}, 16",
+        "and.b32 $1, $1, 1",
+        f"add.u32 $1, $1, {result}",
+        "add.u32 $1, $1, 32767",
+        "shr.u32 $1, $1, 16",
+        f"and.b32 {result}, {result}, 2147483647",
+        f"min.u32 {result}, {result}, 2139095041",  # one above infinity: a NaN
+        f"sub.u32 {result}, {result}, 2139095040",
+        f"max.s32 {result}, {result}, 0",  # 1 where NaN
+        f"mul.lo.u32 $2, {result}, 32767",
+        f"sub.u32 {result}, 1, {result}",
+        f"mul.lo.u32 $1, $1, {result}",
+        f"or.b32 {result}, $1, $2",
+    ]
+
+
+def _lop3(result: str, a: str, b: str, c: str, table: str) -> list[str]:
+    """Any function of three bits: the terms of its truth table, or-ed."""
+    steps = ["mov.b32 $0, 0"]
+    for row in range(8):
+        if int(table, 0) >> row & 1:
+            steps.append("mov.b32 $1, -1")
+            for value, is_set in ((a, row & 4), (b, row & 2), (c, row & 1)):
+                steps += [f"and.b32 $1, $1, {value}"] if is_set else [f"not.b32 $2, {value}", "and.b32 $1, $1, $2"]
+            steps.append("or.b32 $0, $0, $1")
+    return [*steps, f"mov.b32 {result}, $0"]
