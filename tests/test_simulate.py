@@ -12,7 +12,7 @@ from op_calls import gathered
 
 from specdec_kernels import gather_nodes
 from specdec_kernels._triton import launch as host
-from tools.simulate import gpgpusim, ptx
+from tools.simulate import gpgpusim, page, ptx, results
 from tools.simulate.gpgpusim import Fault, Simulator, absence
 from tools.simulate.memory import Watch, extent
 
@@ -132,6 +132,12 @@ def test_a_launch_may_touch_what_the_op_was_given_and_its_scratch() -> None:
     assert 7 * 4 in [length for _, length in ranges]
     assert watch.ranges() == []
     assert extent(torch.zeros(4, 6)[::2, 1:3].transpose(0, 1))[1] == (2 * 6 + 1 + 1) * 4
+
+
+def test_the_page_shows_the_committed_results() -> None:
+    shown = page.text(results.load())
+    assert shown == (gpgpusim.ROOT / "docs/simulator.md").read_text()
+    assert max(line.count(" | ") for line in shown.splitlines()) <= 7
 
 
 def test_without_a_library_the_reason_is_given(monkeypatch: pytest.MonkeyPatch) -> None:

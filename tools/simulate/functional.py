@@ -8,6 +8,7 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from typing import NamedTuple
 
+from . import results
 from .cases import CASES, Case, differences
 from .gpgpusim import Simulator
 
@@ -20,7 +21,7 @@ class Outcome(NamedTuple):
     verdict: str  # "equal", or what is wrong
     launches: int
     instructions: int  # of threads
-    seconds: float
+    seconds: int
 
 
 def run_case(number: int, backend: str) -> Outcome:
@@ -40,19 +41,21 @@ def run_case(number: int, backend: str) -> Outcome:
     except Exception as error:
         faults, runs = [f"{type(error).__name__}: {str(error)[:200]}"], []
     verdict = "; ".join(faults) or "equal"
-    return Outcome(verdict, len(runs), sum(run.count for run in runs), time.monotonic() - started)
+    return Outcome(verdict, len(runs), sum(run.count for run in runs), round(time.monotonic() - started))
 
 
-def run_cases(chosen: list[Case], backend: str) -> bool:
-    """Print a line a case; whether all results were right."""
+def run_cases(chosen: list[Case], backend: str, is_noted: bool) -> bool:
+    """Print a line a case and note it; whether all results were right."""
     good, pool = True, None
     for case in chosen:
         pool = pool or ProcessPoolExecutor(1, get_context("spawn"))
         try:
             outcome = pool.submit(run_case, CASES.index(case), backend).result()
         except BrokenProcessPool:
-            outcome, pool = Outcome("the simulator aborted", 0, 0, 0.0), None
+            outcome, pool = Outcome("the simulator aborted", 0, 0, 0), None
         good &= outcome.verdict == "equal"
+        if is_noted:
+            results.note("functional", backend, f"{case.op} {case.name}", outcome._asdict())
         numbers = (
             f"{outcome.launches:3} launches {outcome.instructions / 1e6:8.2f} M instructions {outcome.seconds:5.0f} s"
         )
