@@ -57,6 +57,11 @@ def budget(case: OpCase) -> float:
     """Allowed multiple of MIN."""
     if not isinstance(case, Case):
         return BUDGETS[case.op]
-    if case.filters == "none" or case.rule in ("greedy", "topm", "distance"):
+    return row_budget(case.filters != "none" and case.rule not in ("greedy", "topm", "distance"), case.rows)
+
+
+def row_budget(is_filtered: bool, shape: str) -> float:
+    """Allowed multiple of MIN on rows of logits of a shape."""
+    if not is_filtered:
         return 1.05
-    return 1.3 if case.rows == "llm" else 2.4
+    return 1.3 if shape == "llm" else 2.4

@@ -12,10 +12,21 @@ import sys
 from pathlib import Path
 
 from . import charts, loop
+from .filter_traffic import ROWS
 from .highlights import readme_table
 from .machine import ROOT
-from .results import FOLDER, GPU_MODEL, LOOP, TRAFFIC
-from .tables import Row, commits, is_gpu, machine_name, machine_table, op_sections, rival_table, traffic_table
+from .results import FOLDER, LOOP, NOT_TIMES, TRAFFIC, TRAFFIC_FULL
+from .tables import (
+    Row,
+    commits,
+    filter_table,
+    is_gpu,
+    machine_name,
+    machine_table,
+    op_sections,
+    rival_table,
+    traffic_table,
+)
 
 README = ROOT / "README.md"
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -41,21 +52,30 @@ REPRODUCE = """
 python -m bench verify_chain     # times one op; without a name all ops; --quick for the main cases
 python -m bench.loop             # decoding methods, up to 25 minutes on two cores
 python -m bench.traffic --save   # bytes moved, counted on a CPU
-bash bench/gpu.sh                # all ops on an NVIDIA GPU
+bash bench/gpu.sh                # all ops on an NVIDIA GPU (page "On a GPU")
 python -m bench.report           # writes this page, its charts and README's table, offline
 ```
 Each command but the last replaces rows of `bench/results/*.json`. A row has the machine, the versions and the commit
 of its run. Different machines have different tables; times of two machines are never compared.
 """
+FILTERS_TEXT = f"""
+`sample` with each filter, bfloat16, one row at a time: the mean of {ROWS["cuda_host"]} rows and the worst of them, in
+multiples of a row's bytes (Triton, which is interpreted: of the first {ROWS["triton"]} rows); bold where the mean is
+over the budget. No row is cut. `llm` rows are those of the other tables, `normal` rows N(0, 1) an id, `equal` rows all
+0, `capped` rows N(0, 3) with nothing above 6, and in `peaked` rows one id has nearly all of the mass. Where top-p
+stands alone, the filters of this version read some rows up to 35 times. `make traffic TRAFFIC=--full` counts these
+bytes; CI does not. The commit says which kernels were counted.
+"""
 
 
 def result_contents() -> list[Row]:
     """Committed timings of ops, GPUs first."""
-    files = [path for path in sorted(FOLDER.glob("*.json")) if path not in (TRAFFIC, LOOP, GPU_MODEL)]
-    return sorted((json.loads(path.read_text()) for path in files), key=lambda content: not is_gpu(content))
+    files = [path for path in sorted(FOLDER.glob("*.json")) if path not in NOT_TIMES]
+    contents = [content for path in files if (content := json.loads(path.read_text()))["rows"]]
+    return sorted(contents, key=lambda content: not is_gpu(content))
 
 
-def page(contents: list[Row], decoding: Row, traffic: Row) -> str:
+def page(contents: list[Row], decoding: Row, traffic: Row, filters: Row) -> str:
     """docs/benchmarks.md."""
     lines = [GENERATED, "", "# Benchmarks", INTRODUCTION.rstrip(), "", "## Machines", *machine_table(contents)]
     lines += ["", "## Reproduce", REPRODUCE.rstrip()]
@@ -70,6 +90,12 @@ def page(contents: list[Row], decoding: Row, traffic: Row) -> str:
         "`python -m bench.traffic --check` enforces in CI. `cuda` is the CUDA source compiled for the host. "
         f"{machine_name(traffic)}, commit {commits(traffic['rows'])}.",
         *traffic_table(traffic),
+        "",
+        "### Filters at real vocabularies",
+        "",
+        FILTERS_TEXT.strip(),
+        f"{machine_name(filters)}, commit {commits(filters['rows'])}.",
+        *filter_table(filters),
     ]
     lines += ["", "## Rivals", *rival_table()]
     return "\n".join(lines) + "\n"
@@ -101,9 +127,9 @@ def insert(readme: str, region: str) -> str:
 def generated() -> dict[Path, str]:
     """Text of each file that the results determine."""
     contents = result_contents()
-    decoding, traffic = json.loads(LOOP.read_text()), json.loads(TRAFFIC.read_text())
+    decoding, traffic, filters = (json.loads(path.read_text()) for path in (LOOP, TRAFFIC, TRAFFIC_FULL))
     return {
-        PAGE: page(contents, decoding, traffic),
+        PAGE: page(contents, decoding, traffic, filters),
         README: insert(README.read_text(), readme_region(contents)),
     }
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from .cases import Case, Measured
+from .json_rows import read, write
 from .machine import ROOT, commit, machine, slug, versions
 
 FOLDER = Path(__file__).parent / "results"
 TRAFFIC = FOLDER / "traffic.json"
+TRAFFIC_FULL = FOLDER / "traffic-full.json"
 LOOP = FOLDER / "loop.json"
 GPU_MODEL = FOLDER / "gpu-model.json"  # of tools/gpu_model
+NOT_TIMES = (TRAFFIC, TRAFFIC_FULL, LOOP, GPU_MODEL)
 
 
 def path() -> Path:
@@ -25,10 +26,7 @@ def path() -> Path:
 
 def load(file: Path) -> dict[str, Any]:
     """A result file, or an empty one for this machine."""
-    if file.exists():
-        found: dict[str, Any] = json.loads(file.read_text())
-        return found
-    return {"machine": machine(), "rows": []}
+    return read(file) if file.exists() else {"machine": machine(), "rows": []}
 
 
 def save(case: Case, measured: dict[str, tuple[Measured, bool]], file: Path | None = None) -> None:
@@ -55,14 +53,4 @@ def save(case: Case, measured: dict[str, tuple[Measured, bool]], file: Path | No
     write(file, content)
 
 
-def write(file: Path, content: dict[str, Any]) -> None:
-    """One row a line, so that a difference can be read."""
-    rows: Iterable[Any] = content.pop("rows")
-    head = json.dumps(content, indent=1)[:-2]
-    lines = ",\n  ".join(json.dumps(row) for row in rows)
-    content["rows"] = rows
-    file.parent.mkdir(exist_ok=True)
-    file.write_text(f'{head},\n "rows": [\n  {lines}\n ]\n}}\n')
-
-
-__all__ = ["FOLDER", "ROOT", "TRAFFIC", "load", "path", "save", "write"]
+__all__ = ["FOLDER", "ROOT", "TRAFFIC", "TRAFFIC_FULL", "load", "path", "save", "write"]

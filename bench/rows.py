@@ -16,7 +16,9 @@ sure of some tokens and not of others. A draft row is the target row + N(0, 1) f
     overlap sum min(p, q)                       0.78         mean: 2.5 of 5 drafts accepted
 
 Shape "flat": N(0, 0.01) an id, draft the same + N(0, 0.01): nothing to prune, nearly all accepted. Shape "peaked":
-one id holds all of the mass but e^-20, the draft has the same id: everything accepted.
+one id holds all of the mass but e^-20, the draft has the same id: everything accepted. Shapes that are hard on filters,
+draft the same + N(0, 0.01): "normal", N(0, 1) an id; "equal", every logit 0; "capped", N(0, 3) with no logit above 6,
+as a model that caps its logits has them: 2.3 % of the ids share the largest value.
 
 Only POOL distinct pairs of rows are made for a vocabulary. A batch copies pairs drawn from the pool, each rolled by its
 own offset along the vocabulary, so rows of a batch lie at distinct addresses with their peaks at distinct ids.
@@ -37,7 +39,7 @@ POOL = 48
 DRAFT_NOISE = 1.0
 ACCEPTED = 0.5  # of the drafts of a request, on average, at temperature 0.8
 TRIED_SEEDS = 64
-SHAPES = ("llm", "flat", "peaked")
+SHAPES = ("llm", "flat", "peaked", "normal", "equal", "capped")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -81,12 +83,6 @@ class ChainInput(NamedTuple):
         """As the package takes the filters."""
         return self.filters.sampling(len(self.target), str(self.target.device))
 
-    def to(self, device: str) -> ChainInput:
-        """The same input on another device."""
-        moved = [x.to(device) if isinstance(x, Tensor) else x for x in self]
-        moved[6] = RngKey(*(x if x is None else x.to(device) for x in self.rng))
-        return ChainInput(*moved)  # type: ignore[arg-type]
-
 
 @functools.lru_cache(maxsize=2)
 def pool(vocab: int, shape: str = "llm", seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -98,6 +94,10 @@ def pool(vocab: int, shape: str = "llm", seed: int = 0) -> tuple[Tensor, Tensor]
 
     if shape == "flat":
         target = normal(POOL, vocab) * 0.01
+        return target, target + 0.01 * normal(POOL, vocab)
+    if shape in ("normal", "equal", "capped"):
+        spread = {"normal": 1.0, "equal": 0.0, "capped": 3.0}[shape]
+        target = (normal(POOL, vocab) * spread).clamp(max=6.0)
         return target, target + 0.01 * normal(POOL, vocab)
     if shape == "peaked":
         target = normal(POOL, vocab)
@@ -114,11 +114,13 @@ def pool(vocab: int, shape: str = "llm", seed: int = 0) -> tuple[Tensor, Tensor]
     return target[:, order].contiguous(), draft[:, order].contiguous()
 
 
-def rows(count: int, vocab: int, *, dtype: torch.dtype, shape: str = "llm", seed: int = 0) -> tuple[Tensor, Tensor]:
-    """`count` rolled pairs (target, draft) of the pool, [count, vocab] each."""
+def rows(
+    count: int, vocab: int, *, dtype: torch.dtype, shape: str = "llm", seed: int = 0, device: str = "cpu"
+) -> tuple[Tensor, Tensor]:
+    """`count` rolled pairs (target, draft) of the pool, [count, vocab] each, rolled on their device."""
     generator = torch.Generator().manual_seed(seed * 7919 + vocab)
-    target, draft = torch.empty(count, vocab, dtype=dtype), torch.empty(count, vocab, dtype=dtype)
-    targets, drafts = pool(vocab, shape)
+    target, draft = (torch.empty(count, vocab, dtype=dtype, device=device) for _ in range(2))
+    targets, drafts = (x.to(device) for x in pool(vocab, shape))
     for i in range(count):
         j, offset = torch.randint(0, vocab, (2,), generator=generator).tolist()
         j %= POOL
@@ -132,7 +134,7 @@ def distribution(logits: Tensor, filters: Filters) -> tuple[Tensor, Tensor, Tens
     """(probabilities, log-sum of the scaled kept logits, threshold) of rows [n, vocab], by sorting."""
     temperature, top_k, top_p, min_p = filters
     raw = logits.float()
-    threshold = torch.full(raw.shape[:1], -torch.inf)
+    threshold = raw.new_full(raw.shape[:1], -torch.inf)
     if filters.any:
         ranked = raw.sort(descending=True).values
         if min_p:
@@ -158,6 +160,7 @@ def chain(
     shape: str = "llm",
     seed: int = 0,
     accepted_so_far: float = 0.0,
+    device: str = "cpu",
 ) -> ChainInput:
     """One batch: rows, ids drawn from the draft distribution, and a key under which half of the drafts are accepted.
 
@@ -165,19 +168,19 @@ def chain(
     whose total comes closest to ACCEPTED * batch * draft. `accepted_so_far`, the surplus of the batches before, lets a
     series of single requests (2, 3, 2, 3 accepted) meet the average too.
     """
-    generator = torch.Generator().manual_seed(seed * 104729 + vocab)
-    target, drafted = rows(batch * (draft + 1), vocab, dtype=dtype, shape=shape, seed=seed)
+    generator = torch.Generator(device).manual_seed(seed * 104729 + vocab)
+    target, drafted = rows(batch * (draft + 1), vocab, dtype=dtype, shape=shape, seed=seed, device=device)
     target = target.view(batch, draft + 1, vocab)
     drafted = drafted.view(batch, draft + 1, vocab)[:, :draft].contiguous()
-    ids = torch.empty(batch, draft, dtype=torch.int64)
-    ratio = torch.empty(batch, draft, dtype=torch.float64)
-    logsumexp, threshold = torch.empty(batch, draft), torch.empty(batch, draft)
+    ids = torch.empty(batch, draft, dtype=torch.int64, device=device)
+    ratio = torch.empty(batch, draft, dtype=torch.float64, device=device)
+    logsumexp, threshold = torch.empty(batch, draft, device=device), torch.empty(batch, draft, device=device)
     for b in range(batch):  # a request at a time: no probabilities of the whole batch in memory
         q, logsumexp[b], threshold[b] = distribution(drafted[b], filters)
-        rng = torch.empty_like(q).exponential_(generator=generator)
-        ids[b] = (q / rng).argmax(-1)
+        ids[b] = (q / torch.empty_like(q).exponential_(generator=generator)).argmax(-1)
         p = distribution(target[b, :draft], filters)[0]
         ratio[b] = p.gather(1, ids[b, :, None])[:, 0].double() / q.gather(1, ids[b, :, None])[:, 0].double()
+    ratio = ratio.cpu()  # many noise seeds are tried on a few numbers
     wanted = ACCEPTED * batch * draft - accepted_so_far
     best: tuple[float, RngKey, Tensor] | None = None
     for attempt in range(TRIED_SEEDS if shape == "llm" else 1):
@@ -188,7 +191,8 @@ def chain(
         if best is None or miss < best[0]:
             best = miss, noise_, accepted
     assert best is not None
-    return ChainInput(ids, target, drafted, logsumexp, threshold, filters, best[1], best[2])
+    rng = RngKey(best[1].seed.to(device), best[1].position.to(device))
+    return ChainInput(ids, target, drafted, logsumexp, threshold, filters, rng, best[2].to(device))
 
 
 def coins(rng: RngKey, draft: int) -> Tensor:

@@ -24,7 +24,7 @@ from torch import Tensor
 import specdec_kernels
 from specdec_kernels import Sampling
 
-from .cases import FILTERS, Case, OpCase
+from .cases import DEVICE, FILTERS, Case, OpCase
 from .rivals import rivals
 from .rows import DTYPES, ChainInput, chains
 
@@ -71,8 +71,7 @@ def backends(wanted: Sequence[str] = ()) -> list[str]:
     for name in wanted:
         if reasons.get(name, "no such backend") is not None:
             raise SystemExit(f"bench: backend {name} cannot run: {reasons.get(name, 'no such backend')}")
-    device = torch.cuda.is_available()
-    natural = ("cuda", "triton") if device else ("cpu",)
+    natural = ("cuda", "triton") if DEVICE == "cuda" else ("cpu",)
     return list(wanted) or [b for b in natural if reasons[b] is None] or ["reference"]
 
 
@@ -114,11 +113,10 @@ def check_equal(case: OpCase, run: Run, x: Any) -> None:
 def chain_inputs(case: Case) -> list[ChainInput]:
     """Enough batches that a round trip leaves no row in a private cache, acceptance right as a whole."""
     count = {1: 8, 4: 4, 16: 2}.get(case.batch, 1)
-    made = chains(
+    return chains(
         count, case.batch, case.draft, case.vocab,
-        dtype=DTYPES[case.dtype], filters=FILTERS[case.filters], shape=case.rows,
+        dtype=DTYPES[case.dtype], filters=FILTERS[case.filters], shape=case.rows, device=DEVICE,
     )  # fmt: skip
-    return [x.to("cuda") for x in made] if torch.cuda.is_available() else made
 
 
 def row_inputs(case: Case) -> list[ChainInput]:

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
+from .filter_traffic import VOCABULARIES
 from .rivals import rivals
 
 Row = dict[str, Any]
@@ -76,9 +77,15 @@ class Entry(NamedTuple):
 
 
 def label(row: Row) -> str:
-    """A contender's name on the page."""
+    """A contender's name on the page; a call that no CUDA graph can hold says so."""
     name = str(row["contender"])
-    return LABELS.get(name, name)
+    return LABELS.get(name, name) + (" (launched)" if row.get("timed") == "launches" else "")
+
+
+def ratio(row: Row, ours: Row) -> float:
+    """Time of a rival over ours: both replayed from a graph, or both launched where one of them cannot be."""
+    same = "p50_us" if row.get("timed") == ours.get("timed") else "launched_p50_us"
+    return float(row[same] / ours[same])
 
 
 def entries(content: Row) -> list[Entry]:
@@ -91,7 +98,7 @@ def entries(content: Row) -> list[Entry]:
     for (op, case), rows in cases.items():
         others = [row for row in rows.values() if not row["is_ours"]]
         for ours in (row for row in rows.values() if row["is_ours"] and STATS not in row["contender"]):
-            ratios = sorted(((label(row), row["p50_us"] / ours["p50_us"]) for row in others), key=lambda r: r[1])
+            ratios = sorted(((label(row), ratio(row, ours)) for row in others), key=lambda r: r[1])
             found.append(Entry(op, case, ours, rows.get(f"{ours['contender']} + {STATS}"), ratios))
     return found
 
@@ -173,7 +180,7 @@ def machine_table(contents: list[Row]) -> list[str]:
         ops = ", ".join(f"`{op}`" for op in dict.fromkeys(row["op"] for row in content["rows"]))
         size = f"{facts['gpu_memory_gib']} GiB" if "gpu" in facts else f"{facts['simd']}, {facts['memory_gib']} GiB"
         if is_gpu(content):
-            size += f", copies {content['ceilings']['copy_gb_per_s']} GB/s"
+            size += f", driver {facts['driver']}, copies {content['ceilings']['copy_gb_per_s']} GB/s"
         rows.append([machine_name(content), size, ops, software])
     return markdown(["machine", "SIMD, memory", "ops", "software"], rows)
 
@@ -192,6 +199,29 @@ def traffic_table(content: Row) -> list[str]:
         told = ", ".join(f"{name} {times:.3g}" for times, name in others)
         rows.append([f"`{op}` {case}", budget, *ours, told])
     return markdown(["case", "budget", "triton", "cuda", "rivals, fewest bytes first"], rows, right=(1, 2, 3))
+
+
+def filter_table(content: Row) -> list[str]:
+    """Mean and worst row of each filter at real vocabularies; bold over budget."""
+    cases: dict[tuple[str, float, str], dict[tuple[int, str], Row]] = defaultdict(dict)
+    for row in content["rows"]:
+        cases[row["filters"], row["temperature"], row["rows"]][row["vocab"], row["contender"]] = row
+    columns = [(vocab, backend) for vocab in VOCABULARIES for backend in ("triton", "cuda_host")]
+    lines = []
+    for (filters, temperature, shape), found in cases.items():
+        cells = [filters, f"{temperature:g}", shape, f"{next(iter(found.values()))['budget']:g}"]
+        lines.append(cells + [mean_and_worst(found.get(column)) for column in columns])
+    head = ["filter", "T", "rows", "budget", *(f"{b.removesuffix('_host')} {v}" for v, b in columns)]
+    return markdown(head, lines, right=range(3, 8))
+
+
+def mean_and_worst(row: Row | None) -> str:
+    """Two multiples of MIN."""
+    if row is None:
+        return "not metered"
+    mean, worst = (f"{row[f'{kind}_times_min']:.3g}" for kind in ("mean", "worst"))
+    shown = mean if mean == worst else f"{mean}, worst {worst}"
+    return f"**{shown}**" if row["mean_times_min"] > row["budget"] else shown
 
 
 def rival_table() -> list[str]:

@@ -24,7 +24,7 @@ import torch
 
 import specdec_kernels
 
-from . import exchange, results, suite
+from . import exchange, filter_traffic, results, suite
 from .caches import CacheCase
 from .cases import BOTH, FILTERS, Case, OpCase
 from .machine import ROOT, commit, machine, progress, versions
@@ -240,10 +240,13 @@ def main() -> None:
     parser.add_argument("--save", action="store_true", help="write bench/results/traffic.json")
     parser.add_argument("--backend", action="append", default=[], choices=list(METERS), help="default: all that run")
     parser.add_argument("--only", default="", help="cases whose op and name contain this")
+    parser.add_argument("--full", action="store_true", help="filters at real vocabularies alone: filter_traffic.py")
     chosen = parser.parse_args()
     started = time.perf_counter()
-    print(f"  {'':<28}{'MIN KiB':>11}{'read KiB':>12}{'written KiB':>12}{'x MIN':>9}  budget")
     backends = available(chosen.backend or list(METERS))
+    if chosen.full:
+        return filter_traffic.run({name: METERS[name] for name in backends}, chosen.only)
+    print(f"  {'':<28}{'MIN KiB':>11}{'read KiB':>12}{'written KiB':>12}{'x MIN':>9}  budget")
     lines: list[Metered] = []
     for case in cases():
         if chosen.only in f"{case.op} {case.name}":

@@ -70,7 +70,7 @@ CASES = [
 
 def inputs(case: AttentionCase) -> list[AttentionInput]:
     """One batch: its cache alone is larger than what a core keeps."""
-    generator = torch.Generator().manual_seed(0)
+    numbers, generator = torch.Generator(DEVICE).manual_seed(0), torch.Generator().manual_seed(0)
     parents = torch.full((case.batch, 1), -1, dtype=torch.int32)
     if case.nodes > 1:
         parents = trees.shape(case.nodes, case.batch, varied=True).parents
@@ -80,7 +80,7 @@ def inputs(case: AttentionCase) -> list[AttentionInput]:
         "nhd": (case.batch * pages, PAGE, KV_HEADS, DIM),
     }[case.format]
     query, key, value = (
-        torch.randn(size, generator=generator).to(DTYPES[case.dtype]).to(DEVICE)
+        torch.randn(size, generator=numbers, device=DEVICE).to(DTYPES[case.dtype])
         for size in ((case.batch, case.nodes, HEADS, DIM), shape, shape)
     )
     table = None

@@ -111,24 +111,24 @@ def leaf_paths(parents: Tensor) -> Tensor:
 def tree_input(case: TreeCase, seed: int = 0) -> TreeInput:
     """Trees, candidates and rows of one batch."""
     made = shape(case.nodes, case.batch, varied=False, seed=seed)
-    target, draft = rows(case.batch * case.nodes, case.vocab, dtype=DTYPES[case.dtype], seed=seed)
+    target, draft = rows(case.batch * case.nodes, case.vocab, dtype=DTYPES[case.dtype], seed=seed, device=DEVICE)
     target, draft = (x.view(case.batch, case.nodes, case.vocab) for x in (target, draft))
     ids = torch.full((case.batch, case.nodes), -1)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(DEVICE).manual_seed(seed)
     for b in range(case.batch):
         for node in sorted({p for p in made.parents[b].tolist() if p >= 0}):
             children = (made.parents[b] == node).nonzero()[:, 0]
             row = draft[b, node].float()
             if case.rule in DRAWN:
                 row = row - torch.empty_like(row).exponential_(generator=generator).log()
-            ids[b, children] = row.topk(len(children)).indices
+            ids[b, children] = row.topk(len(children)).indices.cpu()
     first = torch.arange(case.batch, device=DEVICE) + case.batch * seed
     paths = leaf_paths(made.parents[0]).to(DEVICE)
     return TreeInput(
         ids.to(DEVICE),
         made.parents.to(DEVICE),
-        target.to(DEVICE),
-        draft.to(DEVICE) if case.rule in DRAWN else None,
+        target,
+        draft if case.rule in DRAWN else None,
         [paths] * case.batch,
         Sampling.full(case.batch, temperature=1.0, device=DEVICE),
         RngKey(first, first * 17 + 100, torch.zeros_like(first)),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench import charts, report, results, tables
+from bench import charts, filter_traffic, report, results, tables
 from bench.cases import FILTERS, Case
 from bench.machine import ROOT
 from bench.meters import torch_only_meter, triton_meter
@@ -200,6 +200,28 @@ def test_the_triton_meter_sees_inside_an_op() -> None:
     assert torch.equal(gathered[0], values[0, [0, 2, 3]])
     # Rows up to each path's end are read, all are written; six programs read two entries of a path.
     assert (moved.read, moved.written) == (5 * 2000 + 6 * 16, 6 * 2000 + 2 * 4)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is off where there is a GPU")
+def test_bytes_of_filters_are_counted_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setitem(filter_traffic.ROWS, "triton", 2)
+    for shape in filter_traffic.SHAPES:
+        case = filter_traffic.FilterCase(600, "top-k 50 + top-p .95", 1.0, shape)
+        row = filter_traffic.meter(case, "triton", triton_meter)
+        assert 1 <= row["mean_times_min"] <= row["worst_times_min"]
+        assert (row["min_bytes"], row["rows_metered"]) == (1200, 2)
+        assert row["budget"] == (1.3 if shape == "llm" else 2.4)
+    line = tables.filter_table({"rows": [row | {"vocab": 128256}]})[-1]
+    assert line.count("not metered") == 3
+
+
+def test_rows_of_each_shape() -> None:
+    made = {shape: rows(3, 4096, dtype=torch.float32, shape=shape)[0] for shape in filter_traffic.SHAPES}
+    assert not made["equal"].any()
+    assert 0.9 < float(made["normal"].std()) < 1.1
+    at_cap = (made["capped"] == made["capped"].max()).float().mean()
+    assert 0.01 < float(at_cap) < 0.04  # N(0, 3) above 6
 
 
 def test_minimum_is_rows_times_bytes() -> None:
