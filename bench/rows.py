@@ -5,8 +5,7 @@ Shape "llm". The logit of the id of rank r (0 the most likely) is
     -s log(r + 1) + N(0, 1) + [r = 0] Exp(mean 2),   s = exp(N(log 1.7, 0.3)), at least 1.1, one s a row,
 
 less the row's mean: a Zipf tail, with an exponent and a lead of the first id that differ from row to row, as a model is
-sure of some tokens and not of others. A draft row is the target row + N(0, 1) for each id. At vocabulary 128256
-(python -m bench.rows prints this table for each vocabulary):
+sure of some tokens and not of others. A draft row is the target row + N(0, 1) for each id. At vocabulary 128256:
 
                              T = 1              T = 0.8
     entropy, nats            2.0 to 2.3         1.0 to 1.3   mean; median 1.2 to 1.7 (T = 1)
@@ -227,27 +226,3 @@ def chains(count: int, batch: int, draft: int, vocab: int, **options: object) ->
         surplus = best[0]
         made.append(best[1])
     return made
-
-
-def describe(vocab: int) -> list[str]:
-    """The table of this file's docstring, measured."""
-    target, draft = pool(vocab)
-    lines = [f"vocabulary {vocab}, {POOL} rows, largest - mean logit {float(target.max(-1).values.mean()):.1f}"]
-    for temperature in (1.0, 0.8):
-        p, q = (target / temperature).softmax(-1), (draft / temperature).softmax(-1)
-        entropy = -(p * p.clamp(min=1e-30).log()).sum(-1)
-        nucleus = (p.sort(descending=True).values.cumsum(-1) < 0.95).sum(-1) + 1
-        overlap = float(torch.minimum(p, q).sum(-1).mean())
-        lines.append(
-            f"  T {temperature}: entropy {float(entropy.mean()):.2f} (quartiles "
-            f"{', '.join(f'{v:.2f}' for v in entropy.quantile(torch.tensor([0.25, 0.5, 0.75])).tolist())}), "
-            f"top-1 {float(p.max(-1).values.mean()):.2f}, nucleus of 0.95 median {int(nucleus.median())}, "
-            f"90 % {int(nucleus.float().quantile(0.9))}, overlap {overlap:.3f}, "
-            f"accepted of 5 {sum(overlap**k for k in range(1, 6)):.2f}"
-        )
-    return lines
-
-
-if __name__ == "__main__":
-    for size in (32000, 128256, 151936):
-        print("\n".join(describe(size)))

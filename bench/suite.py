@@ -125,7 +125,7 @@ def row_inputs(case: Case) -> list[ChainInput]:
     return [x._replace(target=x.target[:, 0].contiguous(), draft=x.draft[:, 0].contiguous()) for x in made]
 
 
-def sampling_for(rival: ModuleType, x: ChainInput) -> Sampling:
+def sampling_for(rival: Any, x: ChainInput) -> Sampling:
     """Parameters of a case as a rival takes them."""
     made = x.sampling
     return made._replace(top_k=x.filters.top_k) if getattr(rival, "HAS_ONE_TOP_K", False) else made
@@ -138,6 +138,6 @@ def first_requests(x: ChainInput, count: int = CHECKED_REQUESTS) -> ChainInput:
     return ChainInput(*parts)  # type: ignore[arg-type]
 
 
-def rivals_for(case: OpCase, function: str) -> list[ModuleType]:
+def rivals_for(case: OpCase, function: str) -> list[Any]:
     """Rivals that have the op, run here and take the case."""
     return [r for r in rivals() if hasattr(r, function) and r.available() is None and r.supports(case) is None]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -112,7 +111,7 @@ def check_drawn(x: ChainInput, tokens: Tensor, count: Tensor) -> None:
 class Drawing:
     """A rival under rule ratio that draws its coins or takes them."""
 
-    def __init__(self, rival: ModuleType) -> None:
+    def __init__(self, rival: Any) -> None:
         self.rival = rival
 
     def __call__(self, x: ChainInput, uniforms: Tensor | None = None) -> Any:

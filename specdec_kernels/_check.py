@@ -48,6 +48,13 @@ class Checker:
         self.op = op
         self.device = device
 
+    @classmethod
+    def of(cls, op: str, name: str, value: Any, kind: str) -> Checker:
+        """A checker on the device of this argument, which is a tensor."""
+        if not isinstance(value, Tensor):
+            fail(op, name, f"a tensor {kind}", type(value).__name__)
+        return cls(op, value.device)
+
     def tensor(self, name: str, value: Any, dtypes: Sequence[torch.dtype], shape: Sequence[int | str]) -> Tensor:
         """A tensor of one of `dtypes`; `shape` may name free axes by a string."""
         if (
@@ -224,14 +231,22 @@ class Checker:
         return torch.full((batch,), float(value), device=self.device)
 
 
+def outputs(op: str, out: Any, kind: Any, name: str, dtype: torch.dtype, *, is_wanted: bool) -> Any:
+    """Tensors given for the results: an empty one in place of the result `name` where it is missing or not wanted."""
+    if out is None:
+        return None
+    if not isinstance(out, kind):
+        fail(op, "out", f"a {kind.__name__}", type(out).__name__)
+    given = getattr(out, name) if is_wanted else None
+    return tuple(out._replace(**{name: out.status.new_empty(0, dtype=dtype) if given is None else given}))
+
+
 def check_residual(
     op: str, target_logits: Any, draft_logits: Any, a: Any, b: Any, sampling: Any, draft_sampling: Any,
     token_map: Any, allowed: Any, draft_ids: Any,
 ) -> tuple[Checker, tuple[Any, ...]]:  # fmt: skip
     """Check what residual_probs and residual_sample share; their flat arguments in order."""
-    if not isinstance(target_logits, Tensor):
-        fail(op, "target_logits", "a tensor [batch, vocab]", type(target_logits).__name__)
-    check = Checker(op, target_logits.device)
+    check = Checker.of(op, "target_logits", target_logits, "[batch, vocab]")
     check.logits("target_logits", target_logits, ("batch", "vocab"))
     batch, vocab = target_logits.shape
     draft_vocab = vocab

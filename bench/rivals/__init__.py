@@ -6,13 +6,20 @@ that its rival does not have. `supports(case)` says why a case is not for it.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import pkgutil
-from types import ModuleType
+from typing import Any
+
+from . import eager, lazy
+from ._compiled import Compiled
 
 
-def rivals() -> list[ModuleType]:
+@functools.cache
+def rivals() -> list[Any]:
     """Every rival, the plain ones first."""
     names = [m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_")]
-    modules = [importlib.import_module(f"{__name__}.{name}") for name in names]
-    return sorted(modules, key=lambda module: module.ORDER)
+    modules: list[Any] = [importlib.import_module(f"{__name__}.{name}") for name in names]
+    modules.append(Compiled(eager, "compiled eager", "`PyTorch` under `torch.compile`", 3))
+    modules.append(Compiled(lazy, "compiled lazy", "`lean PyTorch` under `torch.compile`", 4))
+    return sorted(modules, key=lambda module: module.ORDER)  # type: ignore[no-any-return]

@@ -26,23 +26,11 @@ if TYPE_CHECKING:
     from .prefix_cache import PrefixCache
     from .tree_cache import TreeCache
 
-_HOMES = {
+_HOMES = {  # of all else: drafters
     "AdaptiveLength": "draft_length",
-    "Blockwise": "drafters",
     "Datastore": "datastore",
-    "DraftModel": "drafters",
-    "EagleDynamicTree": "drafters",
-    "EagleTree": "drafters",
     "Generation": "generation",
-    "HeadChain": "drafters",
-    "IndependentDrafts": "drafters",
-    "Lookahead": "drafters",
-    "Medusa": "drafters",
     "PrefixCache": "prefix_cache",
-    "PromptLookup": "drafters",
-    "Retrieval": "drafters",
-    "SuffixDecoding": "drafters",
-    "SuffixOr": "drafters",
     "TreeCache": "tree_cache",
     "generate": "generation",
 }
@@ -70,6 +58,6 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     """Import what needs transformers when it is first asked for: importing the package needs torch alone."""
-    if name in _HOMES:
-        return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    if name in __all__:
+        return getattr(import_module(f".{_HOMES.get(name, 'drafters')}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -27,7 +27,7 @@ class FixedLength:
 
 
 class AdaptiveLength(FixedLength):
-    """The length of largest expected speed-up (as `theory.optimal_draft`) at the acceptance and cost of late.
+    """The length of largest expected speed-up at the acceptance and cost of late.
 
     The choice looks at past steps alone, whose random numbers no later step uses again, so the output distribution
     stays the target's. At least one token is drafted: without drafts nothing would be measured any more. With measured

@@ -168,19 +168,14 @@ class Clock:
         return event
 
 
-def expected_accepted(rate: Number, draft: Number) -> Tensor:
-    """E[A] = P + P^2 + .. + P^N = P (1 - P^N) / (1 - P).
+def expected_tokens(rate: Number, draft: Number) -> Tensor:
+    """Tokens a step: the accepted drafts and the one that verification draws, 1 + P + .. + P^N.
 
     Example:
-        >>> from specdec_loop.statistics import expected_accepted
-        >>> round(float(expected_accepted(0.8, 4)), 4)
-        2.3616
+        >>> from specdec_loop.statistics import expected_tokens
+        >>> round(float(expected_tokens(0.8, 4)), 4)
+        3.3616
     """
     p, n = torch.broadcast_tensors(*(torch.as_tensor(x, dtype=torch.float64) for x in (rate, draft)))
     open_ = p < 1
-    return torch.where(open_, p * (1 - p**n) / torch.where(open_, 1 - p, 1.0), n)
-
-
-def expected_tokens(rate: Number, draft: Number) -> Tensor:
-    """Tokens a step: the accepted drafts and the one that verification draws, (1 - P^(N+1)) / (1 - P)."""
-    return expected_accepted(rate, draft) + 1
+    return 1 + torch.where(open_, p * (1 - p**n) / torch.where(open_, 1 - p, 1.0), n)

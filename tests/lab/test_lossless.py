@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from cases import FILTERS
+from exact_trees import rejection
 
 from specdec_kernels import Sampling, residual_probs, use_backend
 from specdec_lab.lossless import goodness
@@ -31,7 +33,7 @@ from specdec_lab.lossless.rejections import as_table, improvement, observe, rand
 from specdec_lab.lossless.samplers import Foreign, load, method_of
 from specdec_lab.lossless.texts import compare, jobs, texts_of, written
 from specdec_lab.lossless.tradeoff import duels, front, measure, output_distribution, win_rates
-from specdec_lab.theory import batch_rejections, over_acceptance, with_replacement, without_replacement
+from specdec_lab.theory import batch_rejections, residuals
 from specdec_loop.drafters import DraftModel
 from specdec_loop.methods import METHODS as LOOP
 
@@ -126,10 +128,12 @@ def test_joint_distribution_and_counts_by_hand() -> None:
 def test_acceptance_equals_theory_and_enumeration() -> None:
     for count in (1, 2, 3):
         ours = float(recursive_ids(P, Q, count, replacement=True).sum())
-        assert ours == pytest.approx(float(with_replacement(P[None], Q[None], count)))
-        assert float(recursive_ids(P, Q, count, replacement=False).sum()) == pytest.approx(
-            without_replacement(P, Q, count)
-        )
+        assert ours == pytest.approx(1 - float(residuals(P[None], Q[None], count)[0]))
+        distinct = 0.0
+        for order in itertools.permutations(range(len(P)), count):
+            drawn = math.prod(float(Q[x]) / (1 - sum(float(Q[y]) for y in order[:i])) for i, x in enumerate(order))
+            distinct += drawn * sum(rejection(P, Q, list(order), False)[0])
+        assert float(recursive_ids(P, Q, count, replacement=False).sum()) == pytest.approx(distinct)
     top = accepted_ids(BY_NAME["tree match"], P, Q, Q.log(), 2)
     assert top.tolist() == pytest.approx([0.2, 0.3, 0, 0])
     assert expected_tokens(BY_NAME["tree traversal"], constant_table(P, Q), {}) is None
@@ -306,8 +310,11 @@ def test_over_acceptance_lies_on_the_front() -> None:
         assert point.rejected == pytest.approx(point.rejected_theory, abs=0.0125)  # five standard errors
         assert point.bias == pytest.approx(point.bias_theory, abs=0.0125)
         assert point.p_value > 1e-6
-        exact = over_acceptance(P, Q, point.epsilon)
-        wanted = exact.bias if point.residual == "OPT" else exact.bias_target
+        taken = torch.minimum(Q, P + point.epsilon)
+        if point.residual == "OPT":
+            wanted = (Q - P).clamp(min=0, max=point.epsilon).sum()  # Theorem 5
+        else:
+            wanted = (taken - taken.sum() * P).abs().sum() / 2
         assert point.bias_theory == pytest.approx(float(wanted), abs=1e-6)
     distribution, rejected = output_distribution(torch.tensor([0.0, 1.0]), torch.tensor([0.4, 0.6]), 0.9, "OPT")
     assert distribution.tolist() == [0, 1]  # what the target excludes is refused whatever epsilon
@@ -339,7 +346,7 @@ def test_win_rates_are_those_of_the_exact_distributions() -> None:
     opt, uno = output_distribution(P, Q, 0.1, "OPT")[0], output_distribution(P, Q, 0.1, "UNO")[0]
     above = (P[:, None] > P).double() + 0.5 * (P[:, None] == P)
     assert by_hand.exact == pytest.approx(float(opt @ above @ uno))
-    assert by_hand.bias[0] == pytest.approx(float(over_acceptance(P, Q, 0.1).bias), abs=1e-6)
+    assert by_hand.bias[0] == pytest.approx(float((Q - P).clamp(min=0, max=0.1).sum()), abs=1e-6)
 
 
 def test_batch_decoding_rejects_as_often_as_the_theorems_say() -> None:

@@ -10,7 +10,6 @@ from exact_texts import distribution, many, surprise, tiny
 from texts import text_of
 
 from specdec_kernels import RngKey, Sampling, sample
-from specdec_lab.theory import optimal_draft
 from specdec_loop import AdaptiveLength, DraftModel, generate
 from specdec_loop.draft_length import FixedLength
 from specdec_loop.drafters.base import Confidence
@@ -30,16 +29,21 @@ def simulate(lengths: AdaptiveLength, rate: float, cost: float, steps: int = 400
     return chosen
 
 
+def optimal_draft(rate: float, cost: float, longest: int) -> int:
+    """The length of largest speed-up, (1 + P + .. + P^N) / (1 + N c)."""
+    return max(range(longest + 1), key=lambda n: sum(rate**k for k in range(n + 1)) / (1 + n * cost))
+
+
 @pytest.mark.parametrize(("rate", "cost"), [(0.9, 0.05), (0.6, 0.1), (0.2, 0.3), (0.75, 0.02)])
 def test_it_finds_the_optimal_length(rate: float, cost: float) -> None:
-    best = int(optimal_draft(rate, cost, longest=12))
+    best = optimal_draft(rate, cost, 12)
     chosen = simulate(AdaptiveLength(12, memory=200), rate, cost)[-100:]
     assert sum(chosen) / 100 == pytest.approx(max(best, 1), abs=1)
 
 
 @pytest.mark.parametrize(("rate", "cost", "verifying"), [(0.9, 0.05, 0.1), (0.7, 0.1, 0.2), (0.8, 0.0, 0.1)])
 def test_the_time_to_verify_a_token_counts(rate: float, cost: float, verifying: float) -> None:
-    best = int(optimal_draft(rate, cost + verifying, longest=12))
+    best = optimal_draft(rate, cost + verifying, 12)
     chosen = simulate(AdaptiveLength(12, memory=200), rate, cost, verifying=verifying)[-100:]
     assert sum(chosen) / 100 == pytest.approx(max(best, 1), abs=1)
 

@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from specdec_loop.statistics import PHASES, Clock, RequestStatistics, acceptance_by_child
+from specdec_loop.statistics import PHASES, Clock, RequestStatistics, acceptance_by_child, expected_tokens
 
 
 def test_acceptance_counts_what_was_looked_at() -> None:
@@ -45,3 +45,9 @@ def test_the_clock_gives_each_phase_its_time() -> None:
     clock.mark("verify")
     clock.settle()
     assert clock.latest["draft"] == 0 and clock.seconds["draft"] >= 0.02  # latest: of one step; seconds: of all
+
+
+def test_expected_tokens_take_grids() -> None:
+    rate, draft = torch.tensor([[0.8], [1.0], [0.0]]), torch.tensor([0, 4])
+    want = torch.tensor([[1, 3.3616], [1, 5], [1, 1]]).double()
+    assert torch.allclose(expected_tokens(rate, draft), want)

@@ -8,12 +8,13 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from specdec_loop.cli.arguments import default_model
 from specdec_loop.cli.errors import UserError, one_line
+from specdec_loop.cli.report import machine
 
 from ..lossless import figures, report, texts
 from ..lossless.exact import processed
@@ -180,10 +181,10 @@ class Plan:
         for name, seconds in timings.items():
             print(f"{name}: {len(self.groups[name])} experiments, {seconds:.0f} s of a processor")
         return {
-            "machine": report.machine(), "command": "python -m specdec_loop " + shlex.join(sys.argv[1:]),
+            "machine": machine(), "command": "python -m specdec_lab " + shlex.join(sys.argv[1:]),
             "models": self.pair.name if self.pair else "none", "findings": [f.row() for f in ours],
             "texts": [t.row() for t in get("texts", [])], "faults": self._faults() if "faults" in self.chosen else [],
-            "front": [point.row() for point, _ in get("front", [])], "win_rates": [rate.row() for rate in rates],
+            "front": [asdict(point) for point, _ in get("front", [])], "win_rates": [asdict(rate) for rate in rates],
             "batch": self._batch() if "batch" in self.chosen else {}, "samplers": rows, "timings": timings,
         }  # fmt: skip
 
@@ -202,7 +203,7 @@ class Plan:
         """Algorithm 4 beside its theorems."""
         self.seen = sorted((seen for seen, _ in self.found["batch"]), key=lambda seen: seen.drafts)
         self.scaling, self.panels = scaling(), toys(BATCH_DRAWS)
-        rows = [seen.row() for seen in self.seen]
+        rows = [asdict(seen) for seen in self.seen]
         return {"simulations": rows, "scaling": self.scaling, "improvements": self.panels}
 
     def draw(self, folder: Path) -> list[str]:

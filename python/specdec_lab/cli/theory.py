@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import asdict
 from typing import Any
 
 from ..lossless import figures
@@ -31,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     figures.front(points, args.folder / "pareto.png")
     print(f"rejections.png, batch_improvement.png and pareto.png in {args.folder}")
     if args.json:
-        numbers = {"simulations": [s.row() for s in seen], "scaling": curve, "improvements": panels,
-                   "front": [point.row() for point in points]}  # fmt: skip
+        numbers = {"simulations": [asdict(s) for s in seen], "scaling": curve, "improvements": panels,
+                   "front": [asdict(point) for point in points]}  # fmt: skip
         args.json.write_text(json.dumps(numbers, indent=1) + "\n")
     return 0 if min(holm([one.p_value for one in found])) > ALPHA else 1

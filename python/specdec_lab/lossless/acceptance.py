@@ -8,8 +8,6 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from ..theory import block_accepted
-from ..theory.tables import Table as Lookup
 from .exact import Filters, Table, processed
 from .procedures import Procedure
 
@@ -21,7 +19,6 @@ def expected_tokens(method: Procedure, table: Table, filters: Filters) -> float 
 
     Nor has block verification: its drafts are enumerated, where there are at most `ENUMERABLE`.
 
-
     E(context, level) = sum_x a_x (1 + E(after x, level + 1)), a_x the probability that a child with id x is accepted.
     """
     if method.rule == "traversal":
@@ -32,7 +29,7 @@ def expected_tokens(method: Procedure, table: Table, filters: Filters) -> float 
     if method.rule == "block":
         if int((q > 0).sum(-1).max()) ** method.depth > ENUMERABLE:
             return None
-        return 1 + block_accepted(_lookup(p, table.after), _lookup(q, table.after), method.depth)
+        return 1 + block_accepted(p, q, table.after, method.depth)
 
     @cache
     def accepted(context: int, level: int) -> float:
@@ -47,16 +44,23 @@ def expected_tokens(method: Procedure, table: Table, filters: Filters) -> float 
     return 1 + accepted(0, 0)
 
 
-def _lookup(rows: Tensor, after: Tensor) -> Lookup:
-    """The rows as a function of the tokens so far."""
+def block_accepted(p: Tensor, q: Tensor, after: Tensor, depth: int) -> float:
+    """E[A] of rule ``block`` by enumeration: sum_i E[w_i], w_0 = 1, w_i = min(1, w_{i-1} p_i / q_i) (Sun et al.).
 
-    def distribution(prefix: tuple[int, ...]) -> Tensor:
-        context = 0
-        for x in prefix:
-            context = int(after[context, x])
-        return rows[context]
+    Rows p and q ``[contexts, vocab]``, where each id leads as in a `Table`; drafts begin in context 0.
+    """
+    rows_p, rows_q, following = p.tolist(), q.tolist(), after.tolist()
 
-    return distribution
+    @cache
+    def below(context: int, left: int, weight: float) -> float:
+        total = 0.0
+        for px, qx, behind in zip(rows_p[context], rows_q[context], following[context], strict=True):
+            if qx > 0:
+                w = min(1.0, weight * px / qx)
+                total += qx * (w + (below(behind, left - 1, w) if left > 1 else 0.0))
+        return total
+
+    return below(0, depth, 1.0)
 
 
 def accepted_ids(method: Procedure, p: Tensor, q: Tensor, row: Tensor, count: int) -> Tensor:

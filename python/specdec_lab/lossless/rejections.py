@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -91,10 +90,6 @@ class Simulation:
     theory: float
     p_value: float
     running: list[tuple[int, float]]
-
-    def row(self) -> dict[str, Any]:
-        """For a JSON file."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)

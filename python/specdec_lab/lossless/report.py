@@ -3,32 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 from pathlib import Path
 from typing import Any
-
-import torch
-import transformers
-
-import specdec_kernels
 
 from .experiments import ALPHA
 from .goodness import holm
 
 Row = dict[str, Any]
-
-
-def machine() -> Row:
-    """Where numbers were taken, without a name of a host."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    versions = {
-        "specdec_kernels": specdec_kernels.__version__,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-    }
-    return {"system": platform.system(), "cpu": platform.machine(), "cores": cores,
-            "python": platform.python_version(), **versions}  # fmt: skip
 
 
 def line(row: Row) -> str:
@@ -89,6 +70,11 @@ def table(head: list[str], rows: list[list[str]]) -> list[str]:
     ]
 
 
+def section(title: str, words: list[str], head: list[str], rows: list[list[str]]) -> list[str]:
+    """A table under its title; nothing where it has no rows."""
+    return ["", f"## {title}", "", *words, *table(head, rows)] if rows else []
+
+
 def page(run: Row, figures: str = "") -> str:
     """docs/losslessness.md; `figures` is the folder of the figures as the page names it."""
     facts = run["machine"]
@@ -100,7 +86,7 @@ def page(run: Row, figures: str = "") -> str:
         "of tokens a step against theory, with Holm's correction over the whole family and an error rate of 0.01 for",
         "the family.",
         "",
-        f"Machine: {facts['system']} {facts['cpu']}, {facts['cores']} cores, Python {facts['python']}, "
+        f"Machine: {facts['device']}, {facts['cores']} cores, Python {facts['python']}, "
         f"torch {facts['torch']}, transformers {facts['transformers']}, specdec_kernels {facts['specdec_kernels']}. "
         f"Models: {run['models']}.",
         "",
@@ -129,17 +115,16 @@ def page(run: Row, figures: str = "") -> str:
 def _batch(batch: Row) -> list[str]:
     if not batch:
         return []
+    words = [
+        "Yin et al.'s Algorithm 4 run by `batch_sd` on a non-stationary chain of 7 states and 50 tokens: mean",
+        "rejections of a text beside Theorem 1 (one draft) and Theorem 3 (M drafts); "
+        f"the limit M → ∞ is {batch['scaling']['limit'][0]:.3f}.",
+    ]
     body = [
         [str(s["drafts"]), str(s["running"][-1][0]), f"{s['mean']:.3f} ± {s['spread']:.3f}", f"{s['theory']:.3f}",
          f"{s['p_value']:.2g}"] for s in batch["simulations"]
     ]  # fmt: skip
-    return [
-        "", "## Batch decoding", "",
-        "Yin et al.'s Algorithm 4 run by `batch_sd` on a non-stationary chain of 7 states and 50 tokens: mean",
-        "rejections of a text beside Theorem 1 (one draft) and Theorem 3 (M drafts); "
-        f"the limit M → ∞ is {batch['scaling']['limit'][0]:.3f}.",
-        *table(["M", "texts", "rejections", "theory", "p"], body),
-    ]  # fmt: skip
+    return section("Batch decoding", words, ["M", "texts", "rejections", "theory", "p"], body)
 
 
 def _ours(findings: list[Row]) -> list[str]:
@@ -195,52 +180,40 @@ def _texts(texts: list[Row]) -> list[str]:
 
 
 def _faults(faults: list[Row]) -> list[str]:
-    if not faults:
-        return []
+    words = ["Each breaks a sampler in one known way (`--inject NAME`)."]
     body = [
-        [
-            f"`{f['name']}`",
-            f["what"],
-            "caught" if f["caught"] else "**missed**",
-            f"{f['p']:.1g}",
-            f"{f['variation']:.3f}",
-        ]
-        for f in faults
-    ]
-    return ["", "## Faults injected", "", "Each breaks a sampler in one known way (`--inject NAME`).",
-            *table(["fault", "what", "verdict", "least adjusted p", "largest TV"], body)]  # fmt: skip
+        [f"`{f['name']}`", f["what"], "caught" if f["caught"] else "**missed**", f"{f['p']:.1g}",
+         f"{f['variation']:.3f}"] for f in faults
+    ]  # fmt: skip
+    return section("Faults injected", words, ["fault", "what", "verdict", "least adjusted p", "largest TV"], body)
 
 
 def _samplers(samplers: list[Row]) -> list[str]:
-    if not samplers:
-        return []
+    words = [
+        "The same experiments on the code of others, as installed, called through `--sampler MODULE`",
+        "([the protocol](../python/specdec_lab/lossless/samplers.py)). All rows are one family.",
+    ]
+    head = ["sampler", "case", "verdict", "draws", "least adjusted p", "TV / by chance", "note"]
     body = [
         [s["name"], s["case"], s["verdict"], f"{s['draws']:,}" if s["draws"] else "", s["p"], s["variation"], s["note"]]
         for s in samplers
     ]
-    return [
-        "", "## Other samplers", "",
-        "The same experiments on the code of others, as installed, called through `--sampler MODULE`",
-        "([the protocol](../python/specdec_loop/lossless/samplers.py)). All rows are one family.",
-        *table(["sampler", "case", "verdict", "draws", "least adjusted p", "TV / by chance", "note"], body),
-    ]  # fmt: skip
+    return section("Other samplers", words, head, body)
 
 
 def _tradeoff(run: Row) -> list[str]:
-    if not run["front"]:
-        return []
+    words = [
+        "Measured / theory (Yin et al., Theorem 5); OPT stays on P(reject) + bias = TV(p, q). p: chi-square of the",
+        "tokens against their own exact, biased distribution.",
+    ]
+    head = ["rows", "residual", "epsilon", "P(reject)", "bias", "their sum", "TV(p, q)", "p"]
     body = [
         [p["rows"], p["residual"], f"{p['epsilon']:g}", f"{p['rejected']:.4f} / {p['rejected_theory'] + 0.0:.4f}",
          f"{p['bias']:.4f} / {p['bias_theory']:.4f}", f"{p['rejected'] + p['bias']:.4f}", f"{p['variation']:.4f}",
          f"{p['p_value']:.2g}"]
         for p in run["front"]
     ]  # fmt: skip
-    return [
-        "", "## Over-acceptance", "",
-        "Measured / theory (Yin et al., Theorem 5); OPT stays on P(reject) + bias = TV(p, q). p: chi-square of the",
-        "tokens against their own exact, biased distribution.",
-        *table(["rows", "residual", "epsilon", "P(reject)", "bias", "their sum", "TV(p, q)", "p"], body),
-    ]  # fmt: skip
+    return section("Over-acceptance", words, head, body)
 
 
 def _wins(rates: list[Row]) -> list[str]:

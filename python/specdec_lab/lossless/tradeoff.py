@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple, cast
+from dataclasses import dataclass
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -76,10 +76,6 @@ class Point:
     variation: float
     p_value: float
     draws: int
-
-    def row(self) -> dict[str, Any]:
-        """For a JSON file."""
-        return asdict(self)
 
 
 def example() -> dict[str, tuple[Tensor, Tensor]]:
@@ -179,10 +175,6 @@ class WinRate:
     rejected_uno: float
     bias_opt: float
     bias_uno: float
-
-    def row(self) -> dict[str, Any]:
-        """For a JSON file."""
-        return asdict(self)
 
 
 class Duel(NamedTuple):

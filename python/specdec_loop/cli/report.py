@@ -15,6 +15,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+import specdec_kernels
+
 from .errors import UserError
 from .measure import RIVALS, Row
 
@@ -34,6 +36,7 @@ def machine() -> dict[str, Any]:
         "device": name,
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "specdec_kernels": specdec_kernels.__version__,
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "python": platform.python_version(),

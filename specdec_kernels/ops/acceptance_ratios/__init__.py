@@ -85,9 +85,7 @@ def acceptance_ratios(
         tensor([[0.2500]])
     """
     name = "acceptance_ratios"
-    if not isinstance(draft_ids, Tensor):
-        fail(name, "draft_ids", "a tensor of int32 or int64", type(draft_ids).__name__)
-    check = Checker(name, draft_ids.device)
+    check = Checker.of(name, "draft_ids", draft_ids, "of int32 or int64")
     batch, width = check.chain_ids(draft_ids, cu_draft, max_draft)
     vocab = check.chain_rows("target_logits", target_logits, draft_ids, cu_draft, width, bonus=True)
     draft_vocab = vocab

@@ -105,9 +105,7 @@ def sample(
         >>> sample(torch.tensor([[0.0, 30.0]]), sampling=Sampling(), rng=rng, purpose="target").token_ids
         tensor([[1]])
     """
-    if not isinstance(logits, Tensor):
-        fail("sample", "logits", "a tensor [batch, vocab]", type(logits).__name__)
-    check = Checker("sample", logits.device)
+    check = Checker.of("sample", "logits", logits, "[batch, vocab]")
     check.logits("logits", logits, ("batch", "vocab"))
     batch, vocab = logits.shape
     sampling = check.sampling("sampling", sampling, batch)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..._check import ID_DTYPES, LOGIT_DTYPES, Checker, fail
+from ..._check import ID_DTYPES, LOGIT_DTYPES, Checker
 from ..._codes import Backend
 from ..._op import Op
 from ..._types import CandidateTree
@@ -67,9 +67,7 @@ def select_tree(
         (tensor([[9, 4, 5, 6]]), tensor([[-1,  0,  0,  1]], dtype=torch.int32))
     """
     name = "select_tree"
-    if not isinstance(parents, Tensor):
-        fail(name, "parents", "a tensor of int32 or int64", type(parents).__name__)
-    check = Checker(name, parents.device)
+    check = Checker.of(name, "parents", parents, "of int32 or int64")
     batch, candidates = check.parents(parents)
     check.dense("token_ids", token_ids, ID_DTYPES, (batch, candidates))
     check.dense("scores", scores, LOGIT_DTYPES, (batch, candidates))

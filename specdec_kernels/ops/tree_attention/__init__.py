@@ -108,9 +108,7 @@ def tree_attention(
         tensor([5.0000, 6.0000, 3.5000])
     """
     name = "tree_attention"
-    if not isinstance(query, Tensor):
-        fail(name, "query", "a tensor [batch, nodes, heads, dim]", type(query).__name__)
-    check = Checker(name, query.device)
+    check = Checker.of(name, "query", query, "[batch, nodes, heads, dim]")
     check.tensor("query", query, LOGIT_DTYPES, ("batch", "nodes", "heads", "dim"))
     batch, nodes, heads, dim = query.shape
     if not 1 <= nodes <= MAX_NODES:

@@ -53,9 +53,7 @@ def tree_from_sequences(
         (tensor([[-1,  5,  6,  7,  8, -1, -1]]), tensor([[-1,  0,  1,  1,  0, -1, -1]], dtype=torch.int32))
     """
     name = "tree_from_sequences"
-    if not isinstance(token_ids, Tensor):
-        fail(name, "token_ids", "a tensor of int32 or int64", type(token_ids).__name__)
-    check = Checker(name, token_ids.device)
+    check = Checker.of(name, "token_ids", token_ids, "of int32 or int64")
     check.dense("token_ids", token_ids, ID_DTYPES, ("batch", "sequences", "length"))
     if num_nodes is None:
         num_nodes = min(1 + token_ids.shape[1] * token_ids.shape[2], MAX_NODES)

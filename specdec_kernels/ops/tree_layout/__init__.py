@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..._check import Checker, fail
+from ..._check import Checker
 from ..._codes import Backend
 from ..._op import Op
 from . import reference
@@ -93,9 +93,7 @@ def tree_layout(
                 [ 0,  2, -1]], dtype=torch.int32))
     """
     name = "tree_layout"
-    if not isinstance(parents, Tensor):
-        fail(name, "parents", "a tensor of int32 or int64", type(parents).__name__)
-    check = Checker(name, parents.device)
+    check = Checker.of(name, "parents", parents, "of int32 or int64")
     batch, nodes = check.parents(parents)
     if lengths is not None:
         lengths = check.vector("lengths", lengths, torch.int64, batch)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..._check import Checker, fail
+from ..._check import Checker, fail, outputs
 from ..._codes import MASK_FORMATS, Backend, MaskFormat
 from ..._op import Op
 from . import reference
@@ -115,9 +115,7 @@ def tree_mask(
                 [1, 1, 1, 0, 1]], dtype=torch.int32)
     """
     name = "tree_mask"
-    if not isinstance(parents, Tensor):
-        fail(name, "parents", "a tensor of int32 or int64", type(parents).__name__)
-    check = Checker(name, parents.device)
+    check = Checker.of(name, "parents", parents, "of int32 or int64")
     batch, nodes = check.parents(parents)
     code = check.choice("format", format, MASK_FORMATS)
     if format == "additive" and dtype not in _ADDITIVE:
@@ -140,10 +138,10 @@ def tree_mask(
     elif format != "additive":
         dtype = torch.uint8 if format == "flat_packed" else torch.bool
     size = _default_size(batch, nodes, cached, format) if size is None else check.size("size", size, 0)
+    given = outputs(name, out, TreeMask, "offsets", torch.int64, is_wanted=True)
     results = op(
-        parents, past, left_padding, window, size, code, dtype,
-        device=parents.device, backend=backend, out=_outputs(out),
-    )  # fmt: skip
+        parents, past, left_padding, window, size, code, dtype, device=parents.device, backend=backend, out=given
+    )
     mask, offsets, status = results
     return TreeMask(mask, offsets if format in ("flat", "flat_packed") else None, status)
 
@@ -157,12 +155,3 @@ def _default_size(batch: int, nodes: int, cached: int | None, format: MaskFormat
         fail("tree_mask", "size", "given where past is a tensor: its values are not read on the host", None)
     keys = cached + nodes
     return {"flat": batch * nodes * keys, "flat_packed": batch * ((nodes * keys + 7) // 8)}.get(format, keys)
-
-
-def _outputs(out: TreeMask | None) -> tuple[Tensor, ...] | None:
-    if out is None:
-        return None
-    if not isinstance(out, TreeMask):
-        fail("tree_mask", "out", "a TreeMask", type(out).__name__)
-    unused = out.status.new_empty(0, dtype=torch.int64)
-    return (out.mask, unused if out.offsets is None else out.offsets, out.status)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ... import _shards
-from ..._check import Checker, fail
+from ..._check import Checker, fail, outputs
 from ..._codes import CHAIN_RULES, LOGPROBS, REJECTED_FROM, Backend, ChainRule, Logprobs, RejectedFrom
 from ..._op import Op
 from ..._types import RngKey, Sampling
@@ -133,9 +133,7 @@ def verify_chain(
         tensor([[1, 0]])
     """
     name = "verify_chain"
-    if not isinstance(draft_ids, Tensor):
-        fail(name, "draft_ids", "a tensor of int32 or int64", type(draft_ids).__name__)
-    check = Checker(name, draft_ids.device)
+    check = Checker.of(name, "draft_ids", draft_ids, "of int32 or int64")
     code = check.choice("rule", rule, CHAIN_RULES)
     mode = check.choice("logprobs", logprobs, LOGPROBS)
     batch, width = check.chain_ids(draft_ids, cu_draft, max_draft)
@@ -175,19 +173,10 @@ def verify_chain(
         draft_ids, target_logits, draft_logits, *stats, cu_draft, width, *sampling, *drafted, *rng, code,
         over_acceptance, from_target, token_map, allowed, *typical, top_m, max_distance, min_block, mode,
     )  # fmt: skip
-    outputs = _outputs(out, mode)
+    given = outputs(name, out, ChainResult, "logprobs", torch.float32, is_wanted=bool(mode))
     if shards is not None:
-        results = op.deliver(arguments, _shards.verify_chain(shards, *op.structured(arguments)), outputs)
+        results = op.deliver(arguments, _shards.verify_chain(shards, *op.structured(arguments)), given)
     else:
-        results = op(*arguments, device=draft_ids.device, backend=backend, out=outputs)
+        results = op(*arguments, device=draft_ids.device, backend=backend, out=given)
     token_ids, num_accepted, status, logprob = results
     return ChainResult(token_ids, num_accepted, status, logprob if mode else None)
-
-
-def _outputs(out: ChainResult | None, mode: int) -> tuple[Tensor, ...] | None:
-    if out is None:
-        return None
-    if not isinstance(out, ChainResult):
-        fail("verify_chain", "out", "a ChainResult", type(out).__name__)
-    unused = out.num_accepted.new_empty(0, dtype=torch.float32)
-    return (*out[:3], out.logprobs if mode and out.logprobs is not None else unused)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ... import _shards
-from ..._check import ID_DTYPES, Checker, fail
+from ..._check import ID_DTYPES, Checker, fail, outputs
 from ..._codes import LOGPROBS, TREE_RULES, Backend, Logprobs, TreeRule
 from ..._op import Op
 from ..._types import RngKey, Sampling
@@ -136,9 +136,7 @@ def verify_tree(
         (tensor([[2, 0, 1]]), tensor([[ 2,  3, -1]], dtype=torch.int32))
     """
     name = "verify_tree"
-    if not isinstance(parents, Tensor):
-        fail(name, "parents", "a tensor of int32 or int64", type(parents).__name__)
-    check = Checker(name, parents.device)
+    check = Checker.of(name, "parents", parents, "of int32 or int64")
     code = check.choice("rule", rule, TREE_RULES)
     mode = check.choice("logprobs", logprobs, LOGPROBS)
     batch, nodes = check.parents(parents)
@@ -172,20 +170,11 @@ def verify_tree(
         token_ids, parents, target_logits, draft_logits, max_depth, *sampling, *drafted, *rng, code, replacement,
         token_map, allowed, *typical, mode,
     )  # fmt: skip
-    outputs = _outputs(out, mode)
+    given = outputs(name, out, TreeResult, "logprobs", torch.float32, is_wanted=bool(mode))
     if shards is not None:
         sharded = _shards.verify_tree(shards, max_children, *op.structured(arguments))
-        results = op.deliver(arguments, sharded, outputs)
+        results = op.deliver(arguments, sharded, given)
     else:
-        results = op(*arguments, device=parents.device, backend=backend, out=outputs)
+        results = op(*arguments, device=parents.device, backend=backend, out=given)
     emitted, path, num_accepted, status, logprob = results
     return TreeResult(emitted, path, num_accepted, status, logprob if mode else None)
-
-
-def _outputs(out: TreeResult | None, mode: int) -> tuple[Tensor, ...] | None:
-    if out is None:
-        return None
-    if not isinstance(out, TreeResult):
-        fail("verify_tree", "out", "a TreeResult", type(out).__name__)
-    unused = out.status.new_empty(0, dtype=torch.float32)
-    return (*out[:4], out.logprobs if mode and out.logprobs is not None else unused)
