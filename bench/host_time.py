@@ -12,26 +12,8 @@ from collections.abc import Callable
 
 import torch
 
-from specdec_kernels import (
-    CacheLayout,
-    RngKey,
-    Sampling,
-    acceptance_ratios,
-    compact_cache,
-    gather_nodes,
-    residual_probs,
-    residual_sample,
-    rollback,
-    sample,
-    select_state,
-    select_tree,
-    tree_attention,
-    tree_from_sequences,
-    tree_layout,
-    tree_mask,
-    verify_chain,
-    verify_tree,
-)
+import specdec_kernels as ops
+from specdec_kernels import CacheLayout, RngKey, Sampling
 
 VOCAB, COLD_BYTES, RUNS = 64, 64 << 20, 60
 PARENTS = [[-1, 0, 0, 1, 1, 2]]
@@ -54,14 +36,14 @@ def chain_calls() -> Calls:
     stats = torch.zeros(1, 5), torch.full((1, 5), -30.0)
     weights = {"a": torch.ones(1), "b": torch.ones(1)}
     return {
-        "sample": lambda: sample(row, **request, purpose="target"),
-        "verify_chain, match": lambda: verify_chain(drafts, chain, **request, rule="match"),
-        "verify_chain, ratio, all arguments": lambda: verify_chain(
+        "sample": lambda: ops.sample(row, **request, purpose="target"),
+        "verify_chain, match": lambda: ops.verify_chain(drafts, chain, **request, rule="match"),
+        "verify_chain, ratio, all arguments": lambda: ops.verify_chain(
             drafts, chain, draft, **drafted, draft_stats=stats, rng=rng, logprobs="raw"
         ),
-        "acceptance_ratios": lambda: acceptance_ratios(drafts, chain, draft, **drafted),
-        "residual_probs": lambda: residual_probs(row, row, **drafted, **weights),
-        "residual_sample": lambda: residual_sample(row, row, **drafted, **weights, rng=rng),
+        "acceptance_ratios": lambda: ops.acceptance_ratios(drafts, chain, draft, **drafted),
+        "residual_probs": lambda: ops.residual_probs(row, row, **drafted, **weights),
+        "residual_sample": lambda: ops.residual_sample(row, row, **drafted, **weights, rng=rng),
     }
 
 
@@ -74,15 +56,15 @@ def tree_calls() -> Calls:
     tree, scores = rows(1, 6), rows(1)[:, :6]
     request = {"sampling": sampling, "rng": rng}
     sequences = ids.view(1, 2, 3)
-    ancestors = tree_layout(parents).ancestors
+    ancestors = ops.tree_layout(parents).ancestors
     query, key = torch.randn(1, 6, 2, 16), torch.randn(1, 2, 16, 16)
     return {
-        "verify_tree": lambda: verify_tree(ids, parents, tree, max_depth=2, **request, rule="match"),
-        "tree_layout": lambda: tree_layout(parents, max_depth=2),
-        "tree_mask": lambda: tree_mask(parents, past=lengths, size=64, format="additive"),
-        "select_tree": lambda: select_tree(ids, parents, scores, num_nodes=4),
-        "tree_from_sequences": lambda: tree_from_sequences(sequences),
-        "tree_attention": lambda: tree_attention(query, key, key, ancestors, lengths),
+        "verify_tree": lambda: ops.verify_tree(ids, parents, tree, max_depth=2, **request, rule="match"),
+        "tree_layout": lambda: ops.tree_layout(parents, max_depth=2),
+        "tree_mask": lambda: ops.tree_mask(parents, past=lengths, size=64, format="additive"),
+        "select_tree": lambda: ops.select_tree(ids, parents, scores, num_nodes=4),
+        "tree_from_sequences": lambda: ops.tree_from_sequences(sequences),
+        "tree_attention": lambda: ops.tree_attention(query, key, key, ancestors, lengths),
     }
 
 
@@ -92,10 +74,10 @@ def cache_calls() -> Calls:
     cache = CacheLayout([torch.zeros(1, 4, 128, 16) for _ in range(16)], "bhld")
     features = rows(1, 6)
     return {
-        "compact_cache, 16 tensors": lambda: compact_cache(cache, path, accepted, lengths),
-        "rollback, 16 tensors": lambda: rollback(cache, lengths, accepted),
-        "select_state, 16 tensors": lambda: select_state(cache, accepted),
-        "gather_nodes": lambda: gather_nodes(features, path),
+        "compact_cache, 16 tensors": lambda: ops.compact_cache(cache, path, accepted, lengths),
+        "rollback, 16 tensors": lambda: ops.rollback(cache, lengths, accepted),
+        "select_state, 16 tensors": lambda: ops.select_state(cache, accepted),
+        "gather_nodes": lambda: ops.gather_nodes(features, path),
     }
 
 

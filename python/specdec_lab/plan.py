@@ -97,13 +97,11 @@ class Improvement(NamedTuple):
         name: of the change.
         speed: tokens a second with the draft length that is then best.
         draft: that length.
-        then: what would be measured.
     """
 
     name: str
     speed: float
     draft: int
-    then: Measured
 
 
 def improvements(now: Measured) -> list[Improvement]:
@@ -115,7 +113,7 @@ def improvements(now: Measured) -> list[Improvement]:
             verify_time=now.verify_time * (1 - BETTER), token_time=now.token_time * (1 - BETTER)
         ),
     }
-    found = [Improvement(name, then.speed(then.best()), then.best(), then) for name, then in changed.items()]
+    found = [Improvement(name, then.speed(then.best()), then.best()) for name, then in changed.items()]
     return sorted(found, key=lambda improvement: -improvement.speed)
 
 

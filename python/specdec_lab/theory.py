@@ -16,11 +16,9 @@ from torch import Tensor
 __all__ = [
     "Markov",
     "batch_rejections",
-    "bernoulli_improvement",
     "fastest_tree",
     "residuals",
     "total_variation",
-    "uniform_improvement",
 ]
 
 
@@ -81,21 +79,6 @@ def residuals(p: Tensor, q: Tensor, drafts: float) -> tuple[Tensor, Tensor]:
         left = (p - scale[:, None] * q).clamp(min=0)
         mass = left.sum(-1)
     return mass, left / mass.clamp(min=1e-300)[:, None]
-
-
-def bernoulli_improvement(u: float, v: float, drafts: int) -> float:
-    """TV - Pi_M at a fresh position for target Ber(v), draft Ber(u): ``|u - v| (1 - w^(M-1))``.
-
-    w is the draft's probability of the symbol that it drafts too often.
-    """
-    w = u if u >= v else 1 - u
-    return abs(u - v) * (1 - w ** (drafts - 1))
-
-
-def uniform_improvement(ratio: float, drafts: int) -> float:
-    """The same for a uniform draft over r times as many ids as the uniform target: (1 - 1/r) - (1 - 1/r)^M."""
-    miss = 1 - 1 / ratio
-    return miss - miss**drafts
 
 
 def fastest_tree(

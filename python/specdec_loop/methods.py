@@ -31,6 +31,10 @@ from .drafters import (
 )
 from .heads import FeatureHead, load_eagle, load_eagle3, load_medusa, load_mtp
 
+LOADERS: dict[str, Callable[..., Any]] = {
+    "medusa": load_medusa, "eagle": load_eagle, "eagle3": load_eagle3, "mtp": load_mtp,
+}  # fmt: skip
+
 
 class DrafterAssets:
     """Models and data of the drafters; each is loaded when a method first needs it."""
@@ -55,6 +59,7 @@ class DrafterAssets:
         """
         self.target, self.heads, self.dtype = target, heads, dtype
         self._load_draft, self._load_store = load_draft, load_store
+        self._heads: dict[str, Any] = {}
 
     @cached_property
     def draft(self) -> Any:
@@ -66,25 +71,11 @@ class DrafterAssets:
         """The datastore."""
         return self._load_store()
 
-    @cached_property
-    def medusa(self) -> Any:
-        """Heads for tokens further ahead."""
-        return load_medusa(self.heads / "medusa", self.target, dtype=self.dtype)
-
-    @cached_property
-    def eagle(self) -> Any:
-        """A head of EAGLE-1 and EAGLE-2."""
-        return load_eagle(self.heads / "eagle", self.target, dtype=self.dtype)
-
-    @cached_property
-    def eagle3(self) -> Any:
-        """A head of EAGLE-3."""
-        return load_eagle3(self.heads / "eagle3", self.target, dtype=self.dtype)
-
-    @cached_property
-    def mtp(self) -> Any:
-        """A head for multi-token prediction."""
-        return load_mtp(self.heads / "mtp", self.target, dtype=self.dtype)
+    def head(self, kind: str) -> Any:
+        """The heads in the folder of this name: medusa (tokens further ahead), eagle (and EAGLE-2), eagle3 or mtp."""
+        if kind not in self._heads:
+            self._heads[kind] = LOADERS[kind](self.heads / kind, self.target, dtype=self.dtype)
+        return self._heads[kind]
 
 
 @dataclass(frozen=True)
@@ -131,20 +122,22 @@ METHODS = {
     "draft-model-ratio": Method("... speculative sampling", lambda a: DraftModel(a.draft), "ratio", 4, True),
     "draft-model-block": Method("... block verification", lambda a: DraftModel(a.draft), "block", 4, True),
     "independent": Method("... two independent drafts", lambda a: IndependentDrafts(a.draft, 2), "recursive", 3),
-    "blockwise": Method("parallel heads, a chain (Stern et al.)", lambda a: Blockwise(a.medusa), draft_length=2),
-    "medusa": Method("parallel heads, a tree", lambda a: Medusa(a.medusa, SMALL_TREE)),
-    "eagle": Method("features, a fixed tree", lambda a: EagleTree(a.eagle, SMALL_TREE)),
-    "eagle-sampled": Method("... drawn without replacement", lambda a: EagleTree(a.eagle, SMALL_TREE), "traversal"),
-    "eagle2": Method("... a tree that grows where it promises", lambda a: dynamic_tree(a.eagle)),
-    "eagle3": Method("features of three depths", lambda a: dynamic_tree(a.eagle3)),
-    "mtp": Method("features, a chain; ends where it is unsure", lambda a: HeadChain(a.mtp, confidence=0.2),
+    "blockwise": Method("parallel heads, a chain (Stern et al.)", lambda a: Blockwise(a.head("medusa")),
+                        draft_length=2),
+    "medusa": Method("parallel heads, a tree", lambda a: Medusa(a.head("medusa"), SMALL_TREE)),
+    "eagle": Method("features, a fixed tree", lambda a: EagleTree(a.head("eagle"), SMALL_TREE)),
+    "eagle-sampled": Method("... drawn without replacement", lambda a: EagleTree(a.head("eagle"), SMALL_TREE),
+                            "traversal"),
+    "eagle2": Method("... a tree that grows where it promises", lambda a: dynamic_tree(a.head("eagle"))),
+    "eagle3": Method("features of three depths", lambda a: dynamic_tree(a.head("eagle3"))),
+    "mtp": Method("features, a chain; ends where it is unsure", lambda a: HeadChain(a.head("mtp"), confidence=0.2),
                   draft_length=8, adapts=True),
     "mtp-suffix": Method("... or a copy, where the text repeats itself",
-                         lambda a: SuffixOr(HeadChain(a.mtp, confidence=0.3)), draft_length=8),
-    "mtp-block": Method("... block verification", lambda a: HeadChain(a.mtp, confidence=0.2), "block", 8),
+                         lambda a: SuffixOr(HeadChain(a.head("mtp"), confidence=0.3)), draft_length=8),
+    "mtp-block": Method("... block verification", lambda a: HeadChain(a.head("mtp"), confidence=0.2), "block", 8),
     "mtp-block-auto": Method("... of a length that adapts to acceptance and cost, as batches need it",
-                             lambda a: HeadChain(a.mtp, confidence=0.2), "block", 8, True),
-    "mtp-tree": Method("... a tree that grows where it promises", lambda a: dynamic_tree(a.mtp)),
+                             lambda a: HeadChain(a.head("mtp"), confidence=0.2), "block", 8, True),
+    "mtp-tree": Method("... a tree that grows where it promises", lambda a: dynamic_tree(a.head("mtp"))),
 }  # fmt: skip
 
 

@@ -124,7 +124,7 @@ def test_figures_are_drawn_and_the_page_shows_them(tmp_path: Path, folder: Path)
     ratio = replace(PROCEDURES[0], widths=(1,))
     table = first_tokens(pair, pair.prompts[0])
     plan.groups["first"] = [Job("first token", "prompt 1", ratio, table, {}, 300, 1)] * 4
-    plan.groups["front"] = [replace(place, draws=100) for place in front(example(), 100)]
+    plan.groups["front"] = front(example(), 100)
     run = plan.result([job.run() for group in plan.groups.values() for job in group])
     run |= {"drawn": plan.draw(tmp_path), "seconds": 1.0}
     page = report.page(run, "figures")
@@ -134,10 +134,10 @@ def test_figures_are_drawn_and_the_page_shows_them(tmp_path: Path, folder: Path)
     assert "rejections.png" not in page
 
 
-@pytest.mark.slow  # simulated texts, and six figures: five seconds
+@pytest.mark.slow  # simulated texts, and figures: five seconds
 def test_theory_figures_are_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="figures need matplotlib (requirements/dev.txt)")
     words = ["--folder", str(tmp_path), "--texts", "20", "--draws", "1000", "--workers", "1"]
     assert main(["theory", "figures", *words, "--json", str(tmp_path / "numbers.json")]) == 0
-    assert {path.stem for path in tmp_path.glob("*.png")} == {"rejections", "batch_improvement", "pareto"}
+    assert {path.stem for path in tmp_path.glob("*.png")} == {"rejections", "pareto"}
     assert len(json.loads((tmp_path / "numbers.json").read_text())["front"]) == 12

@@ -29,7 +29,7 @@ from specdec_lab.lossless.faults import FAULTS, coins_of_zero
 from specdec_lab.lossless.models import BORROWED, Pair, first_tokens, next_tokens, read
 from specdec_lab.lossless.others import judged, other_jobs
 from specdec_lab.lossless.procedures import PROCEDURES, Procedure
-from specdec_lab.lossless.rejections import as_table, improvement, observe, random_chain
+from specdec_lab.lossless.rejections import as_table, observe, random_chain
 from specdec_lab.lossless.samplers import Foreign, load, method_of
 from specdec_lab.lossless.texts import compare, jobs, texts_of, written
 from specdec_lab.lossless.tradeoff import duels, front, measure, output_distribution, win_rates
@@ -357,9 +357,6 @@ def test_batch_decoding_rejects_as_often_as_the_theorems_say() -> None:
         seen = observe(table, 8, branches, 2000, seed=branches).double()
         error = float(seen.std()) / math.sqrt(len(seen))
         assert abs(float(seen.mean()) - batch_rejections(*short, branches)) < 5 * error
-    assert improvement(torch.tensor([0.3, 0.7]), torch.tensor([0.9, 0.1]), 5, 20_000) == pytest.approx(
-        0.20634, abs=0.02
-    )
 
 
 def test_flat_tables_begin_anew() -> None:

@@ -57,7 +57,6 @@ def plan(parser: argparse.ArgumentParser) -> None:
     about = "probability that a node's 1st, 2nd, .. child is the accepted one, for a tree; by default those of the run"
     parser.add_argument("--children", type=number(float, 0, 1), nargs="+", help=about)
     parser.add_argument("--nodes", type=COUNT, default=32, help="most nodes of a tree, the root counted")
-    parser.add_argument("--figure", type=Path, help="draw throughput over N into this PNG")
 
 
 def train(parser: argparse.ArgumentParser) -> None:

@@ -19,19 +19,19 @@ from specdec_loop.cli.report import machine
 from ..lossless import figures, report, texts
 from ..lossless.exact import processed
 from ..lossless.experiments import Finding, judge
-from ..lossless.family import caught, fault_jobs, first_jobs, impossible, joint_jobs, run_all, stream_jobs
+from ..lossless.family import Call, caught, fault_jobs, first_jobs, impossible, joint_jobs, run_all, stream_jobs
 from ..lossless.faults import FAULTS
 from ..lossless.models import Pair, first_tokens, load, quiet
 from ..lossless.others import judged, other_jobs
 from ..lossless.procedures import PROCEDURES
-from ..lossless.rejections import scaling, simulations, toys
-from ..lossless.tradeoff import Duels, example, front, win_rates
+from ..lossless.rejections import scaling, simulations
+from ..lossless.tradeoff import duels_on_models, example, front, win_rates
 from .arguments import EXPERIMENTS
 
 ON_MODELS = {"first", "next", "texts", "tradeoff"}
 FAULT_TEXTS = 160_000  # the weakest, g3-tree, was missed with a quarter of them
 TEXTS, TEXT_TOKENS = 32, 48  # prompts of the loop's texts, and tokens of each
-FRONT_DRAWS, BATCH_TEXTS, BATCH_DRAWS = 100_000, 4000, 20_000
+FRONT_DRAWS, BATCH_TEXTS = 100_000, 4000
 
 
 def run(args: argparse.Namespace) -> int:
@@ -147,7 +147,8 @@ class Plan:
             self.groups["front"] = list(front(rows, min(args.samples, FRONT_DRAWS)))
             prompts = texts.written(pair, args.prompts)
             self.groups["win rates"] = [
-                Duels(*folders, prompt, number, args.pairs, args.length) for number, prompt in enumerate(prompts)
+                Call(duels_on_models, (*folders, prompt, number, args.pairs, args.length))
+                for number, prompt in enumerate(prompts)
             ]
         if pair and "next" in self.chosen:
             self.groups["next"] = list(joint_jobs(pair, methods, args.texts))
@@ -202,9 +203,8 @@ class Plan:
     def _batch(self) -> dict[str, Any]:
         """Algorithm 4 beside its theorems."""
         self.seen = sorted((seen for seen, _ in self.found["batch"]), key=lambda seen: seen.drafts)
-        self.scaling, self.panels = scaling(), toys(BATCH_DRAWS)
-        rows = [asdict(seen) for seen in self.seen]
-        return {"simulations": rows, "scaling": self.scaling, "improvements": self.panels}
+        self.scaling = scaling()
+        return {"simulations": [asdict(seen) for seen in self.seen], "scaling": self.scaling}
 
     def draw(self, folder: Path) -> list[str]:
         """Draw what was measured; returns names of the figures."""
@@ -222,6 +222,5 @@ class Plan:
             drawn.append("front")
         if "batch" in self.found:
             figures.simulations(self.seen, self.scaling, folder / "rejections.png")
-            figures.improvements(self.panels, folder / "batch_improvement.png")
-            drawn += ["rejections", "batch_improvement"]
+            drawn.append("rejections")
         return drawn

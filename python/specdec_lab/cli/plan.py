@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 
 from specdec_loop.cli.errors import UserError, one_line
 
@@ -12,14 +11,12 @@ from ..plan import Measured, best_tree, constant, improvements, levels, measured
 
 
 def run(args: argparse.Namespace) -> None:
-    """Print, draw."""
+    """Print the plan."""
     with one_line():
         now = _given(args)
     if args.children:
         now = now._replace(children=tuple(args.children))
     report(now, args.nodes)
-    if args.figure:
-        draw(now, args.nodes, args.figure)
 
 
 def _given(args: argparse.Namespace) -> Measured:
@@ -61,30 +58,3 @@ def report(now: Measured, nodes: int) -> None:
     print(f"children accepted {shares} at every depth: levels {levels(tree.parents)}")
     print(f"{tree.tokens:.3f} tokens/step, {tree.speed:.1f} tokens/s, {tree.speed / plain:.3f}x")
     print(f"parents {tree.parents}")
-
-
-def draw(now: Measured, nodes: int, to: Path) -> None:
-    """Throughput over N and over the depth of a tree, and what each improvement makes of it."""
-    try:
-        from ..lossless.figures import canvas, save
-    except ImportError as error:
-        raise UserError("a figure needs matplotlib: pip install 'specdec_kernels[loop]'") from error
-    figure, axes = canvas(1, 1, 3.4)
-    axis, best = axes[0, 0], now.best()
-    lengths = range(now.longest + 1)
-    axis.plot(lengths, [now.speed(n) for n in lengths], marker=".", label="chain, now")
-    for n, word in ((best, f"best N = {best}"), (0, "plain")):
-        axis.annotate(word, (n, now.speed(n)), (4, -14), textcoords="offset points", fontsize=8)
-    for improvement in improvements(now):
-        then = improvement.then
-        label = f"{improvement.name}: {improvement.speed:.0f} tokens/s"
-        axis.plot(lengths, [then.speed(n) for n in lengths], linewidth=0.8, label=label)
-    if len(now.children) > 1:
-        tree = best_tree(now, nodes)
-        label = f"best static tree of at most {nodes} nodes"
-        axis.plot(len(levels(tree.parents)) - 1, tree.speed, "*", markersize=11, color="black", label=label)
-    axis.set_xlabel("drafts a step, N (depth of a tree)", fontsize=8)
-    axis.set_ylabel("tokens a second", fontsize=8)
-    axis.set_ylim(bottom=0)
-    axis.legend(fontsize=7, frameon=False)
-    save(figure, to)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pickle
 import signal
+import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from multiprocessing import active_children, get_context
-from typing import Protocol, TypeVar
+from typing import Any
 
 import torch
 
@@ -40,7 +41,6 @@ WIDE: dict[str, Filters] = {
     "top-p": {"top_p": 0.9},
     "min-p": {"temperature": 1.2, "min_p": 0.05},
 }
-Found = TypeVar("Found", covariant=True)
 TELLING = ("two ids", "eight ids", "history of 3 ids")  # every known fault shows in one of them
 # A first token is decided at the root: what lies deeper costs time and matters to the rules that look ahead alone.
 FIRST = {"block": (1, 1), "block, argmax drafts": (1, 1), "tree traversal": (2, 1)}
@@ -135,12 +135,17 @@ def caught(fault: Fault, texts: int) -> list[Finding]:
     return [job.run() for job in fault_jobs(fault, texts)]
 
 
-class Runs(Protocol[Found]):
-    """A job."""
+@dataclass(frozen=True)
+class Call:
+    """A call of a function that can be pickled, as a job."""
 
-    def run(self) -> Found:
-        """Do it."""
-        ...
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+
+    def run(self) -> tuple[Any, float]:
+        """(what it returns, seconds of a processor)."""
+        started = time.process_time()
+        return self.function(*self.arguments), time.process_time() - started
 
 
 def _run(job: bytes) -> bytes:
@@ -154,15 +159,15 @@ def _alone() -> None:
     quiet()
 
 
-def run_all(jobs: Sequence[Runs[Found]], workers: int, progress: Callable[[int, Found], None]) -> list[Found]:
-    """Results of jobs, in their order; each worker is a process with one thread."""
+def run_all(jobs: Sequence[Any], workers: int, progress: Callable[[int, Any], None]) -> list[Any]:
+    """What `run` of each job returns, in their order; each worker is a process with one thread."""
     if workers == 1 or len(jobs) < 2:
         findings = []
         for number, job in enumerate(jobs):
             findings.append(job.run())
             progress(number + 1, findings[-1])
         return findings
-    found: dict[int, Found] = {}
+    found: dict[int, Any] = {}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # workers inherit it: Ctrl-C is for this process
     pool = ProcessPoolExecutor(workers, get_context("spawn"), _alone)
     try:

@@ -148,15 +148,3 @@ def simulations(found: list[Simulation], scaling: dict[str, list[float]], to: Pa
     axis.set_xlabel("drafts per step (M, log scale)", fontsize=9.5)
     axis.set_ylabel("rejections per text of 50 tokens", fontsize=9.5)
     save(figure, to)
-
-
-def improvements(panels: dict[str, list[tuple[int, float, float]]], to: Path) -> None:
-    """Batch improvement over M for Bernoulli and uniform distributions."""
-    figure, axes = canvas(1, len(panels), 3.2, "Rejections saved by several drafts (line: theory, dots: kernels)")
-    for axis, (title, rows) in zip(axes.flat, panels.items(), strict=True):
-        axis.plot([r[0] for r in rows], [r[1] for r in rows], color=TARGET, linewidth=2)
-        axis.plot([r[0] for r in rows], [r[2] for r in rows], "o", color=OUTPUT)
-        axis.set_title(title, fontsize=9.5, loc="left")
-        axis.set_xlabel("drafts M", fontsize=9.5)
-        axis.set_ylabel("fall of P(reject) from 1 to M drafts", fontsize=9.5)
-    save(figure, to)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass
 
 import torch
@@ -11,8 +10,9 @@ from torch import Tensor
 
 from specdec_kernels import RngKey, Sampling, batch_sd, sample
 
-from ..theory import Markov, batch_rejections, bernoulli_improvement, uniform_improvement
+from ..theory import Markov, batch_rejections
 from .exact import Table
+from .family import Call
 from .goodness import normal_tail
 
 STATES, HORIZON = 7, 50  # the paper's simulation
@@ -81,7 +81,7 @@ class Simulation:
         spread: standard error of the mean.
         theory: Theorem 3 (M = 1: Theorem 1).
         p_value: of their difference.
-        running: means over the first 1, 2, 4, .. texts.
+        texts: how many.
     """
 
     drafts: int
@@ -89,36 +89,21 @@ class Simulation:
     spread: float
     theory: float
     p_value: float
-    running: list[tuple[int, float]]
-
-
-@dataclass(frozen=True)
-class Simulate:
-    """Texts of Algorithm 4 with M drafts, as a job."""
-
-    drafts: int
     texts: int
 
-    def run(self) -> tuple[Simulation, float]:
-        """(what was seen, seconds of a processor)."""
-        started = time.process_time()
-        target, draft = random_chain()
-        texts, branches = self.texts, self.drafts
-        seen = observe(as_table(target, draft), HORIZON, branches, texts, seed=branches * texts).double()
-        running, n = [], 1
-        while n <= texts:
-            running.append((n, float(seen[:n].mean())))
-            n *= 2
-        running.append((texts, float(seen.mean())))
-        expected = batch_rejections(target, draft, branches)
-        mean, spread = float(seen.mean()), float(seen.std()) / math.sqrt(texts)
-        p_value = normal_tail((mean - expected) / spread)
-        return Simulation(branches, mean, spread, expected, p_value, running), time.process_time() - started
+
+def simulate(branches: int, texts: int) -> Simulation:
+    """Texts of Algorithm 4 with M drafts."""
+    target, draft = random_chain()
+    seen = observe(as_table(target, draft), HORIZON, branches, texts, seed=branches * texts).double()
+    expected = batch_rejections(target, draft, branches)
+    mean, spread = float(seen.mean()), float(seen.std()) / math.sqrt(texts)
+    return Simulation(branches, mean, spread, expected, normal_tail((mean - expected) / spread), texts)
 
 
-def simulations(texts: int) -> list[Simulate]:
+def simulations(texts: int) -> list[Call]:
     """Theorem 1 (M = 1) and Theorem 3 (M = 2, 4, 5)."""
-    return [Simulate(drafts, texts) for drafts in (5, 4, 2, 1)]
+    return [Call(simulate, (branches, texts)) for branches in (5, 4, 2, 1)]
 
 
 def scaling() -> dict[str, list[float]]:
@@ -129,26 +114,4 @@ def scaling() -> dict[str, list[float]]:
         "drafts": [float(m) for m in several],
         "rejections": [batch_rejections(target, draft, m) for m in several],
         "limit": [batch_rejections(target, draft, math.inf)],
-    }
-
-
-def improvement(p: Tensor, q: Tensor, branches: int, texts: int) -> float:
-    """How much less often M drafts of one token are all rejected than one is: TV(p, q) - Pi_M, measured."""
-    table = Table(p.log().float()[None], q.log().float()[None], torch.zeros(1, len(p), dtype=torch.int64))
-    variation = float((p - q).clamp(min=0).sum())
-    return variation - float(observe(table, 1, branches, texts, seed=branches * texts).double().mean())
-
-
-def toys(texts: int = 20_000) -> dict[str, list[tuple[int, float, float]]]:
-    """(M, theory, measured) of the Bernoulli and the uniform panel."""
-    draft, target = torch.tensor([0.9, 0.1]).double(), torch.tensor([0.3, 0.7]).double()
-    wide, half = torch.full((8,), 1 / 8).double(), torch.tensor([0.25] * 4 + [0.0] * 4).double()
-    counts = (1, 2, 3, 4, 5, 6, 8, 10)
-    return {
-        "Bernoulli: draft Ber(0.9), target Ber(0.3)": [
-            (m, bernoulli_improvement(0.1, 0.7, m), improvement(target, draft, m, texts)) for m in counts
-        ],
-        "uniform: draft over 8 ids, target over 4 of them": [
-            (m, uniform_improvement(2.0, m), improvement(half, wide, m, texts)) for m in counts
-        ],
     }

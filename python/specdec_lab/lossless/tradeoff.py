@@ -7,7 +7,6 @@ Both accept x with min(1, (p + epsilon) / q) where p > 0; the kernels refuse wha
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, cast
@@ -19,6 +18,7 @@ from specdec_kernels import RejectedFrom, RngKey, sample, verify_chain
 
 from .exact import Filters, Table, distribution_of, joint_distribution, processed, sampling_of
 from .experiments import decode
+from .family import Call
 from .goodness import fit, normal_tail
 from .models import load, next_tokens
 from .procedures import Procedure, Step, Verdict
@@ -116,28 +116,10 @@ def measure(name: str, target: Tensor, draft: Tensor, epsilon: float, residual: 
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Place:
-    """A point of the grid, as a job: the arguments of `measure`."""
-
-    rows: str
-    target: Tensor
-    draft: Tensor
-    epsilon: float
-    residual: str
-    draws: int
-
-    def run(self) -> tuple[Point, float]:
-        """(the point, seconds of a processor)."""
-        started = time.process_time()
-        found = measure(self.rows, self.target, self.draft, self.epsilon, self.residual, self.draws)
-        return found, time.process_time() - started
-
-
-def front(rows: dict[str, tuple[Tensor, Tensor]], draws: int) -> list[Place]:
+def front(rows: dict[str, tuple[Tensor, Tensor]], draws: int) -> list[Call]:
     """The grid: both residuals, every epsilon, all rows."""
     return [
-        Place(name, target, draft, epsilon, residual, draws)
+        Call(measure, (name, target, draft, epsilon, residual, draws))
         for name, (target, draft) in rows.items()
         for residual in RESIDUALS
         for epsilon in EPSILONS
@@ -195,36 +177,14 @@ class Duel(NamedTuple):
     bias: tuple[float, float]
 
 
-@dataclass(frozen=True)
-class Duels:
-    """All epsilons on one prompt, as a job.
-
-    Attributes:
-        target: folder, as `models.load` takes it.
-        draft: likewise.
-        prompt: ids.
-        number: of the prompt, from which its seeds follow.
-        pairs: of texts.
-        length: tokens of a text.
-    """
-
-    target: str
-    draft: str
-    prompt: list[int]
-    number: int
-    pairs: int
-    length: int
-
-    def run(self) -> tuple[list[Duel], float]:
-        """(one for each epsilon, seconds of a processor)."""
-        started = time.process_time()
-        table = next_tokens(load(self.target, self.draft), self.prompt, self.length)
-        found = duels(table, {"top_k": 4}, length=self.length, pairs=self.pairs, number=self.number)
-        return found, time.process_time() - started
+def duels_on_models(target: str, draft: str, prompt: list[int], number: int, pairs: int, length: int) -> list[Duel]:
+    """One for each epsilon behind a prompt of models, in the folders that `models.load` takes."""
+    table = next_tokens(load(target, draft), prompt, length)
+    return duels(table, {"top_k": 4}, length=length, pairs=pairs, number=number)
 
 
 def duels(table: Table, filters: Filters, *, length: int, pairs: int, number: int) -> list[Duel]:
-    """One for each epsilon; rows are looked up, so that pairs share all prefixes."""
+    """One for each epsilon; rows are looked up, so that pairs share all prefixes. Seeds follow from the number."""
     keys, distribution = joint_distribution(table, length, filters)
     p, q = (processed(rows, **filters) for rows in (table.target, table.draft))  # type: ignore[arg-type]
     return [_duel(table, filters, keys, distribution, p, q, epsilon, length, pairs, number) for epsilon in EPSILONS[2:]]

@@ -1,4 +1,4 @@
-"""Layers of all heads: Llama's attention and feed-forward, with a cache or, in training, without."""
+"""Layers of all heads: Llama's attention, with a cache or, in training, without, and its feed-forward."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention, silu
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from torch.nn.functional import scaled_dot_product_attention
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding
 
 GROWING = ("dynamic", "longrope")  # rotary tables that change with the length of the text
 
@@ -110,22 +110,6 @@ def rotate(x: Tensor, rotary: tuple[Tensor, ...]) -> Tensor:
     cosine, sine = rotary
     low, high = x.chunk(2, -1)
     return torch.addcmul(x * cosine, torch.cat([high, low], -1), sine)
-
-
-class FeedForward(nn.Module):
-    """Llama's gated feed-forward."""
-
-    def __init__(self, config: Any) -> None:
-        """Take the sizes from a Llama configuration."""
-        super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Down(silu(gate) * up)."""
-        out: Tensor = self.down_proj(silu(self.gate_proj(x)) * self.up_proj(x))
-        return out
 
 
 def lent(table: nn.Module, dtype: torch.dtype | None) -> nn.Module:
@@ -239,7 +223,7 @@ class Residual(nn.Module):
         """Take the sizes from a Llama configuration, and the width of what attention sees."""
         super().__init__()
         self.self_attn = Attention(config, inputs)
-        self.mlp = FeedForward(config)
+        self.mlp = LlamaMLP(config)
         self.post_attention_layernorm = norm(config)
 
     def finish(
