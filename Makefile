@@ -106,7 +106,7 @@ simulate: $(BUILT) $(if $(GPUSIM_LIB),,$(if $(GPUSIM),build/gpusim/libgpusim.so)
 
 build/gpusim/libgpusim.so: $(GPUSIM)
 	$(GPUSIM) build/gpusim
-	cp -r $(dir $(GPUSIM))configs build/gpusim/
+	cp -rf $(dir $(GPUSIM))configs build/gpusim/
 
 gpu-model-check: $(INSTALLED)
 	$(BIN)/python -m tools.gpu_model --check

@@ -189,7 +189,7 @@ def add_neighbours(gpu: Simulator, name: str, lanes: int = 32, offset: int = 0, 
     gpu.load(NEIGHBOURS.format(name=name, lanes=lanes, offset=offset, shift=shift), {})
     gpu.memory([extent(source), extent(result)])
     pointers = [t.data_ptr().to_bytes(8, "little") for t in (source, result)]
-    run = gpu.launch(name, 1, 32, pointers, 0, timed=False)
+    run = gpu.launch(name, (1,), 32, pointers, 0, timed=False)
     assert run.count > 32 * 10
     return result
 

@@ -59,6 +59,7 @@ class Launch(NamedTuple):
     threads: int
     large: int
     compiled: Any  # None where only the grid was asked for
+    grid: tuple[int, ...]
 
 
 class Resources(NamedTuple):
@@ -91,7 +92,7 @@ def recorded(
         large = sum(t.numel() * t.element_size() for t in tensors((*args, *options.values())) if t.numel() >= row)
         compiled = run(self, *args, grid=size, warmup=True, **options) if is_compiled else None
         threads = 32 * (compiled.metadata.num_warps if compiled else options.get("num_warps", 4))
-        found.append(Launch(self.__name__, blocks, threads, large, compiled))
+        found.append(Launch(self.__name__, blocks, threads, large, compiled, tuple(size)))
         if then is not None:
             then(found[-1], names)
         return compiled

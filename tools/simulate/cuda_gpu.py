@@ -52,7 +52,7 @@ def names_of(library: Path) -> dict[int, str]:
 
 def base_of(library: Path) -> int:
     """Where a library is loaded."""
-    line = next(one for one in Path("/proc/self/maps").read_text().splitlines() if one.endswith(str(library)))
+    line = next(one for one in Path("/proc/self/maps").read_text().splitlines() if one.endswith(str(library.resolve())))
     return int(line.split("-")[0], 16)
 
 
@@ -121,7 +121,7 @@ def simulated(gpu: Simulator, timed: bool = False) -> Iterator[list[Run]]:
                 gpu.load(ptx_of(source).read_text(), resources_of(source) if timed else {}, timed)
             arguments = [ctypes.string_at(pointers[i], sizes[i]) for i in range(count)]
             gpu.memory(watch.ranges())
-            runs.append(gpu.launch(name, blocks, threads, arguments, 0, timed))
+            runs.append(gpu.launch(name, (blocks,), threads, arguments, 0, timed))
         except Exception as error:  # it cannot cross the C++ of the op
             failures.append(error)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import re
 import tempfile
@@ -126,8 +127,10 @@ class Simulator:
             self._library.gs_register(ctypes.c_ulonglong(first), ctypes.c_ulonglong(end - first))
         self._ranges = [first for first, _ in joined]
 
-    def launch(self, kernel: str, blocks: int, threads: int, arguments: list[bytes], shared: int, timed: bool) -> Run:
-        """Run a kernel on a grid of one dimension; a fault raises."""
+    def launch(
+        self, kernel: str, grid: tuple[int, ...], threads: int, arguments: list[bytes], shared: int, timed: bool
+    ) -> Run:
+        """Run a kernel; a fault raises."""
         places = self.parameters[kernel]
         assert [len(a) for a in arguments] == [p.size for p in places], kernel
         count = len(places)
@@ -138,9 +141,19 @@ class Simulator:
         wild, started = self._library.gs_wild(), time.monotonic()
         with self._logged() as printed:
             result = self._library.gs_launch(
-                kernel.encode(), blocks, 1, 1, threads, 1, 1, shared, count, pointers, sizes, offsets, int(not timed)
+                kernel.encode(),
+                *(*grid, 1, 1)[:3],
+                threads,
+                1,
+                1,
+                shared,
+                count,
+                pointers,
+                sizes,
+                offsets,
+                int(not timed),
             )
         faults = FAULT.findall(printed[0])
         if faults or self._library.gs_wild() != wild:
-            raise Fault(f"{kernel}, grid {blocks}: {len(faults)} faults, the first: {faults[0] if faults else 'wild'}")
-        return Run(kernel, blocks, threads, result, time.monotonic() - started, printed[0])
+            raise Fault(f"{kernel}, grid {grid}: {len(faults)} faults, the first: {faults[0] if faults else 'wild'}")
+        return Run(kernel, math.prod(grid), threads, result, time.monotonic() - started, printed[0])

@@ -40,7 +40,7 @@ def simulated(gpu: Simulator, timed: bool = False) -> Iterator[list[Run]]:
         arguments += [bytes(p.size) for p in gpu.parameters[name][len(arguments) :]]  # scratch that it does not use
         gpu.memory(watch.ranges(tensors(tuple(given.values()))))
         shared = compiled.metadata.shared
-        runs.append(gpu.launch(name, launch.blocks, launch.threads, arguments, shared, timed))
+        runs.append(gpu.launch(name, launch.grid, launch.threads, arguments, shared, timed))
 
     refusal = _backends._refusal  # of CPU tensors: here they are what the simulated GPU sees
     taken = lambda backend, kind: None if backend == "triton" else refusal(backend, kind)  # noqa: E731
