@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -41,51 +42,22 @@ class Pretended(NamedTuple):
         return 0
 
 
-class Sent:
-    """A running total."""
-
-    def __init__(self) -> None:
-        self.exchanges = 0
-        self.bytes = 0
-
-
-class Line(NamedTuple):
-    """One line of the table."""
-
-    call: str
-    filters: str
-    ranks: int
-    rows: int
-    sent: Sent
-    exchanges: int  # allowed
-    allowed: float  # bytes a row
-
-    @property
-    def is_within(self) -> bool:
-        """Whether it keeps both budgets."""
-        return self.sent.exchanges <= self.exchanges and self.sent.bytes <= self.allowed * self.rows
-
-
 @contextlib.contextmanager
-def exchange_meter(ranks: int) -> Iterator[Sent]:
-    """Count the collective, and answer it for all ranks."""
+def exchange_meter(ranks: int) -> Iterator[list[int]]:
+    """Collect the bytes of each message that a collective sends, and answer it for all ranks."""
     name = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
-    kept, sent = getattr(dist, name), Sent()
+    sent: list[int] = []
 
     def answer(out: Tensor, message: Tensor, **_: Any) -> None:
-        sent.exchanges += 1
-        sent.bytes += message.nbytes
+        sent.append(message.nbytes)
         out.view(ranks, -1).copy_(message.expand(ranks, -1))
 
-    setattr(dist, name, answer)
-    try:
+    with mock.patch.object(dist, name, answer):
         yield sent
-    finally:
-        setattr(dist, name, kept)
 
 
-def meter(call: str, filters: str, ranks: int) -> Line:
-    """One call of one rank."""
+def meter(call: str, filters: str, ranks: int) -> bool:
+    """Print the line of one call of one rank; whether it keeps both budgets."""
     kind, rule = call.split()
     first = -(-VOCAB // ranks)
     offsets = [min(first * rank, VOCAB) for rank in range(ranks + 1)]
@@ -98,24 +70,29 @@ def meter(call: str, filters: str, ranks: int) -> Line:
     sampling = FILTERS[filters].sampling(BATCH)
     shared: dict[str, Any] = {"rng": RngKey(zero, zero, zero), "group": Pretended(ranks), "vocab_offsets": offsets}
     drafted: dict[str, Any] = {"sampling": sampling, "draft_sampling": sampling if has_draft else Sampling()}
-    rows = BATCH * nodes
     with exchange_meter(ranks) as sent:
         if kind == "sample":
             sample(target[:, 0].contiguous(), sampling=sampling, purpose="target", **shared)
         elif kind == "chain":
             ids = torch.arange(DRAFT).expand(BATCH, -1).contiguous()
-            q = draft[:, :-1] if has_draft else None
-            verify_chain(ids, target, q, rule=rule, **drafted, **shared)
+            verify_chain(ids, target, draft[:, :-1] if has_draft else None, rule=rule, **drafted, **shared)
         else:
             ids, parents = torch.arange(nodes)[None], torch.tensor([PARENTS])
             wide = {"max_children": 3} if rule == "recursive" else {}
             q = draft if has_draft else None
             verify_tree(ids, parents, target, q, max_depth=4, rule=rule, **drafted, **shared, **wide)
-    rows += (rows - BATCH * (kind == "chain")) * has_draft
+    rows = BATCH * (nodes + has_draft * (nodes - (kind == "chain")))
     exchanges = 2 if filters == "none" else 4
     exchanges += {"recursive": 2, "traversal": nodes - 1}.get(rule, 0)
     allowed = BYTES_A_ROW if filters == "none" else SHARE * 2 * first
-    return Line(call, filters, ranks, rows, sent, exchanges, allowed)
+    is_within = len(sent) <= exchanges and sum(sent) <= allowed * rows
+    name = call if filters == "none" else f"{call}, {filters}"
+    print(
+        f"  {name:<50}{ranks:>6}{len(sent):>11}{sum(sent) / rows:>13.1f}"
+        f"  <= {exchanges}, {allowed:.0f} {'' if is_within else 'OVER'}",
+        flush=True,
+    )
+    return is_within
 
 
 def report() -> int:
@@ -126,14 +103,4 @@ def report() -> int:
     wanted += [("sample target", BOTH, 8), ("chain block", BOTH, 8), ("tree recursive", BOTH, 8)]
     print(f"sharded vocabulary {VOCAB}: what a rank sends")
     print(f"  {'':<50}{'ranks':>6}{'exchanges':>11}{'bytes a row':>13}  budget")
-    over = 0
-    for call, filters, ranks in wanted:
-        line = meter(call, filters, ranks)
-        over += not line.is_within
-        name = call if filters == "none" else f"{call}, {filters}"
-        print(
-            f"  {name:<50}{ranks:>6}{line.sent.exchanges:>11}{line.sent.bytes / line.rows:>13.1f}"
-            f"  <= {line.exchanges}, {line.allowed:.0f} {'' if line.is_within else 'OVER'}",
-            flush=True,
-        )
-    return over
+    return sum(not meter(*line) for line in wanted)

@@ -67,9 +67,8 @@ def batch_sd(
         tensor([[1, 0, 2]])
     """
     name = "batch_sd"
-    if not isinstance(draft_ids, Tensor):
-        fail(name, "draft_ids", "a tensor of int32 or int64", type(draft_ids).__name__)
-    Checker(name, draft_ids.device).tensor("draft_ids", draft_ids, ID_DTYPES, ("batch", "branches", "draft"))
+    check = Checker.of(name, "draft_ids", draft_ids, "of int32 or int64")
+    check.tensor("draft_ids", draft_ids, ID_DTYPES, ("batch", "branches", "draft"))
     batch, branches, draft = draft_ids.shape
     if branches * draft >= MAX_NODES:
         fail(name, "draft_ids", f"of less than {MAX_NODES} tokens a request", list(draft_ids.shape))
