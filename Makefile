@@ -10,6 +10,7 @@
 #   make models-page  docs/models.md: which model families of transformers are served (two minutes)
 #   make docs        the documentation site, offline, in build/docs (Python 3.11 or later)
 #   make compile     every kernel for every GPU, without one; make sanitize, make traffic, make bench, make clean
+#   make rehearse    bench/gpu.sh, which a person with a GPU runs, on two GPUs that are none (docs/gpu.md; two minutes)
 #   make simulate    the GPU kernels in a simulated GPU, where the simulator is there: docs/simulator.md
 #   make gpu-model   machine code of every kernel, counted, and the speed it allows: docs/gpu-model.md (hours; resumable)
 # TORCH=existing uses the torch of $(PYTHON) instead of installing the pinned one.
@@ -32,7 +33,7 @@ $(error TORCH must be pinned or existing, got $(TORCH))
 endif
 
 .PHONY: demo test test-all test-engines coverage check format build wheel smoke compile compile-cuda compile-triton sanitize \
-  traffic bench mutants lossless losslessness-page models-page gpu-model gpu-model-check simulate docs \
+  traffic rehearse bench mutants lossless losslessness-page models-page gpu-model gpu-model-check simulate docs \
   clean
 .DELETE_ON_ERROR:
 
@@ -114,8 +115,13 @@ gpu-model-check: $(INSTALLED)
 sanitize: $(BUILT)
 	$(BIN)/python tests/native/sanitize.py
 
+# TRAFFIC=--full: filters at real vocabularies, for hours; CI runs the small cases with their budgets.
+TRAFFIC ?= --check
 traffic: $(BUILT)
-	$(BIN)/python -m bench.traffic --check
+	$(BIN)/python -m bench.traffic $(TRAFFIC)
+
+rehearse: $(BUILT)
+	$(BIN)/python tests/rehearsal/rehearse.py
 
 bench: $(BUILT)
 	$(BIN)/python -m bench

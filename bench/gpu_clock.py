@@ -1,8 +1,13 @@
-"""Times on a GPU: CUDA graphs that walk through inputs larger than L2, and the two ceilings, copy and Philox."""
+"""Times on a GPU: CUDA graphs that walk through inputs larger than L2, launched calls, and the two ceilings.
+
+A call is captured unless it waits for the device, which a graph cannot hold. A row says which of the two its `p50_us`
+is: "timed": "replay" or "launches", and "graph" why nothing was captured. Launches are timed beside every replay.
+"""
 
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +17,8 @@ import triton.language as tl
 
 from .timing import summary
 
-REPLAYS = 25
+REPLAYS, FEWEST = 25, 5
+BUDGET = 1.0  # seconds of a series of replays or launches: slow contenders run less often
 COPY_BYTES = 1 << 30
 PHILOX_BLOCKS = 1 << 24
 
@@ -20,6 +26,26 @@ PHILOX_BLOCKS = 1 << 24
 def l2_bytes() -> int:
     """Level 2 cache of the device."""
     return int(getattr(torch.cuda.get_device_properties(0), "L2_cache_size", 50 << 20))
+
+
+def words_of(error: Exception) -> str:
+    """An error in one line."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:200] if lines else ''}"
+
+
+def why_not_captured(run: Callable[[Any], Any], x: Any) -> str:
+    """What of a call a graph cannot hold: it waits for the device; "" if it does not."""
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        run(x)
+    except RuntimeError as error:
+        return f"reads values on the host ({words_of(error)})"
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+        torch.cuda.synchronize()
+    return ""
 
 
 def graph_of(run: Callable[[Any], Any], inputs: Sequence[Any]) -> torch.cuda.CUDAGraph:
@@ -32,18 +58,23 @@ def graph_of(run: Callable[[Any], Any], inputs: Sequence[Any]) -> torch.cuda.CUD
     torch.cuda.current_stream().wait_stream(stream)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    # A capture that fails leaves its stream behind as the current one; the outer block puts the old one back.
+    with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph):
         for x in inputs:
             run(x)
     return graph
 
 
-def times(go: Callable[[], None], calls: int) -> list[float]:
-    """Seconds of one call, from REPLAYS timings of `go`, which makes `calls` calls."""
-    for _ in range(3):
-        go()
+def times(go: Callable[[], Any], calls: int) -> list[float]:
+    """Seconds of one call, from timings of `go`, which makes `calls` calls."""
+    go()
+    torch.cuda.synchronize()
+    begun = time.perf_counter()
+    go()
+    torch.cuda.synchronize()
+    once = time.perf_counter() - begun
     found = []
-    for _ in range(REPLAYS):
+    for _ in range(min(REPLAYS, max(FEWEST, int(BUDGET / max(once, 1e-6))))):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
         go()
@@ -54,26 +85,41 @@ def times(go: Callable[[], None], calls: int) -> list[float]:
 
 
 def clock(run: Callable[[Any], Any], inputs: Sequence[Any]) -> dict[str, Any]:
-    """Replayed and launched time of a call on inputs that are cold in L2 (the inputs together exceed it)."""
-    row: dict[str, Any] = {}
+    """Times of a call on inputs that are cold in L2 (the inputs together exceed it)."""
 
     def launch_all() -> None:
         for x in inputs:
             run(x)
 
-    try:
-        graph = graph_of(run, inputs)
-    except Exception as error:
-        torch.cuda.synchronize()
-        row["graph"] = f"cannot be captured: {str(error).splitlines()[0][:120]}"
-    else:
-        p50, p20, p80, runs = summary(times(graph.replay, len(inputs)))
-        row |= {"p50_us": p50, "p20_us": p20, "p80_us": p80, "runs": runs}
     launched = summary(times(launch_all, len(inputs)))
-    row["launched_p50_us"] = launched.p50
-    if "p50_us" not in row:
-        row |= {"p50_us": launched.p50, "p20_us": launched.p20, "p80_us": launched.p80, "runs": launched.runs}
-    return row
+    best, row = launched, {"timed": "launches", "launched_p50_us": launched.p50}
+    reason = why_not_captured(run, inputs[0])
+    if not reason:
+        try:
+            graph = graph_of(run, inputs)
+            torch.cuda.synchronize()
+            best, row["timed"] = summary(times(graph.replay, len(inputs))), "replay"
+        except Exception as error:  # whatever the rival's call cannot do in a graph
+            torch.cuda.synchronize()
+            reason = f"the capture failed ({words_of(error)})"
+    if reason:
+        row["graph"] = reason
+    return row | {"p50_us": best.p50, "p20_us": best.p20, "p80_us": best.p80, "runs": best.runs}
+
+
+def kernel_times(run: Callable[[Any], Any], inputs: Sequence[Any]) -> list[list[Any]] | str:
+    """[kernel, microseconds a call, launches a call] of a call's kernels, or why the profiler did not tell."""
+    some = inputs[:4]
+    try:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            for x in some:
+                run(x)
+            torch.cuda.synchronize()
+        events = [e for e in profile.key_averages() if e.self_device_time_total > 0]
+    except Exception as error:  # no figure is worth the run
+        return words_of(error)
+    found = [[e.key[:80], round(e.self_device_time_total / len(some), 2), e.count / len(some)] for e in events]
+    return sorted(found, key=lambda kernel: -kernel[1])
 
 
 def copy_bandwidth() -> float:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specdec_kernels import rollback
+from specdec_kernels import RollbackResult, rollback
 
 from .caches import PAGE, CacheCase, CacheInput, cache_input
 from .minimum import moved
@@ -23,17 +23,23 @@ def inputs(case: CacheCase) -> list[CacheInput]:
     return [x._replace(tensors=x.tensors[:1])]
 
 
-def ours(case: CacheCase, x: CacheInput, backend: str) -> tuple[Tensor, Tensor]:
-    """One call of the package: new lengths, freed pages."""
-    result = rollback(x.layout, x.lengths, x.num_accepted, backend=backend)
-    return result.lengths, result.freed_pages[: int(result.num_freed)]
+def ours(case: CacheCase, x: CacheInput, backend: str) -> RollbackResult:
+    """One call of the package."""
+    return rollback(x.layout, x.lengths, x.num_accepted, backend=backend)
 
 
-def minimum(case: CacheCase, x: CacheInput, result: tuple[Tensor, Tensor]) -> int:
+def lengths_and_freed(result: RollbackResult | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """New lengths and freed pages; ours come in a list as long as the table."""
+    if isinstance(result, RollbackResult):
+        return result.lengths, result.freed_pages[: int(result.num_freed)]
+    return result
+
+
+def minimum(case: CacheCase, x: CacheInput, result: RollbackResult | tuple[Tensor, Tensor]) -> int:
     """Bytes of what is given, of the lengths, of a list as long as the table, and of the table's freed entries."""
     table = x.layout.block_table
     assert table is not None
-    lengths, freed = result
+    lengths, freed = lengths_and_freed(result)
     return moved(x.lengths, x.num_accepted, table, lengths, table, freed)
 
 
@@ -52,7 +58,8 @@ def plain(x: CacheInput) -> tuple[Tensor, Tensor]:
 def check(case: CacheCase, run: Run, x: CacheInput) -> None:
     """Lengths, pages and table of the reference."""
     want, got = x.clone(), x.clone()
-    assert all(torch.equal(a, b) for a, b in zip(ours(case, want, "reference"), run(got), strict=True))
+    pairs = zip(lengths_and_freed(ours(case, want, "reference")), lengths_and_freed(run(got)), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
     assert torch.equal(want.layout.block_table, got.layout.block_table)
 
 

@@ -59,6 +59,11 @@ def cuda_host() -> None:
         _native.load_test_backend("cuda_host", str(build()))
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """--backend triton: the tests of one backend, on machines whose GPU the others do not need."""
+    parser.addoption("--backend", choices=BACKENDS, help="run only the tests that are parametrised with this backend")
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A module that imports its `op` runs on the backends this op declares, any other one on all."""
     if "backend" in metafunc.fixturenames:
@@ -68,10 +73,24 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("backend", names, indirect=True)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The fast tier runs a fixed quarter of what is interpreted here (2 s a test); `make test-all` runs all of it."""
+def _backend_of(item: pytest.Item) -> str | None:
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    found: str | None = params.get("backend", params.get("fast_backend"))
+    return found
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The fast tier runs a fixed quarter of what is interpreted here (2 s a test); `make test-all` runs all of it.
+
+    Tests of one backend run in an order that mixes the ops: a run that is cut has seen some of each.
+    """
+    if wanted := config.getoption("--backend"):
+        others = [item for item in items if _backend_of(item) != wanted]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if _backend_of(item) == wanted]
+        items.sort(key=lambda item: zlib.crc32(item.nodeid.encode()))
     for item in items:
-        interpreted = getattr(item, "callspec", None) is not None and item.callspec.params.get("backend") in SLOW
+        interpreted = _backend_of(item) in SLOW
         chosen = zlib.crc32(item.nodeid.encode()) % 4 == 0 and not any(name in item.nodeid for name in MANY)
         chosen = chosen or any(name in item.nodeid for name in ALWAYS)
         if interpreted and not torch.cuda.is_available() and not chosen:

@@ -272,6 +272,22 @@ def test_every_timed_case_is_on_the_page() -> None:
     assert faster >= 5  # cases in which a rival is faster are listed too
 
 
+def gpu_row(contender: str, timed: str, p50: float, launched: float) -> dict[str, object]:
+    names = {"op": "sample", "case": "one", "contender": contender, "is_ours": contender == "cuda"}
+    return names | {"timed": timed, "p50_us": p50, "launched_p50_us": launched, "commit": "0", "versions": {}}
+
+
+def test_a_rival_that_no_graph_holds_is_compared_with_our_launches() -> None:
+    """Its launches beside our replays would flatter us."""
+    ours, replayed = gpu_row("cuda", "replay", 10.0, 30.0), gpu_row("eager", "replay", 20.0, 45.0)
+    rows = [ours, replayed, gpu_row("lazy", "launches", 90.0, 90.0)]
+    (entry,) = tables.entries({"rows": rows})
+    assert entry.rivals == [("PyTorch", 2.0), ("lean PyTorch (launched)", 3.0)]
+    machine = {"gpu": "Some GPU", "gpu_memory_gib": 80, "driver": "1.2"}
+    content = {"machine": machine, "ceilings": {"copy_gb_per_s": 3000.0}, "rows": rows}
+    assert "driver 1.2, copies 3000.0 GB/s" in tables.machine_table([content])[-1]
+
+
 def test_charts_of_the_page_are_small_and_can_be_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     charts.draw(

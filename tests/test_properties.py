@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 from cases import FILTERS, RULES, make_chain
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from optional_hypothesis import HealthCheck, given, settings, st
 
 from specdec_kernels import use_backend, verify_chain
 

@@ -10,6 +10,7 @@ from caches import assert_bits, compacted, counts, make_cache, padded
 
 from specdec_kernels import compact_cache, rollback
 
+REPEATS = 1000
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: the host shim has no races"),
@@ -61,7 +62,7 @@ def test_a_thousand_overlapping_moves_leave_the_same_bits(kernels: str) -> None:
     accepted, before = counts([len(nodes)] * 16, "cuda"), cache.buffers[0].clone()
     want = compacted(cache, [nodes] * 16, [0] * 16)[0].cuda()
     differing = torch.zeros((), dtype=torch.int64, device="cuda")
-    for _ in range(1000):
+    for _ in range(REPEATS):
         cache.buffers[0].copy_(before)
         compact_cache(layout, path, accepted, lengths, backend=kernels)
         differing += (cache.buffers[0] != want).sum()

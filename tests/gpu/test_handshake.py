@@ -13,6 +13,10 @@ pytestmark = [
 ]
 
 
+REPEATS = 1000
+VOCAB = 128256  # 32 blocks meet for each row
+
+
 def rng_of(batch: int) -> RngKey:
     i = torch.arange(batch, device="cuda")
     return RngKey(seed=i * 7919 + 1, position=i % 512, step=torch.zeros_like(i))
@@ -21,13 +25,13 @@ def rng_of(batch: int) -> RngKey:
 @pytest.mark.parametrize("batch", [1, 7, 256])
 @pytest.mark.parametrize("filters", [{}, {"top_k": 50, "top_p": 0.95}], ids=["plain", "filters"])
 def test_a_thousand_repeats_give_the_same_bits(batch: int, filters: dict[str, float]) -> None:
-    """32 blocks meet for each row. A partial that is not yet visible would change a sum or a winner."""
-    logits = 3 * torch.randn(batch, 128256, device="cuda", dtype=torch.bfloat16)
+    """A partial that is not yet visible would change a sum or a winner."""
+    logits = 3 * torch.randn(batch, VOCAB, device="cuda", dtype=torch.bfloat16)
     sampling = Sampling.full(batch, temperature=0.8, **filters, device="cuda")
     rng = rng_of(batch)
     first = sample(logits, sampling=sampling, rng=rng, purpose="draft", backend="cuda")
     differing = torch.zeros((), dtype=torch.int64, device="cuda")
-    for _ in range(1000 if batch < 256 else 200):
+    for _ in range(REPEATS if batch < 256 else REPEATS // 5):
         again = sample(logits, sampling=sampling, rng=rng, purpose="draft", backend="cuda")
         for a, b in zip(first, again, strict=True):
             differing += (a != b).sum()
@@ -36,7 +40,7 @@ def test_a_thousand_repeats_give_the_same_bits(batch: int, filters: dict[str, fl
 
 def test_streams_do_not_share_tickets() -> None:
     """Two streams run the same op at once; a shared counter would let a block decide too early."""
-    batch, draft, vocab = 16, 4, 32000
+    batch, draft, vocab = 16, 4, VOCAB // 4
     target = 3 * torch.randn(batch, draft + 1, vocab, device="cuda")
     drafted = target[:, :draft] + torch.randn(batch, draft, vocab, device="cuda")
     ids = drafted.argmax(-1)
@@ -46,7 +50,7 @@ def test_streams_do_not_share_tickets() -> None:
     streams = [torch.cuda.Stream() for _ in range(2)]
     torch.cuda.synchronize()
     results = []
-    for i in range(200):
+    for i in range(REPEATS // 5):
         with torch.cuda.stream(streams[i % 2]):
             results.append(verify_chain(ids, target, drafted, **arguments))
     torch.cuda.synchronize()
@@ -57,7 +61,7 @@ def test_streams_do_not_share_tickets() -> None:
 
 def test_a_graph_replays_beside_its_stream() -> None:
     """A capture brings its own tickets, so replays and eager calls may overlap."""
-    batch, vocab = 8, 50257
+    batch, vocab = 8, VOCAB // 2 - 7  # rows that are not 16-byte aligned
     logits = 3 * torch.randn(batch, vocab, device="cuda", dtype=torch.float16)
     sampling, rng = Sampling.full(batch, temperature=0.7, top_p=0.9, device="cuda"), rng_of(batch)
 
@@ -69,7 +73,7 @@ def test_a_graph_replays_beside_its_stream() -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = call()
-    for _ in range(100):
+    for _ in range(REPEATS // 10):
         graph.replay()
         assert torch.equal(call(), expected)
     torch.cuda.synchronize()

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 from caches import FORMATS, Cache, assert_bits, compacted, counts, leaf_paths, make_cache, padded, random_tree
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from optional_hypothesis import HealthCheck, given, settings, st
 from torch import Tensor
 
 from bench.meters import host_meter

@@ -9,8 +9,7 @@ import pytest
 import torch
 from caches import FORMATS, Cache, assert_bits, counts, make_cache
 from check import assert_same
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from optional_hypothesis import HealthCheck, given, settings, st
 from torch import Tensor
 
 from specdec_kernels import CacheLayout, RollbackResult, rollback

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 from attention_cases import FORMATS, NAN, assert_bits, compare, exact, make
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from optional_hypothesis import HealthCheck, given, settings, st
 
 from specdec_kernels import TreeAttention, tree_attention, tree_layout
 from specdec_kernels.ops.tree_attention import op
