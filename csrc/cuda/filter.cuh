@@ -182,8 +182,9 @@ __device__ inline GroupMeasure load_groups(const Problem& p, const RowTask& t, i
     table->mass[g] = group.mass;
   }
   __syncthreads();
+  // One writer a bound: those of first groups are stored below, and no barrier lies in between.
   for (int g = threadIdx.x; g < count; g += kThreads) {
-    table->above[g] = g % kGroups == 0 ? INFINITY : table->least[g - 1];
+    if (g % kGroups != 0) table->above[g] = table->least[g - 1];
   }
   for (int tile = threadIdx.x; tile < t.tiles; tile += kThreads) {
     const float top = p.work.partials.load(slot * p.tiles + tile).maximum;
