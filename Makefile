@@ -12,6 +12,7 @@
 #   make compile     every kernel for every GPU, without one; make sanitize, make traffic, make bench, make clean
 #   make rehearse    bench/gpu.sh, which a person with a GPU runs, on two GPUs that are none (docs/gpu.md; two minutes)
 #   make simulate    the GPU kernels in a simulated GPU, where the simulator is there: docs/simulator.md
+#   make race        data races of the CUDA kernels, looked for without a GPU, and 26 faults that must be found
 #   make gpu-model   machine code of every kernel, counted, and the speed it allows: docs/gpu-model.md (hours; resumable)
 # TORCH=existing uses the torch of $(PYTHON) instead of installing the pinned one.
 PYTHON ?= python3
@@ -33,7 +34,7 @@ $(error TORCH must be pinned or existing, got $(TORCH))
 endif
 
 .PHONY: demo test test-all test-engines coverage check format build wheel smoke compile compile-cuda compile-triton sanitize \
-  traffic rehearse bench mutants lossless losslessness-page models-page gpu-model gpu-model-check simulate docs \
+  race traffic rehearse bench mutants lossless losslessness-page models-page gpu-model gpu-model-check simulate docs \
   clean
 .DELETE_ON_ERROR:
 
@@ -114,6 +115,10 @@ gpu-model-check: $(INSTALLED)
 
 sanitize: $(BUILT)
 	$(BIN)/python tests/native/sanitize.py
+
+# The table of docs/races.md: RACE="--page docs/races.md".
+race: $(BUILT)
+	$(BIN)/python -m tests.race $(RACE)
 
 # TRAFFIC=--full: filters at real vocabularies, for hours; CI runs the small cases with their budgets.
 TRAFFIC ?= --check

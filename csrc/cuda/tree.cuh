@@ -94,12 +94,12 @@ __device__ inline bool load_tree(const GlobalIds& parents, int64_t b, int nodes,
   return bad || deep != 0;
 }
 
-// has[n]: whether n has a child. All who write a place write the same.
+// has[n]: whether n has a child. Siblings set one place: atomic, for equal stores would race too.
 __device__ inline void mark_parents(const TreeTable& t, int nodes, int* has) {
   for (int n = threadIdx.x; n < nodes; n += kThreads) has[n] = 0;
   __syncthreads();
   for (int n = threadIdx.x; n < nodes; n += kThreads) {
-    if (t.parent[n] >= 0) has[t.parent[n]] = 1;
+    if (t.parent[n] >= 0) atomicOr(has + t.parent[n], 1);
   }
   __syncthreads();
 }

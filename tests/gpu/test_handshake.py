@@ -1,4 +1,4 @@
-"""Stress of the one cross-block handshake (csrc/cuda/handshake.cuh): a host run cannot see a missing fence."""
+"""Stress of the one cross-block handshake (csrc/cuda/handshake.cuh), where `make race` has only its model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from specdec_kernels import RngKey, Sampling, sample, verify_chain
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: the host shim has no races"),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: a host runs one thread at a time"),
 ]
 
 

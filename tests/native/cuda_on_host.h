@@ -2,10 +2,11 @@
 //
 // Seen here: wrong indices (with sanitizers), threads that wait at different barriers, reads of
 // shared memory that this block did not write (it is poisoned between blocks), dependence on the
-// order of blocks (SPECDEC_HOST_ORDER=<seed> shuffles it). Not seen: data races and missing fences;
-// tests/gpu/test_handshake.py is for those.
+// order of blocks (SPECDEC_HOST_ORDER=<seed> shuffles it). Built with the detector of tests/race,
+// the same run also sees data races and missing fences.
 #pragma once
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -15,11 +16,13 @@
 #include <numeric>
 #include <random>
 #include <vector>
+
+#include "../race/order.h"
 #if !defined(__x86_64__)
 #include <ucontext.h>
 #endif
 
-#define __global__
+#define __global__ __attribute__((noinline))
 #define __device__
 #define __host__
 #define __forceinline__ inline
@@ -36,6 +39,9 @@ namespace cuda_on_host {
 
 constexpr size_t kStackBytes = 32 << 10, kMaxThreads = 1024, kSlotBytes = 64;
 
+// Not shown to the race detector: a switch belongs to neither of the two.
+#define SPECDEC_UNSEEN __attribute__((no_sanitize("thread")))
+
 // A suspended thread of execution with its own stack.
 #if defined(__x86_64__)
 struct Context {
@@ -43,14 +49,15 @@ struct Context {
 };
 
 // Saves the callee-saved registers on the current stack and continues on the other.
-__attribute__((naked, noinline)) inline void switch_stack(void** /*save*/, void* /*load*/) {
+__attribute__((naked, noinline)) SPECDEC_UNSEEN inline void switch_stack(void** /*save*/,
+                                                                         void* /*load*/) {
   asm volatile(
       "pushq %rbp\n pushq %rbx\n pushq %r12\n pushq %r13\n pushq %r14\n pushq %r15\n"
       "movq %rsp, (%rdi)\n movq %rsi, %rsp\n"
       "popq %r15\n popq %r14\n popq %r13\n popq %r12\n popq %rbx\n popq %rbp\n ret\n");
 }
 
-inline void switch_to(Context& from, Context& to) {
+SPECDEC_UNSEEN inline void switch_to(Context& from, Context& to) {
   switch_stack(&from.stack_pointer, to.stack_pointer);
 }
 
@@ -65,7 +72,9 @@ inline void prepare(Context& context, char* stack, void (*entry)()) {
 struct Context {
   ucontext_t state;
 };
-inline void switch_to(Context& from, Context& to) { swapcontext(&from.state, &to.state); }
+SPECDEC_UNSEEN inline void switch_to(Context& from, Context& to) {
+  swapcontext(&from.state, &to.state);
+}
 inline void prepare(Context& context, char* stack, void (*entry)()) {
   getcontext(&context.state);
   context.state.uc_stack.ss_sp = stack;
@@ -75,7 +84,7 @@ inline void prepare(Context& context, char* stack, void (*entry)()) {
 }
 #endif
 
-enum class State { kRunnable, kAtBlockBarrier, kAtWarpBarrier, kDone };
+enum class State { kRunnable, kAtBlockBarrier, kAtWarpBarrier, kAtShuffle, kDone };
 
 struct Fiber {
   Context context;
@@ -83,41 +92,53 @@ struct Fiber {
   State state = State::kDone;
 };
 
-inline std::vector<Fiber> fibers(kMaxThreads);
+// What the host run itself keeps is static or on its stack: there the detector does not look.
+inline std::array<Fiber, kMaxThreads> fibers;
 inline Context scheduler;
 inline unsigned current;
 inline const std::function<void()>* body;
 inline unsigned char lane_slot[kMaxThreads][kSlotBytes];
 
-struct SharedBlock {
+inline bool has_raced;
+
+struct SharedBlock {  // of one declaration, poisoned between blocks
   void* data;
   size_t size;
+  SharedBlock* next;
+  static inline SharedBlock* all = nullptr;
+
+  explicit SharedBlock(size_t bytes)
+      : data(std::aligned_alloc(16, (bytes + 15) / 16 * 16)), size(bytes), next(all) {
+    all = this;
+    order::add_shared(data, size);
+    poison();
+  }
+  void poison() { std::memset(data, 0xFF, size); }
 };
-inline std::vector<SharedBlock> shared_blocks;
 
 // The block's one object of type T for this declaration (each lambda is a type of its own).
 template <class T, class Tag>
 T& shared_memory(Tag) {
-  alignas(16) static unsigned char storage[sizeof(T)];
-  static const bool registered = [] {
-    std::memset(storage, 0xFF, sizeof storage);
-    shared_blocks.push_back({storage, sizeof storage});
-    return true;
-  }();
-  (void)registered;
-  return *reinterpret_cast<T*>(storage);
+  static SharedBlock block(sizeof(T));
+  return *static_cast<T*>(block.data);
+}
+
+// Leaves the fiber in this state, until the scheduler goes on with it.
+inline void suspend(State state) {
+  const unsigned me = current;
+  fibers[me].state = state;
+  order::pause();
+  switch_to(fibers[me].context, scheduler);
 }
 
 inline void entry() {
   (*body)();
-  fibers[current].state = State::kDone;
-  switch_to(fibers[current].context, scheduler);
+  suspend(State::kDone);
 }
 
-inline void wait(State state) {
-  const unsigned me = current;
-  fibers[me].state = state;
-  switch_to(fibers[me].context, scheduler);
+inline void give_up() {
+  has_raced = true;
+  suspend(State::kDone);
 }
 
 // Wakes [first, last) if every live fiber in it waits at `state`.
@@ -128,14 +149,20 @@ inline bool release(unsigned first, unsigned last, State state) {
     if (fibers[i].state != state) return false;
     any = true;
   }
-  for (unsigned i = first; any && i < last; ++i) {
+  if (!any) return false;
+  // A shuffle is no barrier: it orders no access to memory.
+  if (state != State::kAtShuffle) {
+    order::meet(first, last, [](unsigned i) { return fibers[i].state == State::kDone; });
+  }
+  for (unsigned i = first; i < last; ++i) {
     if (fibers[i].state == state) fibers[i].state = State::kRunnable;
   }
-  return any;
+  return true;
 }
 
 inline void run_block(unsigned threads) {
-  for (const SharedBlock& block : shared_blocks) std::memset(block.data, 0xFF, block.size);
+  for (SharedBlock* block = SharedBlock::all; block != nullptr; block = block->next)
+    block->poison();
   for (unsigned i = 0; i < threads; ++i) {
     if (!fibers[i].stack) fibers[i].stack.reset(new char[kStackBytes]);
     prepare(fibers[i].context, fibers[i].stack.get(), entry);
@@ -149,11 +176,14 @@ inline void run_block(unsigned threads) {
       current = i;
       threadIdx = dim3(i);
       ran = true;
+      order::resume(i, fibers[i].stack.get(), kStackBytes);
       switch_to(scheduler, fibers[i].context);
+      if (has_raced) return;
     }
     if (!live) return;
     for (unsigned w = 0; w < threads; w += 32) {
       ran |= release(w, std::min(w + 32, threads), State::kAtWarpBarrier);
+      ran |= release(w, std::min(w + 32, threads), State::kAtShuffle);
     }
     ran |= release(0, threads, State::kAtBlockBarrier);
     if (!ran) {
@@ -169,55 +199,75 @@ inline void run(dim3 grid, dim3 block, const std::function<void()>& kernel) {
     std::fprintf(stderr, "cuda_on_host: grids and blocks have one dimension here\n");
     std::abort();
   }
-  std::vector<unsigned> order(grid.x);
-  std::iota(order.begin(), order.end(), 0u);
+  std::vector<unsigned> turns(grid.x);
+  std::iota(turns.begin(), turns.end(), 0u);
   if (const char* seed = std::getenv("SPECDEC_HOST_ORDER")) {
-    std::shuffle(order.begin(), order.end(), std::mt19937(std::strtoul(seed, nullptr, 10)));
+    std::shuffle(turns.begin(), turns.end(), std::mt19937(std::strtoul(seed, nullptr, 10)));
   }
   body = &kernel;
   blockDim = block;
   gridDim = grid;
-  for (const unsigned b : order) {
+  has_raced = false;
+  order::begin_launch(grid.x, block.x, give_up);
+  for (const unsigned b : turns) {
     blockIdx = dim3(b);
+    order::begin_block(b);
     run_block(block.x);
+    if (has_raced) break;
   }
+  order::end_launch();
 }
 
 // Every lane of the warp publishes `value` and gets that of lane `source(lane)`.
 template <class T, class F>
-T exchange(const T& value, F source) {
+T exchange(unsigned mask, const T& value, F source) {
   static_assert(sizeof(T) <= kSlotBytes);
+  if (mask != ~0u) {
+    std::fprintf(stderr, "cuda_on_host: all lanes of a warp take part here\n");
+    std::abort();
+  }
   const unsigned me = current;
   std::memcpy(lane_slot[me], &value, sizeof value);
-  wait(State::kAtWarpBarrier);
+  suspend(State::kAtShuffle);
   T got;
   std::memcpy(&got, lane_slot[(me & ~31u) | (source(me & 31u) & 31u)], sizeof got);
-  wait(State::kAtWarpBarrier);
+  suspend(State::kAtShuffle);
   return got;
+}
+
+// One thread runs at a time, so that nothing comes between.
+template <class T, class F>
+SPECDEC_UNSEEN T replace(T* address, F f) {
+  const T old = *address;
+  *address = f(old);
+  return old;
 }
 
 }  // namespace cuda_on_host
 
-inline void __syncthreads() { cuda_on_host::wait(cuda_on_host::State::kAtBlockBarrier); }
-inline void __syncwarp(unsigned = ~0u) { cuda_on_host::wait(cuda_on_host::State::kAtWarpBarrier); }
-inline void __threadfence() {}
+inline void __syncthreads() { cuda_on_host::suspend(cuda_on_host::State::kAtBlockBarrier); }
+inline void __syncwarp() { cuda_on_host::suspend(cuda_on_host::State::kAtWarpBarrier); }
+inline void __threadfence() { order::fence(); }
 
 template <class T>
-T __shfl_xor_sync(unsigned, T value, int mask) {
-  return cuda_on_host::exchange(value, [&](unsigned lane) { return lane ^ unsigned(mask); });
+T __shfl_xor_sync(unsigned all, T value, int mask) {
+  return cuda_on_host::exchange(all, value, [&](unsigned lane) { return lane ^ unsigned(mask); });
 }
 template <class T>
-T __shfl_up_sync(unsigned, T value, unsigned delta) {
-  return cuda_on_host::exchange(value,
+T __shfl_up_sync(unsigned all, T value, unsigned delta) {
+  return cuda_on_host::exchange(all, value,
                                 [&](unsigned lane) { return lane < delta ? lane : lane - delta; });
 }
 template <class T>
-T __shfl_sync(unsigned, T value, int lane) {
-  return cuda_on_host::exchange(value, [&](unsigned) { return unsigned(lane); });
+T __shfl_sync(unsigned all, T value, int lane) {
+  return cuda_on_host::exchange(all, value, [&](unsigned) { return unsigned(lane); });
 }
 
 inline unsigned atomicAdd(unsigned* address, unsigned value) {
-  const unsigned old = *address;
-  *address = old + value;
-  return old;
+  order::atomic(address, sizeof *address);
+  return cuda_on_host::replace(address, [&](unsigned old) { return old + value; });
+}
+inline int atomicOr(int* address, int value) {
+  order::atomic(address, sizeof *address);
+  return cuda_on_host::replace(address, [&](int old) { return old | value; });
 }

@@ -39,7 +39,7 @@ def main() -> None:
     from build import build
 
     build_cpu()
-    build(sanitize=True)
+    build("sanitized")
     preload = " ".join(map(runtime, ("libasan.so", "libubsan.so", "libstdc++.so")))
     environment = {
         **os.environ,
@@ -69,7 +69,7 @@ def pytest_sessionstart() -> None:
     from specdec_kernels import _native
 
     _native._FOLDER = SANITIZED / "specdec_kernels"
-    _native.load_test_backend("cuda_host", str(build(sanitize=True)))
+    _native.load_test_backend("cuda_host", str(build("sanitized")))
 
 
 if __name__ == "__main__":

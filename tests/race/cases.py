@@ -1,0 +1,136 @@
+"""Small calls that between them launch every CUDA kernel. Rows of WIDE ids span three tiles: their blocks must meet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import caches
+import torch
+from cases import FILTERS, RULES, make_chain, make_rng, mixed_sampling
+from op_calls import CALLS, Call
+from residuals import make_residual
+from tree_cases import TREE_RULES, make_tree, random_parents
+
+import specdec_kernels
+from specdec_kernels import Sampling
+from specdec_kernels._op import OPS
+
+Case = Callable[[], Any]
+WIDE = 2 * 4096 + 37
+MASKS = ("bool", "additive", "flat", "flat_packed", "int32", "int64", "xqa", "sglang_packed")
+
+
+def cases() -> Iterator[tuple[str, Case]]:
+    """(name, call); names begin with that of the op."""
+    for op in (name for name in CALLS if "cuda" in OPS[name].backends):
+        yield f"{op} small", bound(op, CALLS[op](0))
+    for rule in RULES:
+        for filters in ("none", "all"):
+            chain = make_chain(2, 3, WIDE, rule=rule, filters=filters)
+            call = (chain.draft_ids, chain.target_logits, chain.draft_logits), chain.keywords | {"logprobs": "raw"}
+            yield f"verify_chain {rule} {filters}", bound("verify_chain", call)
+    yield from other_chains()
+    for rule in TREE_RULES:
+        for filters in ("none", "all"):
+            tree = make_tree(2, 6, WIDE, rule=rule, filters=filters)
+            yield f"verify_tree {rule} {filters}", bound("verify_tree", (tree.tensors, tree.keywords))
+    for rule in TREE_RULES:
+        tree = make_tree(2, 12, 50, rule=rule, drafts="point" if rule != "traversal" else "model", closeness=3.0)
+        yield f"verify_tree {rule} far", bound("verify_tree", (tree.tensors, tree.keywords | {"logprobs": "raw"}))
+    yield from samples()
+    yield from residuals()
+    yield from layouts()
+    yield from moves()
+
+
+def bound(op: str, call: Call) -> Case:
+    """The call, on the CUDA sources."""
+    return lambda: getattr(specdec_kernels, op)(*call[0], **call[1], backend="cuda_host")
+
+
+def everything_allowed(*rows: int) -> torch.Tensor:
+    """A packed mask without a zero."""
+    return torch.full((*rows, -(-WIDE // 32)), -1, dtype=torch.int32)
+
+
+def other_chains() -> Iterator[tuple[str, Case]]:
+    """Drafts without rows, with statistics, flat and ragged, masked, with a smaller vocabulary."""
+    for name, keywords in {
+        "point": {"drafts": "point"},
+        "stats": {"drafts": "stats"},
+        "flat": {"flat": True, "ragged": True},
+        "greedy": {"greedy_every": 2},
+    }.items():
+        for rule in ("ratio", "block"):
+            chain = make_chain(2, 3, WIDE, rule=rule, **keywords)  # type: ignore[arg-type]
+            call = (chain.draft_ids, chain.target_logits, chain.draft_logits), chain.keywords
+            yield f"verify_chain {rule} {name}", bound("verify_chain", call)
+    chain = make_chain(2, 3, WIDE, closeness=3.0)
+    mapped = chain.keywords | {"token_map": torch.randperm(WIDE)[:5000].int(), "allowed": everything_allowed(8)}
+    assert chain.draft_logits is not None
+    call = (chain.draft_ids, chain.target_logits, chain.draft_logits[..., :5000]), mapped
+    yield "verify_chain ratio mapped", bound("verify_chain", call)
+
+
+def samples() -> Iterator[tuple[str, Case]]:
+    """Lists that suffice, and those that do not: then a row is read again, its values gathered or only counted."""
+    torch.manual_seed(0)
+    peaked, level = 4 * torch.randn(2, WIDE), 0.01 * torch.randn(2, WIDE)
+    ties = torch.zeros(2, WIDE)
+    wide = Sampling.full(2, top_k=700, top_p=0.9)
+    for samples in (1, 5):
+        for name, logits, sampling in (
+            ("plain", peaked, Sampling()),
+            ("listed", peaked, mixed_sampling(2, FILTERS["all"])),
+            ("gathered", level, wide),
+            ("top_p", level, Sampling.full(2, top_p=0.8)),
+            ("ties", ties, wide),
+        ):
+            keywords = {"sampling": sampling, "rng": make_rng(2), "purpose": "draft", "num_samples": samples}
+            yield f"sample {name} {samples}", bound("sample", ((logits,), keywords))
+    keywords = {"sampling": wide, "rng": make_rng(2), "purpose": "draft", "allowed": everything_allowed(2)}
+    yield "sample allowed", bound("sample", ((level,), keywords))
+
+
+def residuals() -> Iterator[tuple[str, Case]]:
+    """Residuals and ratios of rows of several tiles."""
+    for filters in ("none", "all"):
+        case = make_residual(2, WIDE, filters=filters)
+        yield f"residual_probs {filters}", bound("residual_probs", ((), case))
+        yield f"residual_sample {filters}", bound("residual_sample", ((), case | {"rng": make_rng(2)}))
+        chain = make_chain(2, 3, WIDE, filters=filters)
+        keywords = {name: chain.keywords[name] for name in ("sampling", "draft_sampling")}
+        call = (chain.draft_ids, chain.target_logits, chain.draft_logits), keywords
+        yield f"acceptance_ratios {filters}", bound("acceptance_ratios", call)
+
+
+def layouts() -> Iterator[tuple[str, Case]]:
+    """Trees of more nodes than a block has threads; every format of a mask."""
+    large = random_parents(2, 300, 9, ragged=True)
+    yield "tree_layout large", bound("tree_layout", ((large,), {"max_depth": 9}))
+    ids, scores = torch.arange(600).view(2, 300), torch.randn(2, 300)
+    yield "select_tree large", bound("select_tree", ((ids, large, scores), {"num_nodes": 60}))
+    for format in MASKS:
+        nodes = 20 if format == "sglang_packed" else 40
+        sized = {} if format in ("int32", "int64", "xqa", "sglang_packed") else {"past": 30}
+        yield f"tree_mask {format}", bound("tree_mask", ((random_parents(2, nodes, 5),), {"format": format, **sized}))
+    ids = torch.randint(0, 3, (2, 260, 4))  # more sequences than a block has threads
+    yield "tree_from_sequences large", bound("tree_from_sequences", ((ids,), {}))
+
+
+def moves() -> Iterator[tuple[str, Case]]:
+    """Caches in every layout; more moves than a block looks up at once."""
+    torch.manual_seed(0)
+    nodes = list(range(2, 42))
+    for format in caches.FORMATS:
+        cache = caches.make_cache(format, batch=2, capacity=60)
+        path = torch.tensor([nodes, nodes])
+        yield (
+            f"compact_cache {format}",
+            bound("compact_cache", ((cache.layout(), path, caches.counts([40, 7], "cpu"), torch.tensor([3, 9])), {})),
+        )
+        yield f"select_state {format}", bound("select_state", ((cache.layout(), caches.counts([2, 0], "cpu")), {}))
+        back = {"max_tail": 37, "zero_tail": True}
+        lengths, accepted = torch.tensor([3, 9]), caches.counts([2, 0], "cpu")
+        yield f"rollback {format}", bound("rollback", ((cache.layout(), lengths, accepted), back))
