@@ -280,7 +280,7 @@ def gpu_row(contender: str, timed: str, p50: float, launched: float) -> dict[str
 def test_a_rival_that_no_graph_holds_is_compared_with_our_launches() -> None:
     """Its launches beside our replays would flatter us."""
     ours, replayed = gpu_row("cuda", "replay", 10.0, 30.0), gpu_row("eager", "replay", 20.0, 45.0)
-    rows = [ours, replayed, gpu_row("lazy", "launches", 90.0, 90.0)]
+    rows = [ours, replayed, gpu_row("lazy eager", "launches", 90.0, 90.0)]
     (entry,) = tables.entries({"rows": rows})
     assert entry.rivals == [("PyTorch", 2.0), ("lean PyTorch (launched)", 3.0)]
     machine = {"gpu": "Some GPU", "gpu_memory_gib": 80, "driver": "1.2"}
