@@ -15,10 +15,18 @@ namespace {
 // At most this many logits are sorted. bfloat16 rows hold hundreds of equal logits near the
 // threshold, which no pass can part.
 constexpr int64_t kSortLimit = 1024;
+// Of a list that passes narrow, so many are left to the sort: a pass over 1000 costs 1 us, a sort 40.
+constexpr int64_t kNarrowed = 96;
 // Logits in question are listed once they are at most vocabulary / kListShare.
-constexpr int64_t kListShare = 8;
+constexpr int64_t kListShare = 4;
 // Columns of cells a logit that top-k keeps: fewer are selected from faster, and bound it worse.
 constexpr uint64_t kColumnShare = 4;
+
+// A sample of 64 logits a tile is trusted if it weighs its share within kSampleError; the threshold
+// then lies where it weighs top_p +- kSampleSlack. 128256 normal logits, top_p = .9: 2 passes, 4
+// without the sample.
+constexpr double kSampleError = 0.25, kSampleSlack = 0.03;
+constexpr int kSamplePasses = 4;
 
 double weight_of(const RowLaw& law, float logit) {
   return std::exp((static_cast<double>(logit) - law.max) * law.params.inv_t);
@@ -138,21 +146,9 @@ void narrow(Bracket& b, const float* pivots, const PivotTotals& found, double wa
   }
 }
 
-// The first pass starts at a level below which all logits together weigh less than top-p may drop;
-// later ones cut the bracket in four, by value while that works well, then by the order of floats.
-void choose_pivots(const RowLaw& law, const Bracket& b, int pass, double mass, float* pivots) {
+// Cuts a bracket in four, by value while that works well, then by the order of floats.
+void cut(const Bracket& b, int pass, float* pivots) {
   constexpr int kByValue = 8;
-  if (pass == 0) {
-    const double dropped = (1 - law.params.top_p) * mass / static_cast<double>(law.source.vocab);
-    const double level = law.max + law.params.temperature * (std::log(dropped) - 1e-3);
-    const float low = std::isfinite(level) ? static_cast<float>(level) : -FLT_MAX;
-    pivots[0] = std::min(std::max(low, b.low), law.max);
-    for (int j = 1; j < kPivots; ++j) {
-      const float part = static_cast<float>(j) / kPivots;
-      pivots[j] = pivots[0] * (1 - part) + law.max * part;
-    }
-    return;
-  }
   for (int j = 0; j < kPivots; ++j) {
     if (pass < kByValue) {
       const float part = static_cast<float>(j + 1) / (kPivots + 1);
@@ -161,6 +157,46 @@ void choose_pivots(const RowLaw& law, const Bracket& b, int pass, double mass, f
       const int64_t low = ordered(b.low), high = ordered(b.high);
       pivots[j] = from_ordered(low + ((high - low) * (j + 1) + kPivots) / (kPivots + 1));
     }
+  }
+}
+
+// A few logits of every tile.
+std::vector<float> sample_row(const RowSource& row) {
+  alignas(64) float buffer[kPad];
+  std::vector<float> sample;
+  for (int64_t first = 0; first + kPad <= row.vocab; first += kTile) {
+    const float* span = row.span(first, kPad, buffer);
+    sample.insert(sample.end(), span, span + kPad);
+  }
+  return sample;
+}
+
+// Pivots of the first pass. Below `level` all logits together weigh less than top-p may drop. The
+// maximum is one: equal rows and capped ones end there, and no pass can part their logits. Where a
+// sample weighs about what it should, the other two enclose the threshold that it suggests.
+void first_pivots(const RowLaw& law, const Bracket& b, double mass, float* pivots) {
+  const auto vocab = static_cast<double>(law.source.vocab);
+  const double dropped = (1 - law.params.top_p) * mass / vocab;
+  const double level = law.max + law.params.temperature * (std::log(dropped) - 1e-3);
+  const float low = std::isfinite(level) ? static_cast<float>(level) : -FLT_MAX;
+  pivots[0] = std::min(std::max(low, b.low), law.max);
+  pivots[1] = pivots[0] * 0.5f + law.max * 0.5f;
+  pivots[2] = law.max;
+  const std::vector<float> sample = sample_row(law.source);
+  const Bracket all{pivots[0], b.high, 0, 0, 0};
+  const auto found = [&](const float* at) { return pivot_list(law, sample, all, at); };
+  const double weight = found(pivots).mass[0];
+  const double share = static_cast<double>(sample.size()) / vocab;
+  if (std::abs(weight - mass * share) > kSampleError * mass * share) return;
+  for (int j = 0; j < 2; ++j) {
+    Bracket part = all;
+    const double wanted = weight * (law.params.top_p + (j == 0 ? kSampleSlack : -kSampleSlack));
+    for (int pass = 0; pass < kSamplePasses; ++pass) {
+      float at[kPivots];
+      cut(part, pass, at);
+      narrow(part, at, found(at), wanted);
+    }
+    pivots[j] = std::min(j == 0 ? part.low : part.high, law.max);
   }
 }
 
@@ -201,6 +237,11 @@ std::vector<float> list_bracket(const Team& team, const RowLaw& law, const Brack
   return list;
 }
 
+void set_one_value(RowLaw& law, const Bracket& b) {
+  law.threshold = b.low;
+  law.mass = b.mass_high + static_cast<double>(b.count()) * weight_of(law, b.low);
+}
+
 // Raises the threshold of a law whose {l >= threshold} weighs `mass` to top-p's, and sets its mass:
 // passes over the row until few logits are in question, then passes over those, then a sort.
 void search_top_p(const Team& team, RowLaw& law, int64_t count, double mass) {
@@ -211,18 +252,28 @@ void search_top_p(const Team& team, RowLaw& law, int64_t count, double mass) {
   int pass = 0;
   float pivots[kPivots];
   for (; b.count() > few && !b.is_one_value(); ++pass) {
-    choose_pivots(law, b, pass, mass, pivots);
+    if (pass == 0) {
+      first_pivots(law, b, mass, pivots);
+    } else {
+      cut(b, pass, pivots);
+    }
     narrow(b, pivots, pivot_row(team, law, pivots), wanted);
   }
+  if (b.is_one_value()) return set_one_value(law, b);
   const Bracket listed = b;
   std::vector<float> list = list_bracket(team, law, b);
-  for (pass = std::max(pass, 1); b.count() > kSortLimit && !b.is_one_value(); ++pass) {
-    choose_pivots(law, b, pass, mass, pivots);
+  for (pass = std::max(pass, 1); b.count() > kNarrowed && !b.is_one_value(); ++pass) {
+    cut(b, pass, pivots);
     narrow(b, pivots, pivot_list(law, list, listed, pivots), wanted);
   }
-  const auto in_bracket = [&](float l) { return l >= b.low && l < b.high; };
-  list.erase(std::partition(list.begin(), list.end(), in_bracket), list.end());
-  raise_to_top_p(law, list.data(), static_cast<int64_t>(list.size()), b.mass_high, wanted);
+  if (b.is_one_value()) return set_one_value(law, b);
+  std::vector<float> left(list.size() + kPad);
+  int64_t n = 0;
+  for (size_t i = 0; i < list.size(); i += kTile) {
+    const auto length = static_cast<int>(std::min<size_t>(kTile, list.size() - i));
+    n += tiles().gather(list.data() + i, length, b.low, b.high, left.data() + n);
+  }
+  raise_to_top_p(law, left.data(), n, b.mass_high, wanted);
 }
 
 }  // namespace

@@ -135,9 +135,12 @@ PivotSums tile_pivot_sums(const float* tile, int n, const Weighting& weighting,
   const Weigh w(weighting);
   Sum mass[kPivots];
   int count[kPivots] = {};
+  float lowest = pivots[0];
+  for (int j = 1; j < kPivots; ++j) lowest = pivots[j] < lowest ? pivots[j] : lowest;
   for (int i = 0; i < n; i += kLanes) {
     for (int k = 0; k < kParts; ++k) {
       const F l = load<F>(tile + i + k * kWidth);
+      if (!any(ge(l, splat(lowest)))) continue;
       const F e = w(l);
       for (int j = 0; j < kPivots; ++j) {
         const Mask in = ge(l, splat(pivots[j]));
