@@ -16,7 +16,7 @@ from ._codes import (
     TreeRule,
     explain_status,
 )
-from ._random import random_words
+from ._random import race_noise, random_words
 from ._tree_build import PathTree, tree_from_lookahead, tree_from_parents, tree_from_paths
 from ._tree_links import LinkedTree, TreeLinks, tree_from_links, tree_links
 from ._types import CandidateTree, RngKey, Sampling
@@ -73,6 +73,7 @@ __all__ = [
     "compact_cache",
     "explain_status",
     "gather_nodes",
+    "race_noise",
     "random_words",
     "residual_probs",
     "residual_sample",

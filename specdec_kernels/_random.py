@@ -63,19 +63,13 @@ def words(rng: RngKey, purpose: int, lane: Tensor | None, index: Tensor) -> Tens
     return blocks.gather(-1, (index & 3).expand(len(rng.seed), -1)[..., None]).squeeze(-1)
 
 
-def vocab_words(rng: RngKey, purpose: int, lane: Tensor | None, vocab: int, first: int = 0) -> Tensor:
-    """Words [batch, vocab] of `vocab` ids from `first`, each Philox block evaluated once."""
-    block = torch.arange(first // 4, (first + vocab + 3) // 4, device=rng.seed.device)
-    return _blocks(rng, purpose, lane, block).flatten(1)[:, first % 4 : first % 4 + vocab]
-
-
 def random_words(rng: RngKey, *, purpose: Purpose, index: Tensor, lane: int = 0) -> Tensor:
-    """The random words that the ops use, to reproduce or audit a draw.
+    """The random words that the ops use, to reproduce or audit an acceptance; `race_noise` gives those of a draw.
 
     Args:
         rng: seed, position and step of each request, int64 ``[batch]``. Draft token i uses ``position + i``.
         purpose: ``"target"``, ``"coin"``, ``"residual"`` or ``"draft"``.
-        index: int64 ``[n]``: target token ids for a draw over the vocabulary, 0 for the coin of a chain.
+        index: int64 ``[n]``: 0 for the coin of a chain.
         lane: 0 but for drafts of a tree.
 
     Returns:
@@ -85,12 +79,41 @@ def random_words(rng: RngKey, *, purpose: Purpose, index: Tensor, lane: int = 0)
         >>> import torch
         >>> from specdec_kernels import RngKey, random_words
         >>> rng = RngKey(seed=torch.tensor([7]), position=torch.tensor([0]))
-        >>> random_words(rng, purpose="target", index=torch.arange(2)).shape
-        torch.Size([1, 2])
+        >>> random_words(rng, purpose="coin", index=torch.zeros(1, dtype=torch.int64)).shape
+        torch.Size([1, 1])
     """
+    return words(rng, _code("random_words", purpose), torch.full_like(rng.seed, lane), index.to(torch.int64))
+
+
+def race_noise(rng: RngKey, ids: Tensor, *, purpose: Purpose = "target", lane: int = 0) -> Tensor:
+    """The noise of a draw, to reproduce or audit it: independent Exp(1) numbers E, one for each target token id.
+
+    The id with the largest ``log p(id) - log E(id)`` is drawn, the lowest of those that are equal.
+
+    Args:
+        rng: seed, position and step of each request, int64 ``[batch]``. Draft token i uses ``position + i``.
+        ids: int64 ``[n]``: target token ids.
+        purpose: ``"target"`` for plain draws and rule ``match``, ``"residual"``, or ``"draft"``.
+        lane: 0 but for drafts of a tree.
+
+    Returns:
+        float32 ``[batch, n]``.
+
+    Example:
+        >>> import torch
+        >>> from specdec_kernels import RngKey, Sampling, race_noise, sample
+        >>> rng, logits = RngKey(seed=torch.tensor([7]), position=torch.tensor([0])), torch.randn(1, 100)
+        >>> drawn = (logits - race_noise(rng, torch.arange(100)).log()).argmax(1)
+        >>> sample(logits, sampling=Sampling(), rng=rng, purpose="target").token_ids[:, 0] == drawn
+        tensor([True])
+    """
+    return noise_of(rng, _code("race_noise", purpose), torch.full_like(rng.seed, lane), ids.to(torch.int64))
+
+
+def _code(op: str, purpose: str) -> int:
     if purpose not in PURPOSES:
-        raise ValueError(f"random_words: purpose must be one of {sorted(PURPOSES)}, got {purpose!r}")
-    return words(rng, PURPOSES[purpose], torch.full_like(rng.seed, lane), index.to(torch.int64))
+        raise ValueError(f"{op}: purpose must be one of {sorted(PURPOSES)}, got {purpose!r}")
+    return PURPOSES[purpose]
 
 
 def coin(rng: RngKey, index: Tensor | None = None) -> Tensor:
@@ -134,3 +157,36 @@ def exponential(word: Tensor) -> Tensor:
     # Where 1 - x lies next to 1 its rounding would eat x; there -x itself is the argument.
     f = torch.where(exponent == 0, -x, mantissa - 1.0)
     return -_log_core(f, exponent)
+
+
+# The noise of a race, made block by block. Of n iid Exp(1) numbers the smallest is Exp(1) / n, its place is uniform and
+# independent of it, and what the others exceed it by is iid Exp(1) again: exponentials have no memory. So a block of 64
+# ids has a minimum m, a place for it, and m plus a fresh number at every other id. Nothing in a block can beat its
+# largest log-weight - log m, so a block that is beaten already needs none of its other numbers.
+BLOCK = 64
+MINIMA, PLACES = 2**31, 3 * 2**30  # a block's words have its index behind these; token ids lie below
+
+
+def block_minima(rng: RngKey, purpose: int, lane: Tensor | None, block: Tensor) -> tuple[Tensor, Tensor]:
+    """(smallest number, its place) of blocks [n] or [batch, n]: float32 and int64 [batch, n]."""
+    least = exponential(words(rng, purpose, lane, MINIMA + block)) / BLOCK
+    return least, words(rng, purpose, lane, PLACES + block) % BLOCK
+
+
+def noise_of(rng: RngKey, purpose: int, lane: Tensor | None, ids: Tensor) -> Tensor:
+    """Exp(1) numbers [batch, n] of arbitrary target ids [n] or [batch, n]."""
+    least, place = block_minima(rng, purpose, lane, ids // BLOCK)
+    rest = exponential(words(rng, purpose, lane, ids))
+    return torch.where(place == ids % BLOCK, least, least + rest)
+
+
+def vocab_noise(rng: RngKey, purpose: int, lane: Tensor | None, vocab: int, first: int = 0) -> Tensor:
+    """Exp(1) numbers [batch, vocab] of `vocab` target ids from `first`, each Philox block evaluated once."""
+    begin, end = first // BLOCK, (first + vocab + BLOCK - 1) // BLOCK
+    device = rng.seed.device
+    least, place = block_minima(rng, purpose, lane, torch.arange(begin, end, device=device))
+    quad = torch.arange(begin * BLOCK // 4, end * BLOCK // 4, device=device)
+    rest = exponential(_blocks(rng, purpose, lane, quad).flatten(1)).unflatten(1, (end - begin, BLOCK))
+    is_least = torch.arange(BLOCK, device=device) == place[..., None]
+    noise = torch.where(is_least, least[..., None], least[..., None] + rest).flatten(1)
+    return noise[:, first - begin * BLOCK :][:, :vocab]

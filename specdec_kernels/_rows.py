@@ -146,30 +146,30 @@ def distribution(logits: Tensor, parameter: Parameters, allowed: Tensor | None =
     return Distribution(safe, parameter.inv_t, kept, maximum, argmax, threshold, mass, parameter.greedy, bad)
 
 
-def race_scores(logweight: Tensor, competes: Tensor, word: Tensor) -> Tensor:
-    """Score of each competitor (float32 [batch, vocab]), -inf for the others."""
-    score = logweight - _random.log(_random.exponential(word))
+def race_scores(logweight: Tensor, competes: Tensor, noise: Tensor) -> Tensor:
+    """Score of each competitor (float32 [batch, vocab]), -inf for the others; noise: `_random.vocab_noise`."""
+    score = logweight - _random.log(noise)
     return torch.where(competes & score.isfinite(), score, -_INF)
 
 
-def plain_scores(row: Distribution, word: Tensor, exclude: Tensor | None = None) -> Tensor:
+def plain_scores(row: Distribution, noise: Tensor, exclude: Tensor | None = None) -> Tensor:
     """Race scores of a plain draw; `exclude` bool [batch, vocab] takes ids out of it."""
     competes = row.kept if exclude is None else row.kept & ~exclude
-    return race_scores(row.logits * row.inv_t[:, None], competes, word)
+    return race_scores(row.logits * row.inv_t[:, None], competes, noise)
 
 
-def plain_draw(row: Distribution, word: Tensor, exclude: Tensor | None = None) -> Tensor:
+def plain_draw(row: Distribution, noise: Tensor, exclude: Tensor | None = None) -> Tensor:
     """One id [batch] from each distribution, or the first kept one where every score overflowed."""
     competes = row.kept if exclude is None else row.kept & ~exclude
-    score = plain_scores(row, word, exclude)
+    score = plain_scores(row, noise, exclude)
     best = torch.where(competes, row.logits, -_INF)
     return torch.where(score.amax(1) > -_INF, score.argmax(1), best.argmax(1))
 
 
-def residual_draw(weight: Tensor, word: Tensor) -> tuple[Tensor, Tensor]:
+def residual_draw(weight: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     """(id, empty): one id from weights (float32 [batch, vocab], not normalised); empty rows have no positive weight."""
     competes = weight >= TINY
-    score = race_scores(_random.log(weight.clamp(min=TINY)), competes, word)
+    score = race_scores(_random.log(weight.clamp(min=TINY)), competes, noise)
     return score.argmax(1), ~competes.any(1)
 
 

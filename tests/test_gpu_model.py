@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("triton", reason="the model compiles Triton kernels")
 
 from tools.gpu_model import cuda, limits, page, triton_calls
-from tools.gpu_model.__main__ import RESULTS
+from tools.gpu_model.__main__ import FIRST, RESULTS
 from tools.gpu_model.count import Counts, Stream, Work, count, registers, width
 from tools.gpu_model.machines import A100, H100, issue_slots, resident_blocks, unit_of
 from tools.gpu_model.model import Kernel, Launch, call_time, kernel_time, share
@@ -276,6 +276,6 @@ def test_comments_are_no_change(tmp_path: Path) -> None:
 
 
 def test_the_page_shows_the_committed_results() -> None:
-    text = page.text(json.loads(RESULTS.read_text()))
+    text = page.text(json.loads(RESULTS.read_text()), json.loads(FIRST.read_text()))
     assert text == (cuda.ROOT / "docs/gpu-model.md").read_text()
     assert max(line.count(" | ") for line in text.splitlines()) <= 7

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from check import assert_distribution
+from torch import Tensor
 
-from specdec_kernels import RngKey, Sampling, random_words, sample
+from specdec_kernels import RngKey, Sampling, race_noise, random_words, sample
 from specdec_kernels import _random as definition
 
 # Random123 (Salmon et al., SC 2011), file kat_vectors, philox4x32 10 rounds: counter, key, result.
@@ -78,10 +79,78 @@ def test_words_are_uniform() -> None:
     assert_distribution(counts, torch.full((256,), 1 / 256), "top byte of the words")
 
 
+def keys(count: int, first: int = 0) -> RngKey:
+    """Many streams."""
+    return RngKey(torch.arange(first, first + count), torch.arange(count) * 5, torch.arange(count) % 3)
+
+
+def distance(sample: Tensor) -> float:
+    """sqrt(n) D of Kolmogorov and Smirnov against Exp(1); 1.95 is passed once in 1000 times."""
+    cdf = -torch.expm1(-sample.double().flatten().sort().values)
+    n = len(cdf)
+    step = torch.arange(n + 1, dtype=torch.float64) / n
+    return float(torch.maximum(cdf - step[:-1], step[1:] - cdf).max()) * n**0.5
+
+
+def test_noise_is_made_of_the_documented_words() -> None:
+    """Block by block, from `random_words` and float64 logarithms."""
+    rng, vocab = keys(7), 301
+    ids = torch.arange(vocab)
+
+    def exponential(index: Tensor) -> Tensor:
+        words = random_words(rng, purpose="residual", index=index, lane=9).double()
+        return -torch.log1p(-((words + 0.5) * 2.0**-32).clamp(max=1 - 2.0**-24))
+
+    block = ids // 64
+    least = exponential(2**31 + block) / 64
+    place = random_words(rng, purpose="residual", index=3 * 2**30 + block, lane=9) & 63
+    want = torch.where(place == ids % 64, least, least + exponential(ids))
+    found = race_noise(rng, ids, purpose="residual", lane=9)
+    # 1 - x is rounded to a multiple of 2^-24 before its logarithm is taken.
+    assert bool(((found - want).abs() <= 1e-6 * want + 2.0**-24 * want.exp()).all())
+    shuffled = torch.randperm(vocab)
+    assert torch.equal(race_noise(rng, shuffled, purpose="residual", lane=9), found[:, shuffled])
+
+
+@pytest.mark.parametrize("vocab", [1, 3, 63, 64, 65, 1000, 4096])
+def test_noise_is_exponential(vocab: int) -> None:
+    """In vocabularies below a block, with a partial last block, and of whole blocks."""
+    noise = race_noise(keys(400_000 // vocab), torch.arange(vocab))
+    assert bool((noise > 0).all()) and bool(noise.isfinite().all())
+    assert distance(noise) < 1.95
+    assert distance(noise[:, -1]) < 1.95  # one number a row: no two of them share a block
+    assert distance(noise.amin(1) * vocab) < 1.95  # what wins on a flat row
+
+
+def test_noise_of_two_ids_is_independent() -> None:
+    """Inside a block and across blocks: 10 x 10 cells of equal probability."""
+    noise = race_noise(keys(200_000), torch.tensor([64, 70, 127, 128, 400]))
+    cell = (-torch.expm1(-noise.double()) * 10).long().clamp(max=9)
+    for i, j in ((0, 1), (0, 2), (1, 2), (2, 3), (0, 4)):
+        counts = torch.bincount(cell[:, i] * 10 + cell[:, j], minlength=100)
+        assert_distribution(counts, torch.full((100,), 0.01), f"pair {i} {j}")
+
+
+def test_the_smallest_of_a_block_is_anywhere_and_the_rest_exceeds_it_by_fresh_numbers() -> None:
+    noise = race_noise(keys(20_000), torch.arange(64, 128))
+    least = noise.min(1)
+    assert_distribution(torch.bincount(least.indices, minlength=64), torch.full((64,), 1 / 64), "place")
+    assert distance(least.values * 64) < 1.95
+    rest = (noise - least.values[:, None])[torch.arange(64) != least.indices[:, None]]
+    assert distance(rest) < 1.95
+
+
+def test_small_vocabularies_hold_the_first_numbers_of_large_ones() -> None:
+    rng = keys(3)
+    wide = definition.vocab_noise(rng, 3, None, 1000)
+    assert torch.equal(definition.vocab_noise(rng, 3, None, 130), wide[:, :130])
+    assert torch.equal(definition.vocab_noise(rng, 3, None, 200, first=77), wide[:, 77:277])
+
+
 @pytest.mark.parametrize("purpose", ["target", "residual", "draft"])
 @pytest.mark.parametrize("vocab", [1, 3, 64, 301])
-def test_every_backend_races_with_these_words(backend: str, device: str, purpose: str, vocab: int) -> None:
-    """On a flat row the order of the race is the order of the words: 64 winners in order are 64 words compared."""
+def test_every_backend_races_with_this_noise(backend: str, device: str, purpose: str, vocab: int) -> None:
+    """On a flat row the order of the race is that of the noise: 64 winners in order are 64 numbers compared."""
     batch = 5
     rng = RngKey(
         torch.tensor([0, 1, -1, 2**40 + 7, -(2**63)]), torch.tensor([0, 2**31, 2**32 + 1, 5, 6]), torch.arange(5)
@@ -98,6 +167,6 @@ def test_every_backend_races_with_these_words(backend: str, device: str, purpose
     )
     for b in range(batch):
         own = RngKey(*(n[b : b + 1] for n in rng))
-        word = random_words(own, purpose=purpose, index=torch.arange(vocab), lane=int(lane[b]))[0]
-        order = definition.exponential(word).sort(stable=True).indices
+        noise = race_noise(own, torch.arange(vocab), purpose=purpose, lane=int(lane[b]))[0]
+        order = noise.sort(stable=True).indices
         assert found.token_ids[b].tolist() == order[:count].tolist()

@@ -58,11 +58,4 @@ SPECDEC_HD float exponential(uint32_t word) {
   return -log_core(f, static_cast<float>(s.e));
 }
 
-// score = log-weight - log E; -log E lies in [-2.82, 22.88]. The largest score wins.
-constexpr float kMaxRaceNoise = 22.89f;
-
-SPECDEC_HD float race_score(float log_weight, uint32_t word) {
-  return sub_rn(log_weight, log_normal(exponential(word)));
-}
-
 }  // namespace specdec

@@ -15,7 +15,8 @@ namespace {
 // At most this many logits are sorted. bfloat16 rows hold hundreds of equal logits near the
 // threshold, which no pass can part.
 constexpr int64_t kSortLimit = 1024;
-// Of a list that passes narrow, so many are left to the sort: a pass over 1000 costs 1 us, a sort 40.
+// Of a list that passes narrow, so many are left to the sort: a pass over 1000 costs 1 us, a
+// sort 40.
 constexpr int64_t kNarrowed = 96;
 // Logits in question are listed once they are at most vocabulary / kListShare.
 constexpr int64_t kListShare = 4;

@@ -5,8 +5,6 @@
 #include <cfloat>
 #include <cmath>
 
-#include "../common/logmath.h"
-
 namespace specdec::cpu {
 
 Race::Race() = default;
@@ -25,30 +23,48 @@ bool Race::empty() const { return best_.empty(); }
 int64_t Race::winner() const { return best_.front().id; }
 bool Race::full() const { return static_cast<int64_t>(best_.size()) >= wanted_; }
 
-void Race::offer_logit(int64_t id, float logit, uint32_t word) {
+void Race::offer_logit(int64_t id, float logit, const BlockNoise& block) {
   if (!(logit >= threshold && logit > -kInf) || crowded()) return;
-  if (!weigher_) return offer(id, mul_rn(logit, inv_t), word);
+  if (!weigher_) return offer(id, mul_rn(logit, inv_t), block);
   --allowance_;
-  offer_weight(id, weigher_->weight(id), word);
+  offer_weight(id, weigher_->weight(id), block);
 }
 
-void Race::offer_logit(int64_t id, float logit) { offer_logit(id, logit, noise_word(stream, id)); }
+void Race::offer_logit(int64_t id, float logit) {
+  offer_logit(id, logit, block_noise(stream, id / kNoiseBlock));
+}
 
 void Race::weigh_by(const Weigher* weigher, double log_bound) {
   weigher_ = weigher;
   log_bound_ = static_cast<float>(log_bound + 1e-3 + 1e-6 * std::fabs(log_bound));
 }
 
-void Race::offer_weight(int64_t id, float weight, uint32_t word) {
-  if (weight >= FLT_MIN) offer(id, log_normal(weight), word);
+void Race::offer_weight(int64_t id, float weight, const BlockNoise& block) {
+  if (weight >= FLT_MIN) offer(id, log_normal(weight), block);
 }
 
 void Race::offer_weight(int64_t id, float weight) {
-  offer_weight(id, weight, noise_word(stream, id));
+  offer_weight(id, weight, block_noise(stream, id / kNoiseBlock));
 }
 
-void Race::offer(int64_t id, float log_weight, uint32_t word) {
-  const Entrant e{race_score(log_weight, word), id};
+// No id scores more than its log-weight - log of the block's minimum.
+void Race::offer_logits(int64_t first, const float* logits, uint32_t word) {
+  const BlockNoise block = block_noise(stream, first / kNoiseBlock, word);
+  const float log_minimum = log_normal(block.minimum);
+  for (int j = 0; j < kNoiseBlock; ++j) {
+    if (logits[j] * inv_t >= cut() + log_minimum) offer_logit(first + j, logits[j], block);
+  }
+}
+
+void Race::offer_weights(int64_t first, const float* weights, uint32_t word) {
+  const BlockNoise block = block_noise(stream, first / kNoiseBlock, word);
+  for (int j = 0; j < kNoiseBlock; ++j) {
+    if (weights[j] >= linear_cut() * block.minimum) offer_weight(first + j, weights[j], block);
+  }
+}
+
+void Race::offer(int64_t id, float log_weight, const BlockNoise& block) {
+  const Entrant e{race_score(log_weight, noise_in(block, id, noise_word(stream, id))), id};
   if (!std::isfinite(e.score) || (full() && !e.beats(best_.back())) || is_excluded(id)) return;
   insert(e);
 }

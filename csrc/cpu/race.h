@@ -5,7 +5,7 @@
 #include <limits>
 #include <vector>
 
-#include "../common/philox.h"
+#include "../common/noise.h"
 
 namespace specdec::cpu {
 
@@ -39,11 +39,12 @@ class Race {
   bool is_excluded(int64_t id) const;
 
   // A kept logit of a plain row: log-weight = l * inv_t.
-  void offer_logit(int64_t id, float logit, uint32_t word);
   void offer_logit(int64_t id, float logit);
   // A residual weight: competes iff it is normal.
-  void offer_weight(int64_t id, float weight, uint32_t word);
   void offer_weight(int64_t id, float weight);
+  // The same for a block of noise, given the word of its minimum.
+  void offer_logits(int64_t first, const float* logits, uint32_t word);
+  void offer_weights(int64_t first, const float* weights, uint32_t word);
   void merge(const Race& other);
 
   // From now on the weight of an offered logit is the weigher's, at most
@@ -67,7 +68,9 @@ class Race {
 
  private:
   bool full() const;
-  void offer(int64_t id, float log_weight, uint32_t word);
+  void offer_logit(int64_t id, float logit, const BlockNoise& block);
+  void offer_weight(int64_t id, float weight, const BlockNoise& block);
+  void offer(int64_t id, float log_weight, const BlockNoise& block);
   void insert(const Entrant& e);
 
   int64_t wanted_ = 1;

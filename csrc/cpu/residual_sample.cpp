@@ -3,7 +3,6 @@
 #include <cfloat>
 #include <cmath>
 
-#include "../common/logmath.h"
 #include "../torch/args.h"
 #include "residual.h"
 
@@ -29,7 +28,7 @@ int64_t draw_point(const Team& team, const ResidualRows& r, const NoiseStream& s
   const float share = rest / std::max(static_cast<float>(ap), FLT_MIN);
   const float weight =
       add_rn(mul_rn(law.source.logit(x), law.params.inv_t), log_normal(std::max(share, FLT_MIN)));
-  const float score = race_score(weight, noise_word(stream, x));
+  const float score = race_score(weight, noise_of(stream, x));
   if (!std::isfinite(score)) return others.empty() ? law.argmax : others[0];
   // Where only x has a finite score, draw_plain fell back on the largest logit; x goes before it.
   if (others.empty() || race.empty()) return x;

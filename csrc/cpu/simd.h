@@ -50,15 +50,10 @@ SPECDEC_INLINE L mul_low_words(L a, L b) { return (L)_mm512_mul_epu32((__m512i)a
 // By a shuffle: shifts and products share a port, and the race is made of both.
 SPECDEC_INLINE L high_words(L a) { return (L)_mm512_shuffle_epi32((__m512i)a, _MM_PERM_DDBB); }
 SPECDEC_INLINE F from_half(H h) { return _mm512_cvtph_ps((__m256i)h); }
-SPECDEC_INLINE U min(U a, U b) { return (U)_mm512_min_epu32((__m512i)a, (__m512i)b); }
 SPECDEC_INLINE Mask at_most(I a, I b) { return _mm512_cmple_epi32_mask((__m512i)a, (__m512i)b); }
 SPECDEC_INLINE I to_int(F v) { return (I)_mm512_cvttps_epi32(v); }
 SPECDEC_INLINE F pick(const float table[16], U index) {  // by its low four bits
   return _mm512_permutexvar_ps((__m512i)index, load<F>(table));
-}
-// Low words to the even places and of `odd` to the odd ones.
-SPECDEC_INLINE U join_words(L even, L odd) {
-  return (U)_mm512_mask_shuffle_epi32((__m512i)even, 0xaaaa, (__m512i)odd, _MM_PERM_CCAA);
 }
 SPECDEC_INLINE int compress(F v, Mask m, float* out) {
   _mm512_storeu_ps(out, _mm512_maskz_compress_ps(m, v));  // out has room for a whole vector
@@ -73,7 +68,6 @@ SPECDEC_INLINE Mask lt(F a, F b) { return a < b; }
 SPECDEC_INLINE Mask eq(F a, F b) { return a == b; }
 SPECDEC_INLINE Mask no_lane() { return I{}; }
 SPECDEC_INLINE F select(Mask m, F yes, F no) { return m ? yes : no; }
-SPECDEC_INLINE U min(U a, U b) { return a < b ? a : b; }
 SPECDEC_INLINE Mask at_most(I a, I b) { return a <= b; }
 SPECDEC_INLINE I to_int(F v) { return __builtin_convertvector(v, I); }
 
@@ -88,9 +82,6 @@ SPECDEC_INLINE L high_words(L a) { return (L)_mm256_shuffle_epi32((__m256i)a, 0x
 SPECDEC_INLINE F from_half(H h) { return _mm256_cvtph_ps((__m128i)h); }
 SPECDEC_INLINE F pick(const float table[8], U index) {  // by its low three bits
   return _mm256_permutevar8x32_ps(load<F>(table), (__m256i)index);
-}
-SPECDEC_INLINE U join_words(L even, L odd) {
-  return (U)_mm256_blend_epi32((__m256i)even, _mm256_shuffle_epi32((__m256i)odd, 0xa0), 0xaa);
 }
 #else
 #if defined(__SSE2__)
@@ -109,7 +100,6 @@ SPECDEC_INLINE F min(F a, F b) { return a < b ? a : b; }
 SPECDEC_INLINE L mul_low_words(L a, L b) { return (a & 0xffffffffu) * (b & 0xffffffffu); }
 #endif
 SPECDEC_INLINE L high_words(L a) { return a >> 32; }
-SPECDEC_INLINE U join_words(L even, L odd) { return (U)((even & 0xffffffffu) | (odd << 32)); }
 // The baseline has no fused operation: its row sums differ from the others' in the last bits.
 SPECDEC_INLINE F fma(F a, F b, F c) { return a * b + c; }
 // Half to float by bits: shift exponent and mantissa into place, then scale by 2^112. Infinity and

@@ -247,7 +247,8 @@ __device__ inline void finish_items(const Problem& p, const RowTask& t, int64_t 
     keys.key[j] = 0;
     if (i >= m.count || !race.competes(m.items[i].value, m.items[i].id)) continue;
     const Listed one = m.items[i];
-    keys.key[j] = score_key(mul_rn(one.value, race.inv_t), one.value, race.word(one.id), one.id);
+    keys.key[j] =
+        score_key(mul_rn(one.value, race.inv_t), one.value, race.exponential_of(one.id), one.id);
   }
   block_top_keys(keys, p.num_samples, best);
   stats->key = best[0];

@@ -13,9 +13,9 @@ namespace specdec {
 
 // Key of one id in the draw.
 __device__ inline Key draw_key(const PairTask& t, const Race& race, float logit, float weight,
-                               uint32_t word, int64_t id) {
+                               float e, int64_t id) {
   if (t.kind == kPair) {
-    return weight >= kTiny ? score_key(log_normal(weight), logit, word, id) : 0;
+    return weight >= kTiny ? score_key(log_normal(weight), logit, e, id) : 0;
   }
   if (!race.competes(logit, id) || (t.target.only >= 0 && id != t.target.only)) return 0;
   float log_weight = mul_rn(logit, race.inv_t);
@@ -23,19 +23,16 @@ __device__ inline Key draw_key(const PairTask& t, const Race& race, float logit,
     if (t.point_left == -INFINITY) return 0;
     log_weight = add_rn(log_weight, t.point_left);
   }
-  return score_key(log_weight, logit, word, id);
+  return score_key(log_weight, logit, e, id);
 }
 
 __device__ inline Key draw_tile(const PairRows& r, int64_t base, int64_t size,
                                 const float (&v)[kPerThread], const float (&weight)[kPerThread]) {
-  uint32_t words[kPerThread];
-  tile_words(r.race, base, size, words);
   Key key = 0;
-#pragma unroll
-  for (int j = 0; j < kPerThread; ++j) {
-    const Key one = draw_key(r.task, r.race, v[j], weight[j], words[j], id_of(base, j));
+  tile_noise<false, false>(r.race, base, size, [&](int j, float e) {
+    const Key one = draw_key(r.task, r.race, v[j], weight[j], e, id_of(base, j));
     key = one > key ? one : key;
-  }
+  });
   return key;
 }
 
@@ -51,7 +48,7 @@ __device__ inline Key plain_draw(const Problem& p, const PairRows& r) {
     for (int j = 0; j < kPerThread; ++j) {
       if (r.task.target.only >= 0 && id_of(base, j) != r.task.target.only) v[j] = -INFINITY;
     }
-    const Key one = race_best(r.race, v, base, p.vocab);
+    const Key one = race_best<false>(r.race, v, base, p.vocab);
     key = one > key ? one : key;
   }
   return block_reduce(key, Larger{});

@@ -4,7 +4,7 @@
 //   nobody competes.
 // Where every score overflowed, keys without bit 63 order by the logit itself.
 #pragma once
-#include "../common/logmath.h"
+#include "../common/noise.h"
 #include "block.cuh"
 #include "problem.cuh"
 
@@ -33,8 +33,8 @@ __device__ __forceinline__ int64_t key_id(Key key) {
 }
 
 // Key of an exact score, or of the logit if the score is not finite.
-__device__ __forceinline__ Key score_key(float log_weight, float logit, uint32_t word, int64_t id) {
-  const float score = race_score(log_weight, word);
+__device__ __forceinline__ Key score_key(float log_weight, float logit, float e, int64_t id) {
+  const float score = race_score(log_weight, e);
   return is_finite(score) ? make_key(true, score, id) : make_key(false, logit, id);
 }
 
@@ -58,66 +58,88 @@ struct Race {  // over a plain row
     }
     return false;
   }
+  template <bool kNamed = true>
   __device__ bool competes(float logit, int64_t id) const {
-    return logit >= threshold && logit > -INFINITY && logit < INFINITY && !is_excluded(id);
+    return logit >= threshold && logit > -INFINITY && logit < INFINITY &&
+           !(kNamed && is_excluded(id));
   }
-  __device__ uint32_t word(int64_t id) const {
-    return noise_word(noise, token_map ? token_map.load(id) : id);
+  __device__ float exponential_of(int64_t id) const {
+    return noise_of(noise, token_map ? token_map.load(id) : id);
   }
 };
 
-// Words of this thread's 16 ids; a Philox block serves 4 consecutive ids.
-__device__ __forceinline__ void tile_words(const Race& race, int64_t base, int64_t size,
-                                           uint32_t (&words)[kPerThread]) {
-#pragma unroll
-  for (int quad = 0; quad < kPerThread / 4; ++quad) {
-    const int64_t id = id_of(base, quad * 4);
-    if (race.token_map) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) words[quad * 4 + e] = id + e < size ? race.word(id + e) : 0u;
-    } else {
-      const PhiloxWords w = noise_words(race.noise, static_cast<uint32_t>(id >> 2));
-#pragma unroll
-      for (int e = 0; e < 4; ++e) words[quad * 4 + e] = w.word[e];
-    }
-  }
+// -log1p(-x) of a word within 1e-3, from the hardware logarithm.
+__device__ __forceinline__ float rough_exponential(uint32_t word) {
+  const float x = unit_interval(word);
+  return x < 0.05f ? x + x * x * (0.5f + 0.34f * x) : -fast_log(1.f - x);
 }
 
-// -log E within 1e-3, from the hardware logarithm.
-__device__ __forceinline__ float rough_noise(uint32_t word) {
-  const float x = unit_interval(word);
-  const float e = x < 0.05f ? x + x * x * (0.5f + 0.34f * x) : -fast_log(1.f - x);
-  return -fast_log(e);
+// f(j, E) for this thread's 16 ids, two runs of 8, each inside a block of the noise; rough numbers
+// are within 1e-3. Ids of a token_map have their exact ones.
+template <bool kRough, bool kNamed, class F>
+__device__ __forceinline__ void tile_noise(const Race& race, int64_t base, int64_t size,
+                                           const F& f) {
+#pragma unroll
+  for (int run = 0; run < kPerThread; run += 8) {
+    const int64_t first = id_of(base, run);
+    if (kNamed && race.token_map) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        f(run + j, first + j < size ? race.exponential_of(first + j) : 1.f);
+      }
+      continue;
+    }
+    const auto id = static_cast<uint32_t>(first);
+    const BlockNoise block = block_noise(race.noise, id / kNoiseBlock);
+    const int least = block.place - static_cast<int>(id % kNoiseBlock);
+#pragma unroll
+    for (int quad = 0; quad < 8; quad += 4) {
+      const PhiloxWords w = noise_words(race.noise, (id + quad) >> 2);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float own = kRough ? rough_exponential(w.word[j]) : exponential(w.word[j]);
+        f(run + quad + j, quad + j == least ? block.minimum : add_rn(block.minimum, own));
+      }
+    }
+  }
 }
 
 // Best key of this thread's values. Rough scores tell who can win in the warp; only those are
-// scored exactly.
+// scored exactly: mostly none or one, else all, as no register keeps the others' scores. kNamed:
+// there may be a token_map, or excluded ids.
+template <bool kNamed>
 __device__ inline Key race_best(const Race& race, const float (&v)[kPerThread], int64_t base,
                                 int64_t size) {
-  uint32_t words[kPerThread];
-  float rough[kPerThread];
-  tile_words(race, base, size, words);
-  float best = -INFINITY;
+  float best = -INFINITY, second = -INFINITY;
+  int at = 0;
   Key key = 0;
-#pragma unroll
-  for (int j = 0; j < kPerThread; ++j) {
-    rough[j] = -INFINITY;
-    if (!race.competes(v[j], id_of(base, j))) continue;
-    const float score = v[j] * race.inv_t + rough_noise(words[j]);
-    if (is_finite(score)) {
-      rough[j] = score;
-      best = fmaxf(best, score);
-    } else {
+  tile_noise<true, kNamed>(race, base, size, [&](int j, float e) {
+    if (!race.competes<kNamed>(v[j], id_of(base, j))) return;
+    const float score = v[j] * race.inv_t - fast_log(e);
+    if (!is_finite(score)) {
       const Key fallback = make_key(false, v[j], id_of(base, j));
       key = fallback > key ? fallback : key;
+    } else if (score > best) {
+      second = best;
+      best = score;
+      at = j;
+    } else {
+      second = fmaxf(second, score);
     }
-  }
-  best = warp_reduce(best, Larger{});
-  const float bar = best - (0.01f + 1e-5f * fabsf(best));
+  });
+  const float most = warp_reduce(best, Larger{});
+  const float bar = most - (0.01f + 1e-5f * fabsf(most));
+  if (best == -INFINITY || best < bar) return key;
+  const bool alone = second < bar;
+#pragma unroll 1
+  for (int j = alone ? at : 0; j < (alone ? at + 1 : kPerThread); ++j) {
+    float logit = v[0];
 #pragma unroll
-  for (int j = 0; j < kPerThread; ++j) {
-    if (rough[j] == -INFINITY || rough[j] < bar) continue;
-    const Key exact = score_key(mul_rn(v[j], race.inv_t), v[j], words[j], id_of(base, j));
+    for (int k = 1; k < kPerThread; ++k) logit = j == k ? v[k] : logit;
+    const int64_t id = id_of(base, j);
+    if (!race.competes<kNamed>(logit, id)) continue;
+    const float e = kNamed ? race.exponential_of(id) : noise_of(race.noise, id);
+    const Key exact = score_key(mul_rn(logit, race.inv_t), logit, e, id);
     key = exact > key ? exact : key;
   }
   return key;
@@ -131,14 +153,10 @@ struct RegisterKeys {
 // All keys of this thread's values.
 __device__ inline void race_all(const Race& race, const float (&v)[kPerThread], int64_t base,
                                 int64_t size, RegisterKeys<kPerThread>* keys) {
-  uint32_t words[kPerThread];
-  tile_words(race, base, size, words);
-#pragma unroll
-  for (int j = 0; j < kPerThread; ++j) {
+  tile_noise<false, true>(race, base, size, [&](int j, float e) {
     const int64_t id = id_of(base, j);
-    keys->key[j] =
-        race.competes(v[j], id) ? score_key(mul_rn(v[j], race.inv_t), v[j], words[j], id) : 0;
-  }
+    keys->key[j] = race.competes(v[j], id) ? score_key(mul_rn(v[j], race.inv_t), v[j], e, id) : 0;
+  });
 }
 
 // out[0..n) = the n largest keys of the block in order. Keys are distinct but for 0.

@@ -24,7 +24,7 @@ template <bool kMany>
 __device__ void race_tile(const Problem& p, const RowTask& t, int64_t base, int64_t entry,
                           const float (&v)[kPerThread], Key* best) {
   if constexpr (!kMany) {
-    const Key key = block_reduce(race_best(t.race, v, base, t.size), Larger{});
+    const Key key = block_reduce(race_best<false>(t.race, v, base, t.size), Larger{});
     if (threadIdx.x == 0) p.work.keys.store(entry, key);
   } else {
     RegisterKeys<kPerThread> keys;

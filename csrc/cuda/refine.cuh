@@ -77,7 +77,7 @@ __device__ inline void finish_row(const Problem& p, const RowTask& t, int64_t sl
     }
     if (!t.races) continue;
     if (p.num_samples == 1) {
-      const Key one = race_best(race, v, base, t.size);
+      const Key one = race_best<true>(race, v, base, t.size);
       key = one > key ? one : key;
       continue;
     }
@@ -116,7 +116,7 @@ struct SureRaces {
     float taken[kPerThread];
 #pragma unroll
     for (int j = 0; j < kPerThread; ++j) taken[j] = takes(v[j]) ? v[j] : -INFINITY;
-    return race_best(t.race, taken, base, t.size);
+    return race_best<true>(t.race, taken, base, t.size);
   }
   __device__ void add(const RowTask& t, const Bracket& q, int64_t base,
                       const float (&v)[kPerThread]) {

@@ -35,7 +35,7 @@ __device__ void decide_request(const Problem& p, int64_t b, Key* best) {
   decide(p, b, best);
 }
 
-// kMany: more than one sample a row, which needs more registers.
+// kMany: more than one sample a row, or ids that are mapped or excluded: needs more registers.
 template <bool kFilters, bool kMany>
 __global__ void __launch_bounds__(kThreads, kFilters || kMany ? 2 : 3)
     rows_kernel(const __grid_constant__ Problem p) {
@@ -62,14 +62,16 @@ void launch_columns(const Problem& p, Stream stream) {
 void launch_rows(const Problem& p, Stream stream) {
   launch_columns(p, stream);
   const int64_t rows = p.batch * (p.target_rows + p.draft_rows);
+  const bool is_named = p.task == Task::kSample && (p.num_exclude > 0 || p.token_map);
+  const bool is_alone = p.num_samples == 1 && !is_named;
   if (p.filters) {
-    if (p.num_samples == 1) {
+    if (is_alone) {
       launch(rows_kernel<true, false>, rows * p.tiles, kThreads, stream, p);
     } else {
       launch(rows_kernel<true, true>, rows * p.tiles, kThreads, stream, p);
     }
     launch(refine_kernel, rows, kThreads, stream, p);
-  } else if (p.num_samples == 1) {
+  } else if (is_alone) {
     launch(rows_kernel<false, false>, rows * p.tiles, kThreads, stream, p);
   } else {
     launch(rows_kernel<false, true>, rows * p.tiles, kThreads, stream, p);

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
-from specdec_kernels import RngKey, random_words
+from specdec_kernels import RngKey, race_noise
 
 FOLDER = Path(__file__).resolve().parent.parent / "pictures"
 TARGET, DRAFT, KEPT, DROPPED, LINE = "#2f6db3", "#e08a2c", "#3d9a5f", "#c9ccd1", "#333333"
@@ -124,15 +124,7 @@ def race() -> Figure:
     """Two distributions, drawn from with the same random numbers."""
     p = torch.tensor([0.34, 0.27, 0.17, 0.12, 0.10])
     q = torch.tensor([0.22, 0.36, 0.20, 0.12, 0.10])
-    words = torch.cat(
-        [
-            random_words(RngKey(torch.tensor([2]), torch.tensor([0])), purpose="target", index=torch.tensor([i]))
-            for i in range(5)
-        ],
-        1,
-    )
-    uniform = ((words[0].double() + 0.5) / 2**32).clamp(max=1 - 2.0**-24)
-    noise = -(-torch.log1p(-uniform)).log()
+    noise = -race_noise(RngKey(torch.tensor([3]), torch.tensor([0])), torch.arange(5))[0].double().log()
     figure, panels = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained", sharey=True)
     for axis, weights, name, colour in ((panels[0], q, "draft", DRAFT), (panels[1], p, "target", TARGET)):
         score = weights.log() + noise

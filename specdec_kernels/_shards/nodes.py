@@ -215,9 +215,9 @@ class Nodes:
         out = torch.zeros(*rows.shape, width, dtype=torch.bool, device=rows.device)
         return out.scatter(2, column, True).flatten(0, 1)[:, :-1]
 
-    def words(self, rows: Tensor, purpose: int) -> Tensor:
-        """Words [batch * chosen, widest] of the tokens after chosen rows."""
-        return races.words(self.shards, self._keys(self.tree.depth.clamp(min=0).gather(1, rows)), purpose)
+    def noise(self, rows: Tensor, purpose: int) -> Tensor:
+        """Noise [batch * chosen, widest] of the tokens after chosen rows."""
+        return races.noise(self.shards, self._keys(self.tree.depth.clamp(min=0).gather(1, rows)), purpose)
 
     @property
     def every(self) -> Tensor:
@@ -232,8 +232,8 @@ class Nodes:
 
         What is left: `weight` float32 [batch * chosen, widest], or where `point` [batch] p without the nodes `tried`.
         """
-        distribution, word = self.distributions(rows), self.words(rows, purpose)
-        ids = self.shards.columns(word.device)
+        distribution, noise = self.distributions(rows), self.noise(rows, purpose)
+        ids = self.shards.columns(noise.device)
         flat = (self.request[:, None] * self.nodes + rows).flatten()
         shown = self.scored_rows[flat] if self.scored_rows is not None else distribution.logits
 
@@ -241,13 +241,13 @@ class Nodes:
             message = races.best(score, ran, ids, shown)
             return message if self.scored_rows is not None else message[:2]
 
-        fields = best(*races.plain(distribution.logits, distribution.inv_t, distribution.kept, word))
+        fields = best(*races.plain(distribution.logits, distribution.inv_t, distribution.kept, noise))
         if weight is not None:
             assert tried is not None and point is not None
             without, ran = races.plain(
-                distribution.logits, distribution.inv_t, distribution.kept & ~self.marked(rows, tried), word
+                distribution.logits, distribution.inv_t, distribution.kept & ~self.marked(rows, tried), noise
             )
-            score = races.corrected(weight, word)
+            score = races.corrected(weight, noise)
             points = point[:, None].expand_as(rows).flatten()
             score = torch.where(points[:, None], without, score)
             fields += best(score, torch.where(points, ran, (score > -torch.inf).any(1)))

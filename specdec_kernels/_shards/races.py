@@ -21,22 +21,22 @@ class Winner(NamedTuple):
     logit: Tensor  # float32 [rows, count]
 
 
-def words(shards: Shards, rng: RngKey, purpose: int, lane: Tensor | None = None) -> Tensor:
-    """Words [rows, widest] of this rank's ids."""
-    return _random.vocab_words(rng, purpose, lane, shards.widest, first=shards.first)
+def noise(shards: Shards, rng: RngKey, purpose: int, lane: Tensor | None = None) -> Tensor:
+    """Noise [rows, widest] of this rank's ids."""
+    return _random.vocab_noise(rng, purpose, lane, shards.widest, first=shards.first)
 
 
-def plain(logits: Tensor, inv_t: Tensor, competes: Tensor, word: Tensor) -> tuple[Tensor, Tensor]:
+def plain(logits: Tensor, inv_t: Tensor, competes: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     """(score, whether it is that of a race) of each id: its largest logits, where every score of a row overflowed."""
-    score = _rows.race_scores(logits * inv_t[:, None], competes, word)
+    score = _rows.race_scores(logits * inv_t[:, None], competes, noise)
     ran = score > -_INF
     score = torch.where(ran.any(1, keepdim=True), score, torch.where(competes, logits, -_INF))
     return score, ran.any(1)
 
 
-def corrected(weight: Tensor, word: Tensor) -> Tensor:
+def corrected(weight: Tensor, noise: Tensor) -> Tensor:
     """Scores of a draw from weights [rows, columns]."""
-    return _rows.race_scores(_random.log(weight.clamp(min=_rows.TINY)), weight >= _rows.TINY, word)
+    return _rows.race_scores(_random.log(weight.clamp(min=_rows.TINY)), weight >= _rows.TINY, noise)
 
 
 def best(score: Tensor, ran: Tensor, ids: Tensor, logits: Tensor, count: int = 1) -> tuple[Tensor, Tensor, Tensor]:

@@ -55,17 +55,17 @@ def sample(shards: Shards, given: SampleArguments) -> tuple[Tensor, Tensor, Tens
 
     ids = shards.columns(device)
     if token_map is None:
-        word = races.words(shards, given.rng, given.purpose, given.lane)
+        noise = races.noise(shards, given.rng, given.purpose, given.lane)
     else:
         ids = torch.nn.functional.pad(token_map.long(), (0, shards.widest - logits.shape[1]))
-        word = _random.words(given.rng, given.purpose, given.lane, ids)
+        noise = _random.noise_of(given.rng, given.purpose, given.lane, ids)
     excluded = torch.zeros(batch, shards.widest, dtype=torch.bool, device=device)
     if given.exclude_ids is not None:
         for j in range(given.exclude_ids.shape[1]):
             excluded = excluded | (ids == given.exclude_ids[:, j : j + 1])
     (distribution, *raw), _ = finish()
 
-    score, ran = races.plain(distribution.logits, distribution.inv_t, distribution.kept & ~excluded, word)
+    score, ran = races.plain(distribution.logits, distribution.inv_t, distribution.kept & ~excluded, noise)
     source = raw[0] if raw else distribution
     message = races.best(score, ran, ids, source.logits, given.num_samples)
     won = races.winner(*shards.send(*message)())

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from .filters import SCAN, UNIT, edge_in, kth_in, load_lists, lowest_key, mass_from, min_p_threshold, units
 from .laws import law_of
-from .noise import tile_words, words
+from .noise import noise_of, tile_noise
 from .race import better, race_scores, winner
 from .rows import fact, key_of, load_logits, mask_allowed, value_of
 from .stats import (
@@ -178,7 +178,7 @@ def gather_tile(
     tl.store(lists.gathered + at, x.to(lists.gathered.dtype.element_ty), mask=fits)
     if RACE:
         tl.store(lists.gathered_ids + at, v, mask=fits)
-        score = race_scores(x * inv_t, real, tile_words(noise, b, position, PURPOSE, start, TILE))
+        score = race_scores(x * inv_t, real, tile_noise(noise, b, position, PURPOSE, start, TILE))
         best, who = winner(tl.where(above, score, float("-inf")), v)
         put_f(ws, F_SCORE, row, tile, best)
         put_i(ws, I_WINNER, row, tile, who)
@@ -292,7 +292,7 @@ def race_closed(
         x = x.to(tl.float32)
         on = ok & (x >= threshold)
         v = tl.load(lists.gathered_ids + row * GATHERED + j, mask=on, other=0, cache_modifier=".cg")
-        score = race_scores(x * inv_t, on, words(noise, b, position, PURPOSE, v))
+        score = race_scores(x * inv_t, on, noise_of(noise, b, position, PURPOSE, v))
         score, who = winner(score, v)
         best, at = better(best, at, score, who, count > 0)
     score, who = winner(get_f(ws, F_SCORE, row, T_PAD, float("-inf")), get_i(ws, I_WINNER, row, T_PAD, 0x7FFFFFFF))

@@ -12,7 +12,7 @@ from .codes import PROCESSED_LOGPROBS, RAW_LOGPROBS, RESIDUAL_PURPOSE, TARGET_PU
 from .filters import by_scanning, from_lists, list_tile, race_in_lists, race_in_row
 from .handshake import arrive
 from .laws import law_of
-from .noise import tile_words
+from .noise import tile_noise
 from .pairs import law_again, law_row, law_tile
 from .race import race_scores, winner
 from .rows import load_logits, mask_allowed, sampling_of
@@ -94,8 +94,8 @@ def target_tile(
     if RULE == MATCH or RULE == TYPICAL:
         if (greedy == 0) & (filtered == 0):
             PURPOSE: tl.constexpr = TARGET_PURPOSE if RULE == MATCH else RESIDUAL_PURPOSE
-            word = tile_words(call.noise, b, tl.load(call.noise.position + b) + place, PURPOSE, start, TILE)
-            best, at = winner(race_scores(x * inv_t, x > float("-inf"), word), v)
+            neg_log_e = tile_noise(call.noise, b, tl.load(call.noise.position + b) + place, PURPOSE, start, TILE)
+            best, at = winner(race_scores(x * inv_t, x > float("-inf"), neg_log_e), v)
             put_f(call.ws, F_SCORE, row, tile, best)
             put_i(call.ws, I_WINNER, row, tile, at)
     if RULE == TOPM:

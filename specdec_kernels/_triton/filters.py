@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from .noise import log, tile_words, words
+from .noise import log, noise_of, tile_noise
 from .race import race_scores, winner
 from .rows import key_of, load_logits, mask_allowed, value_of
 from .stats import F_CUT, I_COUNT, get_f, get_i, put_f, put_i, weights
@@ -229,7 +229,7 @@ def race_in_lists(
     x = load_lists(ws, lists, row, T_PAD, LISTED)
     v = load_listed_ids(ws, lists, row, x, TILE, T_PAD, LISTED)
     competes = (x > float("-inf")) & (x >= threshold)
-    return winner(race_scores(x * inv_t, competes, words(noise, b, position, PURPOSE, v)), v)
+    return winner(race_scores(x * inv_t, competes, noise_of(noise, b, position, PURPOSE, v)), v)
 
 
 @triton.jit
@@ -239,9 +239,9 @@ def race_in_row(rows, offset, bits, threshold, inv_t, noise, b, position, PURPOS
     at = tl.full([], 0x7FFFFFFF, tl.int32)
     for start in range(0, rows.vocab, SCAN):
         x = mask_allowed(load_logits(rows, offset, start, SCAN), rows, bits, start, SCAN)
-        word = tile_words(noise, b, position, PURPOSE, start, SCAN)
+        neg_log_e = tile_noise(noise, b, position, PURPOSE, start, SCAN)
         ok = (x >= threshold) & (x > float("-inf"))
-        score, v = winner(race_scores(x * inv_t, ok, word), start + tl.arange(0, SCAN))
+        score, v = winner(race_scores(x * inv_t, ok, neg_log_e), start + tl.arange(0, SCAN))
         at = tl.where(score > best, v, at)
         best = tl.maximum(score, best)
     return best, at

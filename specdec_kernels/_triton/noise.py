@@ -5,6 +5,9 @@ import triton.language as tl
 
 from .codes import COIN_PURPOSE, TARGET_PURPOSE
 
+BLOCK = tl.constexpr(64)  # ids of a block of the noise
+MINIMA, PLACES = tl.constexpr(2**29), tl.constexpr(3 * 2**28)  # first counters of a block's minimum and its place
+
 
 @triton.jit
 def philox(key_low, key_high, c0, c1, c2, c3):
@@ -38,19 +41,19 @@ def load_or_zero(ptr, b):
 
 
 @triton.jit
-def _blocks(noise, b, position, purpose: tl.constexpr, block):
-    """The four words of each Philox block of request b."""
+def _counters(noise, b, position, purpose: tl.constexpr, counter):
+    """The four words of each Philox counter of request b."""
     seed = tl.load(noise.seed + b)
     step = tl.full([], 0, tl.int64)
     if purpose != TARGET_PURPOSE:  # plain decoding must not depend on the decode step
         step = load_or_zero(noise.step, b)
     lane = load_or_zero(noise.lane, b)
-    zero = tl.zeros_like(block).to(tl.uint32)
+    zero = tl.zeros_like(counter).to(tl.uint32)
     tag = low_word(lane * 4 + purpose)
     return philox(
         low_word(seed) + zero,
         high_word(seed) + zero,
-        block.to(tl.uint32),
+        counter.to(tl.uint32),
         low_word(position) + zero,
         low_word(step) + zero,
         tag + zero,
@@ -58,19 +61,11 @@ def _blocks(noise, b, position, purpose: tl.constexpr, block):
 
 
 @triton.jit
-def words(noise, b, position, purpose: tl.constexpr, index):
-    """Words of arbitrary indices (int32 tensor)."""
-    w0, w1, w2, w3 = _blocks(noise, b, position, purpose, index >> 2)
+def words(noise, b, position, purpose: tl.constexpr, index, first: tl.constexpr = 0):
+    """Words of arbitrary indices (int32 tensor) behind counter `first`."""
+    w0, w1, w2, w3 = _counters(noise, b, position, purpose, (index >> 2) + first)
     which = index & 3
     return tl.where(which == 0, w0, tl.where(which == 1, w1, tl.where(which == 2, w2, w3)))
-
-
-@triton.jit
-def tile_words(noise, b, position, purpose: tl.constexpr, start, TILE: tl.constexpr):
-    """Words of the ids start .. start + TILE - 1, each block evaluated once; start is a multiple of 4."""
-    block = start // 4 + tl.arange(0, TILE // 4)
-    w0, w1, w2, w3 = _blocks(noise, b, position, purpose, block)
-    return tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3))
 
 
 @triton.jit
@@ -125,10 +120,42 @@ def log(x):
 
 
 @triton.jit
-def neg_log_exponential(word):
-    """-log E of the Exp(1) number of a word: what a race adds to the log-weight."""
+def _exponential(word):
+    """-log1p(-x), the Exp(1) number of a word."""
     x = tl.minimum((word.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 1.0 - 5.9604644775390625e-08)
     e, m = _split(1.0 - x)
     # Where 1 - x lies next to 1 its rounding would eat x; there -x itself is the argument.
     f = tl.where(e == 0, -x, m - 1.0)
-    return -log(-_log_core(f, e.to(tl.float32)))
+    return -_log_core(f, e.to(tl.float32))
+
+
+@triton.jit
+def _minima(noise, b, position, purpose: tl.constexpr, block):
+    """(smallest number, its place) of blocks of the noise (int32 tensor)."""
+    least = _exponential(words(noise, b, position, purpose, block, MINIMA)) * (1.0 / 64.0)
+    return least, (words(noise, b, position, purpose, block, PLACES) & (BLOCK - 1)).to(tl.int32)
+
+
+@triton.jit
+def noise_of(noise, b, position, purpose: tl.constexpr, ids):
+    """-log E, what a race adds to the log-weights, of arbitrary ids (int32 tensor)."""
+    least, place = _minima(noise, b, position, purpose, ids // BLOCK)
+    rest = least + _exponential(words(noise, b, position, purpose, ids))
+    return -log(tl.where(ids % BLOCK == place, least, rest))
+
+
+@triton.jit
+def tile_noise(noise, b, position, purpose: tl.constexpr, start, TILE: tl.constexpr):
+    """-log E of the ids start .. start + TILE - 1, each counter evaluated once; start is a multiple of the block."""
+    least, place = _minima(noise, b, position, purpose, tl.arange(0, TILE // BLOCK) + start // BLOCK)
+    quad = tl.arange(0, TILE // 4)
+    least = tl.reshape(tl.broadcast_to(least[:, None], (TILE // BLOCK, BLOCK // 4)), (TILE // 4,))
+    place = (
+        tl.reshape(tl.broadcast_to(place[:, None], (TILE // BLOCK, BLOCK // 4)), (TILE // 4,)) - quad % (BLOCK // 4) * 4
+    )
+    w0, w1, w2, w3 = _counters(noise, b, position, purpose, start // 4 + quad)
+    e0 = tl.where(place == 0, least, least + _exponential(w0))
+    e1 = tl.where(place == 1, least, least + _exponential(w1))
+    e2 = tl.where(place == 2, least, least + _exponential(w2))
+    e3 = tl.where(place == 3, least, least + _exponential(w3))
+    return -log(tl.interleave(tl.interleave(e0, e2), tl.interleave(e1, e3)))

@@ -3,13 +3,11 @@
 import triton
 import triton.language as tl
 
-from .noise import neg_log_exponential
-
 
 @triton.jit
-def race_scores(logweight, competes, word):
+def race_scores(logweight, competes, neg_log_e):
     """Score of each competitor, -inf for the others and where it is not finite."""
-    score = logweight + neg_log_exponential(word)
+    score = logweight + neg_log_e
     return tl.where(competes & (tl.abs(score) < float("inf")), score, float("-inf"))
 
 

@@ -9,7 +9,7 @@ import torch
 from models import VOCAB
 from torch import Tensor
 
-from specdec_kernels import RngKey, Sampling, random_words
+from specdec_kernels import RngKey, Sampling, race_noise
 from specdec_loop.drafters import Draft, Drafter
 from specdec_loop.sequences import Sequences
 from specdec_loop.stops import Stops
@@ -31,8 +31,7 @@ def scores(network: Any, context: list[int], sampling: Sampling, b: int, seed: i
     if temperature == 0:
         return logits
     rng = RngKey(torch.tensor([seed]), torch.tensor([len(context)]))
-    words = random_words(rng, purpose="target", index=torch.arange(len(logits)))[0]
-    return logits / temperature - (-torch.log1p(-(words.double() + 0.5) * 2.0**-32)).log()
+    return logits / temperature - race_noise(rng, torch.arange(len(logits)))[0].double().log()
 
 
 def assert_same(

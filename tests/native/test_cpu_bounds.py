@@ -10,7 +10,7 @@ from specdec_kernels import (
     RngKey,
     Sampling,
     _native,
-    random_words,
+    race_noise,
     residual_probs,
     residual_sample,
     sample,
@@ -114,19 +114,15 @@ def test_a_bounded_residual_draw_is_the_race_of_its_weights(
     distributions = {"sampling": distribution, "draft_sampling": distribution}
     drawn = residual_sample(target, draft, **scales, **distributions, rng=_noise(batch), backend="cpu")
     left = residual_probs(target, draft, **scales, **distributions, backend="cpu")
-    scores = left.probs.log().double() - _exponentials(batch, vocab).log()
+    scores = (
+        left.probs.log().double() - race_noise(_noise(batch), torch.arange(vocab), purpose="residual").double().log()
+    )
     empty = left.status != 0
     assert torch.equal(drawn.status, left.status)
     best = scores.max(-1)
     taken = scores.gather(1, drawn.token_ids[:, None])[:, 0]
     assert (taken >= best.values - 1e-4)[~empty].all()  # float32 scores: within rounding of the largest
     assert (drawn.token_ids == best.indices)[~empty].float().mean() > 0.9 or bool(empty.all())
-
-
-def _exponentials(batch: int, vocab: int) -> Tensor:
-    words = random_words(_noise(batch), purpose="residual", index=torch.arange(vocab))
-    x = ((words.double() + 0.5) * 2.0**-32).clamp(max=1 - 2.0**-24)
-    return -torch.log1p(-x)
 
 
 def test_rejections_draw_the_same_whoever_weighs(isa: str) -> None:

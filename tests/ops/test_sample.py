@@ -11,8 +11,7 @@ from check import assert_biased, assert_distribution, assert_same, of_the_refere
 from exact_chains import processed
 from torch import Tensor
 
-from specdec_kernels import RngKey, SampleResult, Sampling, random_words, sample
-from specdec_kernels._random import exponential
+from specdec_kernels import RngKey, SampleResult, Sampling, race_noise, sample
 from specdec_kernels.ops.sample import op
 
 NAMES = SampleResult._fields
@@ -124,8 +123,7 @@ def test_many_samples_are_the_best_of_one_race_in_order(backend: str, device: st
     logits = 2 * torch.randn(6, 5000)
     rng = make_rng(6)
     found = compare(logits, device, sampling=Sampling(), rng=rng, purpose="draft", num_samples=count)
-    word = random_words(rng, purpose="draft", index=torch.arange(5000))
-    score = logits.double() - exponential(word).double().log()
+    score = logits.double() - race_noise(rng, torch.arange(5000), purpose="draft").double().log()
     assert torch.equal(found.token_ids, score.sort(dim=1, descending=True).indices[:, :count])
     few = compare(logits, device, sampling=Sampling.full(6, top_k=3), rng=rng, purpose="draft", num_samples=count)
     assert bool((few.token_ids[:, 3:] == -1).all()) and bool((few.logprobs[:, 3:] == 0).all())

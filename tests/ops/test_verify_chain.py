@@ -12,8 +12,7 @@ from chains import NAMES, compare, one, run
 from check import assert_same
 from torch import Tensor
 
-from specdec_kernels import ChainResult, RngKey, Sampling, random_words, use_backend, verify_chain
-from specdec_kernels._random import exponential
+from specdec_kernels import ChainResult, RngKey, Sampling, race_noise, random_words, use_backend, verify_chain
 from specdec_kernels.ops.verify_chain import op
 
 INF = float("inf")
@@ -87,13 +86,13 @@ def _packed(bits: Tensor) -> Tensor:
 
 
 def test_match_emits_exactly_the_plain_draw(backend: str, device: str) -> None:
-    """The race of the documented words decides, whatever was drafted."""
+    """The race of the documented noise decides, whatever was drafted."""
     rng = RngKey(*(torch.tensor([v]) for v in (31, 8, 0)))
     target = torch.tensor([0.1, 1.2, -0.4, 0.9])
     winner = []
     for i in range(2):
-        word = random_words(rng._replace(position=rng.position + i), purpose="target", index=torch.arange(4))[0]
-        winner.append(int((target - exponential(word).log()).argmax()))
+        noise = race_noise(rng._replace(position=rng.position + i), torch.arange(4))[0]
+        winner.append(int((target - noise.log()).argmax()))
     moved = RngKey(*(n.to(device) for n in rng))
     rows = [target.tolist()] * 2
     assert one([winner[0]], rows, rule="match", rng=moved, device=device) == (winner, 1, 0)

@@ -22,6 +22,7 @@ from . import collect, cuda, known, limits, page, rivals, triton_calls  # noqa: 
 from .triton_run import TARGETS  # noqa: E402
 
 RESULTS = ROOT / "bench/results/gpu-model.json"
+FIRST = ROOT / "bench/results/gpu-model-first-design.json"
 PAGE = ROOT / "docs/gpu-model.md"
 
 
@@ -108,13 +109,13 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="compile a slice and compare; write nothing")
     parser.add_argument("--page", action="store_true", help="write the page from the results; compile nothing")
     options = parser.parse_args()
-    content = load()
+    content, first = load(), json.loads(FIRST.read_text())
     if options.check:
-        faults = limits.check(content, PAGE.read_text() if PAGE.exists() else "")
+        faults = limits.check(content, first, PAGE.read_text() if PAGE.exists() else "")
     else:
         if not options.page:
             run(options, content)
-        PAGE.write_text(page.text(content))
+        PAGE.write_text(page.text(content, first))
         faults = limits.faults(content)
     for fault in faults:
         print("FAULT", fault)

@@ -30,18 +30,22 @@ SPILLS: tuple[Spill, ...] = (
     Spill("triton", "cuda:90", 128256, "verify_chain block bf16", "rows_kernel", 8),
     Spill("triton", "cuda:90", 128256, "verify_chain ratio bf16 mask", "rows_kernel", 8),
     Spill("triton", "cuda:90", 128256, "verify_tree recursive bf16", "_level_kernel", 16),
+    # Since the noise has blocks, and is still evaluated at every id here:
+    Spill("triton", "cuda:90", 128256, "verify_tree typical bf16", "_level_kernel", 32),
 )
 
 # Most instructions an element, and least bytes in flight a multiprocessor, of the streaming part of a kernel of the
 # present design on sm_90, bf16: what they are now, so that they do not get worse. The redesign puts its aims here.
+# The noise of blocks costs draws at every id a tenth to a fifth more (match had 146 and 148, the draw of a pair 270);
+# with a digest of each row most ids need none of it.
 STREAMS: dict[str, tuple[float, int]] = {
     "triton verify_chain ratio bf16: rows_kernel": (53, 16 * 1024),
     "triton verify_chain ratio bf16: _draw_kernel": (350, 8 * 1024),
     "triton verify_chain greedy bf16: rows_kernel": (37, 32 * 1024),
-    "triton verify_chain match bf16: rows_kernel": (146, 16 * 1024),
+    "triton verify_chain match bf16: rows_kernel": (166, 16 * 1024),
     "cuda verify_chain ratio bf16: rows_kernel<0,0>": (73, 12 * 1024),
-    "cuda verify_chain ratio bf16: pair_kernel<0>": (270, 8 * 1024),
-    "cuda verify_chain match bf16: rows_kernel<0,0>": (148, 12 * 1024),
+    "cuda verify_chain ratio bf16: pair_kernel<0>": (284, 8 * 1024),
+    "cuda verify_chain match bf16: rows_kernel<0,0>": (176, 12 * 1024),
     "cuda verify_chain ratio bf16 filters: rows_kernel<1,0>": (146, 8 * 1024),
 }
 
@@ -137,9 +141,9 @@ def missing(content: dict[str, Any]) -> list[str]:
     return sorted(digests().keys() - {name for made_of in content["made_of"].values() for name in made_of})
 
 
-def check(content: dict[str, Any], written: str) -> list[str]:
+def check(content: dict[str, Any], first: dict[str, dict[str, float]], written: str) -> list[str]:
     """Everything that is wrong with the committed results, and with a slice that is compiled now."""
     found = stale(content)
-    if written != page.text(content):
+    if written != page.text(content, first):
         found.append("docs/gpu-model.md does not show bench/results/gpu-model.json (make gpu-model)")
     return found + faults(content) + [f"now: {fault}" for fault in faults(slice_of(content))]

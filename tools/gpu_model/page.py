@@ -115,6 +115,29 @@ def predictions(content: dict[str, Any], machine: Machine) -> str:
     return f"### {machine.name}, {VOCAB} ids, draft 5\n\n" + table(head, lines())
 
 
+def shares(content: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Predicted shares of the copy rate by call and machine."""
+    made: dict[str, dict[str, float]] = {}
+    for machine in MACHINES:
+        for row in rows(content, machine.arch, VOCAB):
+            if row.rows and row.contender != "rival":
+                made.setdefault(f"{row.contender}: {row.call}", {})[machine.name] = row.share(machine, BATCH)
+    return made
+
+
+def against_first(content: dict[str, Any], first: dict[str, dict[str, float]]) -> str:
+    """What `shares` gave for the first design's kernels, beside what it gives now."""
+    now = shares(content)
+
+    def cell(found: dict[str, dict[str, float]], call: str, machine: Machine) -> str:
+        value = found.get(call, {}).get(machine.name)
+        return "" if value is None else percent(value)
+
+    lines = ([call, *(cell(f, call, m) for m in MACHINES for f in (first, now))] for call in first | now)
+    head = ["call", *(f"{m.name}{when}" for m in MACHINES for when in (", first", ", now"))]
+    return f"### The first design and this one, {VOCAB} ids, batch {BATCH}\n\n" + table(head, lines)
+
+
 def vocabularies(content: dict[str, Any]) -> str:
     """Shares by vocabulary on one machine."""
     have = [v for v in (32000, 128256, 151936, 262144) if f"cuda:{H100.arch} {v}" in content["triton"]]
@@ -240,8 +263,8 @@ def coverage(content: dict[str, Any]) -> str:
     return f"## Coverage\n\n{head}{table(['place', 'compiled'], lines)}\nNot compiled anywhere yet: {lacking}.\n"
 
 
-def text(content: dict[str, Any]) -> str:
-    """The page."""
+def text(content: dict[str, Any], first: dict[str, dict[str, float]]) -> str:
+    """The page; `first`: `shares` of the first design, whose kernels are in the history of the repository."""
     machines = "; ".join(
         f"{m.name} copies {m.copy / 1e12:g} TB/s, {m.processors} x {m.clock / 1e9:g} GHz" for m in MACHINES
     )
@@ -256,6 +279,7 @@ def text(content: dict[str, Any]) -> str:
         checked(content),
         "## Predicted share of the copy rate\n",
         *(predictions(content, m) for m in MACHINES if m.arch in arches),
+        against_first(content, first),
         vocabularies(content),
         "## Machine code\n\n"
         "Thread instructions and issue slots for each streamed element (bf16; rivals fp32), with set-up and merge of a "

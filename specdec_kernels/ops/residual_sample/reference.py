@@ -15,8 +15,8 @@ def residual_sample(given: ResidualArguments, rng: RngKey, purpose: int) -> tupl
     """See `specdec_kernels.residual_sample`."""
     r = residual(given)
     vocab = given.target_logits.shape[1]
-    word = _random.vocab_words(rng, purpose, None, vocab)
-    drawn, _ = _rows.residual_draw(r.weight, word)
+    noise = _random.vocab_noise(rng, purpose, None, vocab)
+    drawn, _ = _rows.residual_draw(r.weight, noise)
     # Where q is a point mass the other ids keep their plain weights (as verify_chain draws), and the id itself what
     # is left of its own: log(a p - b) - log(a) relative to them.
     point = torch.nn.functional.one_hot(r.ids, vocab).bool() & r.point[:, None]
@@ -25,10 +25,10 @@ def residual_sample(given: ResidualArguments, rng: RngKey, purpose: int) -> tupl
     plain_weight = r.row.logits * r.row.inv_t[:, None]
     left = plain_weight + _random.log(share.clamp(min=_rows.TINY))
     scores = _rows.race_scores(
-        torch.where(point, left, plain_weight), r.row.kept & (~point | (rest >= _rows.TINY)), word
+        torch.where(point, left, plain_weight), r.row.kept & (~point | (rest >= _rows.TINY)), noise
     )
     by_race = torch.where(scores.amax(1) > -torch.inf, scores.argmax(1), r.row.argmax)
     empty = (r.status & Status.EMPTY_RESIDUAL) != 0
-    token = torch.where(r.point, by_race, torch.where(r.plain | empty, _rows.plain_draw(r.row, word), drawn))
-    token = torch.where(r.point & empty, _rows.plain_draw(r.row, word), token)
+    token = torch.where(r.point, by_race, torch.where(r.plain | empty, _rows.plain_draw(r.row, noise), drawn))
+    token = torch.where(r.point & empty, _rows.plain_draw(r.row, noise), token)
     return torch.where(r.row.bad, -1, token), r.mass, r.status.int()

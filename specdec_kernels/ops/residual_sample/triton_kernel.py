@@ -11,7 +11,7 @@ from ..._triton import scratch
 from ..._triton.codes import S_EMPTY
 from ..._triton.handshake import arrive
 from ..._triton.laws import kept, law_of
-from ..._triton.noise import log, tile_words
+from ..._triton.noise import log, tile_noise
 from ..._triton.race import race_scores, winner
 from ..._triton.residual import Scaled, laws, residual_case, residual_tile
 from ..._triton.rows import Noise, Sampling
@@ -52,11 +52,11 @@ def _draw_kernel(
     v = tile * TILE + tl.arange(0, TILE)
     logits, p, weight = residual_tile(pairs, scaled, b, tile, x, point, is_row, inv_t, greedy, ROWS, TILE)
     weight = tl.where(bad, 0.0, weight)
-    word = tile_words(noise, b, tl.load(noise.position + b), PURPOSE, tile * TILE, TILE)
+    neg_log_e = tile_noise(noise, b, tl.load(noise.position + b), PURPOSE, tile * TILE, TILE)
     argmax = get_record_i(pairs.ws, row, Q_ARG, b >= 0)
     in_law = kept(logits, law_of(pairs.ws, row)[3]) & ((greedy == 0) | (v == argmax))
     plain = logits * inv_t
-    best, at = winner(race_scores(plain, in_law, word), v)
+    best, at = winner(race_scores(plain, in_law, neg_log_e), v)
     put_f(part, F_SCORE, b, tile, best)
     put_i(part, I_WINNER, b, tile, at)
     alive = weight >= TINY
@@ -67,7 +67,7 @@ def _draw_kernel(
         share = tl.div_rn(weight, tl.maximum(tl.load(scaled.a + b) * p, TINY))
         logweight = tl.where(own, plain + log(tl.maximum(share, TINY)), plain)
         alive = in_law & ((own == 0) | (weight >= TINY))
-    best, at = winner(race_scores(logweight, alive, word), v)
+    best, at = winner(race_scores(logweight, alive, neg_log_e), v)
     put_f(part, F_MAX, b, tile, best)
     put_i(part, I_ARG, b, tile, at)
     put_f(part, F_SUM, b, tile, tl.sum(weight, axis=0))

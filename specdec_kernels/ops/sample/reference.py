@@ -24,14 +24,14 @@ def sample(given: SampleArguments) -> tuple[Tensor, Tensor, Tensor, Tensor, Tens
     columns = torch.arange(vocab, device=logits.device)
     ids = columns if token_map is None else token_map.long()
     if token_map is None:
-        word = _random.vocab_words(given.rng, given.purpose, given.lane, vocab)
+        noise = _random.vocab_noise(given.rng, given.purpose, given.lane, vocab)
     else:
-        word = _random.words(given.rng, given.purpose, given.lane, ids)
+        noise = _random.noise_of(given.rng, given.purpose, given.lane, ids)
     excluded = torch.zeros_like(distribution.kept)
     if given.exclude_ids is not None:
         for j in range(given.exclude_ids.shape[1]):
             excluded = excluded | (ids == given.exclude_ids[:, j : j + 1])
-    score = _rows.plain_scores(distribution, word, excluded)
+    score = _rows.plain_scores(distribution, noise, excluded)
     # A row whose scores all overflowed falls back to its largest logits.
     overflowed = score.amax(1, keepdim=True) == -_INF
     score = torch.where(overflowed, torch.where(distribution.kept & ~excluded, distribution.logits, -_INF), score)

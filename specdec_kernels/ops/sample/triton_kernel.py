@@ -16,7 +16,7 @@ from ..._triton.brackets import close_row, gather_tile, open_row, race_closed, s
 from ..._triton.codes import RAW_LOGPROBS, S_SAMPLING, S_TARGET
 from ..._triton.filters import by_scanning, from_lists, list_tile, load_listed_ids, load_lists
 from ..._triton.handshake import arrive
-from ..._triton.noise import tile_words, words
+from ..._triton.noise import noise_of, tile_noise
 from ..._triton.race import pop, race_scores
 from ..._triton.rows import Noise, Sampling, load_logits, logit_at, mask_allowed, sampling_of
 from ..._triton.stats import (
@@ -87,11 +87,11 @@ def _race_tile(draw, b, tile, x, inv_t, threshold, by_logit, PURPOSE: tl.constex
     ids, out = _ids_of(draw, b, v)
     position = tl.load(draw.noise.position + b)
     if draw.token_map is None:
-        word = tile_words(draw.noise, b, position, PURPOSE, tile * TILE, TILE)
+        neg_log_e = tile_noise(draw.noise, b, position, PURPOSE, tile * TILE, TILE)
     else:
-        word = words(draw.noise, b, position, PURPOSE, ids)
+        neg_log_e = noise_of(draw.noise, b, position, PURPOSE, ids)
     competes = (x >= threshold) & (x > float("-inf")) & (out == 0)
-    score = race_scores(x * inv_t, competes, word)
+    score = race_scores(x * inv_t, competes, neg_log_e)
     score = tl.where(by_logit, tl.where(competes, x, float("-inf")), score)
     _keep_best(draw, b, tile, score, ids, v, N, NP)
 
@@ -191,8 +191,8 @@ def _scores_of(draw, b, x, v, threshold, inv_t, PURPOSE: tl.constexpr):
     """(scores, ids) of single columns v with logits x, -inf where they do not compete."""
     real = x > float("-inf")
     ids, out = _ids_of(draw, b, tl.where(real, v, 0))
-    word = words(draw.noise, b, tl.load(draw.noise.position + b), PURPOSE, ids)
-    return race_scores(x * inv_t, real & (x >= threshold) & (out == 0), word), ids
+    neg_log_e = noise_of(draw.noise, b, tl.load(draw.noise.position + b), PURPOSE, ids)
+    return race_scores(x * inv_t, real & (x >= threshold) & (out == 0), neg_log_e), ids
 
 
 @triton.jit

@@ -65,8 +65,8 @@ class _Call:
     def coin(self, i: int) -> Tensor:
         return _random.coin(self._key(i))
 
-    def words(self, i: int | Tensor, purpose: int) -> Tensor:
-        return _random.vocab_words(self._key(i), purpose, None, self.vocab)
+    def noise(self, i: int | Tensor, purpose: int) -> Tensor:
+        return _random.vocab_noise(self._key(i), purpose, None, self.vocab)
 
     def _key(self, i: int | Tensor) -> RngKey:
         return self.given.rng._replace(position=self.given.rng.position + i)
@@ -159,7 +159,7 @@ def _passes(call: _Call, i: int, row: Distribution, x: Tensor, processed: Parame
     """Acceptance of x by the rules that look at the target row alone."""
     given, rule = call.given, call.given.rule
     if rule == MATCH:
-        return _rows.plain_draw(row, call.words(i, TARGET_PURPOSE)) == x
+        return _rows.plain_draw(row, call.noise(i, TARGET_PURPOSE)) == x
     if rule == GREEDY:
         return row.argmax == x
     if rule == TYPICAL:
@@ -229,7 +229,7 @@ def _emit(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Draw the token after the accepted prefix: plain, or from (scale p - q)+ with q at the rejected id."""
     row = call.target_distribution(accepted)
-    word = call.words(accepted, purpose)
+    noise = call.noise(accepted, purpose)
     ids = torch.cat([call.chains.ids, call.chains.ids.new_zeros(call.batch, 1)], dim=1)
     x = _at(ids, accepted).clamp(0, call.vocab - 1)
     q, bad = call.draft_probs(accepted, x)
@@ -239,12 +239,12 @@ def _emit(
     status = status | torch.where(late, Status.BAD_DRAFT, 0)
     wants_residual = wants_residual & ~late
 
-    plain = _rows.plain_draw(row, word)
+    plain = _rows.plain_draw(row, noise)
     point = ~call.has_draft_row
     excluded = torch.nn.functional.one_hot(x, call.vocab).bool()
-    without_x = _rows.plain_draw(row, word, excluded)
+    without_x = _rows.plain_draw(row, noise, excluded)
     weight = (scale[:, None] * row.probs()).float() - q.float()
-    drawn, empty = _rows.residual_draw(torch.where(row.kept, weight, 0.0), word)
+    drawn, empty = _rows.residual_draw(torch.where(row.kept, weight, 0.0), noise)
     drawn = torch.where(point, without_x, drawn)
     empty = torch.where(point, ~(row.kept & ~excluded).any(1), empty)
     status = status | torch.where(wants_residual & empty, Status.EMPTY_RESIDUAL, 0)

@@ -21,7 +21,7 @@ from ..._triton.chains import Chain, bit_row, chain_of, row_offset
 from ..._triton.codes import RESIDUAL_PURPOSE, S_DRAFT, S_EMPTY
 from ..._triton.handshake import arrive
 from ..._triton.laws import draft_tile, kept, law_of, prob
-from ..._triton.noise import log, tile_words
+from ..._triton.noise import log, tile_noise
 from ..._triton.race import race_scores, winner
 from ..._triton.rows import Noise, Sampling, load_logits, mask_allowed, sampling_of
 from ..._triton.stats import (
@@ -121,13 +121,13 @@ def _draw_tile(
     """Both races of one tile: the plain row (what an empty residual falls back to) and the residual."""
     start = tile * TILE
     v = start + tl.arange(0, TILE)
-    word = tile_words(call.noise, b, tl.load(call.noise.position + b) + accepted, RESIDUAL_PURPOSE, start, TILE)
+    neg_log_e = tile_noise(call.noise, b, tl.load(call.noise.position + b) + accepted, RESIDUAL_PURPOSE, start, TILE)
     if how == RESIDUAL:
         if ROWS or STATS:
             x, p, y, q = _pair(call, b, accepted, first, tile, NT, NR, inv_t, TILE, STATS)
             weight = scale * p - q
             competes = weight >= 1.1754943508222875e-38
-            best, at = winner(race_scores(log(tl.where(competes, weight, 1.0)), competes, word), v)
+            best, at = winner(race_scores(log(tl.where(competes, weight, 1.0)), competes, neg_log_e), v)
             put_f(part, F_SUM, b, tile, best)
             put_i(part, I_RANK, b, tile, at)
             nan = tl.max((y != y).to(tl.int32), axis=0) > 0
@@ -136,7 +136,7 @@ def _draw_tile(
         x = load_logits(call.target, row_offset(call.target, call.chain, first, b, accepted, 1), start, TILE)
         x = mask_allowed(x, call.target, bit_row(call.chain, first, b, accepted), start, TILE)
     competes = kept(x, law_of(call.ws, b * NR + accepted)[3])
-    score = race_scores(x * inv_t, competes, word)
+    score = race_scores(x * inv_t, competes, neg_log_e)
     best, at = winner(score, v)
     put_f(part, F_SCORE, b, tile, best)
     put_i(part, I_WINNER, b, tile, at)

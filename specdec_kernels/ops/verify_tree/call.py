@@ -77,9 +77,9 @@ class Call:
         """The one coin of all children of a node."""
         return _random.coin(self._key(at(self.tree.depth, node)), at(self.rank, node))
 
-    def words(self, node: Tensor, purpose: int) -> Tensor:
-        """Words [batch, vocab] of the token after a node."""
-        return _random.vocab_words(self._key(at(self.tree.depth, node)), purpose, None, self.vocab)
+    def noise(self, node: Tensor, purpose: int) -> Tensor:
+        """Noise [batch, vocab] of the token after a node."""
+        return _random.vocab_noise(self._key(at(self.tree.depth, node)), purpose, None, self.vocab)
 
     def _key(self, depth: Tensor) -> RngKey:
         return self.given.rng._replace(position=self.given.rng.position + depth)
@@ -93,13 +93,13 @@ class Call:
     def draw(self, node: Tensor, left: Correction, purpose: int, *, excludes: bool = False) -> tuple[Tensor, Tensor]:
         """(the token after a node, whether its residual was empty and it was drawn from p)."""
         row = self.target_distribution(node)
-        word = self.words(node, purpose)
-        plain = _rows.plain_draw(row, word)
-        without = _rows.plain_draw(row, word, left.tried)
+        noise = self.noise(node, purpose)
+        plain = _rows.plain_draw(row, noise)
+        without = _rows.plain_draw(row, noise, left.tried)
         q, _ = self.draft_probs(node, torch.zeros_like(node))
         q = torch.where(left.hidden, 0.0, q)
         weight = row.probs().float() - (left.scale[:, None] * q).float()
-        drawn, empty = _rows.residual_draw(torch.where(row.kept, weight, 0.0), word)
+        drawn, empty = _rows.residual_draw(torch.where(row.kept, weight, 0.0), noise)
         point = torch.ones_like(empty) if excludes else ~self.has_draft_row
         drawn = torch.where(point, without, drawn)
         empty = left.rejected & torch.where(point, ~(row.kept & ~left.tried).any(1), empty)

@@ -28,7 +28,7 @@ def match(call: Call, max_depth: int, purpose: int, status: Tensor) -> Walk:
         status = flag(status, (children & call.outside).any(1), Status.BAD_ID)
         row = call.target_distribution(stand)
         status = flag(status, children.any(1) & row.bad, Status.BAD_TARGET)
-        token = _rows.plain_draw(row, call.words(stand, purpose))
+        token = _rows.plain_draw(row, call.noise(stand, purpose))
         child, walking = first(children & call.usable & (call.ids == token[:, None]) & ~row.bad[:, None])
         stand = torch.where(walking, child, stand)
     return stand, call.nothing_rejected(), status

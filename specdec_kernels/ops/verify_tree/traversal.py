@@ -112,12 +112,12 @@ def traverse(call: Call, max_depth: int, status: Tensor) -> tuple[Tensor, Tensor
         rows.delete(above, weight_above, leaf, running)
         alive = alive & ~(running[:, None] & (call.tree.node == leaf[:, None]))
 
-    row, word = call.target_distribution(stand), call.words(stand, RESIDUAL_PURPOSE)
+    row, noise = call.target_distribution(stand), call.noise(stand, RESIDUAL_PURPOSE)
     deleted = at(rows.is_fixed, stand)
-    drawn, empty = _rows.residual_draw(rows.p[call.slot, stand].float(), word)
+    drawn, empty = _rows.residual_draw(rows.p[call.slot, stand].float(), noise)
     tried = rows.tried[call.slot, stand]
     point = ~call.has_draft_row
-    drawn = torch.where(point, _rows.plain_draw(row, word, tried), drawn)
+    drawn = torch.where(point, _rows.plain_draw(row, noise, tried), drawn)
     empty = deleted & torch.where(point, ~(row.kept & ~tried).any(1), empty | at(rows.is_empty, stand))
     status = flag(status, empty, Status.EMPTY_RESIDUAL)
-    return stand, torch.where(deleted & ~empty, drawn, _rows.plain_draw(row, word)), status
+    return stand, torch.where(deleted & ~empty, drawn, _rows.plain_draw(row, noise)), status

@@ -22,7 +22,7 @@ from ..._triton.chains import Chain, row_offset
 from ..._triton.codes import RESIDUAL_PURPOSE, S_EMPTY
 from ..._triton.handshake import arrive
 from ..._triton.laws import kept, law_of
-from ..._triton.noise import log, tile_words
+from ..._triton.noise import log, tile_noise
 from ..._triton.pairs import draft_probs, law_again, law_row, law_tile, target_probs
 from ..._triton.race import race_scores, winner
 from ..._triton.rows import Noise, Sampling, sampling_of
@@ -187,11 +187,11 @@ def _draw_tile(
     """Both races of one tile: the plain row (what an empty residual falls back to) and what is left of it."""
     v = tile * TILE + tl.arange(0, TILE)
     place = tl.load(call.noise.position + b) + node_field(call, call.depth, b, node)
-    word = tile_words(call.noise, b, place, RESIDUAL_PURPOSE, tile * TILE, TILE)
+    neg_log_e = tile_noise(call.noise, b, place, RESIDUAL_PURPOSE, tile * TILE, TILE)
     row = b * NR + slot
     x, p = target_probs(call, b, node, b * 0, row, tile, inv_t, b < 0, TILE)
     competes = kept(x, law_of(call.ws, row)[3])
-    score = race_scores(x * inv_t, competes, word)
+    score = race_scores(x * inv_t, competes, neg_log_e)
     best, at = winner(score, v)
     put_f(part, F_SCORE, b, tile, best)
     put_i(part, I_WINNER, b, tile, at)
@@ -201,7 +201,7 @@ def _draw_tile(
             weight = tl.load(call.scale + b * 2) * p - tl.load(call.scale + b * 2 + 1) * q
             weight, _ = with_listed(call, b, v, weight, q, count)
             competes = weight >= 1.1754943508222875e-38
-            best, at = winner(race_scores(log(tl.where(competes, weight, 1.0)), competes, word), v)
+            best, at = winner(race_scores(log(tl.where(competes, weight, 1.0)), competes, neg_log_e), v)
             put_f(part, F_SUM, b, tile, best)
             put_i(part, I_RANK, b, tile, at)
     if how == POINT:
