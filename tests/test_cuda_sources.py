@@ -32,6 +32,8 @@ def test_kernels_reach_global_memory_only_through_the_counted_accessor(path: Pat
     # An address may become an accessor, or a number on the host; never a pointer that is read.
     text = re.sub(r"Global<[^;]*?>\s*\w*\(reinterpret_cast<", "Global(accessor<", text)
     text = text.replace("reinterpret_cast<uint64_t>", "")
+    # The host's launches may name a kernel, and the function that takes them.
+    text = text.replace("reinterpret_cast<const void*>(kernel)", "").replace("reinterpret_cast<specdec::Elsewhere>", "")
     casts = re.findall(r"reinterpret_cast<[^>]*>", text)
     assert not casts, f"only global.cuh turns addresses into values: {casts}"
     kernels = re.findall(r"__global__[^{;]*?(\w+_kernel)\(([^)]*)\)", text)
