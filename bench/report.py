@@ -15,7 +15,7 @@ from . import charts, loop
 from .filter_traffic import ROWS
 from .highlights import readme_table
 from .machine import ROOT
-from .results import FOLDER, LOOP, NOT_TIMES, TRAFFIC, TRAFFIC_FULL
+from .results import FOLDER, LOOP, TRAFFIC, TRAFFIC_FULL
 from .tables import (
     Row,
     commits,
@@ -63,16 +63,16 @@ FILTERS_TEXT = f"""
 multiples of a row's bytes (Triton, which is interpreted: of the first {ROWS["triton"]} rows); bold where the mean is
 over the budget. No row is cut. `llm` rows are those of the other tables, `normal` rows N(0, 1) an id, `equal` rows all
 0, `capped` rows N(0, 3) with nothing above 6, and in `peaked` rows one id has nearly all of the mass. Where top-p
-stands alone, the filters of this version read some rows up to 35 times. `make traffic TRAFFIC=--full` counts these
-bytes; CI does not. The commit says which kernels were counted.
+stands alone, the CUDA kernels of the commit named below read some rows up to 35 times. `make traffic TRAFFIC=--full`
+counts these bytes anew for other kernels; CI does not.
 """
 
 
 def result_contents() -> list[Row]:
-    """Committed timings of ops, GPUs first."""
-    files = [path for path in sorted(FOLDER.glob("*.json")) if path not in NOT_TIMES]
-    contents = [content for path in files if (content := json.loads(path.read_text()))["rows"]]
-    return sorted(contents, key=lambda content: not is_gpu(content))
+    """Committed timings of ops, GPUs first; other files of the folder count bytes, cycles or instructions."""
+    contents = [json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))]
+    timed = [content for content in contents if any("p50_us" in row for row in content.get("rows", []))]
+    return sorted(timed, key=lambda content: not is_gpu(content))
 
 
 def page(contents: list[Row], decoding: Row, traffic: Row, filters: Row) -> str:

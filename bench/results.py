@@ -15,9 +15,6 @@ FOLDER = Path(__file__).parent / "results"
 TRAFFIC = FOLDER / "traffic.json"
 TRAFFIC_FULL = FOLDER / "traffic-full.json"
 LOOP = FOLDER / "loop.json"
-GPU_MODEL = FOLDER / "gpu-model.json"  # of tools/gpu_model
-SIMULATED = FOLDER / "simulated.json"  # of tools/simulate
-NOT_TIMES = (TRAFFIC, TRAFFIC_FULL, LOOP, GPU_MODEL, SIMULATED)
 
 
 def path() -> Path:

@@ -238,8 +238,10 @@ def test_a_summary_is_in_microseconds() -> None:
 
 
 def test_results_carry_machine_versions_and_commit() -> None:
-    for file in set(results.FOLDER.glob("*.json")) - {results.GPU_MODEL, results.SIMULATED}:
+    for file in results.FOLDER.glob("*.json"):
         content = json.loads(file.read_text())
+        if "rows" not in content:  # counted from machine code or in a simulator: those pages have their own tests
+            continue
         assert content["machine"]["cpu"]
         for row in content["rows"]:
             told = content | row  # of a row, or of the whole file
