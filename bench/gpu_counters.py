@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from . import suite
-from .cases import BOTH, Case
+from .gpu_plan import counted
 from .json_rows import read, write
 
 METRICS = {
@@ -26,17 +26,11 @@ METRICS = {
     "sm__warps_active.avg.pct_of_peak_sustained_active": "occupancy_percent",
     "launch__registers_per_thread": "registers",
 }
-CASES = (
-    Case("verify_chain", batch=64, dtype="bf16", rule="greedy"),
-    Case("verify_chain", batch=64, dtype="bf16"),
-    Case("verify_chain", batch=64, dtype="bf16", rule="match"),
-    Case("verify_chain", batch=64, dtype="bf16", filters=BOTH),
-)
 
 
 def make_calls() -> None:
     """What is watched."""
-    for case in CASES:
+    for case in counted():
         made = suite.module(case.op).inputs(case)
         for contender in suite.contenders(case, made[:1], suite.backends()):
             if contender.is_ours:

@@ -33,3 +33,10 @@ def cases() -> list[Any]:
         MaskCase("tree_mask", 64, 64, format=f"flat, past {PAST}"),
         Case(op, batch=16, compiled=True),  # Inductor takes a minute
     ]
+
+
+def counted() -> list[Case]:
+    """The calls whose hardware counters are read."""
+    op, bf16 = "verify_chain", "bf16"
+    plain = [Case(op, batch=64, dtype=bf16, rule=rule) for rule in ("greedy", "ratio", "match")]
+    return [*plain, Case(op, batch=64, dtype=bf16, filters=BOTH)]

@@ -21,7 +21,11 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 from native.build import build  # noqa: E402
 
-KEPT_TESTS = ("tests/ops/test_gather_nodes.py", "tests/test_random.py")  # besides tests/gpu
+KEPT_TESTS = (  # test_devices.py of tests/gpu runs in the fast tier, as test_other_device.py
+    "tests/gpu/test_caches.py",
+    "tests/gpu/test_handshake.py",
+    "tests/ops/test_gather_nodes.py",
+)
 PLANTED = """
 import pytest
 
@@ -52,13 +56,13 @@ CHANGES = {
         ("VOCAB = 128256", "VOCAB = 2400"),
         ("[1, 7, 256]", "[1, 2]"),
     ],
-    "tests/gpu/test_caches.py": [("REPEATS = 1000", "REPEATS = 1"), ("range(20)", "range(2)")],
+    "tests/gpu/test_caches.py": [("REPEATS = 1000", "REPEATS = 1"), ("range(20)", "range(1)")],
     "tests/conftest.py": [("import os\n", "import os\nfrom rehearsal.start import enter\n\nenter()\n")],
     "bench/gpu_small.py": [("VOCAB = 9001", "VOCAB = 700")],
     "bench/gpu.sh": [
         ('-m "not slow"', '-m "not slow" -k "not opcheck"'),  # torch.compile wants a real GPU
         ("gpu_small --seconds 80 2>&1", "gpu_small --seconds 2 2>&1"),
-        ("tests cuda 4", "tests cuda 2"),
+        ("tests cuda 4", "tests cuda 0"),
         ("tests triton 8", "tests triton 2"),
         ("small --seconds 80\n", "small --seconds 8\n"),
     ],
@@ -69,7 +73,7 @@ def copy_tree(to: Path) -> None:
     """The files that git knows, changed as CHANGES says, the kernels for the host, fake tools and planted tests."""
     names = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True)
     for name in names.stdout.splitlines():
-        is_test = name.startswith("tests/") and Path(name).name.startswith("test_") and "/gpu/" not in name
+        is_test = name.startswith("tests/") and Path(name).name.startswith("test_")
         if (ROOT / name).exists() and (not is_test or name in KEPT_TESTS):
             (to / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, to / name)
@@ -123,7 +127,7 @@ def check(content: dict[str, Any], status: int) -> None:
     assert {f["test"].split("::")[-1] for f in gpus["failures"]} == {
         "test_that_fails", "test_whose_fixture_fails", "collection of tests/gpu/test_broken.py",
     }, gpus["failures"]  # fmt: skip
-    assert gpus["passed"] > 20 and steps["tests of cuda"]["passed"] > 5 and steps["tests of triton"]["passed"] > 5
+    assert gpus["passed"] > 10 and steps["tests of cuda"]["passed"] > 5 and steps["tests of triton"]["passed"] > 5
     assert "refuses" in steps["synccheck"]["reason"]
     assert content["machine"]["driver"] == "580.0" and content["commit"] == "0123456789"
     assert content["counters"] == [{"kernel": "rows_kernel", "ns": 1234.0}], content["counters"]
