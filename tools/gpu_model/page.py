@@ -129,12 +129,14 @@ def against_first(content: dict[str, Any], first: dict[str, dict[str, float]]) -
     """What `shares` gave for the first design's kernels, beside what it gives now."""
     now = shares(content)
 
-    def cell(found: dict[str, dict[str, float]], call: str, machine: Machine) -> str:
-        value = found.get(call, {}).get(machine.name)
-        return "" if value is None else percent(value)
+    def cell(call: str, machine: Machine) -> str:
+        before, after = (found.get(call, {}).get(machine.name) for found in (first, now))
+        if before is None and after is None:
+            return ""
+        return " → ".join("?" if share is None else percent(share) for share in (before, after))
 
-    lines = ([call, *(cell(f, call, m) for m in MACHINES for f in (first, now))] for call in first | now)
-    head = ["call", *(f"{m.name}{when}" for m in MACHINES for when in (", first", ", now"))]
+    lines = ([call, *(cell(call, machine) for machine in MACHINES)] for call in first | now)
+    head = ["call", *(machine.name for machine in MACHINES)]
     return f"### The first design and this one, {VOCAB} ids, batch {BATCH}\n\n" + table(head, lines)
 
 
