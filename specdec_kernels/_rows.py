@@ -49,6 +49,10 @@ class Distribution(NamedTuple):
         """float64 [batch, vocab]."""
         return _weights(self.logits, self.maximum, self.inv_t, self.kept) / self.mass[:, None]
 
+    def log_weights(self) -> Tensor:
+        """float32 [batch, vocab]: (logit - maximum) * inv_t, which a race adds to its noise; 0 at the maximum."""
+        return (self.logits - self.maximum[:, None]) * self.inv_t[:, None]
+
     def logsumexp(self) -> Tensor:
         """float32 [batch]: log-sum of the scaled kept logits; 0 for a point mass."""
         value = self.maximum.double() * self.inv_t.double() + self.mass.log()
@@ -155,22 +159,24 @@ def race_scores(logweight: Tensor, competes: Tensor, noise: Tensor) -> Tensor:
 def plain_scores(row: Distribution, noise: Tensor, exclude: Tensor | None = None) -> Tensor:
     """Race scores of a plain draw; `exclude` bool [batch, vocab] takes ids out of it."""
     competes = row.kept if exclude is None else row.kept & ~exclude
-    return race_scores(row.logits * row.inv_t[:, None], competes, noise)
+    return race_scores(row.log_weights(), competes, noise)
 
 
-def plain_draw(row: Distribution, noise: Tensor, exclude: Tensor | None = None) -> Tensor:
-    """One id [batch] from each distribution, or the first kept one where every score overflowed."""
-    competes = row.kept if exclude is None else row.kept & ~exclude
+def plain_draw(row: Distribution, noise: Tensor) -> Tensor:
+    """One id [batch] from each distribution; its maximum always competes."""
+    return plain_scores(row, noise).argmax(1)
+
+
+def draw_without(row: Distribution, noise: Tensor, exclude: Tensor) -> tuple[Tensor, Tensor]:
+    """(id, empty): one id from each distribution without some; empty rows have no finite score."""
     score = plain_scores(row, noise, exclude)
-    best = torch.where(competes, row.logits, -_INF)
-    return torch.where(score.amax(1) > -_INF, score.argmax(1), best.argmax(1))
+    return score.argmax(1), score.amax(1) == -_INF
 
 
 def residual_draw(weight: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     """(id, empty): one id from weights (float32 [batch, vocab], not normalised); empty rows have no positive weight."""
-    competes = weight >= TINY
-    score = race_scores(_random.log(weight.clamp(min=TINY)), competes, noise)
-    return score.argmax(1), ~competes.any(1)
+    score = race_scores(_random.log(weight.clamp(min=TINY)), weight >= TINY, noise)
+    return score.argmax(1), score.amax(1) == -_INF
 
 
 def to_target_ids(probs: Tensor, token_map: Tensor | None, vocab: int) -> Tensor:

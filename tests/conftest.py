@@ -65,10 +65,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A module that imports its `op` runs on the backends this op declares, any other one on all."""
+    """A module that imports its `op` runs on the backends this op declares, another on its BACKENDS, or on all."""
     if "backend" in metafunc.fixturenames:
         op = getattr(metafunc.module, "op", None)
-        declared = BACKENDS if op is None else ("reference", *op.backends)
+        named = getattr(metafunc.module, "BACKENDS", BACKENDS)
+        declared = named if op is None else ("reference", *op.backends)
         names = [b for b in BACKENDS if b.removesuffix("_host") in declared]
         metafunc.parametrize("backend", names, indirect=True)
 

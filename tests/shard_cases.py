@@ -124,7 +124,7 @@ def sample_calls(vocab: int, batch: int, filters: str, seed: int, logprobs: str 
     g = torch.Generator().manual_seed(seed)
     rows = 2.5 * torch.randn(batch, vocab, generator=g)
     spoil(rows)
-    rows[2] *= 1e38  # every score overflows
+    rows[2] *= 1e38  # differences of logits that float32 does not hold
     keywords = {
         "sampling": mixed_sampling(batch, FILTERS[filters], 5),
         "rng": make_rng(batch, seed),
@@ -136,6 +136,20 @@ def sample_calls(vocab: int, batch: int, filters: str, seed: int, logprobs: str 
     }
     budget = allowed_exchanges(filters)
     return [Call(f"sample {filters}", sample, {"logits": rows}, keywords, vocab, budget)]
+
+
+def extreme_call(vocab: int, seed: int) -> Call:
+    """Temperature 3e-38: log-weights overflow where a logit lies more than 10 below the row's maximum."""
+    g = torch.Generator().manual_seed(seed)
+    rows = 6 * torch.randn(12, vocab, generator=g)
+    keywords = {
+        "sampling": Sampling.full(12, temperature=3e-38),
+        "rng": make_rng(12, seed),
+        "purpose": "draft",
+        "num_samples": 64,
+        "exclude_ids": rows.argmax(1, keepdim=True),
+    }
+    return Call("temperature 3e-38", sample, {"logits": rows}, keywords, vocab, 2)
 
 
 def hard_rows_call(vocab: int, batch: int, seed: int) -> Call:

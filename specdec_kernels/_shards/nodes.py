@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .. import _random, _trees
+from .. import _random, _rows, _trees
 from .._codes import RAW_LOGPROBS
 from .._rows import Distribution, Parameters
 from .._trees import Tree
@@ -237,20 +237,18 @@ class Nodes:
         flat = (self.request[:, None] * self.nodes + rows).flatten()
         shown = self.scored_rows[flat] if self.scored_rows is not None else distribution.logits
 
-        def best(score: Tensor, ran: Tensor) -> tuple[Tensor, ...]:
-            message = races.best(score, ran, ids, shown)
+        def best(score: Tensor) -> tuple[Tensor, ...]:
+            message = races.best(score, ids, shown)
             return message if self.scored_rows is not None else message[:2]
 
-        fields = best(*races.plain(distribution.logits, distribution.inv_t, distribution.kept, noise))
+        fields = best(_rows.plain_scores(distribution, noise))
         if weight is not None:
             assert tried is not None and point is not None
-            without, ran = races.plain(
-                distribution.logits, distribution.inv_t, distribution.kept & ~self.marked(rows, tried), noise
-            )
+            without = _rows.plain_scores(distribution, noise, self.marked(rows, tried))
             score = races.corrected(weight, noise)
             points = point[:, None].expand_as(rows).flatten()
             score = torch.where(points[:, None], without, score)
-            fields += best(score, torch.where(points, ran, (score > -torch.inf).any(1)))
+            fields += best(score)
         got = self.shards.send(*fields, *more)()
         draws = []
         for _ in range(1 if weight is None else 2):

@@ -26,43 +26,27 @@ def noise(shards: Shards, rng: RngKey, purpose: int, lane: Tensor | None = None)
     return _random.vocab_noise(rng, purpose, lane, shards.widest, first=shards.first)
 
 
-def plain(logits: Tensor, inv_t: Tensor, competes: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """(score, whether it is that of a race) of each id: its largest logits, where every score of a row overflowed."""
-    score = _rows.race_scores(logits * inv_t[:, None], competes, noise)
-    ran = score > -_INF
-    score = torch.where(ran.any(1, keepdim=True), score, torch.where(competes, logits, -_INF))
-    return score, ran.any(1)
-
-
 def corrected(weight: Tensor, noise: Tensor) -> Tensor:
     """Scores of a draw from weights [rows, columns]."""
     return _rows.race_scores(_random.log(weight.clamp(min=_rows.TINY)), weight >= _rows.TINY, noise)
 
 
-def best(score: Tensor, ran: Tensor, ids: Tensor, logits: Tensor, count: int = 1) -> tuple[Tensor, Tensor, Tensor]:
-    """A rank's message: scores, ids and logits of its best, [rows, count], ties to the lowest id.
-
-    An id below -1 is -2 - id of a fallback; -1 is none.
-    """
+def best(score: Tensor, ids: Tensor, logits: Tensor, count: int = 1) -> tuple[Tensor, Tensor, Tensor]:
+    """A rank's message: scores, ids and logits of its best, [rows, count], ties to the lowest id; -1 is none."""
     by_id = ids.argsort(stable=True)
     top = by_id[score[:, by_id].sort(dim=1, descending=True, stable=True).indices[:, :count]]
     score = score.gather(1, top)
-    code = torch.where(ran[:, None], ids[top], -2 - ids[top])
-    code = torch.where(score > -_INF, code, -1)
+    top_ids = torch.where(score > -_INF, ids[top], -1)
     short = (0, count - top.shape[1])
     pad = torch.nn.functional.pad
-    return pad(score, short, value=-_INF), pad(code, short, value=-1).int(), pad(logits.gather(1, top), short)
+    return pad(score, short, value=-_INF), pad(top_ids, short, value=-1).int(), pad(logits.gather(1, top), short)
 
 
-def winner(score: Tensor, code: Tensor, logit: Tensor) -> Winner:
+def winner(score: Tensor, ids: Tensor, logit: Tensor) -> Winner:
     """The best of all ranks' messages [ranks, rows, count]."""
     count = score.shape[2]
-    score, code, logit = (part.permute(1, 0, 2).flatten(1) for part in (score, code.long(), logit))
-    ran = (code >= 0).any(1, keepdim=True)
-    counts = torch.where(ran, code >= 0, code < -1)
-    ids = torch.where(code >= 0, code, -2 - code)
+    score, ids, logit = (part.permute(1, 0, 2).flatten(1) for part in (score, ids.long(), logit))
     by_id = ids.argsort(dim=1, stable=True)
-    score = torch.where(counts, score, -_INF).gather(1, by_id)
+    score = score.gather(1, by_id)
     top = by_id.gather(1, score.sort(dim=1, descending=True, stable=True).indices[:, :count])
-    ids = torch.where(counts, ids, -1)
     return Winner(ids.gather(1, top), logit.gather(1, top))

@@ -65,9 +65,9 @@ def sample(shards: Shards, given: SampleArguments) -> tuple[Tensor, Tensor, Tens
             excluded = excluded | (ids == given.exclude_ids[:, j : j + 1])
     (distribution, *raw), _ = finish()
 
-    score, ran = races.plain(distribution.logits, distribution.inv_t, distribution.kept & ~excluded, noise)
+    score = _rows.plain_scores(distribution, noise, excluded)
     source = raw[0] if raw else distribution
-    message = races.best(score, ran, ids, source.logits, given.num_samples)
+    message = races.best(score, ids, source.logits, given.num_samples)
     won = races.winner(*shards.send(*message)())
     drawn = (won.ids >= 0) & ~distribution.bad[:, None]
     status = torch.where(parameter.bad, Status.BAD_SAMPLING, 0)

@@ -22,13 +22,12 @@ def residual_sample(given: ResidualArguments, rng: RngKey, purpose: int) -> tupl
     point = torch.nn.functional.one_hot(r.ids, vocab).bool() & r.point[:, None]
     rest = r.weight.gather(1, r.ids[:, None])
     share = rest / (given.a.float()[:, None] * r.row.probs().float().gather(1, r.ids[:, None])).clamp(min=_rows.TINY)
-    plain_weight = r.row.logits * r.row.inv_t[:, None]
+    plain_weight = r.row.log_weights()
     left = plain_weight + _random.log(share.clamp(min=_rows.TINY))
     scores = _rows.race_scores(
         torch.where(point, left, plain_weight), r.row.kept & (~point | (rest >= _rows.TINY)), noise
     )
-    by_race = torch.where(scores.amax(1) > -torch.inf, scores.argmax(1), r.row.argmax)
     empty = (r.status & Status.EMPTY_RESIDUAL) != 0
-    token = torch.where(r.point, by_race, torch.where(r.plain | empty, _rows.plain_draw(r.row, noise), drawn))
+    token = torch.where(r.point, scores.argmax(1), torch.where(r.plain | empty, _rows.plain_draw(r.row, noise), drawn))
     token = torch.where(r.point & empty, _rows.plain_draw(r.row, noise), token)
     return torch.where(r.row.bad, -1, token), r.mass, r.status.int()

@@ -32,9 +32,6 @@ def sample(given: SampleArguments) -> tuple[Tensor, Tensor, Tensor, Tensor, Tens
         for j in range(given.exclude_ids.shape[1]):
             excluded = excluded | (ids == given.exclude_ids[:, j : j + 1])
     score = _rows.plain_scores(distribution, noise, excluded)
-    # A row whose scores all overflowed falls back to its largest logits.
-    overflowed = score.amax(1, keepdim=True) == -_INF
-    score = torch.where(overflowed, torch.where(distribution.kept & ~excluded, distribution.logits, -_INF), score)
     # Stable sorts: first by target id, then by score, so that ties go to the lowest target id.
     by_id = ids.argsort(stable=True)
     order = by_id[score[:, by_id].sort(dim=1, descending=True, stable=True).indices[:, :num_samples]]

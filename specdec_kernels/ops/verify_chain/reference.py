@@ -242,11 +242,11 @@ def _emit(
     plain = _rows.plain_draw(row, noise)
     point = ~call.has_draft_row
     excluded = torch.nn.functional.one_hot(x, call.vocab).bool()
-    without_x = _rows.plain_draw(row, noise, excluded)
+    without_x, nothing = _rows.draw_without(row, noise, excluded)
     weight = (scale[:, None] * row.probs()).float() - q.float()
     drawn, empty = _rows.residual_draw(torch.where(row.kept, weight, 0.0), noise)
     drawn = torch.where(point, without_x, drawn)
-    empty = torch.where(point, ~(row.kept & ~excluded).any(1), empty)
+    empty = torch.where(point, nothing, empty)
     status = status | torch.where(wants_residual & empty, Status.EMPTY_RESIDUAL, 0)
     return torch.where(wants_residual & ~empty, drawn, plain), how, status
 

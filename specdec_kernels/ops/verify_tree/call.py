@@ -95,14 +95,14 @@ class Call:
         row = self.target_distribution(node)
         noise = self.noise(node, purpose)
         plain = _rows.plain_draw(row, noise)
-        without = _rows.plain_draw(row, noise, left.tried)
+        without, nothing = _rows.draw_without(row, noise, left.tried)
         q, _ = self.draft_probs(node, torch.zeros_like(node))
         q = torch.where(left.hidden, 0.0, q)
         weight = row.probs().float() - (left.scale[:, None] * q).float()
         drawn, empty = _rows.residual_draw(torch.where(row.kept, weight, 0.0), noise)
         point = torch.ones_like(empty) if excludes else ~self.has_draft_row
         drawn = torch.where(point, without, drawn)
-        empty = left.rejected & torch.where(point, ~(row.kept & ~left.tried).any(1), empty)
+        empty = left.rejected & torch.where(point, nothing, empty)
         return torch.where(left.rejected & ~empty, drawn, plain), empty
 
 

@@ -117,7 +117,8 @@ def traverse(call: Call, max_depth: int, status: Tensor) -> tuple[Tensor, Tensor
     drawn, empty = _rows.residual_draw(rows.p[call.slot, stand].float(), noise)
     tried = rows.tried[call.slot, stand]
     point = ~call.has_draft_row
-    drawn = torch.where(point, _rows.plain_draw(row, noise, tried), drawn)
-    empty = deleted & torch.where(point, ~(row.kept & ~tried).any(1), empty | at(rows.is_empty, stand))
+    without, nothing = _rows.draw_without(row, noise, tried)
+    drawn = torch.where(point, without, drawn)
+    empty = deleted & torch.where(point, nothing, empty | at(rows.is_empty, stand))
     status = flag(status, empty, Status.EMPTY_RESIDUAL)
     return stand, torch.where(deleted & ~empty, drawn, _rows.plain_draw(row, noise)), status
