@@ -2,30 +2,15 @@
 #include "draw.h"
 
 #include <algorithm>
+#include <bit>
 #include <cfloat>
 #include <cmath>
 
 namespace specdec::cpu {
 namespace {
 
-// Weighing 64 logits around each of this many costs about as much as the whole tile.
-constexpr int kCrowd = 16;
-
-// Largest kept logits first, ties to the lowest id: the rule where no score is finite.
-std::vector<int64_t> largest_logits(const RowLaw& law, const Race& race, int64_t wanted) {
-  std::vector<Entrant> kept;
-  for (int64_t id = 0; id < law.source.vocab; ++id) {
-    const float l = law.source.logit(id);
-    if (law.keeps(id, l) && !race.is_excluded(id)) kept.push_back({l, id});
-  }
-  std::sort(kept.begin(), kept.end(),
-            [](const Entrant& x, const Entrant& y) { return x.beats(y); });
-  std::vector<int64_t> ids;
-  for (const Entrant& e : kept) {
-    if (static_cast<int64_t>(ids.size()) < wanted) ids.push_back(e.id);
-  }
-  return ids;
-}
+// So many blocks are weighed one by one, each of them read for itself; then the row as a whole.
+constexpr int kCrowd = 256;
 
 // Tiles of [begin, end), `first` first if it is there: the tile of the maximum most likely holds
 // the winner, whose score saves the noise of most other tiles.
@@ -37,34 +22,19 @@ void tiles_from(int64_t begin, int64_t end, int64_t first, const F& f) {
   }
 }
 
-// Offers the weights of a tile; the largest first.
-void race_weights(const float* weights, int n, int64_t first, const SumMax& found, Race& race) {
-  if (found.max < FLT_MIN) return;
-  race.offer_weight(first + tiles().find(weights, n, found.max), found.max);
-  tiles().race_weights(weights, n, first, race);
+// f(first id, word) for each block of `found`.
+template <class F>
+void for_blocks(uint32_t found, int t, const uint32_t* words, const F& f) {
+  for (; found != 0; found &= found - 1) {
+    const int block = std::countr_zero(found);
+    f(int64_t{t} * kTile + block * kNoiseBlock, words[block]);
+  }
 }
 
-// Races the logits of a row; where `race` weighs them, a crowded tile is weighed as a whole.
-void race_row(const Team& team, const RowLaw& law, Race& race, const Residual* weighed = nullptr) {
-  std::vector<Race> part(team.chunks(), race);
-  team.run_tiles(law.source.tile_count(), [&](int chunk, int64_t begin, int64_t end) {
-    alignas(64) float buffer[kTile], scratch[kTile];
-    Race& mine = part[chunk];
-    tiles_from(begin, end, law.argmax / kTile, [&](int t) {
-      mine.allow(kCrowd);
-      const float top = law.tile_max[t];
-      if (!(top >= mine.threshold) || top == -kInf) return;
-      if (top * mine.inv_t + kMaxRaceNoise < mine.cut()) return;
-      const int n = law.source.length(t);
-      const int64_t first = int64_t{t} * kTile;
-      const RawTile tile = law.source.raw_tile(t, buffer);
-      tiles().race_logits[tile.index()](tile.logits, n, first, mine, law.source.ahead(t));
-      if (!mine.crowded()) return;
-      const SumMax found = residual_tile(*weighed, t, scratch, buffer);
-      race_weights(buffer, n, first, found, mine);
-    });
-  });
-  for (const Race& p : part) race.merge(p);
+void set_row(Race& race, const RowLaw& law) {
+  race.max = law.max;
+  race.inv_t = law.params.inv_t;
+  race.threshold = law.threshold;
 }
 
 // a p - b q of one id, for the ids that a point mass or a hidden id sets apart.
@@ -73,38 +43,38 @@ float residual_weight(const Residual& r, int64_t id) {
   return w > 0 ? static_cast<float>(w) : 0.f;
 }
 
-// One id's weight, the same bits as in its tile.
-class ResidualWeigher : public Weigher {
- public:
-  explicit ResidualWeigher(const Residual& r) : r_(r) {}
-  float weight(int64_t id) const override {
-    alignas(64) float scratch[kPad], weights[kPad];
-    residual_span(r_, id / kPad * kPad, kPad, scratch, weights);
-    return weights[id % kPad];
-  }
-
- private:
-  const Residual& r_;
-};
-
 }  // namespace
 
-std::vector<int64_t> finish_draw(const RowLaw& law, const Race& race, int64_t wanted) {
-  if (race.empty()) return largest_logits(law, race, wanted);
-  std::vector<int64_t> ids;
-  for (const Entrant& e : race.best()) ids.push_back(e.id);
-  return ids;
+void race_plain(const RowLaw& law, Race& race) {
+  set_row(race, law);
+  race.offer_logit(law.argmax, law.max);
+  if (law.params.greedy) return;
+  tiles_from(0, law.source.tile_count(), law.argmax / kTile, [&](int t) {
+    alignas(64) float buffer[kNoiseBlock];
+    uint32_t words[kTileBlocks];
+    const uint32_t found = tiles().race_logits(law.tile_blocks(t), int64_t{t} * kTile, race, words);
+    for_blocks(found, t, words, [&](int64_t first, uint32_t word) {
+      race.offer_logits(first, law.source.span(first, kNoiseBlock, buffer), word);
+    });
+  });
 }
 
-std::vector<int64_t> draw_plain(const Team& team, const RowLaw& law, Race& race, int64_t wanted) {
-  race.inv_t = law.params.inv_t;
-  race.threshold = law.threshold;
-  if (law.params.greedy) {
-    return race.is_excluded(law.argmax) ? std::vector<int64_t>{} : std::vector<int64_t>{law.argmax};
-  }
-  race.offer_logit(law.argmax, law.max);
-  race_row(team, law, race);
-  return finish_draw(law, race, wanted);
+void race_logits(Race& race, int t, const float* tile, const float* blocks) {
+  uint32_t words[kTileBlocks];
+  const int64_t start = int64_t{t} * kTile;
+  const uint32_t found = tiles().race_logits(blocks, start, race, words);
+  for_blocks(found, t, words, [&](int64_t first, uint32_t word) {
+    race.offer_logits(first, tile + (first - start), word);
+  });
+}
+
+void race_weights(Race& race, int t, const float* tile, const float* blocks) {
+  uint32_t words[kTileBlocks];
+  const int64_t start = int64_t{t} * kTile;
+  const uint32_t found = tiles().race_weights(blocks, start, race, words);
+  for_blocks(found, t, words, [&](int64_t first, uint32_t word) {
+    race.offer_weights(first, tile + (first - start), word);
+  });
 }
 
 int64_t DraftRow::column(int64_t target_id) const {
@@ -195,41 +165,53 @@ double residual_mass(const Team& team, const Residual& r) {
 int64_t draw_weighted(const Team& team, const RowLaw& law, double scale, const TileWeights& weights,
                       const NoiseStream& stream) {
   const bool bounded = std::isfinite(scale);
-  std::vector<Race> part(team.chunks(), Race(stream, 1.f, -kInf));
+  std::vector<Race> part(team.chunks(), Race(stream));
   team.run_tiles(law.source.tile_count(), [&](int chunk, int64_t begin, int64_t end) {
-    alignas(64) float weight[kTile];
+    alignas(64) float weight[kTile], blocks[kTileBlocks];
     Race& race = part[chunk];
     tiles_from(begin, end, law.argmax / kTile, [&](int t) {
       const double p_max = std::exp((law.tile_max[t] - law.max) * law.params.inv_t) / law.mass;
       const double limit = 1.001 * scale * p_max * std::exp(kMaxRaceNoise);
       if (bounded && (limit < race.linear_cut() || !(law.tile_max[t] >= law.threshold))) return;
-      const SumMax found = weights(t, weight);
-      race_weights(weight, law.source.length(t), int64_t{t} * kTile, found, race);
+      if (weights(t, weight).max < FLT_MIN) return;
+      std::fill_n(blocks, kTileBlocks, -kInf);
+      tiles().digest[0](weight, law.source.length(t), blocks);
+      race_weights(race, t, weight, blocks);
     });
   });
-  Race race(stream, 1.f, -kInf);
+  Race race(stream);
   for (const Race& p : part) race.merge(p);
-  return race.empty() ? -1 : race.winner();
+  return race.winner();
 }
 
 int64_t draw_residual(const Team& team, const Residual& r, const NoiseStream& stream) {
   const RowLaw& law = *r.target;
-  if (!(r.a >= 0 && r.b >= 0) || law.params.greedy) {  // w may exceed a p
-    const auto weights = [&](int t, float* out) {
-      alignas(64) float scratch[kTile];
-      return residual_tile(r, t, scratch, out);
-    };
-    return draw_weighted(team, law, kInf, weights, stream);
-  }
+  const auto weights = [&](int t, float* out) {
+    alignas(64) float scratch[kTile];
+    return residual_tile(r, t, scratch, out);
+  };
+  const bool bounded = r.a >= 0 && r.b >= 0 && !law.params.greedy;  // by a p
+  if (!bounded) return draw_weighted(team, law, kInf, weights, stream);
   const double scale = r.a / law.mass;
   if (scale == 0) return -1;
-  const ResidualWeigher weigher(r);
-  Race race(stream, law.params.inv_t, law.threshold);
-  race.weigh_by(&weigher, std::log(scale) - static_cast<double>(law.max) * law.params.inv_t);
-  race.allow(1);
-  race.offer_logit(law.argmax, law.max);
-  race_row(team, law, race, &r);
-  return race.empty() ? -1 : race.winner();
+  Race race(stream);
+  set_row(race, law);
+  const double log_scale = std::log(scale);
+  race.log_bound = static_cast<float>(log_scale + 1e-3 + 1e-6 * std::fabs(log_scale));
+  int weighed = 0;
+  tiles_from(0, law.source.tile_count(), law.argmax / kTile, [&](int t) {
+    if (weighed > kCrowd) return;
+    alignas(64) float scratch[kNoiseBlock], weight[kNoiseBlock];
+    uint32_t words[kTileBlocks];
+    const uint32_t found = tiles().race_logits(law.tile_blocks(t), int64_t{t} * kTile, race, words);
+    weighed += std::popcount(found);
+    if (weighed > kCrowd) return;
+    for_blocks(found, t, words, [&](int64_t first, uint32_t word) {
+      residual_span(r, first, kNoiseBlock, scratch, weight);
+      race.offer_weights(first, weight, word);
+    });
+  });
+  return weighed > kCrowd ? draw_weighted(team, law, scale, weights, stream) : race.winner();
 }
 
 }  // namespace specdec::cpu

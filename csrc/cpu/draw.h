@@ -7,12 +7,13 @@
 
 namespace specdec::cpu {
 
-// The ids of a plain row that win `race` (threshold and inv_t are set here): best first, fewer
-// than wanted where fewer compete. A row whose scores all overflow gives its largest logits.
-std::vector<int64_t> draw_plain(const Team& team, const RowLaw& law, Race& race, int64_t wanted);
+// Runs `race` over a plain row, which it is told about here. Of a greedy row the argmax wins.
+void race_plain(const RowLaw& law, Race& race);
 
-// What examine() drew in passing, completed by the same rule.
-std::vector<int64_t> finish_draw(const RowLaw& law, const Race& race, int64_t wanted);
+// Offers the blocks of tile t that may win, given the logits or weights of the tile and the largest
+// of each block.
+void race_logits(Race& race, int t, const float* tile, const float* blocks);
+void race_weights(Race& race, int t, const float* tile, const float* blocks);
 
 // The draft's law over target ids.
 struct DraftRow {
@@ -60,8 +61,8 @@ using TileWeights = std::function<SumMax(int t, float* out)>;
 int64_t draw_weighted(const Team& team, const RowLaw& law, double scale, const TileWeights& weights,
                       const NoiseStream& stream);
 
-// The same of (a p - b q)+. Where that is at most a p, logits are raced first and the few that may
-// win are weighed: a rejected draft row is hardly read again.
+// The same of (a p - b q)+. Where that is at most a p, the target's blocks bound it, and only those
+// that may win are weighed: a rejected draft row is hardly read again.
 int64_t draw_residual(const Team& team, const Residual& r, const NoiseStream& stream);
 
 }  // namespace specdec::cpu

@@ -1,4 +1,4 @@
-// Candidates of top-k and min-p, and the search for the top-p threshold.
+// What top-k and min-p keep, found in the blocks that can hold it, and the search for top-p.
 #include "filter.h"
 
 #include <algorithm>
@@ -20,8 +20,10 @@ constexpr int64_t kSortLimit = 1024;
 constexpr int64_t kNarrowed = 96;
 // Logits in question are listed once they are at most vocabulary / kListShare.
 constexpr int64_t kListShare = 4;
-// Columns of cells a logit that top-k keeps: fewer are selected from faster, and bound it worse.
+// Columns of blocks a logit that top-k keeps: fewer are selected from faster, and bound it worse.
 constexpr uint64_t kColumnShare = 4;
+// Blocks whose logits may hold what top-p keeps, tried in turn before the whole row is searched.
+constexpr int64_t kNuclei[] = {32, 256};
 
 // A sample of 64 logits a tile is trusted if it weighs its share within kSampleError; the threshold
 // then lies where it weighs top_p +- kSampleSlack. 128256 normal logits, top_p = .9: 2 passes, 4
@@ -227,6 +229,45 @@ std::vector<float> gather_spans(const Team& team, const RowSource& row,
   return std::move(found[0]);
 }
 
+// A bound of the k-th largest logit from below: the k-th largest of k and more block maxima.
+// Blocks are folded into columns first, which are fewer to select from.
+float bound_of(const RowLaw& law, int64_t k) {
+  const std::vector<float>& blocks = law.block_max;
+  const size_t columns = std::min<size_t>(std::bit_ceil(kColumnShare * k), blocks.size());
+  if (static_cast<size_t>(k) > columns) return -kInf;
+  std::vector<float> best(blocks.begin(), blocks.begin() + columns);
+  for (size_t i = columns; i < blocks.size(); i += columns) {
+    const size_t n = std::min(columns, blocks.size() - i);
+    for (size_t j = 0; j < n; ++j) best[j] = std::max(best[j], blocks[i + j]);
+  }
+  std::nth_element(best.begin(), best.begin() + (k - 1), best.end(), std::greater<>());
+  return best[k - 1];
+}
+
+// The logits of at least `low`, in index order.
+std::vector<float> gather_from(const Team& team, const RowLaw& law, float low) {
+  std::vector<int> blocks;
+  for (size_t i = 0; i < law.block_max.size(); ++i) {
+    if (law.block_max[i] >= low) blocks.push_back(static_cast<int>(i));
+  }
+  return gather_spans(team, law.source, blocks, kNoiseBlock, low, kInf);
+}
+
+// Sets the threshold of top-k and min-p, and returns the logits that they keep.
+std::vector<float> keep_largest(const Team& team, RowLaw& law) {
+  const int64_t k = law.params.has_k(law.source.vocab) ? law.params.top_k : 0;
+  float tau = law.params.has_m() ? add_rn(law.max, min_p_offset(law.params)) : -kInf;
+  const float bound = k > 0 ? bound_of(law, k) : -kInf;
+  std::vector<float> values = gather_from(team, law, std::max({tau, bound, -FLT_MAX}));
+  if (k > 0 && static_cast<int64_t>(values.size()) >= k) {
+    std::nth_element(values.begin(), values.begin() + (k - 1), values.end(), std::greater<>());
+    tau = std::max(tau, values[k - 1]);
+  }
+  std::erase_if(values, [=](float v) { return v < tau; });
+  law.threshold = std::min(tau, law.max);
+  return values;
+}
+
 // The logits of a bracket in index order, padded with -inf.
 std::vector<float> list_bracket(const Team& team, const RowLaw& law, const Bracket& b) {
   std::vector<int> kept;
@@ -277,6 +318,24 @@ void search_top_p(const Team& team, RowLaw& law, int64_t count, double mass) {
   raise_to_top_p(law, left.data(), n, b.mass_high, wanted);
 }
 
+// Top-p alone, where a few of the largest logits weigh enough; false where they do not.
+bool close_top_p(const Team& team, RowLaw& law) {
+  const double wanted = static_cast<double>(law.params.top_p) * law.mass;
+  for (const int64_t blocks : kNuclei) {
+    const float low = bound_of(law, blocks);
+    if (low == -kInf) return false;
+    std::vector<float> values = gather_from(team, law, low);
+    const auto count = static_cast<int64_t>(values.size());
+    if (count > kSortLimit) return false;
+    double weight = 0;
+    for (const float v : values) weight += weight_of(law, v);
+    if (weight < wanted) continue;
+    raise_to_top_p(law, values.data(), count, 0, wanted);
+    return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 float min_p_offset(const RowParams& params) {
@@ -284,60 +343,21 @@ float min_p_offset(const RowParams& params) {
   return mul_rn(params.temperature, log_normal(std::max(params.min_p, FLT_MIN)));
 }
 
-Candidates::Candidates(const RowParams& params, const RowSource& row)
-    : k_(params.has_k(row.vocab) ? params.top_k : 0),
-      offset_(params.has_m() ? min_p_offset(params) : -kInf),
-      cells_(row.tile_count() * (kTile / kCellBlock * kCells), -kInf) {}
-
-TileMax Candidates::add(const RowSource& row, int t, float* buffer) {
-  const RawTile tile = row.raw_tile(t, buffer);
-  float* cells = cells_.data() + int64_t{t} * (kTile / kCellBlock * kCells);
-  return tiles().cell_max[tile.index()](tile.logits, row.length(t), cells, row.ahead(t));
-}
-
-float Candidates::bound() const {
-  const size_t columns = std::min<size_t>(std::bit_ceil(kColumnShare * k_), cells_.size());
-  if (k_ == 0 || static_cast<size_t>(k_) > columns) return -kInf;
-  std::vector<float> best(cells_.begin(), cells_.begin() + columns);
-  for (size_t i = columns; i < cells_.size(); i += columns) {
-    const size_t n = std::min(columns, cells_.size() - i);
-    for (size_t j = 0; j < n; ++j) best[j] = std::max(best[j], cells_[i + j]);
-  }
-  std::nth_element(best.begin(), best.begin() + (k_ - 1), best.end(), std::greater<>());
-  return best[k_ - 1];
-}
-
-float Candidates::finish(const Team& team, const RowSource& row, float max) {
-  float tau = offset_ == -kInf ? -kInf : add_rn(max, offset_);
-  const float low = std::max({tau, bound(), -FLT_MAX});
-  std::vector<int> blocks;
-  for (size_t i = 0; i < cells_.size(); i += kCells) {
-    const float* cell = cells_.data() + i;
-    if (*std::max_element(cell, cell + kCells) >= low)
-      blocks.push_back(static_cast<int>(i / kCells));
-  }
-  values = gather_spans(team, row, blocks, kCellBlock, low, kInf);
-  if (k_ > 0 && static_cast<int64_t>(values.size()) >= k_) {
-    std::nth_element(values.begin(), values.begin() + (k_ - 1), values.end(), std::greater<>());
-    tau = std::max(tau, values[k_ - 1]);
-  }
-  std::erase_if(values, [=](float v) { return v < tau; });
-  return tau;
-}
-
-void finish_filters(const Team& team, RowLaw& law, Candidates* candidates, bool entropy) {
+void finish_filters(const Team& team, RowLaw& law, bool entropy) {
+  const bool is_whole = !law.params.has_k(law.source.vocab) && !law.params.has_m();
   int64_t count = law.source.vocab;
-  if (candidates) {
-    law.threshold = std::min(candidates->finish(team, law.source, law.max), law.max);
-    count = static_cast<int64_t>(candidates->values.size());
+  if (is_whole) {
+    if (close_top_p(team, law)) return entropy ? sum_kept(team, law) : void();
+  } else {
+    std::vector<float> values = keep_largest(team, law);
+    count = static_cast<int64_t>(values.size());
     if (count <= kSortLimit) {
-      float* values = candidates->values.data();
-      std::sort(values, values + count, std::greater<>());
-      sum_sorted(law, values, count);
+      std::sort(values.begin(), values.end(), std::greater<>());
+      sum_sorted(law, values.data(), count);
       if (!law.params.has_p()) return;
       const double wanted = static_cast<double>(law.params.top_p) * law.mass;
-      raise_to_top_p(law, values, count, 0, wanted);
-      return sum_sorted(law, values, count);
+      raise_to_top_p(law, values.data(), count, 0, wanted);
+      return sum_sorted(law, values.data(), count);
     }
     sum_kept(team, law);
   }

@@ -7,11 +7,9 @@
 
 namespace specdec::cpu {
 
-Race::Race() = default;
+Race::Race(const NoiseStream& stream, int64_t wanted) : stream(stream), wanted_(wanted) {}
 Race::Race(const Race&) = default;
 Race::~Race() = default;
-Race::Race(const NoiseStream& stream, float inv_t, float threshold, int64_t wanted)
-    : stream(stream), inv_t(inv_t), threshold(threshold), wanted_(wanted) {}
 
 void Race::exclude(int64_t id) { excluded_.push_back(id); }
 
@@ -19,32 +17,18 @@ bool Race::is_excluded(int64_t id) const {
   return std::find(excluded_.begin(), excluded_.end(), id) != excluded_.end();
 }
 
-bool Race::empty() const { return best_.empty(); }
-int64_t Race::winner() const { return best_.front().id; }
+std::vector<int64_t> Race::ids() const {
+  std::vector<int64_t> ids;
+  for (const Entrant& e : best_) ids.push_back(e.id);
+  return ids;
+}
+
+int64_t Race::winner() const { return best_.empty() ? -1 : best_.front().id; }
 bool Race::full() const { return static_cast<int64_t>(best_.size()) >= wanted_; }
 
-void Race::offer_logit(int64_t id, float logit, const BlockNoise& block) {
-  if (!(logit >= threshold && logit > -kInf) || crowded()) return;
-  if (!weigher_) return offer(id, mul_rn(logit, inv_t), block);
-  --allowance_;
-  offer_weight(id, weigher_->weight(id), block);
-}
-
 void Race::offer_logit(int64_t id, float logit) {
-  offer_logit(id, logit, block_noise(stream, id / kNoiseBlock));
-}
-
-void Race::weigh_by(const Weigher* weigher, double log_bound) {
-  weigher_ = weigher;
-  log_bound_ = static_cast<float>(log_bound + 1e-3 + 1e-6 * std::fabs(log_bound));
-}
-
-void Race::offer_weight(int64_t id, float weight, const BlockNoise& block) {
-  if (weight >= FLT_MIN) offer(id, log_normal(weight), block);
-}
-
-void Race::offer_weight(int64_t id, float weight) {
-  offer_weight(id, weight, block_noise(stream, id / kNoiseBlock));
+  if (!(logit >= threshold && logit > -kInf)) return;
+  offer(id, mul_rn(sub_rn(logit, max), inv_t), block_noise(stream, id / kNoiseBlock));
 }
 
 // No id scores more than its log-weight - log of the block's minimum.
@@ -52,14 +36,18 @@ void Race::offer_logits(int64_t first, const float* logits, uint32_t word) {
   const BlockNoise block = block_noise(stream, first / kNoiseBlock, word);
   const float log_minimum = log_normal(block.minimum);
   for (int j = 0; j < kNoiseBlock; ++j) {
-    if (logits[j] * inv_t >= cut() + log_minimum) offer_logit(first + j, logits[j], block);
+    if (!(logits[j] >= threshold && logits[j] > -kInf)) continue;
+    const float log_weight = mul_rn(sub_rn(logits[j], max), inv_t);
+    if (log_weight >= cut() + log_minimum) offer(first + j, log_weight, block);
   }
 }
 
 void Race::offer_weights(int64_t first, const float* weights, uint32_t word) {
   const BlockNoise block = block_noise(stream, first / kNoiseBlock, word);
   for (int j = 0; j < kNoiseBlock; ++j) {
-    if (weights[j] >= linear_cut() * block.minimum) offer_weight(first + j, weights[j], block);
+    if (weights[j] >= FLT_MIN && weights[j] >= linear_cut() * block.minimum) {
+      offer(first + j, log_normal(weights[j]), block);
+    }
   }
 }
 

@@ -1,7 +1,6 @@
 // residual_sample: one id a row from norm((a p - b q)+), drawn without materialising it.
 #include <algorithm>
 #include <cfloat>
-#include <cmath>
 
 #include "../torch/args.h"
 #include "residual.h"
@@ -9,30 +8,22 @@
 namespace specdec::cpu {
 namespace {
 
-int64_t plain(const Team& team, const RowLaw& law, const NoiseStream& stream) {
-  Race race(stream, 1.f, -kInf);
-  return draw_plain(team, law, race, 1)[0];
-}
-
 // q is a point mass at x: the other ids keep their plain log-weights, as verify_chain draws them,
 // and x what is left of its own: log((a p - b) / (a p)) less.
-int64_t draw_point(const Team& team, const ResidualRows& r, const NoiseStream& stream) {
+int64_t draw_point(const ResidualRows& r, const NoiseStream& stream) {
   const RowLaw& law = r.law;
   const int64_t x = r.draft.id;
-  Race race(stream, 1.f, -kInf);
+  Race race(stream);
   race.exclude(x);
-  const std::vector<int64_t> others = draw_plain(team, law, race, 1);
+  race_plain(law, race);
   const double ap = static_cast<double>(r.a) * law.prob(x);
   const auto rest = static_cast<float>(ap - r.b);
-  if (!(rest >= FLT_MIN)) return others.empty() ? law.argmax : others[0];
+  if (!(rest >= FLT_MIN)) return race.winner();
   const float share = rest / std::max(static_cast<float>(ap), FLT_MIN);
-  const float weight =
-      add_rn(mul_rn(law.source.logit(x), law.params.inv_t), log_normal(std::max(share, FLT_MIN)));
-  const float score = race_score(weight, noise_of(stream, x));
-  if (!std::isfinite(score)) return others.empty() ? law.argmax : others[0];
-  // Where only x has a finite score, draw_plain fell back on the largest logit; x goes before it.
-  if (others.empty() || race.empty()) return x;
-  return Entrant{score, x}.beats(race.best().front()) ? x : others[0];
+  const float plain = mul_rn(sub_rn(law.source.logit(x), law.max), law.params.inv_t);
+  const float weight = add_rn(plain, log_normal(std::max(share, FLT_MIN)));
+  const Entrant left{race_score(weight, noise_of(stream, x)), x};
+  return race.best().empty() || left.beats(race.best().front()) ? x : race.winner();
 }
 
 void residual_sample(SPECDEC_RESIDUAL_SAMPLE_ARGS) {
@@ -55,9 +46,11 @@ void residual_sample(SPECDEC_RESIDUAL_SAMPLE_ARGS) {
     if (!r.law.bad) {
       sum_residual(team, r, [](int, const float*, int) {});
       if (r.empty || r.plain) {
-        id = plain(team, r.law, stream);
+        Race race(stream);
+        race_plain(r.law, race);
+        id = race.winner();
       } else if (r.draft.point) {
-        id = draw_point(team, r, stream);
+        id = draw_point(r, stream);
       } else {
         id = draw_residual(team, r.residual(), stream);
       }

@@ -1,6 +1,7 @@
 // Reading rows: tiles, sampling parameters, and the pass that turns a row into a law.
 #include "row.h"
 
+#include <algorithm>
 #include <cfloat>
 #include <cmath>
 #include <cstring>
@@ -23,23 +24,17 @@ float half_to_float(uint16_t h) {
 
 struct Job {
   Examine* ask;
-  std::optional<Candidates> candidates;  // of top-k and min-p, which need no sums
-  std::optional<ExpShift> shift;         // none: every tile is summed about its own maximum
+  std::optional<ExpShift> shift;  // none: every tile is summed about its own maximum
   std::vector<float> tile_sum, tile_log;
-  std::vector<Race> races;  // [chunks], or none
 };
-
-bool needs_candidates(const RowLaw& law) {
-  return law.params.has_k(law.source.vocab) || law.params.has_m();
-}
 
 // A center near the row's maximum, which is most likely close to that of the first tile. None where
 // that tile holds no finite logit, or temperature and logits are too extreme for the arithmetic.
 std::optional<ExpShift> shift_of(const RowLaw& law) {
   if (law.source.vocab == 0 || law.params.inv_t == 0) return {};
-  alignas(64) float buffer[kTile];
-  TileMax found;
-  law.source.tile(0, buffer, &found);
+  alignas(64) float buffer[kTile], blocks[kTileBlocks];
+  const RawTile tile = law.source.raw_tile(0, buffer);
+  const TileMax found = tiles().digest[tile.index()](tile.logits, law.source.length(0), blocks);
   const double k = static_cast<double>(law.params.inv_t) * std::log2(std::exp(1.0));
   const double bias = std::round(8 * found.max * k) / 8;
   const double lowest = (bias - kExpRoom) / k, highest = (bias + kExpRoom) / k;
@@ -48,25 +43,24 @@ std::optional<ExpShift> shift_of(const RowLaw& law) {
   return ExpShift{found.max,
                   law.params.inv_t,
                   rounded,
-                  static_cast<float>(k - rounded),
                   static_cast<float>(bias),
                   static_cast<float>(lowest),
                   static_cast<float>(std::min<double>(highest, FLT_MAX))};
 }
 
-Job make_job(Examine& ask, int chunks) {
+// Sums of the whole row are not needed where top-k or min-p leave only logits that are gathered.
+bool is_summed(const Examine& ask) {
+  return ask.mass && !ask.law->params.has_k(ask.law->source.vocab) && !ask.law->params.has_m();
+}
+
+Job make_job(Examine& ask) {
   RowLaw& law = *ask.law;
-  Job job{&ask, {}, {}, {}, {}, {}};
+  Job job{&ask, {}, {}, {}};
   const int n = law.source.tile_count();
   law.tile_max.assign(n, -kInf);
-  if (law.params.greedy) {
-    ask.mass = ask.entropy = false;
-    ask.race = nullptr;
-  }
-  const bool gathers = ask.mass && needs_candidates(law);
-  if (ask.race) job.races.assign(chunks, *ask.race);
-  if (gathers) job.candidates.emplace(law.params, law.source);
-  if (ask.mass && !gathers) {
+  law.block_max.assign(int64_t{n} * kTileBlocks, -kInf);
+  if (law.params.greedy) ask.mass = ask.entropy = false;
+  if (is_summed(ask)) {
     job.tile_sum.assign(n, 0.f);
     if (ask.entropy) {
       job.tile_log.assign(n, 0.f);
@@ -77,26 +71,12 @@ Job make_job(Examine& ask, int chunks) {
   return job;
 }
 
-// Offers the ids of a tile; its maximum. The race of a chunk starts with the largest logit of its
-// first tile, because a good score to beat saves the exact scores of most others.
-TileMax race_tile(const RowSource& row, int t, const RawTile& tile, Race& race) {
-  const int n = row.length(t);
-  const int64_t first = int64_t{t} * kTile;
-  if (race.empty()) {
-    alignas(64) float buffer[kTile];
-    TileMax found;
-    const float* logits = row.tile(t, buffer, &found);
-    if (found.nan || !std::isfinite(found.max)) return found;
-    race.offer_logit(first + tiles().find(logits, n, found.max), found.max);
-  }
-  return tiles().race_logits[tile.index()](tile.logits, n, first, race, row.ahead(t));
-}
-
 // Sum and maximum of a tile in one pass; false where the shift does not suit it.
 bool sum_shifted(Job& job, int t, const RawTile& tile) {
   RowLaw& law = *job.ask->law;
   const int n = law.source.length(t);
-  const SumMax s = tiles().exp_sum[tile.index()](tile.logits, n, *job.shift, law.source.ahead(t));
+  float* blocks = law.block_max.data() + int64_t{t} * kTileBlocks;
+  const SumMax s = tiles().exp_sum[tile.index()](tile.logits, n, *job.shift, blocks);
   if (std::isnan(s.sum) || s.max > job.shift->highest) return false;
   job.tile_sum[t] = s.sum;
   law.tile_max[t] = s.max;
@@ -112,34 +92,25 @@ void sum_alone(Job& job, int t, const float* tile) {
   if (job.ask->entropy) job.tile_log[t] = s.sum_log;
 }
 
-void examine_tile(Job& job, int t, Race* race, float* buffer) {
+void examine_tile(Job& job, int t, float* buffer) {
   RowLaw& law = *job.ask->law;
   const RowSource& row = law.source;
-  const auto set_max = [&](const TileMax& found) {
-    law.tile_max[t] = found.nan ? NAN : found.max;
-    return !found.nan && std::isfinite(found.max);
-  };
-  if (job.candidates) {
-    set_max(job.candidates->add(row, t, buffer));
-    return;
-  }
-  RawTile tile{};
-  if (job.shift || race) tile = row.raw_tile(t, buffer);
-  const bool is_summed = job.shift && sum_shifted(job, t, tile);
-  if (!is_summed && (!job.tile_sum.empty() || !race)) {
-    TileMax found;
-    const float* logits = row.tile(t, buffer, &found);
-    if (set_max(found) && !job.tile_sum.empty()) sum_alone(job, t, logits);
-  }
-  if (race) set_max(race_tile(row, t, tile, *race));
+  const RawTile tile = row.raw_tile(t, buffer);
+  if (job.shift && sum_shifted(job, t, tile)) return;
+  float* blocks = law.block_max.data() + int64_t{t} * kTileBlocks;
+  const TileMax found = tiles().digest[tile.index()](tile.logits, row.length(t), blocks);
+  law.tile_max[t] = found.nan ? NAN : found.max;
+  if (job.tile_sum.empty() || found.nan || !std::isfinite(found.max)) return;
+  const bool is_float = tile.type == LogitType::kFloat32;
+  sum_alone(job, t, is_float ? static_cast<const float*>(tile.logits) : row.tile(t, buffer));
 }
 
 // The weight that exp_sum gives to one logit.
 float shifted_weight(const ExpShift& shift, float logit) {
-  alignas(64) float lanes[kPad];
+  alignas(64) float lanes[kPad], block;
   std::fill(lanes, lanes + kPad, -kInf);
   lanes[0] = logit;
-  return tiles().exp_sum[static_cast<int>(LogitType::kFloat32)](lanes, kPad, shift, {}).sum;
+  return tiles().exp_sum[0](lanes, kPad, shift, &block).sum;
 }
 
 // Tiles summed about the shift weigh `unit` each 1, such that the largest logit weighs exactly 1.
@@ -183,32 +154,28 @@ void finish(const Team& team, Job& job) {
     return;
   }
   law.max = law.tile_max[best];
-  alignas(64) float buffer[kTile];
-  const float* tile = law.source.tile(best, buffer);
-  law.argmax = int64_t{best} * kTile + tiles().find(tile, law.source.length(best), law.max);
+  alignas(64) float buffer[kNoiseBlock];
+  const float* blocks = law.tile_blocks(best);
+  const int64_t block = std::find(blocks, blocks + kTileBlocks, law.max) - blocks;
+  const int64_t first = int64_t{best} * kTile + block * kNoiseBlock;
+  law.argmax =
+      first + tiles().find(law.source.span(first, kNoiseBlock, buffer), kNoiseBlock, law.max);
   law.threshold = law.params.greedy ? law.max : -kInf;
-  if (ask.race) {
-    for (const Race& r : job.races) ask.race->merge(r);
-  }
   if (!ask.mass) return;
   if (!job.tile_sum.empty()) merge_sums(job, law);
   if (!law.params.filtered(law.source.vocab)) return;
-  finish_filters(team, law, job.candidates ? &*job.candidates : nullptr, ask.entropy);
+  finish_filters(team, law, ask.entropy);
 }
 
 }  // namespace
 
-const float* RowSource::span(int64_t first, int n, float* buffer, TileMax* max) const {
+const float* RowSource::span(int64_t first, int n, float* buffer) const {
   if (const void* own = type == LogitType::kFloat32 ? whole(first, n) : nullptr) {
-    const auto* logits = static_cast<const float*>(own);
-    if (max) *max = tiles().max(logits, n);
-    return logits;
+    return static_cast<const float*>(own);
   }
   const auto count = static_cast<int>(std::min<int64_t>(n, vocab - first));
   const int32_t* bits = allowed ? allowed + first / 32 : nullptr;
-  const TileMax found =
-      tiles().load[static_cast<int>(type)](data + first * element_size(type), count, bits, buffer);
-  if (max) *max = found;
+  tiles().load[static_cast<int>(type)](data + first * element_size(type), count, bits, buffer);
   return buffer;
 }
 
@@ -219,12 +186,6 @@ RawTile RowSource::raw_tile(int t, float* buffer) const {
 
 const void* RowSource::whole(int64_t first, int n) const {
   return allowed || first + n > vocab ? nullptr : data + first * element_size(type);
-}
-
-Ahead RowSource::ahead(int t) const {
-  if (t + 1 >= tile_count()) return {};  // what lies behind the row is another's
-  const int size = element_size(type);
-  return {data + int64_t{t + 1} * kTile * size, size};
 }
 
 float RowSource::logit(int64_t id) const {
@@ -291,10 +252,10 @@ void examine(const Team& team, Examine* rows, int count) {
   std::vector<Job> jobs;
   int64_t total = 0;
   for (int r = 0; r < count; ++r) {
-    jobs.push_back(make_job(rows[r], team.chunks()));
+    jobs.push_back(make_job(rows[r]));
     total += rows[r].law->source.tile_count();
   }
-  team.run_tiles(total, [&](int chunk, int64_t begin, int64_t end) {
+  team.run_tiles(total, [&](int, int64_t begin, int64_t end) {
     alignas(64) float buffer[kTile];
     int64_t first = 0;  // the rows' tiles are numbered on through all rows
     for (Job& job : jobs) {
@@ -302,8 +263,7 @@ void examine(const Team& team, Examine* rows, int count) {
       const int64_t from = std::max(begin - first, int64_t{0});
       const int64_t to = std::min<int64_t>(end - first, n);
       for (int64_t t = from; t < to; ++t) {
-        examine_tile(job, static_cast<int>(t), job.races.empty() ? nullptr : &job.races[chunk],
-                     buffer);
+        examine_tile(job, static_cast<int>(t), buffer);
       }
       first += n;
     }

@@ -8,7 +8,7 @@
 
 namespace specdec::cpu {
 
-// A tile as exp_sum and cell_max take it.
+// A tile as exp_sum and digest take it.
 struct RawTile {
   const void* logits;
   LogitType type;
@@ -29,11 +29,8 @@ struct RowSource {
   }
   // n logits from `first`, both multiples of kPad, padded with -inf: the row's own memory where
   // that will do, else `buffer`.
-  const float* span(int64_t first, int n, float* buffer, TileMax* max = nullptr) const;
-  const float* tile(int t, float* buffer, TileMax* max = nullptr) const {
-    return span(int64_t{t} * kTile, kTile, buffer, max);
-  }
-  Ahead ahead(int t) const;
+  const float* span(int64_t first, int n, float* buffer) const;
+  const float* tile(int t, float* buffer) const { return span(int64_t{t} * kTile, kTile, buffer); }
   // The same without conversion where memory holds the whole tile unmasked.
   RawTile raw_tile(int t, float* buffer) const;
   float logit(int64_t id) const;  // -inf where not allowed
@@ -69,8 +66,11 @@ struct RowLaw {
   double mass = 1.0;        // sum over kept of exp((l - max) * inv_t); 1 where greedy
   double mass_log = 0.0;    // sum of weight * log(weight), if asked for
   int64_t argmax = 0;       // lowest id of the maximum
-  std::vector<float> tile_max;
+  // The digest of the row: the largest logit of each tile, and of each block of 64 ids, padded with
+  // -inf to whole tiles. Filters and races look only into blocks that can matter.
+  std::vector<float> tile_max, block_max;
 
+  const float* tile_blocks(int t) const { return block_max.data() + int64_t{t} * kTileBlocks; }
   bool keeps(int64_t id, float logit) const {
     return params.greedy ? id == argmax : logit >= threshold && logit > -kInf;
   }
@@ -86,7 +86,6 @@ struct RowLaw {
 struct Examine {
   RowLaw* law;  // source and params set
   bool mass = false, entropy = false;
-  Race* race = nullptr;  // also draws from it, in the same pass; only for unfiltered rows
 };
 
 // One pass over one or two rows (more where filters need it), split over the team.

@@ -1,5 +1,5 @@
 // sample: the best num_samples ids of one race a row, with the row's logsumexp and threshold.
-// Unfiltered rows are read once: statistics and race share the pass.
+// A row is read once; the race looks into the few blocks that may win it.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -14,18 +14,14 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 // The race over a reduced vocabulary: noise and ties go by target id, so the row is spread over the
 // target ids and raced there.
-std::vector<int64_t> draw_mapped(const Team& team, const RowLaw& law, Race& race,
-                                 const Vector<int32_t>& map, const std::vector<int32_t>& inverse,
-                                 int64_t wanted) {
-  std::vector<int64_t> ids;
-  const int64_t largest = map[law.argmax];  // a negative entry maps to no id
-  if (law.params.greedy) {
-    if (largest >= 0 && !race.is_excluded(largest)) ids.push_back(largest);
-    return ids;
-  }
+void race_mapped(const Team& team, const RowLaw& law, Race& race, const Vector<int32_t>& map,
+                 const std::vector<int32_t>& inverse) {
+  race.max = law.max;
   race.inv_t = law.params.inv_t;
   race.threshold = law.threshold;
+  const int64_t largest = map[law.argmax];  // a negative entry maps to no id
   if (largest >= 0) race.offer_logit(largest, law.max);
+  if (law.params.greedy) return;
   DraftRow row;
   row.source = law.source;
   row.inverse = inverse.data();
@@ -33,26 +29,14 @@ std::vector<int64_t> draw_mapped(const Team& team, const RowLaw& law, Race& race
   std::vector<Race> part(team.chunks(), race);
   team.run_tiles(static_cast<int64_t>(inverse.size()) / kTile,
                  [&](int chunk, int64_t begin, int64_t end) {
-                   alignas(64) float buffer[kTile];
+                   alignas(64) float buffer[kTile], blocks[kTileBlocks];
                    for (auto t = static_cast<int>(begin); t < end; ++t) {
-                     tiles().race_logits[0](row.span(int64_t{t} * kTile, kTile, buffer), kTile,
-                                            int64_t{t} * kTile, part[chunk], Ahead{});
+                     const float* tile = row.span(int64_t{t} * kTile, kTile, buffer);
+                     tiles().digest[0](tile, kTile, blocks);
+                     race_logits(part[chunk], t, tile, blocks);
                    }
                  });
   for (const Race& p : part) race.merge(p);
-  for (const Entrant& e : race.best()) ids.push_back(e.id);
-  if (!ids.empty()) return ids;
-  std::vector<Entrant> kept;  // no score is finite: the largest logits
-  for (int64_t c = 0; c < law.source.vocab; ++c) {
-    const float l = law.source.logit(c);
-    if (map[c] >= 0 && law.keeps(c, l) && !race.is_excluded(map[c])) kept.push_back({l, map[c]});
-  }
-  std::sort(kept.begin(), kept.end(),
-            [](const Entrant& x, const Entrant& y) { return x.beats(y); });
-  for (const Entrant& e : kept) {
-    if (static_cast<int64_t>(ids.size()) < wanted) ids.push_back(e.id);
-  }
-  return ids;
 }
 
 int64_t column_of(const SampleParams& p, const std::vector<int32_t>& inverse, int64_t id) {
@@ -80,11 +64,9 @@ void sample_row(const SampleParams& p, const std::vector<int32_t>& inverse, int6
   law.params = row_params(p.sampling, b);
   const int64_t step = p.purpose == kPurposeTarget ? 0 : p.noise.step.get(b, 0);
   Race race(noise_stream(p.noise.seed[b], p.noise.position[b], step, p.purpose, p.lane.get(b, 0)),
-            law.params.inv_t, -kInf, p.num_samples);
+            p.num_samples);
   for (int64_t j = 0; j < p.num_exclude; ++j) race.exclude(p.exclude_ids.at(b, j));
-  const bool in_passing =
-      !law.params.greedy && !p.token_map && !law.params.filtered(p.logits.vocab);
-  Examine ask{&law, true, false, in_passing ? &race : nullptr};
+  Examine ask{&law, true};
   examine(team, &ask, 1);
   p.status[b] = (law.params.bad ? kBadSampling : 0) | (law.bad ? kBadTarget : 0);
   if (law.bad) {
@@ -92,10 +74,11 @@ void sample_row(const SampleParams& p, const std::vector<int32_t>& inverse, int6
     p.logsumexp[b] = p.threshold[b] = kNan;
     return;
   }
-  const std::vector<int64_t> ids =
-      in_passing    ? finish_draw(law, race, p.num_samples)
-      : p.token_map ? draw_mapped(team, law, race, p.token_map, inverse, p.num_samples)
-                    : draw_plain(team, law, race, p.num_samples);
+  if (p.token_map) {
+    race_mapped(team, law, race, p.token_map, inverse);
+  } else {
+    race_plain(law, race);
+  }
   const bool is_raw = !law.params.greedy && law.params.inv_t == 1.f && !law.source.allowed &&
                       !law.params.filtered(p.logits.vocab);
   const bool asks_raw = p.logprobs_mode == LogprobsMode::kRaw && !is_raw;
@@ -105,7 +88,7 @@ void sample_row(const SampleParams& p, const std::vector<int32_t>& inverse, int6
     Examine ask_raw{&raw, true};
     examine(team, &ask_raw, 1);
   }
-  write_row(p, b, law, asks_raw ? raw : law, ids, inverse);
+  write_row(p, b, law, asks_raw ? raw : law, race.ids(), inverse);
 }
 
 void sample(SPECDEC_SAMPLE_ARGS) {

@@ -126,8 +126,10 @@ SPECDEC_INLINE int compress(F v, Mask m, float* out) {
 SPECDEC_INLINE bool any(Mask m) { return lane_bits(m) != 0; }
 
 SPECDEC_INLINE F from_bfloat16(H h) {
-#if SPECDEC_WIDTH == 16  // GCC 12 widens a 256-bit vector in two halves
+#if SPECDEC_WIDTH == 16  // by name: GCC 12 widens in two halves what it widens by convertvector
   return (F)((U)_mm512_cvtepu16_epi32((__m256i)h) << 16);
+#elif SPECDEC_WIDTH == 8
+  return (F)((U)_mm256_cvtepu16_epi32((__m128i)h) << 16);
 #else
   return (F)(__builtin_convertvector(h, U) << 16);
 #endif
@@ -157,18 +159,19 @@ SPECDEC_INLINE F exp(F x) {
 #if SPECDEC_WIDTH >= 8
 // 2^(l k - bias) = 2^n 2^(j / 8) 2^r: adding `magic` rounds to eighths, whose bits are n and j; the
 // table's entries lack j's share of the bits. Minimax of degree 3 with constant 1 on |r| <= 1/16
-// (2.7e-8 relative). The bias is a multiple of 1/8, so that n + j / 8 is exact: 13 instructions
-// where `exp` needs the maximum first and then 19.
+// (2.7e-8 relative). The bias is a multiple of 1/8, so that n + j / 8 is exact. k is inv_t *
+// log2(e) rounded: relative to the largest weight, which is scaled to 1, a weight w is wrong by
+// |log w| 2^-24 of itself, as in any float product. 12 instructions where `exp` needs the maximum
+// first and then 19.
 struct Exp2 {
   static constexpr uint32_t kEighths[16] = {0x3f800000u, 0x3f7b95c2u, 0x3f7837f0u, 0x3f75fed7u,
                                             0x3f7504f3u, 0x3f75672au, 0x3f7744fdu, 0x3f7ac0c7u,
                                             0x3f800000u, 0x3f7b95c2u, 0x3f7837f0u, 0x3f75fed7u,
                                             0x3f7504f3u, 0x3f75672au, 0x3f7744fdu, 0x3f7ac0c7u};
   float table[16];
-  F k, k_rest, magic, lowest;
+  F k, magic, lowest;
   explicit Exp2(const ExpShift& s)
       : k(splat(s.k)),
-        k_rest(splat(s.k_rest)),
         magic(splat(1572864.f - s.bias)),  // 1.5 * 2^20
         lowest(splat(s.lowest)) {
     std::memcpy(table, kEighths, sizeof table);
@@ -177,7 +180,7 @@ struct Exp2 {
     l = max(lowest, l);  // the second operand where one is NaN
     const F shifted = fma(l, k, magic);
     const F minus_n = magic - shifted;
-    const F r = fma(l, k_rest, fma(l, k, minus_n));
+    const F r = fma(l, k, minus_n);
     F y = splat(0.0554962232708931f);
     y = fma(y, r, splat(0.2402576357126236f));
     y = fma(y, r, splat(0.6931472420692444f));
@@ -217,4 +220,50 @@ SPECDEC_INLINE float lane_max(F v) {
   best = lane[0];
   for (int i = 1; i < kWidth; ++i) best = lane[i] > best ? lane[i] : best;
   return best;
+}
+
+// Folds two vectors into one: the larger of neighbouring groups of lanes, those of `a` and of `b`
+// in turn.
+#define SPECDEC_FOLD(a, b, low, high) \
+  max(SPECDEC_SHUFFLE(a, b, SPECDEC_LIST low), SPECDEC_SHUFFLE(a, b, SPECDEC_LIST high))
+#define SPECDEC_LIST(...) __VA_ARGS__
+
+// The largest lane of each of kWidth vectors, in their order.
+SPECDEC_INLINE F lane_maxima(const F* v) {
+#if SPECDEC_WIDTH == 16
+  F half[8], quarter[4], pair[2];
+  for (int i = 0; i < 8; ++i) {
+    half[i] = SPECDEC_FOLD(v[i], v[i + 8], (0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23),
+                           (8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31));
+  }
+  for (int i = 0; i < 4; ++i) {
+    quarter[i] = SPECDEC_FOLD(half[i], half[i + 4],
+                              (0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27),
+                              (4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31));
+  }
+  for (int i = 0; i < 2; ++i) {
+    pair[i] = SPECDEC_FOLD(quarter[i], quarter[i + 2],
+                           (0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29),
+                           (2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31));
+  }
+  return SPECDEC_FOLD(pair[0], pair[1], (0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30),
+                      (1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31));
+#elif SPECDEC_WIDTH == 8
+  F half[4], pair[2];
+  for (int i = 0; i < 4; ++i) {
+    half[i] =
+        SPECDEC_FOLD(v[i], v[i + 4], (0, 1, 2, 3, 8, 9, 10, 11), (4, 5, 6, 7, 12, 13, 14, 15));
+  }
+  for (int i = 0; i < 2; ++i) {
+    pair[i] = SPECDEC_FOLD(half[i], half[i + 2], (0, 1, 8, 9, 4, 5, 12, 13),
+                           (2, 3, 10, 11, 6, 7, 14, 15));
+  }
+  return SPECDEC_FOLD(pair[0], pair[1], (0, 8, 2, 10, 4, 12, 6, 14), (1, 9, 3, 11, 5, 13, 7, 15));
+#else
+  F pair[2];
+  for (int i = 0; i < 2; ++i) {
+    pair[i] = SPECDEC_FOLD(v[i], v[i + 2], (0, 1, 4, 5), (2, 3, 6, 7));
+  }
+  return SPECDEC_FOLD(pair[0], pair[1], (0, 4, 2, 6), (1, 5, 3, 7));
+#endif
 }

@@ -18,8 +18,8 @@ namespace specdec::cpu {
 constexpr int kTile = 2048;
 constexpr int kPad = 64;  // tiles are padded with -inf to a multiple of this
 constexpr int kPivots = 3;
-constexpr int kCells = 16;       // interleaved maxima that are kept
-constexpr int kCellBlock = 512;  // of this many ids
+constexpr int kTileBlocks =
+    kTile / kNoiseBlock;  // blocks of a tile, each with a maximum of its own
 
 struct TileMax {
   float max;  // NaN is skipped
@@ -44,19 +44,9 @@ constexpr double kExpRoom = 100;
 
 struct ExpShift {
   float center, inv_t;
-  float k, k_rest;        // inv_t * log2(e), and what is lost by rounding it
+  float k;                // inv_t * log2(e)
   float bias;             // center * k, rounded to a multiple of 1/8
   float lowest, highest;  // logits: below lowest all weigh 2^-kExpRoom
-};
-
-// The logits of the next tile, fetched while this one is worked on: else memory rests meanwhile.
-struct Ahead {
-  const char* data = nullptr;
-  int size = 0;  // bytes of a logit; 0 fetches nothing
-
-  void fetch(int i, int count) const {
-    for (int j = 0; j < count * size; j += 64) __builtin_prefetch(data + i * size + j);
-  }
 };
 
 struct SumMax {
@@ -74,29 +64,30 @@ struct Counts {
 
 // n is the padded length of a tile except in `load`. `tile` pointers need no alignment.
 struct TileTable {
-  TileMax (*max)(const float* tile, int n);
   // Converts n logits (indexed by LogitType), sets ids without their bit to -inf, pads with -inf.
-  TileMax (*load[3])(const void* logits, int n, const int32_t* allowed, float* tile);
+  void (*load[3])(const void* logits, int n, const int32_t* allowed, float* tile);
+  // Of n (a multiple of kPad) logits of LogitType in memory, the largest, and the largest of each
+  // block.
+  TileMax (*digest[3])(const void* logits, int n, float* blocks);
   ExpSums (*exp_sums)(const float* tile, int n, const Weighting& w);
-  // n (whole kLanes) logits of LogitType in memory, not filtered. A NaN makes the sum NaN; where
-  // the maximum exceeds shift.highest, the sum means nothing.
-  SumMax (*exp_sum[3])(const void* logits, int n, const ExpShift& shift, Ahead ahead);
+  // The same and the sum of weights, not filtered. A NaN makes the sum NaN; where the maximum
+  // exceeds shift.highest, the sum means nothing.
+  SumMax (*exp_sum[3])(const void* logits, int n, const ExpShift& shift, float* blocks);
   PivotSums (*pivot_sums)(const float* tile, int n, const Weighting& w, const float* pivots);
   Counts (*count)(const float* tile, int n, float logit);
   int (*find)(const float* tile, int n, float value);                          // first index, or n
   int (*gather)(const float* tile, int n, float low, float high, float* out);  // low <= l < high
-  // Of n (a multiple of kPad) logits of LogitType in memory, each block's kCells maxima.
-  TileMax (*cell_max[3])(const void* logits, int n, float* cells, Ahead ahead);
   // out = (a p - b q)+ and out = min(p, q); a null tile has weight 0 everywhere.
   void (*residual)(const float* p, const float* q, int n, const Weighting& pw, const Weighting& qw,
                    float a, float b, float* out);
   void (*overlap)(const float* p, const float* q, int n, const Weighting& pw, const Weighting& qw,
                   float* out);
   SumMax (*sum_max)(const float* tile, int n);
-  // Offers to the race every id that may win it, of n (a multiple of kPad) logits of LogitType in
-  // memory; their maximum.
-  TileMax (*race_logits[3])(const void* logits, int n, int64_t first_id, Race& race, Ahead ahead);
-  void (*race_weights)(const float* tile, int n, int64_t first_id, Race& race);
+  // The blocks of a tile that may win the race, as bits, given the largest logit or weight of each;
+  // and the words of their minima.
+  uint32_t (*race_logits)(const float* blocks, int64_t first_id, const Race& race, uint32_t* words);
+  uint32_t (*race_weights)(const float* blocks, int64_t first_id, const Race& race,
+                           uint32_t* words);
   Attention attention[3];  // indexed by LogitType
   Linear linear[3];        // by LogitType of the weight
 };

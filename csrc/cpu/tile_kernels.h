@@ -24,19 +24,54 @@ SPECDEC_INLINE F load_logits(const void* logits, int i) {
   }
 }
 
+// 2 kLanes logits from `i` as two rounds of kLanes: which id lies in which lane does not depend on
+// the width. Pairs of bfloat16 logits are parted by a shift and a mask, which is half the work of
+// widening them.
+template <LogitType kType>
+SPECDEC_INLINE void load_rounds(const void* logits, int i, F v[2][kParts]) {
+  for (int k = 0; k < kParts; ++k) {
+    if constexpr (kType == LogitType::kBFloat16) {
+      const U pairs = load<U>(static_cast<const uint16_t*>(logits) + i + 2 * k * kWidth);
+      v[0][k] = (F)(pairs << 16);
+      v[1][k] = (F)(pairs & 0xffff0000u);
+    } else {
+      v[0][k] = load_logits<kType>(logits, i + k * kWidth);
+      v[1][k] = load_logits<kType>(logits, i + kLanes + k * kWidth);
+    }
+  }
+}
+
 #include "tile_race.h"
 
-TileMax tile_max(const float* tile, int n) {
-  F best[4];
-  for (F& b : best) b = splat(-kInf);
-  Mask nan = no_lane();
-  for (int i = 0; i < n; i += 4 * kWidth) {
-    F v[4];
-    for (int k = 0; k < 4; ++k) v[k] = load<F>(tile + i + k * kWidth);
-    for (int k = 0; k < 4; ++k) best[k] = max(v[k], best[k]);
-    nan = nan | either_nan(v[0], v[1]) | either_nan(v[2], v[3]);
+// The largest values of blocks whose ids lie over the lanes of one vector each.
+SPECDEC_INLINE void block_maxima(F* lanes, int count, float* out) {
+  for (int i = count; i % kWidth != 0; ++i) lanes[i] = splat(-kInf);
+  for (int i = 0; i < count; i += kWidth) {
+    const F v = lane_maxima(lanes + i);
+    const int n = count - i < kWidth ? count - i : kWidth;
+    std::memcpy(out + i, &v, n * sizeof(float));
   }
-  return {lane_max(max(max(best[0], best[1]), max(best[2], best[3]))), any(nan)};
+}
+
+template <LogitType kType>
+TileMax tile_digest(const void* logits, int n, float* blocks) {
+  F lanes[kTileBlocks], best = splat(-kInf);
+  Mask nan = no_lane();
+  for (int i = 0; i < n; i += kNoiseBlock) {
+    F most[2] = {splat(-kInf), splat(-kInf)};
+    for (int j = i; j < i + kNoiseBlock; j += 2 * kLanes) {
+      F v[2][kParts];
+      load_rounds<kType>(logits, j, v);
+      for (int k = 0; k < kParts; ++k) {
+        most[0] = max(v[0][k], most[0]);
+        most[1] = max(v[1][k], most[1]);
+        nan = nan | either_nan(v[0][k], v[1][k]);
+      }
+    }
+    best = max(lanes[i / kNoiseBlock] = max(most[0], most[1]), best);
+  }
+  block_maxima(lanes, n / kNoiseBlock, blocks);
+  return {lane_max(best), any(nan)};
 }
 
 // Lanes whose bit of `bits` is 0 become -inf.
@@ -48,20 +83,15 @@ SPECDEC_INLINE F keep_bits(F v, uint32_t bits) {
 }
 
 template <LogitType kType>
-TileMax tile_load(const void* logits, int n, const int32_t* allowed, float* tile) {
-  F best[2] = {splat(-kInf), splat(-kInf)};
-  Mask nan = no_lane();
+void tile_load(const void* logits, int n, const int32_t* allowed, float* tile) {
   constexpr int kStep = 2 * kWidth;
   const auto take = [&](const void* from, int offset, int i) SPECDEC_ALWAYS_INLINE {
-    F v[2];
     for (int k = 0; k < 2; ++k) {
       const int at = i + k * kWidth;
-      v[k] = load_logits<kType>(from, offset + k * kWidth);
-      if (allowed) v[k] = keep_bits(v[k], static_cast<uint32_t>(allowed[at >> 5]) >> (at & 31));
-      best[k] = max(v[k], best[k]);
-      store(tile + at, v[k]);
+      F v = load_logits<kType>(from, offset + k * kWidth);
+      if (allowed) v = keep_bits(v, static_cast<uint32_t>(allowed[at >> 5]) >> (at & 31));
+      store(tile + at, v);
     }
-    nan = nan | either_nan(v[0], v[1]);
   };
   int i = 0;
   for (; i + kStep <= n; i += kStep) take(logits, i, i);
@@ -77,22 +107,28 @@ TileMax tile_load(const void* logits, int n, const int32_t* allowed, float* tile
   }
   const int padded = (n + kPad - 1) / kPad * kPad;
   for (int j = n; j < padded; ++j) tile[j] = -kInf;
-  return {lane_max(max(best[0], best[1])), any(nan)};
 }
 
 template <LogitType kType>
-SumMax tile_exp_sum(const void* logits, int n, const ExpShift& shift, Ahead ahead) {
+SumMax tile_exp_sum(const void* logits, int n, const ExpShift& shift, float* blocks) {
   const Exp2 weigh(shift);
   Sum sum;
-  F best = splat(-kInf);
-  for (int i = 0; i < n; i += kLanes) {
-    ahead.fetch(i, kLanes);
-    for (int k = 0; k < kParts; ++k) {
-      const F l = load_logits<kType>(logits, i + k * kWidth);
-      best = max(l, best);
-      sum.part[k] = weigh.add(l, sum.part[k]);
+  F lanes[kTileBlocks], best = splat(-kInf);
+  for (int i = 0; i < n; i += kNoiseBlock) {
+    F most = splat(-kInf);
+    for (int j = i; j < i + kNoiseBlock; j += 2 * kLanes) {
+      F v[2][kParts];
+      load_rounds<kType>(logits, j, v);
+      for (const F(&round)[kParts] : v) {
+        for (int k = 0; k < kParts; ++k) {
+          most = max(round[k], most);
+          sum.part[k] = weigh.add(round[k], sum.part[k]);
+        }
+      }
     }
+    best = max(lanes[i / kNoiseBlock] = most, best);
   }
+  block_maxima(lanes, n / kNoiseBlock, blocks);
   return {sum.total(), lane_max(best)};
 }
 
@@ -192,31 +228,6 @@ int tile_gather(const float* tile, int n, float low, float high, float* out) {
   return count;
 }
 
-template <LogitType kType>
-TileMax tile_cell_max(const void* logits, int n, float* cells, Ahead ahead) {
-  F best = splat(-kInf);
-  Mask nan = no_lane();
-  for (int block = 0; block < n; block += kCellBlock, cells += kCells) {
-    F cell[kParts];
-    for (F& c : cell) c = splat(-kInf);
-    const int end = block + kCellBlock < n ? block + kCellBlock : n;
-    for (int i = block; i < end; i += 2 * kLanes) {
-      ahead.fetch(i, 2 * kLanes);
-      for (int k = 0; k < kParts; ++k) {
-        const F a = load_logits<kType>(logits, i + k * kWidth);
-        const F b = load_logits<kType>(logits, i + kLanes + k * kWidth);
-        nan = nan | either_nan(a, b);
-        cell[k] = max(max(a, b), cell[k]);
-      }
-    }
-    for (int k = 0; k < kParts; ++k) {
-      best = max(cell[k], best);
-      store(cells + k * kWidth, cell[k]);
-    }
-  }
-  return {lane_max(best), any(nan)};
-}
-
 void tile_residual(const float* p, const float* q, int n, const Weighting& pw, const Weighting& qw,
                    float a, float b, float* out) {
   const Weigh wp(pw), wq(qw);
@@ -260,9 +271,10 @@ constexpr Attention kAttendBFloat16 = {keep_queries, attend_block<LogitType::kBF
 #endif
 
 constexpr TileTable kTable = {
-    .max = tile_max,
     .load = {tile_load<LogitType::kFloat32>, tile_load<LogitType::kBFloat16>,
              tile_load<LogitType::kFloat16>},
+    .digest = {tile_digest<LogitType::kFloat32>, tile_digest<LogitType::kBFloat16>,
+               tile_digest<LogitType::kFloat16>},
     .exp_sums = tile_exp_sums,
     .exp_sum = {tile_exp_sum<LogitType::kFloat32>, tile_exp_sum<LogitType::kBFloat16>,
                 tile_exp_sum<LogitType::kFloat16>},
@@ -270,13 +282,10 @@ constexpr TileTable kTable = {
     .count = tile_count,
     .find = tile_find,
     .gather = tile_gather,
-    .cell_max = {tile_cell_max<LogitType::kFloat32>, tile_cell_max<LogitType::kBFloat16>,
-                 tile_cell_max<LogitType::kFloat16>},
     .residual = tile_residual,
     .overlap = tile_overlap,
     .sum_max = tile_sum_max,
-    .race_logits = {tile_race_logits<LogitType::kFloat32>, tile_race_logits<LogitType::kBFloat16>,
-                    tile_race_logits<LogitType::kFloat16>},
+    .race_logits = tile_race_logits,
     .race_weights = tile_race_weights,
     .attention = {{keep_queries, attend_block<LogitType::kFloat32>},
                   kAttendBFloat16,

@@ -8,8 +8,6 @@
 // small. The word of x is compared with it as an integer, by its upper 24 bits. Only survivors pay
 // for exact logarithms, in Race.
 
-constexpr int kTileBlocks = kTile / kNoiseBlock;
-
 // The words of the minima of a tile's blocks: word k of counter first + j is that of block 4 j + k.
 SPECDEC_INLINE void minima_words(const NoiseStream& s, uint32_t first, uint32_t* words) {
   // 64-bit lanes whose low words are the state: the widening product needs no shuffles, and what
@@ -53,70 +51,41 @@ struct WeightLimit {
   }
 };
 
-// Offers the blocks of a tile that may win, and finds its maximum on the way. `key` makes of values
-// what is compared with `hopeless` and, by `limit`, with the words; both depend on the race.
-template <LogitType kType, class Key, class Rules>
-SPECDEC_INLINE TileMax race_blocks(const void* values, int n, int64_t first_id, const Race& race,
-                                   Ahead ahead, const Key& key, const Rules& rules) {
-  uint32_t words[kTileBlocks];
-  minima_words(race.stream, static_cast<uint32_t>((kMinima + first_id / kNoiseBlock) >> 2), words);
-  F top = splat(-kInf);
-  Mask nan = no_lane();
-  for (int i = 0; i < n; i += kNoiseBlock) {
-    ahead.fetch(i, kNoiseBlock);
-    F largest[2] = {splat(-kInf), splat(-kInf)};
-    for (int j = i; j < i + kNoiseBlock; j += 2 * kWidth) {
-      const F a = load_logits<kType>(values, j), b = load_logits<kType>(values, j + kWidth);
-      largest[0] = max(a, largest[0]);
-      largest[1] = max(b, largest[1]);
-      nan = nan | either_nan(a, b);
-    }
-    const F most = max(largest[0], largest[1]), best = key(most);
-    top = max(most, top);
-    if (!any(ge(best, splat(rules.hopeless())))) continue;
-    const uint32_t word = words[i / kNoiseBlock];
-    if (!any(at_most((I)splat_bits(word >> 8), rules.limit()(best)))) continue;
-    float value[kNoiseBlock];
-    for (int j = 0; j < kNoiseBlock; j += kWidth) {
-      store(value + j, load_logits<kType>(values, i + j));
-    }
-    rules.offer(first_id + i, value, word);
+// The blocks of a tile whose key may win, as bits. `hopeless`: keys below it cannot win, whatever
+// the word.
+template <class Key, class Limit>
+SPECDEC_INLINE uint32_t race_blocks(const float* blocks, int64_t first_id, const Race& race,
+                                    uint32_t* words, float hopeless, const Key& key,
+                                    const Limit& limit) {
+  uint32_t found = 0;
+  for (int j = 0; j < kTileBlocks; j += kWidth) {
+    found |= lane_bits(ge(key(load<F>(blocks + j)), splat(hopeless))) << j;
   }
-  return {lane_max(top), any(nan)};
+  if (found == 0) return 0;
+  minima_words(race.stream, static_cast<uint32_t>((kMinima + first_id / kNoiseBlock) >> 2), words);
+  uint32_t wins = 0;
+  for (int j = 0; j < kTileBlocks; j += kWidth) {
+    const I word = (I)(load<U>(words + j) >> 8);
+    wins |= lane_bits(at_most(word, limit(key(load<F>(blocks + j))))) << j;
+  }
+  return found & wins;
 }
 
-struct LogitRules {
-  Race& race;
-  float hopeless() const { return race.cut() - kMaxRaceNoise; }
-  LogitLimit limit() const { return LogitLimit(race.cut()); }
-  void offer(int64_t first, const float* logits, uint32_t word) const {
-    race.offer_logits(first, logits, word);
-  }
-};
-
-struct WeightRules {
-  Race& race;
-  float hopeless() const {
-    constexpr float kMaxInverse = 5.6e11f;  // above 1 / E for every word: exp(27.05)
-    return race.linear_cut() * (1.f / kMaxInverse);
-  }
-  WeightLimit limit() const { return WeightLimit(race.linear_cut()); }
-  void offer(int64_t first, const float* weights, uint32_t word) const {
-    race.offer_weights(first, weights, word);
-  }
-};
-
-template <LogitType kType>
-TileMax tile_race_logits(const void* logits, int n, int64_t first_id, Race& race, Ahead ahead) {
-  const F inv_t = splat(race.inv_t);
+uint32_t tile_race_logits(const float* blocks, int64_t first_id, const Race& race,
+                          uint32_t* words) {
+  const F inv_t = splat(race.inv_t), top = splat(race.max);
   const F threshold = splat(race.threshold > -FLT_MAX ? race.threshold : -FLT_MAX);
   const auto key = [&](F l) SPECDEC_ALWAYS_INLINE {
-    return select(ge(l, threshold), l * inv_t, splat(-kInf));
+    return select(ge(l, threshold), (l - top) * inv_t, splat(-kInf));
   };
-  return race_blocks<kType>(logits, n, first_id, race, ahead, key, LogitRules{race});
+  return race_blocks(blocks, first_id, race, words, race.cut() - kMaxRaceNoise, key,
+                     LogitLimit(race.cut()));
 }
 
-void tile_race_weights(const float* tile, int n, int64_t first_id, Race& race) {
+uint32_t tile_race_weights(const float* blocks, int64_t first_id, const Race& race,
+                           uint32_t* words) {
+  constexpr float kMaxInverse = 5.6e11f;  // above 1 / E for every word: exp(27.05)
   const auto key = [](F w) SPECDEC_ALWAYS_INLINE { return w; };
-  race_blocks<LogitType::kFloat32>(tile, n, first_id, race, {}, key, WeightRules{race});
+  return race_blocks(blocks, first_id, race, words, race.linear_cut() * (1.f / kMaxInverse), key,
+                     WeightLimit(race.linear_cut()));
 }

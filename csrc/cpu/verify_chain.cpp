@@ -61,20 +61,16 @@ float ChainWalk::coin_at(int64_t i) const {
 
 // Examines target row i, and draft row i where the rule needs it, in one pass over both.
 bool ChainWalk::examine_position(int64_t i, bool has_draft) {
-  const bool match = p_.rule == Rule::kMatch;
   const bool drafted = has_draft && p_.rule == Rule::kRatio && has_draft_row() && !has_stats();
-  // A row that is drawn from whatever its mass is raced in the same pass.
-  const bool draws = match || !has_draft;
+  // A row that is only drawn from needs no mass.
+  const bool draws = p_.rule == Rule::kMatch || !has_draft;
   const bool logprobs = p_.logprobs_mode == LogprobsMode::kProcessed;
   const bool filtered = target_params_.filtered(layout_.target.vocab);
   row_ = RowLaw{};
   row_.source = chain_.target(i);
   row_.params = target_params_;
-  Race race(stream(i), target_params_.inv_t, -kInf);
-  const bool in_passing = draws && !filtered && !target_params_.greedy;
   Examine asks[2];
-  asks[0] = {&row_, !draws || filtered || logprobs, p_.rule == Rule::kTypical && has_draft,
-             in_passing ? &race : nullptr};
+  asks[0] = {&row_, !draws || filtered || logprobs, p_.rule == Rule::kTypical && has_draft};
   int count = 1;
   if (drafted) {
     drafted_ = RowLaw{};
@@ -87,7 +83,7 @@ bool ChainWalk::examine_position(int64_t i, bool has_draft) {
     status_ |= kBadTarget;
     return false;
   }
-  drawn_ = in_passing ? finish_draw(row_, race, 1)[0] : -1;
+  drawn_ = -1;
   return true;
 }
 
@@ -195,10 +191,9 @@ bool ChainWalk::read_draft_late(int64_t i) {
 
 int64_t ChainWalk::emit_plain() {
   if (drawn_ >= 0) return drawn_;
-  if (target_params_.greedy) return row_.argmax;
-  Race race(stream(accepted_), 1.f, -kInf);
-  drawn_ = draw_plain(team_, row_, race, 1)[0];
-  return drawn_;
+  Race race(stream(accepted_));
+  race_plain(row_, race);
+  return drawn_ = race.winner();
 }
 
 void ChainWalk::emit() {
@@ -207,11 +202,11 @@ void ChainWalk::emit() {
   if (how_ == How::kResidual) {
     const int64_t x = chain_.id(accepted_);
     if (!has_draft_row()) {  // a point mass: the plain row without x
-      Race race(stream(accepted_), 1.f, -kInf);
+      Race race(stream(accepted_));
       race.exclude(x);
-      const std::vector<int64_t> ids = draw_plain(team_, row_, race, 1);
-      if (!ids.empty()) token = ids[0];
-      if (ids.empty()) status_ |= kEmptyResidual;
+      race_plain(row_, race);
+      token = race.winner();
+      if (token < 0) status_ |= kEmptyResidual;
     } else if (!read_draft_late(accepted_)) {
       status_ |= kBadDraft;
     } else {

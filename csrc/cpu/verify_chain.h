@@ -53,7 +53,7 @@ class ChainWalk {
   float scale_ = 1.f;   // of p in the residual
   RowLaw row_;          // target row `accepted_`
   RowLaw drafted_;      // draft row `accepted_`, where it was examined
-  int64_t drawn_ = -1;  // the plain draw of row_, where examine made it in passing
+  int64_t drawn_ = -1;  // the plain draw of row_, once made
   std::vector<float> logprobs_;
 };
 

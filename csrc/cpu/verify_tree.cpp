@@ -93,11 +93,10 @@ bool TreeWalk::examine_row(int64_t n, Purpose purpose, bool with_draft) {
   row.source = row_source(p_.target, slot_, n, p_.allowed.row(slot_ * p_.nodes + n));
   row.params = target_params_;
   const bool filtered = target_params_.filtered(p_.target.vocab);
-  const bool raced = purpose == Purpose::kDrawn && !filtered && !target_params_.greedy;
-  Race race(stream(n), target_params_.inv_t, -kInf);
+  const bool is_only_drawn = purpose == Purpose::kDrawn && !filtered;
   Examine asks[2];
-  asks[0] = {&row, !raced || p_.logprobs_mode == LogprobsMode::kProcessed,
-             purpose == Purpose::kTestedByEntropy, raced ? &race : nullptr};
+  asks[0] = {&row, !is_only_drawn || p_.logprobs_mode == LogprobsMode::kProcessed,
+             purpose == Purpose::kTestedByEntropy};
   if (with_draft) {
     drafted_ = RowLaw{};
     drafted_.source = row_source(p_.draft, slot_, n);
@@ -109,7 +108,6 @@ bool TreeWalk::examine_row(int64_t n, Purpose purpose, bool with_draft) {
     status_ |= kBadTarget;
     return false;
   }
-  drawn_ = raced ? finish_draw(row, race, 1)[0] : -1;
   return true;
 }
 
@@ -136,16 +134,16 @@ float TreeWalk::coin_of(int64_t n, int64_t position) const {
 }
 
 int64_t TreeWalk::draw_plain_token() {
-  if (drawn_ >= 0) return drawn_;
-  Race race(stream(stand_), 1.f, -kInf);
-  return draw_plain(team_, laws_[stand_], race, 1)[0];
+  Race race(stream(stand_));
+  race_plain(laws_[stand_], race);
+  return race.winner();
 }
 
 int64_t TreeWalk::draw_without(const std::vector<int64_t>& ids) {
-  Race race(stream(stand_), 1.f, -kInf);
+  Race race(stream(stand_));
   for (const int64_t x : ids) race.exclude(x);
-  const std::vector<int64_t> found = draw_plain(team_, laws_[stand_], race, 1);
-  return draw_left(found.empty() ? -1 : found[0]);
+  race_plain(laws_[stand_], race);
+  return draw_left(race.winner());
 }
 
 int64_t TreeWalk::draw_left(int64_t residual) {

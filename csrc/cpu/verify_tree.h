@@ -34,7 +34,7 @@ class TreeWalk {
   void flag_outside(int64_t n);
   void flag_outside_children(int64_t n);
 
-  // Rows. A row is examined once; one that is `drawn` from whatever its mass is raced meanwhile.
+  // Rows. A row is examined once; one that is only `drawn` from needs no mass.
   enum class Purpose { kDrawn, kTested, kTestedByEntropy };
   bool examine_row(int64_t n, Purpose purpose, bool with_draft = false);  // false: bad
   bool has_draft_row() const { return p_.draft && !target_params_.greedy && !draft_params_.greedy; }
@@ -64,7 +64,6 @@ class TreeWalk {
   std::vector<int32_t> rank_;  // of each node in its depth
   std::vector<RowLaw> laws_;   // of the nodes whose target row was examined
   RowLaw drafted_;             // draft row that was examined last
-  int64_t drawn_ = -1;         // plain draw of the row examined last, where it was raced
 };
 
 }  // namespace specdec::cpu
