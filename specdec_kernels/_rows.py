@@ -29,7 +29,18 @@ class Parameters(NamedTuple):
     min_p: Tensor  # float32; 0 is off
     greedy: Tensor  # bool
     bad: Tensor  # bool: status bit 64
-    ranks: bool  # whether top-k or top-p may be on: only then a row is sorted
+    has_k: bool  # whether any row may have a top-k
+    has_p: bool
+    has_min_p: bool
+
+    @property
+    def has_ranks(self) -> bool:
+        """Whether a threshold depends on more than the maximum: only then a row is sorted."""
+        return self.has_k or self.has_p
+
+    def of_rows(self, request: Tensor) -> Parameters:
+        """Parameters of each row, given the request of each."""
+        return Parameters(*(field[request] for field in self[:-3]), *self[-3:])  # type: ignore[call-arg,arg-type]
 
 
 class Distribution(NamedTuple):
@@ -58,13 +69,16 @@ class Distribution(NamedTuple):
         value = self.maximum.double() * self.inv_t.double() + self.mass.log()
         return torch.where(self.greedy, 0.0, value).float()
 
-    def logprob(self, ids: Tensor) -> Tensor:
-        """float32 [batch]: log-probability of one id a row; NaN where the row is bad."""
-        logit = self.logits.gather(1, ids[:, None]).squeeze(1).double()
-        kept = self.kept.gather(1, ids[:, None]).squeeze(1)
-        value = (logit - self.maximum.double()) * self.inv_t.double() - self.mass.log()
-        value = torch.where(kept, value, -_INF).float()
-        return torch.where(self.bad, float("nan"), value)
+    def logprob(self, logit: Tensor) -> Tensor:
+        """float32 [batch, n]: log-probabilities of ids, given their logits; NaN where the row is bad."""
+        value = (logit.double() - self.maximum.double()[:, None]) * self.inv_t.double()[:, None]
+        value = (value - self.mass.log()[:, None]).float()
+        value = torch.where((logit >= self.threshold[:, None]) & (logit > -_INF), value, -_INF)
+        return torch.where(self.bad[:, None], float("nan"), value)
+
+    def take(self, rows: Tensor) -> Distribution:
+        """Some rows."""
+        return Distribution(*(part[rows] for part in self))
 
 
 def parameters(batch: int, device: torch.device, sampling: Sampling) -> Parameters:
@@ -86,7 +100,9 @@ def parameters(batch: int, device: torch.device, sampling: Sampling) -> Paramete
         torch.where(greedy | (m <= 0), 0.0, m),
         greedy,
         bad,
-        top_k is not None or top_p is not None,
+        top_k is not None,
+        top_p is not None,
+        min_p is not None,
     )
 
 
@@ -102,13 +118,13 @@ def _min_p_offset(parameter: Parameters) -> Tensor:
     return torch.where(parameter.min_p >= 1, 0.0, offset)
 
 
-def mask_allowed(logits: Tensor, allowed: Tensor | None) -> Tensor:
-    """Logits as float32 with -inf where the packed bits [batch, ceil(vocab / 32)] are 0."""
+def mask_allowed(logits: Tensor, allowed: Tensor | None, first: int = 0) -> Tensor:
+    """Logits of ids from `first` as float32, -inf where the packed bits [batch, ceil(vocab / 32)] of all ids are 0."""
     logits = logits.float()
     if allowed is None:
         return logits
-    vocab = torch.arange(logits.shape[1], device=logits.device)
-    bit = (allowed[:, vocab >> 5] >> (vocab & 31).to(torch.int32)) & 1
+    ids = torch.arange(first, first + logits.shape[1], device=logits.device).clamp(max=32 * allowed.shape[1] - 1)
+    bit = (allowed[:, ids >> 5] >> (ids & 31).to(torch.int32)) & 1
     return torch.where(bit == 1, logits, -_INF)
 
 
@@ -140,7 +156,7 @@ def distribution(logits: Tensor, parameter: Parameters, allowed: Tensor | None =
     finite = safe > -_INF
 
     threshold = torch.where(parameter.min_p > 0, maximum + _min_p_offset(parameter), -_INF)
-    if parameter.ranks:
+    if parameter.has_ranks:
         threshold = _rank_threshold(safe, maximum, threshold, parameter)
     threshold = torch.where(parameter.greedy, maximum, threshold)
     kept = finite & (safe >= threshold[:, None])
@@ -167,16 +183,9 @@ def plain_draw(row: Distribution, noise: Tensor) -> Tensor:
     return plain_scores(row, noise).argmax(1)
 
 
-def draw_without(row: Distribution, noise: Tensor, exclude: Tensor) -> tuple[Tensor, Tensor]:
-    """(id, empty): one id from each distribution without some; empty rows have no finite score."""
-    score = plain_scores(row, noise, exclude)
-    return score.argmax(1), score.amax(1) == -_INF
-
-
-def residual_draw(weight: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """(id, empty): one id from weights (float32 [batch, vocab], not normalised); empty rows have no positive weight."""
-    score = race_scores(_random.log(weight.clamp(min=TINY)), weight >= TINY, noise)
-    return score.argmax(1), score.amax(1) == -_INF
+def residual_scores(weight: Tensor, noise: Tensor) -> Tensor:
+    """Race scores of a draw from weights, float32 [batch, vocab], not normalised."""
+    return race_scores(_random.log(weight.clamp(min=TINY)), weight >= TINY, noise)
 
 
 def to_target_ids(probs: Tensor, token_map: Tensor | None, vocab: int) -> Tensor:

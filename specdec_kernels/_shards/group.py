@@ -10,6 +10,9 @@ import torch
 from torch import Tensor
 
 from .._check import fail
+from .._rows import Distribution
+from .._vocabulary import Table, Vocabulary
+from . import thresholds
 
 
 def shards_of(op: str, group: Any, offsets: Sequence[int] | None, width: int, backend: str | None) -> Shards | None:
@@ -23,8 +26,8 @@ def shards_of(op: str, group: Any, offsets: Sequence[int] | None, width: int, ba
     return Shards(op, group, offsets, width)
 
 
-class Shards:
-    """The vocabulary cut into one run of ids a rank, and the group that exchanges numbers about it."""
+class Shards(Vocabulary):
+    """One run of ids a rank, and the group that exchanges numbers about them."""
 
     def __init__(self, op: str, group: Any, offsets: Sequence[int] | None, width: int) -> None:
         """Check what the caller says about its group; `width` is that of its target logits."""
@@ -40,10 +43,6 @@ class Shards:
         self.widest = max(self.widths)  # rows are padded to it, so that messages have one shape
         if width != self.end - self.first:
             fail(op, "logits", f"[..., {self.end - self.first}] on rank {rank} by vocab_offsets", f"[..., {width}]")
-
-    def columns(self, device: torch.device) -> Tensor:
-        """int64 [widest]: the id of each column; a padded column holds -inf and never counts."""
-        return torch.arange(self.first, self.first + self.widest, device=device)
 
     def send(self, *fields: Tensor) -> Callable[[], list[Tensor]]:
         """Start one all_gather of all fields; the function returned waits and gives each as [ranks, ...].
@@ -70,14 +69,8 @@ class Shards:
 
         return receive
 
-    def sum(self, *fields: Tensor) -> list[Tensor]:
-        """Sums over the ranks, in their order, in one collective."""
-        return [added(field) for field in self.send(*fields)()]
-
-
-def added(parts: Tensor) -> Tensor:
-    """Sum over the ranks [ranks, ...], in their order: the same bits everywhere."""
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    return total
+    def distributions(
+        self, tables: list[Table], *more: Tensor
+    ) -> Callable[[], tuple[list[Distribution], list[Tensor]]]:  # fmt: skip
+        """Distributions of rows in one exchange, or three with filters."""
+        return thresholds.begin(self, tables, *more)

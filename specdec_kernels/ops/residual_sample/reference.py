@@ -16,7 +16,7 @@ def residual_sample(given: ResidualArguments, rng: RngKey, purpose: int) -> tupl
     r = residual(given)
     vocab = given.target_logits.shape[1]
     noise = _random.vocab_noise(rng, purpose, None, vocab)
-    drawn, _ = _rows.residual_draw(r.weight, noise)
+    drawn = _rows.residual_scores(r.weight, noise).argmax(1)
     # Where q is a point mass the other ids keep their plain weights (as verify_chain draws), and the id itself what
     # is left of its own: log(a p - b) - log(a) relative to them.
     point = torch.nn.functional.one_hot(r.ids, vocab).bool() & r.point[:, None]

@@ -123,5 +123,6 @@ def sample(
     allowed = check.allowed(allowed, batch, vocab if shards is None else shards.size)
     arguments = (logits, *sampling, *rng, code, num_samples, lanes, exclude_ids, token_map, allowed, mode)
     if shards is not None:
-        return SampleResult(*op.deliver(arguments, _shards.sample(shards, *op.structured(arguments)), out))
+        (structured,) = op.structured(arguments)
+        return SampleResult(*op.deliver(arguments, reference.draw(structured, shards), out))
     return SampleResult(*op(*arguments, device=logits.device, backend=backend, out=out))

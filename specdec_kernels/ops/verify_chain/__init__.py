@@ -175,7 +175,8 @@ def verify_chain(
     )  # fmt: skip
     given = outputs(name, out, ChainResult, "logprobs", torch.float32, is_wanted=bool(mode))
     if shards is not None:
-        results = op.deliver(arguments, _shards.verify_chain(shards, *op.structured(arguments)), given)
+        (structured,) = op.structured(arguments)
+        results = op.deliver(arguments, reference.decide(structured, shards), given)
     else:
         results = op(*arguments, device=draft_ids.device, backend=backend, out=given)
     token_ids, num_accepted, status, logprob = results

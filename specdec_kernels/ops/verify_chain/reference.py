@@ -1,7 +1,7 @@
-"""verify_chain, spelled plainly: walk the draft, then draw one token. The definition of the op.
+"""verify_chain, spelled plainly: which drafted ids pass, how far the walk comes, then one token. The definition.
 
-A request is walked position by position (`_walk`; rule `block` looks at all positions at once, `_walk_block`), which
-gives the number of accepted ids and how the next token is drawn; `_emit` draws it from the one row that matters.
+A chain is a tree without branches: node i is draft i, row i the distribution of the id behind it. The rules that trees
+know too are in `_walks`.
 """
 
 from __future__ import annotations
@@ -9,260 +9,143 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ... import _chains, _random, _rows
-from ..._chains import Chains
-from ..._codes import CHAIN_RULES, NO_LOGPROBS, PROCESSED_LOGPROBS, RESIDUAL_PURPOSE, TARGET_PURPOSE, Status
-from ..._rows import Distribution, Parameters
-from ..._types import ChainArguments, RngKey, Sampling
-
-RATIO, BLOCK, MATCH, GREEDY, TYPICAL, TOPM, DISTANCE = CHAIN_RULES.values()
-NOTHING, PLAIN, RESIDUAL = 0, 1, 2  # how the next token is drawn
-
-
-class _Call:
-    """Arguments of one call, prepared; distributions of the rows on demand."""
-
-    def __init__(self, given: ChainArguments, chains: Chains, target: Parameters, draft: Parameters) -> None:
-        self.given, self.chains, self.target, self.draft = given, chains, target, draft
-        self.stats: tuple[Tensor, Tensor] | None = None
-        if given.draft_logsumexp is not None and given.draft_threshold is not None:
-            self.stats = (given.draft_logsumexp, given.draft_threshold)
-        self.batch = chains.ids.shape[0]
-        self.vocab = chains.target.shape[-1]
-        # A greedy target never looks at the draft row: acceptance is equality with the argmax whatever q is.
-        self.has_draft_row = ~(target.greedy | draft.greedy) & chains.has_draft_rows()
-
-    def target_distribution(self, i: int | Tensor, parameter: Parameters | None = None) -> Distribution:
-        allowed = None if self.given.allowed is None else self.chains.allowed_at(self.given.allowed, i)
-        return _rows.distribution(self.chains.target_at(i), parameter or self.target, allowed)
-
-    def draft_probs(self, i: int | Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """(q over target ids float64 [batch, vocab], bad rows); a point mass at x where there is no draft row."""
-        point = torch.nn.functional.one_hot(x.clamp(0, self.vocab - 1), self.vocab).double()
-        if not self.chains.has_draft_rows():
-            return point, torch.zeros_like(self.has_draft_row)
-        row = self.chains.draft_at(i)
-        distribution = _rows.distribution(row, self.draft)
-        probs, bad = distribution.probs(), distribution.bad
-        if self.stats is not None:
-            logsumexp, threshold = (self.chains.draft_at(i, s) for s in self.stats)
-            scaled = row.double() * distribution.inv_t.double()[:, None] - logsumexp.double()[:, None]
-            probs = torch.where(row.float() >= threshold[:, None], scaled, -torch.inf).exp()
-            bad = bad | ~logsumexp.isfinite()
-        q = _rows.to_target_ids(probs, self.given.token_map, self.vocab)
-        return torch.where(self.has_draft_row[:, None], q, point), bad & self.has_draft_row
-
-    def draft_unreadable(self, i: int, x: Tensor) -> Tensor:
-        """Rows the rule must not test: bad ones; with stats only what is seen without reading the row."""
-        if self.stats is None or not self.chains.has_draft_rows():
-            return self.draft_probs(i, x)[1]
-        row = self.chains.draft_at(i)
-        column = _column_of(x, self.given.token_map, row.shape[1])
-        logit = row.gather(1, column.clamp(min=0)[:, None]).squeeze(1)
-        unreadable = ~self.chains.draft_at(i, self.stats[0]).isfinite() | ((column >= 0) & logit.isnan())
-        return unreadable & self.has_draft_row
-
-    def coin(self, i: int) -> Tensor:
-        return _random.coin(self._key(i))
-
-    def noise(self, i: int | Tensor, purpose: int) -> Tensor:
-        return _random.vocab_noise(self._key(i), purpose, None, self.vocab)
-
-    def _key(self, i: int | Tensor) -> RngKey:
-        return self.given.rng._replace(position=self.given.rng.position + i)
-
-
-def _column_of(x: Tensor, token_map: Tensor | None, draft_vocab: int) -> Tensor:
-    """Draft column of each target id, -1 where there is none."""
-    if token_map is None:
-        return torch.where(x < draft_vocab, x, -1)
-    hit = token_map.long()[None, :] == x[:, None]
-    return torch.where(hit.any(1), hit.int().argmax(1), -1)
-
-
-def _at(values: Tensor, x: Tensor) -> Tensor:
-    return values.gather(1, x[:, None]).squeeze(1)
+from ... import _chains, _trees, _walks
+from ..._codes import CHAIN_RULES, RESIDUAL_PURPOSE, Status
+from ..._nodes import Drafted, Nodes, at
+from ..._types import ChainArguments
+from ..._vocabulary import Vocabulary, added
+from ..._walks import End, choose, descend, finish, flag, of_parent, testable
 
 
 def verify_chain(given: ChainArguments) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """See `specdec_kernels.verify_chain`."""
-    chains = _chains.chains(*given[:3], given.cu_draft, given.max_draft)
-    batch, device, rule = chains.ids.shape[0], given.draft_ids.device, given.rule
-    target = _rows.parameters(batch, device, given.sampling)
-    draft = _rows.parameters(batch, device, given.draft_sampling)
+    return decide(given, Vocabulary(given.target_logits.shape[-1]))
+
+
+def decide(given: ChainArguments, vocabulary: Vocabulary) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The same where this rank holds a part of the vocabulary: 2 exchanges, 4 with filters."""
+    rule, max_draft, mode = tuple(CHAIN_RULES)[given.rule], given.max_draft, given.logprobs_mode
+    chains = _chains.chains(*given[:3], given.cu_draft, max_draft)
     status = torch.where(chains.bad, Status.BAD_LAYOUT, 0)
-    processed = target
-    if rule in (GREEDY, TOPM, DISTANCE):  # argmax decoding reads no sampling parameter
-        processed = _rows.parameters(batch, device, Sampling())
-        target = processed._replace(greedy=torch.ones_like(processed.greedy))
+    has_drafts = None if given.draft_logits is None else chains.has_drafts(vocabulary.size)
+    target, draft, processed, status = _walks.prepare(given, rule, has_drafts, status)
+    row = torch.arange(max_draft + 1, device=status.device)
+    drafted = None
+    if rule in _walks.DRAFT_RULES and chains.has_draft_rows() and max_draft:
+        rows, stats = chains.draft_rows(max_draft), None
+        if given.draft_logsumexp is not None and given.draft_threshold is not None:
+            stats = (
+                chains.draft_rows(max_draft, given.draft_logsumexp),
+                chains.draft_rows(max_draft, given.draft_threshold),
+            )
+        drafted = Drafted(rows, draft, stats)
+    bits = None if given.allowed is None else chains.allowed_rows(given.allowed, max_draft + 1)
+    ids = torch.nn.functional.pad(chains.ids, (1, 0), value=-1)
+    tree = _trees.tree((row - 1).expand(len(status), -1), max_draft)
+    nodes = Nodes(
+        vocabulary, given, tree, ids, chains.target_rows(max_draft + 1), target, drafted, bits,
+        _walks.scored_by(rule, processed, mode),
+    )  # fmt: skip
+    silent = chains.lost
+    if rule == "block":
+        end, bonus_bad = block(nodes, chains.lost, status)
+        silent = silent | bonus_bad
     else:
-        bad = target.bad
-        if given.draft_logits is not None and rule in (RATIO, BLOCK):
-            bad = bad | (draft.bad & ~target.greedy & chains.has_drafts(given.target_logits.shape[-1]))
-        status = status | torch.where(bad, Status.BAD_SAMPLING, 0)
-    call = _Call(given, chains, target, draft)
-    if rule == BLOCK:
-        accepted, how, scale, status = _walk_block(call, status)
+        end = _walk_chain(nodes, given, rule, status)
+        bad = at(nodes.bad, end.stand)
+        end = end._replace(status=flag(end.status, bad, Status.BAD_TARGET))
+        silent = silent | bad
+    # Of a request that is lost nothing but its layout was looked at.
+    seen = Status.BAD_LAYOUT | Status.BAD_SAMPLING
+    status = torch.where(chains.lost, end.status & seen, end.status)
+    tokens, _, accepted, logprobs = _walks.result(nodes, end, silent, max_draft, mode)
+    return tokens.to(given.draft_ids.dtype), accepted.int(), status.int(), logprobs
+
+
+def _walk_chain(nodes: Nodes, given: ChainArguments, rule: str, status: Tensor) -> End:
+    if rule == "ratio":
+        return ratio(nodes, given.max_draft, given.over_acceptance, given.rejected_from_target, status)
+    if rule == "typical":
+        return _walks.typical(nodes, given.typical_epsilon, given.typical_delta, status)
+    if rule == "match":
+        return _walks.match(nodes, given.max_draft, status)
+    near = None
+    if rule != "greedy":
+        near = stern(nodes, rule, given.top_m, given.max_distance, given.min_block)
+    return _walks.argmax(nodes, given.max_draft, status, near)
+
+
+def ratio(nodes: Nodes, max_depth: int, over_acceptance: float, from_target: bool, status: Tensor) -> End:
+    """A chain: x passes iff u q(x) < p(x) + over_acceptance."""
+    fine, faults = testable(nodes, True)
+    p, q = nodes.p.float(), nodes.q.float()
+    passes = fine & (p > 0) & (q > 0) & (nodes.coin * q < p + over_acceptance)
+    stand, status = descend(nodes, passes, max_depth, faults, status, in_order=True)
+    return finish(nodes, stand, fine & ~passes, torch.ones_like(nodes.p[:, 0]), status, from_target=from_target)
+
+
+def stern(nodes: Nodes, rule: str, top_m: int, max_distance: int, min_block: int) -> Tensor:
+    """Rules `topm` and `distance` of a chain: candidates near the argmax, and the first min_block - 1 anyway."""
+    if rule == "topm":
+        raw = nodes.distribution.logits.unflatten(0, (nodes.batch, nodes.nodes))[nodes.request[:, None], nodes.above]
+        logit, ids = nodes.p_logit[:, :, None], nodes.vocabulary.columns(raw.device)
+        before = (raw > logit) | ((raw == logit) & (ids < nodes.x[:, :, None]))
+        (rank,) = nodes.vocabulary.sum((before & (ids < nodes.vocabulary.end)).sum(2))
+        near = rank < top_m
     else:
-        accepted, how, status = _walk(call, processed, status)
-        scale = torch.ones(batch, dtype=torch.float64, device=device)
-    if given.rejected_from_target:
-        how = torch.where(how == RESIDUAL, PLAIN, how)
-    purpose = TARGET_PURPOSE if rule == MATCH else RESIDUAL_PURPOSE
-    token, how, status = _emit(call, accepted, how, scale, purpose, status)
-
-    columns = torch.arange(given.max_draft + 1, device=device)
-    padded = torch.cat([chains.ids, chains.ids.new_full((batch, 1), -1)], dim=1)
-    token_ids = torch.where(columns < accepted[:, None], padded, -1)
-    drawn_here = (columns == accepted[:, None]) & (how != NOTHING)[:, None]
-    token_ids = torch.where(drawn_here, token[:, None], token_ids)
-    logprobs = _logprobs(call, token_ids, processed, given.logprobs_mode)
-    return token_ids.to(given.draft_ids.dtype), accepted.int(), status.int(), logprobs
+        near = (nodes.ids - of_parent(nodes, nodes.argmax)).abs() <= max_distance
+    return nodes.p_logit.isfinite() & (near | (nodes.tree.node < min_block))
 
 
-def _walk(call: _Call, processed: Parameters, status: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(accepted, how, status) of the rules that stop at the first rejection."""
-    rule = call.given.rule
-    alive = ~call.chains.lost
-    accepted = torch.zeros_like(call.given.rng.seed)
-    how = torch.full_like(accepted, NOTHING)
-    for i in range(call.chains.ids.shape[1] + 1):
-        x = call.chains.ids[:, i] if i < call.chains.ids.shape[1] else torch.full_like(accepted, -1)
-        outside = (x < -1) | (x >= call.vocab)
-        status = status | torch.where(alive & outside, Status.BAD_ID, 0)
-        ends = outside | (x == -1)
-        x = torch.where(ends, 0, x)
+def block(nodes: Nodes, lost: Tensor, status: Tensor) -> tuple[End, Tensor]:
+    """(end, requests whose bonus row is bad). The masses S travel with the draws of all rows.
 
-        row = call.target_distribution(i)
-        status = status | torch.where(alive & row.bad, Status.BAD_TARGET, 0)
-        alive = alive & ~row.bad
-        tested = alive & ~ends
-        if rule == RATIO:
-            unreadable = tested & call.draft_unreadable(i, x)
-            status = status | torch.where(unreadable, Status.BAD_DRAFT, 0)
-            ends = ends | unreadable
-            tested = tested & ~unreadable
-            q = _at(call.draft_probs(i, x)[0], x).float()
-            status = status | torch.where(tested & (q == 0), Status.ZERO_DRAFT, 0)
-            p = _at(row.probs(), x).float()
-            passes = (p > 0) & (q > 0) & (call.coin(i) * q < p + call.given.over_acceptance)
-        else:
-            passes = _passes(call, i, row, x, processed)
-        how = torch.where(alive & ends, PLAIN, how)
-        how = torch.where(tested & ~passes, RESIDUAL if rule == RATIO else PLAIN, how)
-        alive = tested & passes
-        accepted = accepted + alive.long()
-    return accepted, how, status
-
-
-def _passes(call: _Call, i: int, row: Distribution, x: Tensor, processed: Parameters) -> Tensor:
-    """Acceptance of x by the rules that look at the target row alone."""
-    given, rule = call.given, call.given.rule
-    if rule == MATCH:
-        return _rows.plain_draw(row, call.noise(i, TARGET_PURPOSE)) == x
-    if rule == GREEDY:
-        return row.argmax == x
-    if rule == TYPICAL:
-        probs = row.probs()
-        entropy = -torch.special.xlogy(probs, probs).sum(1)
-        p = _at(probs, x)
-        limit = torch.full_like(p, given.typical_epsilon).minimum(given.typical_delta * (-entropy).exp())
-        return (p > 0) & (p > limit)
-    raw = call.target_distribution(i, processed).logits
-    logit = _at(raw, x)
-    if rule == TOPM:
-        lower = torch.arange(call.vocab, device=x.device) < x[:, None]
-        before = (raw > logit[:, None]) | ((raw == logit[:, None]) & lower)
-        near = before.sum(1) < given.top_m
-    else:
-        near = (x - row.argmax).abs() <= given.max_distance
-    return logit.isfinite() & (near | (i < given.min_block - 1))
-
-
-def _walk_block(call: _Call, status: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(accepted, how, scale of p in the residual, status) of block verification (algorithms: w, S, h, tau)."""
-    width = call.chains.ids.shape[1]
-    walking = ~call.chains.lost  # rows still examined
-    length = torch.zeros_like(call.given.rng.seed)
+    w_0 = 1, w_i = min(1, w_(i-1) p(x_i) / q(x_i)), S_i = sum (w_i p - q)+, h_i = S_i / (S_i + 1 - w_i), h_K = w_K;
+    accepted are tau = max{i: coin_i < h_i} ids, and then the draw is from norm((w_tau p - q)+).
+    """
+    width = nodes.nodes - 1
+    walking = ~lost
+    length = torch.zeros_like(nodes.request)
     bonus_bad = torch.zeros_like(walking)
-    w = [torch.ones(call.batch, dtype=torch.float64, device=status.device)]
-    mass: list[Tensor] = []
+    weights = [torch.ones_like(nodes.p[:, 0])]
     for i in range(width + 1):
-        x = call.chains.ids[:, i] if i < width else torch.full_like(length, -1)
-        outside = (x < -1) | (x >= call.vocab)
-        status = status | torch.where(walking & outside, Status.BAD_ID, 0)
-        ends = outside | (x == -1)
-        x = torch.where(ends, 0, x)
-        row = call.target_distribution(i)
-        status = status | torch.where(walking & row.bad, Status.BAD_TARGET, 0)
-        bonus_bad = bonus_bad | (walking & row.bad)
-        walking = walking & ~row.bad & ~ends
+        n = min(i + 1, width)  # the candidate of row i; the last row has none
+        has_one = walking if i < width else torch.zeros_like(walking)
+        outside, ends = nodes.outside[:, n], ~nodes.usable[:, n]
+        status = flag(status, has_one & outside, Status.BAD_ID)
+        status = flag(status, walking & nodes.bad[:, i], Status.BAD_TARGET)
+        bonus_bad = bonus_bad | (walking & nodes.bad[:, i])
+        walking = has_one & ~nodes.bad[:, i] & ~ends
         if i == width:
             break
-        q, bad = call.draft_probs(i, x)
-        status = status | torch.where(walking & bad, Status.BAD_DRAFT, 0)
-        walking = walking & ~bad
+        status = flag(status, walking & nodes.bad_draft[:, n], Status.BAD_DRAFT)
+        walking = walking & ~nodes.bad_draft[:, n]
         length = length + walking.long()
-        p = row.probs()
-        mass.append((w[-1][:, None] * p - q).clamp(min=0).sum(1))
-        px, qx = _at(p, x), _at(q, x)
-        status = status | torch.where(walking & (qx == 0), Status.ZERO_DRAFT, 0)
+        px, qx = nodes.p[:, n], nodes.q[:, n]
+        status = flag(status, walking & (qx == 0), Status.ZERO_DRAFT)
         ratio = torch.where(qx > 0, px / qx.clamp(min=1e-300), 0.0)
-        w.append((w[-1] * ratio).clamp(max=1.0))
+        weights.append((weights[-1] * ratio).clamp(max=1.0))
         # A greedy request is decided at its first miss; what lies behind is not examined.
-        walking = walking & ~(call.target.greedy & (w[-1] == 0))
-    weights = torch.stack(w, dim=1)
+        walking = walking & ~(nodes.target.greedy & (weights[-1] == 0))
+    w = torch.stack(weights, 1)
+
+    p, q = nodes.probs(nodes.every)
+    point = ~nodes.has_draft_row
+    points = point[:, None].expand_as(w).flatten()[:, None]
+    q = torch.where(points, nodes.marked(nodes.every, nodes.usable).double(), q)
+    scaled = w.flatten()[:, None] * p
+    mass = (scaled - q).clamp(min=0).sum(1).view(w.shape)
+    weight = torch.where(nodes.distribution.kept, scaled.float() - q.float(), 0.0)
+    plain, left, got = nodes.race(nodes.every, RESIDUAL_PURPOSE, weight, nodes.usable, point, (mass,))
+    mass = added(got[0])
+
     accepted = torch.zeros_like(length)
     for i in range(1, width + 1):
-        free = mass[i] + 1 - w[i] if i < width else torch.ones_like(w[0])
-        inner = torch.where(free > 0, mass[i] / free.clamp(min=1e-300), 1.0) if i < width else w[i]
-        h = torch.where(length == i, w[i], inner).float()
-        accepted = torch.where((i <= length) & (call.coin(i - 1) < h), i, accepted)
+        free = mass[:, i] + 1 - w[:, i] if i < width else torch.ones_like(w[:, 0])
+        inner = torch.where(free > 0, mass[:, i] / free.clamp(min=1e-300), 1.0) if i < width else w[:, i]
+        h = torch.where(length == i, w[:, i], inner).float()
+        accepted = torch.where((i <= length) & (nodes.coin[:, i] < h), i, accepted)
     full = accepted == length
-    how = torch.where(full, PLAIN, RESIDUAL)
-    how = torch.where(call.chains.lost | (full & bonus_bad), NOTHING, how)
-    return accepted, how, weights.gather(1, accepted[:, None]).squeeze(1), status
-
-
-def _emit(
-    call: _Call, accepted: Tensor, how: Tensor, scale: Tensor, purpose: int, status: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw the token after the accepted prefix: plain, or from (scale p - q)+ with q at the rejected id."""
-    row = call.target_distribution(accepted)
-    noise = call.noise(accepted, purpose)
-    ids = torch.cat([call.chains.ids, call.chains.ids.new_zeros(call.batch, 1)], dim=1)
-    x = _at(ids, accepted).clamp(0, call.vocab - 1)
-    q, bad = call.draft_probs(accepted, x)
-    wants_residual = how == RESIDUAL
-    # With draft_stats a draft row is first read here: a bad one ends the draft, as if it had not been proposed.
-    late = wants_residual & bad
-    status = status | torch.where(late, Status.BAD_DRAFT, 0)
-    wants_residual = wants_residual & ~late
-
-    plain = _rows.plain_draw(row, noise)
-    point = ~call.has_draft_row
-    excluded = torch.nn.functional.one_hot(x, call.vocab).bool()
-    without_x, nothing = _rows.draw_without(row, noise, excluded)
-    weight = (scale[:, None] * row.probs()).float() - q.float()
-    drawn, empty = _rows.residual_draw(torch.where(row.kept, weight, 0.0), noise)
-    drawn = torch.where(point, without_x, drawn)
-    empty = torch.where(point, nothing, empty)
-    status = status | torch.where(wants_residual & empty, Status.EMPTY_RESIDUAL, 0)
-    return torch.where(wants_residual & ~empty, drawn, plain), how, status
-
-
-def _logprobs(call: _Call, token_ids: Tensor, processed: Parameters, mode: int) -> Tensor:
-    """Log-probability of every emitted id under its target row; 0 where nothing was emitted."""
-    if mode == NO_LOGPROBS:
-        return torch.empty(0, device=token_ids.device)
-    out = torch.zeros(token_ids.shape, device=token_ids.device)
-    raw = _rows.parameters(call.batch, token_ids.device, Sampling())
-    for i in range(token_ids.shape[1]):
-        ids = token_ids[:, i]
-        distribution = (
-            call.target_distribution(i, processed)
-            if mode == PROCESSED_LOGPROBS
-            else _rows.distribution(call.chains.target_at(i), raw)
-        )
-        out[:, i] = torch.where(ids >= 0, distribution.logprob(ids.clamp(min=0)), 0.0)
-    return out
+    plain, left = (type(d)(*(at(part, accepted)[:, None] for part in d)) for d in (plain, left))
+    end = choose(accepted, plain, left, ~full & ~lost, status)
+    return end, full & bonus_bad

@@ -172,7 +172,8 @@ def verify_tree(
     )  # fmt: skip
     given = outputs(name, out, TreeResult, "logprobs", torch.float32, is_wanted=bool(mode))
     if shards is not None:
-        sharded = _shards.verify_tree(shards, max_children, *op.structured(arguments))
+        (structured,) = op.structured(arguments)
+        sharded = reference.decide(structured, shards, max_children)
         results = op.deliver(arguments, sharded, given)
     else:
         results = op(*arguments, device=parents.device, backend=backend, out=given)

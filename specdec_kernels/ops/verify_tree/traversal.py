@@ -3,6 +3,8 @@
 weight(root) = 1, weight(child) = min(1, weight(parent) p(x) / q(x)). The first leaf in depth-first order is accepted
 iff its coin < its weight, and its path is emitted; the root always is. Else the leaf is deleted, and at its parent,
 with S = sum (weight p - q)+:  p = norm((weight p - q)+), weight = S / (S + 1 - weight), q = norm(q without x).
+
+Each deletion takes one exchange of the vocabulary, because it changes the distribution that the next one starts from.
 """
 
 from __future__ import annotations
@@ -10,115 +12,118 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ... import _rows
 from ..._codes import RESIDUAL_PURPOSE, Status
-from .call import Call, at, first, flag
+from ..._nodes import Nodes, at
+from ..._walks import End, choose, first, flag
 
 
-class _Rows:
-    """Current distributions of every node: numerators of p and q, and the weights that deletions have fixed."""
+class _Traversal:
+    """Current numbers of every node; the rows of p and q are this rank's part."""
 
-    def __init__(self, call: Call) -> None:
-        nodes = [torch.full_like(call.slot, n) for n in range(call.nodes)]
-        distributions = [call.target_distribution(node) for node in nodes]
-        drafts = [call.draft_probs(node, torch.zeros_like(node)) for node in nodes]
-        self.call = call
-        self.p = torch.stack([distribution.probs() for distribution in distributions], 1)  # [batch, nodes, vocab]
-        self.bad_target = torch.stack([distribution.bad for distribution in distributions], 1)
-        self.q = torch.stack([q for q, _ in drafts], 1)
-        self.bad_draft = torch.stack([bad for _, bad in drafts], 1)
-        self.tried = torch.zeros_like(self.p, dtype=torch.bool)
-        self.fixed = torch.ones_like(self.p[:, :, 0])
-        self.is_fixed = torch.zeros_like(self.fixed, dtype=torch.bool)
-        self.is_empty = torch.zeros_like(self.is_fixed)
+    def __init__(self, nodes: Nodes) -> None:
+        self.nodes = nodes
+        p, q = nodes.probs(nodes.every)
+        shape = (nodes.batch, nodes.nodes)
+        self.p_row, self.q_row = p.unflatten(0, shape), q.unflatten(0, shape)
+        self.p, self.q = nodes.p.clone(), nodes.q.clone()  # of each candidate, in its parent's current row
+        self.q_sum, self.fixed = torch.ones_like(self.p), torch.ones_like(self.p)
+        self.tried = torch.zeros_like(nodes.usable)
+        self.is_fixed, self.is_empty = torch.zeros_like(self.tried), torch.zeros_like(self.tried)
 
-    def pair(self, node: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """(p, q) of a node, float64 [batch, vocab]; where drafts are point masses q is one at x."""
-        p, q = self.p[self.call.slot, node], self.q[self.call.slot, node]
-        q = q / q.sum(1, keepdim=True).clamp(min=1e-300)
-        point = torch.nn.functional.one_hot(x, self.call.vocab).double()
-        return p, torch.where(self.call.has_draft_row[:, None], q, point)
+    def child_q(self, child: Tensor) -> Tensor:
+        """The q of a candidate; where drafts are point masses it is one."""
+        above = at(self.nodes.above, child)
+        q = at(self.q, child) / at(self.q_sum, above).clamp(min=1e-300)
+        return torch.where(self.nodes.has_draft_row, q, 1.0)
 
-    def child_weight(self, node: Tensor, weight: Tensor, child: Tensor) -> Tensor:
+    def child_weight(self, weight: Tensor, child: Tensor) -> Tensor:
         """Weight of a child whose parent has `weight`."""
-        x = self.call.candidate(child)
-        p, q = self.pair(node, x)
-        px, qx = at(p, x), at(q, x)
+        px, qx = at(self.p, child), self.child_q(child)
         ratio = torch.where(qx > 0, px / qx.clamp(min=1e-300), 0.0)
         plain = (weight * ratio).clamp(max=1.0)
         return torch.where(at(self.is_fixed, child), at(self.fixed, child), plain)
 
     def delete(self, node: Tensor, weight: Tensor, child: Tensor, where: Tensor) -> None:
-        """Take a child from the distributions of its parent `node`."""
-        slot, x = self.call.slot, self.call.candidate(child)
-        p, q = self.pair(node, x)
-        excess = (weight[:, None] * p - q).clamp(min=0)
-        mass = excess.sum(1)
+        """Take a child from the distributions of its parent `node`: one exchange."""
+        nodes, has = self.nodes, self.nodes.has_draft_row[:, None]
+        is_child = (nodes.tree.node == child[:, None]) & where[:, None]
+        x = nodes.marked(node[:, None], is_child)
+        p_row, q_row = self.p_row[nodes.request, node], self.q_row[nodes.request, node]
+        q_sum = at(self.q_sum, node).clamp(min=1e-300)
+        q = torch.where(has, q_row / q_sum[:, None], x.double())
+        excess = (weight[:, None] * p_row - q).clamp(min=0)
+        q_row = torch.where(x, 0.0, q_row)
+        mass, q_left = nodes.vocabulary.sum(excess.sum(1), q_row.sum(1))
         free = mass + 1 - weight
         after = torch.where(free > 0, mass / free.clamp(min=1e-300), 1.0)
-        left = torch.where((mass > 0)[:, None], excess / mass.clamp(min=1e-300)[:, None], p)
-        point = torch.nn.functional.one_hot(x, self.call.vocab).bool()
-        self.p[slot, node] = torch.where(where[:, None], left, p)
-        self.q[slot, node] = torch.where(where[:, None] & point, 0.0, self.q[slot, node])
-        self.tried[slot, node] |= where[:, None] & point
-        self.fixed[slot, node] = torch.where(where, after, at(self.fixed, node))
-        self.is_fixed[slot, node] |= where
-        self.is_empty[slot, node] |= where & (mass == 0)
+        some = mass.clamp(min=1e-300)[:, None]
+        p_row = torch.where((where & (mass > 0))[:, None], excess / some, p_row)
+        self.p_row[nodes.request, node], self.q_row[nodes.request, node] = p_row, q_row
+
+        siblings = (nodes.tree.parents == node[:, None]) & where[:, None]
+        q = torch.where(has, self.q / q_sum[:, None], (nodes.x == at(nodes.x, child)[:, None]).double())
+        left = (weight[:, None] * self.p - q).clamp(min=0) / some
+        self.p = torch.where(siblings & (mass > 0)[:, None], left, self.p)
+        self.q = torch.where(is_child, 0.0, self.q)
+        self.tried = self.tried | is_child
+        here = (nodes.tree.node == node[:, None]) & where[:, None]
+        self.q_sum = torch.where(here, q_left[:, None], self.q_sum)
+        self.fixed = torch.where(here, after[:, None], self.fixed)
+        self.is_fixed = self.is_fixed | here
+        self.is_empty = self.is_empty | (here & (mass == 0)[:, None])
 
 
-def _examine(rows: _Rows, call: Call, status: Tensor) -> tuple[Tensor, Tensor]:
+def _examine(now: _Traversal, status: Tensor) -> tuple[Tensor, Tensor]:
     """(nodes that take part, status): a child behind a bad row, and one that is no id, is cut off with its subtree."""
-    alive = [torch.ones_like(call.slot, dtype=torch.bool)]
-    weight = [torch.ones_like(rows.fixed[:, 0])]
-    for n in range(call.nodes):
-        node = torch.full_like(call.slot, n)
+    nodes = now.nodes
+    alive = [torch.ones_like(nodes.has_draft_row)]
+    weight = [torch.ones_like(nodes.p[:, 0])]
+    for n in range(nodes.nodes):
         if n > 0:
-            parent = call.tree.parents[:, n]
-            f = parent.clamp(min=0)
+            f = nodes.above[:, n]
             above = at(torch.stack(weight, 1), f)
             # A greedy request is decided at its first miss; what lies behind is not examined.
-            here = (parent >= 0) & at(torch.stack(alive, 1), f) & ~(call.target.greedy & (above == 0))
-            status = flag(status, here & call.outside[:, n], Status.BAD_ID)
-            here = here & call.usable[:, n] & ~at(rows.bad_target, f)
-            status = flag(status, here & at(rows.bad_draft, f), Status.BAD_DRAFT)
-            here = here & ~at(rows.bad_draft, f)
-            x = call.candidate(node)
-            status = flag(status, here & (at(rows.pair(f, x)[1], x) == 0), Status.ZERO_DRAFT)
+            here = (nodes.tree.parents[:, n] >= 0) & at(torch.stack(alive, 1), f)
+            here = here & ~(nodes.target.greedy & (above == 0))
+            status = flag(status, here & nodes.outside[:, n], Status.BAD_ID)
+            here = here & nodes.usable[:, n] & ~at(nodes.bad, f)
+            status = flag(status, here & nodes.bad_draft[:, n], Status.BAD_DRAFT)
+            here = here & ~nodes.bad_draft[:, n]
+            node = torch.full_like(f, n)
+            status = flag(status, here & (now.child_q(node) == 0), Status.ZERO_DRAFT)
             alive.append(here)
-            weight.append(rows.child_weight(f, above, node))
-        greedy_miss = call.target.greedy & (weight[n] == 0)
-        status = flag(status, alive[n] & rows.bad_target[:, n] & ~greedy_miss, Status.BAD_TARGET)
+            weight.append(now.child_weight(above, node))
+        greedy_miss = nodes.target.greedy & (weight[n] == 0)
+        status = flag(status, alive[n] & nodes.bad[:, n] & ~greedy_miss, Status.BAD_TARGET)
     return torch.stack(alive, 1), status
 
 
-def traverse(call: Call, max_depth: int, status: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(where it ends, the token after it, status)."""
-    rows = _Rows(call)
-    alive, status = _examine(rows, call, status)
-    stand = torch.zeros_like(call.slot)
-    running = torch.ones_like(call.slot, dtype=torch.bool)
-    for _ in range(call.nodes):
+def traverse(nodes: Nodes, max_depth: int, status: Tensor) -> End:
+    """Leaves first, in depth-first order."""
+    now = _Traversal(nodes)
+    alive, status = _examine(now, status)
+    stand = torch.zeros_like(nodes.request)
+    running = torch.ones_like(stand, dtype=torch.bool)
+    for deleted in range(nodes.nodes):
         leaf, above = torch.zeros_like(stand), torch.zeros_like(stand)
-        weight = at(rows.fixed, leaf)
+        weight = at(now.fixed, leaf)
         weight_above = weight
         for _ in range(max_depth):
-            child, descends = first(call.children(leaf) & alive)
-            below = rows.child_weight(leaf, weight, child)
+            child, descends = first((nodes.tree.parents == leaf[:, None]) & alive)
+            below = now.child_weight(weight, child)
             above, weight_above = torch.where(descends, leaf, above), torch.where(descends, weight, weight_above)
             leaf, weight = torch.where(descends, child, leaf), torch.where(descends, below, weight)
-        accepted = running & ((leaf == 0) | (call.coin(leaf) < weight.float()))
+        accepted = running & ((leaf == 0) | (at(nodes.coin, leaf) < weight.float()))
         stand = torch.where(accepted, leaf, stand)
         running = running & ~accepted
-        rows.delete(above, weight_above, leaf, running)
-        alive = alive & ~(running[:, None] & (call.tree.node == leaf[:, None]))
+        if deleted == nodes.nodes - 1:
+            break  # the root alone was left
+        now.delete(above, weight_above, leaf, running)
+        alive = alive & ~(running[:, None] & (nodes.tree.node == leaf[:, None]))
 
-    row, noise = call.target_distribution(stand), call.noise(stand, RESIDUAL_PURPOSE)
-    deleted = at(rows.is_fixed, stand)
-    drawn, empty = _rows.residual_draw(rows.p[call.slot, stand].float(), noise)
-    tried = rows.tried[call.slot, stand]
-    point = ~call.has_draft_row
-    without, nothing = _rows.draw_without(row, noise, tried)
-    drawn = torch.where(point, without, drawn)
-    empty = deleted & torch.where(point, nothing, empty | at(rows.is_empty, stand))
-    status = flag(status, empty, Status.EMPTY_RESIDUAL)
-    return stand, torch.where(deleted & ~empty, drawn, _rows.plain_draw(row, noise)), status
+    tried = now.tried & (nodes.tree.parents == stand[:, None])
+    point = ~nodes.has_draft_row
+    weight = now.p_row[nodes.request, stand].float()
+    plain, left, _ = nodes.race(stand[:, None], RESIDUAL_PURPOSE, weight, tried, point)
+    left = left._replace(empty=left.empty | (at(now.is_empty, stand) & ~point)[:, None])
+    return choose(stand, plain, left, at(now.is_fixed, stand), status)

@@ -22,24 +22,9 @@ from torch import Tensor
 
 from .. import _rows
 from .._rows import Distribution, Parameters
-from .group import Shards, added
+from .._vocabulary import Table, Vocabulary, added
 
 _INF = float("inf")
-
-
-class Rows(NamedTuple):
-    """One rank's part of some rows and how they are sampled."""
-
-    logits: Tensor  # float32 [rows, columns], -inf where not allowed; the same shape on every rank
-    parameter: Parameters  # each [rows]
-    has_k: bool  # whether any row may have a top-k
-    has_p: bool
-    has_min_p: bool
-
-    @property
-    def has_ranks(self) -> bool:
-        """Whether a threshold depends on more than the maximum."""
-        return self.has_k or self.has_p
 
 
 class Statistics(NamedTuple):
@@ -61,33 +46,34 @@ class Grid(NamedTuple):
     mass_above: Tensor  # float64
 
 
-def expand(parameter: Parameters, request: Tensor) -> Parameters:
-    """Parameters of each row, given the request of each."""
-    return Parameters(*(field[request] for field in parameter[:-1]), parameter.ranks)  # type: ignore[call-arg,arg-type]
-
-
-def spacing(shards: Shards, rows: Rows) -> tuple[int, int]:
+def spacing(vocabulary: Vocabulary, rows: Table) -> tuple[int, int]:
     """(g, f): g balances the grid, 16 bytes a point, with the lists, 4 bytes a logit."""
-    thin = 4 if rows.has_k and rows.has_p else 1
-    lists = 4 * thin + shards.ranks - 1 if rows.has_k and rows.has_p else 1
-    best = (4 * shards.ranks * rows.logits.shape[1] / (thin * lists)) ** 0.5
+    thin = 4 if rows.parameter.has_k and rows.parameter.has_p else 1
+    lists = 4 * thin + vocabulary.ranks - 1 if rows.parameter.has_k and rows.parameter.has_p else 1
+    best = (4 * vocabulary.ranks * rows.logits.shape[1] / (thin * lists)) ** 0.5
     return max(1, min(rows.logits.shape[1], int(best))), thin
 
 
-def begin(shards: Shards, tables: list[Rows], *more: Tensor) -> Callable[[], tuple[list[Distribution], list[Tensor]]]:
+def begin(
+    vocabulary: Vocabulary, tables: list[Table], *more: Tensor
+) -> Callable[[], tuple[list[Distribution], list[Tensor]]]:
     """Start the first exchange; the returned function gives each table's distribution, and `more` of every rank."""
     fields: list[Tensor] = []
     ordered: list[Tensor | None] = []
     for rows in tables:
         maximum = rows.logits.amax(1)
         fields += [maximum, _local_mass(rows.logits, maximum, rows.parameter.inv_t)]
-        fields.append((rows.logits.argmax(1) + shards.first).int())
-        falling = rows.logits.sort(dim=1, descending=True).values if rows.has_ranks or rows.has_min_p else None
+        fields.append((rows.logits.argmax(1) + vocabulary.first).int())
+        falling = (
+            rows.logits.sort(dim=1, descending=True).values
+            if rows.parameter.has_ranks or rows.parameter.has_min_p
+            else None
+        )
         ordered.append(falling)
-        if falling is not None and rows.has_ranks:
-            step, _ = spacing(shards, rows)
+        if falling is not None and rows.parameter.has_ranks:
+            step, _ = spacing(vocabulary, rows)
             fields.append(falling[:, step - 1 :: step])
-    receive = shards.send(*fields, *more)
+    receive = vocabulary.send(*fields, *more)
 
     def finish() -> tuple[list[Distribution], list[Tensor]]:
         got = receive()
@@ -95,10 +81,11 @@ def begin(shards: Shards, tables: list[Rows], *more: Tensor) -> Callable[[], tup
         for rows in tables:
             statistics.append(_merge(rows, *got[:3]))
             del got[:3]
-            samples.append(got.pop(0) if rows.has_ranks else None)
-        limits = _thresholds(shards, tables, statistics, ordered, samples)
+            samples.append(got.pop(0) if rows.parameter.has_ranks else None)
+        limits = _thresholds(vocabulary, tables, statistics, ordered, samples)
         distributions = [
-            _distribution(shards, rows, s, *limit) for rows, s, limit in zip(tables, statistics, limits, strict=True)
+            _distribution(vocabulary, rows, s, *limit)
+            for rows, s, limit in zip(tables, statistics, limits, strict=True)
         ]
         return distributions, got
 
@@ -111,7 +98,7 @@ def _local_mass(logits: Tensor, maximum: Tensor, inv_t: Tensor) -> Tensor:
     return torch.where(logits > -_INF, exponent, -_INF).exp().sum(1)
 
 
-def _merge(rows: Rows, maximum: Tensor, mass: Tensor, argmax: Tensor) -> Statistics:
+def _merge(rows: Table, maximum: Tensor, mass: Tensor, argmax: Tensor) -> Statistics:
     highest = maximum.amax(0)
     bad = ~highest.isfinite()
     holds = maximum == highest
@@ -123,13 +110,15 @@ def _merge(rows: Rows, maximum: Tensor, mass: Tensor, argmax: Tensor) -> Statist
     )  # fmt: skip
 
 
-def _distribution(shards: Shards, rows: Rows, known: Statistics, threshold: Tensor, mass: Tensor) -> Distribution:
+def _distribution(
+    vocabulary: Vocabulary, rows: Table, known: Statistics, threshold: Tensor, mass: Tensor
+) -> Distribution:
     """The distribution around this rank's logits; `argmax` is an id of the whole vocabulary."""
     parameter = rows.parameter
     logits = torch.where(known.bad[:, None], -_INF, rows.logits)
     threshold = torch.where(known.bad, -_INF, torch.where(parameter.greedy, known.maximum, threshold))
     kept = (logits > -_INF) & (logits >= threshold[:, None])
-    columns = torch.arange(logits.shape[1], device=logits.device) + shards.first
+    columns = torch.arange(logits.shape[1], device=logits.device) + vocabulary.first
     kept = torch.where(parameter.greedy[:, None], kept & (columns == known.argmax[:, None]), kept)
     mass = torch.where(parameter.greedy | known.bad, 1.0, mass)
     return Distribution(
@@ -144,22 +133,22 @@ def _weights(values: Tensor, known: Statistics, parameter: Parameters) -> Tensor
 
 
 def _thresholds(
-    shards: Shards, tables: list[Rows], known: list[Statistics], ordered: list[Tensor | None],
+    vocabulary: Vocabulary, tables: list[Table], known: list[Statistics], ordered: list[Tensor | None],
     samples: list[Tensor | None],
 ) -> list[tuple[Tensor, Tensor]]:  # fmt: skip
     """(threshold, kept mass) of every row of every table, in as many exchanges as the widest of them needs."""
     searches = []
     for rows, statistics, values, sample in zip(tables, known, ordered, samples, strict=True):
-        searches.append(None if values is None else _Search(shards, rows, statistics, values, sample))
+        searches.append(None if values is None else _Search(vocabulary, rows, statistics, values, sample))
     live = [search for search in searches if search is not None]
     if live:
-        got = shards.send(*(field for search in live for field in search.counts()))()
+        got = vocabulary.send(*(field for search in live for field in search.counts()))()
         for search in live:
             search.bracket(*got[:3])
             del got[:3]
-    listing = [search for search in live if search.rows.has_ranks]
+    listing = [search for search in live if search.rows.parameter.has_ranks]
     if listing:
-        got = shards.send(*(search.listed() for search in listing))()
+        got = vocabulary.send(*(search.listed() for search in listing))()
         for search, lists in zip(listing, got, strict=True):
             search.settle(lists)
     return [
@@ -172,23 +161,23 @@ class _Search:
     """The thresholds of one table of rows, found in two exchanges."""
 
     def __init__(
-        self, shards: Shards, rows: Rows, known: Statistics, ordered: Tensor, samples: Tensor | None
+        self, vocabulary: Vocabulary, rows: Table, known: Statistics, ordered: Tensor, samples: Tensor | None
     ) -> None:  # fmt: skip
         self.rows, self.known, self.ordered = rows, known, ordered
         parameter = rows.parameter
         offset = _rows._min_p_offset(parameter)
         self.min_p = torch.where(parameter.min_p > 0, known.maximum + offset, -_INF)
         edge = torch.full_like(self.min_p, _INF)
-        step, thin = spacing(shards, rows)
+        step, thin = spacing(vocabulary, rows)
         points = torch.stack([edge, self.min_p, -edge], 1)
         if samples is not None:
             chosen = samples.permute(1, 0, 2).flatten(1).sort(dim=1, descending=True).values[:, thin - 1 :: thin]
             points = torch.cat([points, chosen], 1)
         self.points = points.sort(dim=1, descending=True).values
         self.cell = thin * step - 1  # logits of a rank strictly between two neighbours, at most
-        in_all = (thin - 1 + shards.ranks) * step - shards.ranks  # of all ranks
-        self.far = in_all + 1 + self.cell if rows.has_k and rows.has_p else 0
-        self.has_k = (parameter.top_k > 0) & (parameter.top_k < shards.size)
+        in_all = (thin - 1 + vocabulary.ranks) * step - vocabulary.ranks  # of all ranks
+        self.far = in_all + 1 + self.cell if rows.parameter.has_k and rows.parameter.has_p else 0
+        self.has_k = (parameter.top_k > 0) & (parameter.top_k < vocabulary.size)
 
     def counts(self) -> tuple[Tensor, Tensor, Tensor]:
         """This rank's logits >= and > each point, and the mass of the latter."""
@@ -232,8 +221,8 @@ class _Search:
     def listed(self) -> Tensor:
         """This rank's logits inside the brackets, [rows, listed], -inf where there are fewer."""
         near, middle, far = self.p_point
-        lists = [self._between(self.k_from, self.k_to, self.cell if self.rows.has_k else 0)]
-        if self.rows.has_p:
+        lists = [self._between(self.k_from, self.k_to, self.cell if self.rows.parameter.has_k else 0)]
+        if self.rows.parameter.has_p:
             lists += [self._between(near, middle, self.cell), self._between(middle, far, self.far)]
         return torch.cat(lists, 1)
 
@@ -248,17 +237,19 @@ class _Search:
     def settle(self, lists: Tensor) -> None:
         """Both thresholds, from what all ranks have inside the brackets."""
         parameter = self.rows.parameter
-        sizes = [self.cell if self.rows.has_k else 0] + ([self.cell, self.far] if self.rows.has_p else [])
+        sizes = [self.cell if self.rows.parameter.has_k else 0] + (
+            [self.cell, self.far] if self.rows.parameter.has_p else []
+        )
         inside = [part.permute(1, 0, 2).flatten(1) for part in lists.split(sizes, dim=2)]
         start, mass = self.start, self.start_mass
-        if self.rows.has_k and self.cell:
+        if self.rows.parameter.has_k and self.cell:
             ordered = inside[0].sort(dim=1, descending=True).values
             rank = (parameter.top_k - self.k_count - 1).clamp(0, ordered.shape[1] - 1)
             kth = ordered.gather(1, rank[:, None]).squeeze(1)
             start = torch.where(self.is_inside, torch.maximum(kth, start), start)
             mass = torch.where(self.is_inside, self.k_mass + self._mass(inside[0], start), mass)
         self.result = (start, mass)
-        if not self.rows.has_p:
+        if not self.rows.parameter.has_p:
             return
         goal = parameter.top_p.double() * mass
         edge, edge_mass = self.p_point[2], self.p_mass[2]

@@ -1,4 +1,4 @@
-"""Inputs of the tree rules, agreed on by all ranks: distributions, candidates under p and q, coins, races, masses.
+"""Inputs of the rules of chains and trees: distributions, candidates under p and q, coins, races. A chain is a tree.
 
 A node's row is the distribution of its children. `rows` are numbers of nodes, [batch, chosen]; what has a vocabulary is
 flat.
@@ -11,15 +11,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .. import _random, _rows, _trees
-from .._codes import RAW_LOGPROBS
-from .._rows import Distribution, Parameters
-from .._trees import Tree
-from .._types import ChainArguments, RngKey, TreeArguments
-from . import races
-from .agreed import Rows, begin, expand
-from .group import Shards
-from .sample import mask_allowed, pad
+from . import _random, _rows, _trees, _vocabulary
+from ._codes import RAW_LOGPROBS
+from ._rows import Distribution, Parameters
+from ._trees import Tree
+from ._types import ChainArguments, RngKey, TreeArguments
+from ._vocabulary import Table, Vocabulary
 
 
 class Drafted(NamedTuple):
@@ -27,7 +24,6 @@ class Drafted(NamedTuple):
 
     logits: Tensor  # this rank's part, [batch, nodes, columns]; the last nodes may have none
     parameter: Parameters
-    filters: tuple[bool, bool, bool]
     stats: tuple[Tensor, Tensor] | None  # (logsumexp, threshold), [batch, nodes]
 
 
@@ -48,42 +44,42 @@ class Nodes:
     """Arguments of one call and the numbers of its first exchange."""
 
     def __init__(
-        self, shards: Shards, given: ChainArguments | TreeArguments, tree: Tree, ids: Tensor, target_logits: Tensor,
-        target: Parameters, filters: tuple[bool, bool, bool], drafted: Drafted | None, allowed: Tensor | None,
+        self, vocabulary: Vocabulary, given: ChainArguments | TreeArguments, tree: Tree, ids: Tensor,
+        target_logits: Tensor, target: Parameters, drafted: Drafted | None, allowed: Tensor | None,
         scored: Parameters | None,
     ) -> None:  # fmt: skip
         """`scored`: parameters of the distribution for the log-probabilities, if it is not the target's."""
         if drafted is not None and drafted.logits.shape[1] == 0:
             drafted = None
-        self.shards, self.tree, self.ids = shards, tree, ids
+        self.vocabulary, self.tree, self.ids = vocabulary, tree, ids
         self.target, self.drafted = target, drafted
         self.rng = given.rng
         self.batch, self.nodes = ids.shape
         self.request = torch.arange(self.batch, device=ids.device)
-        self.outside = tree.present & ((ids < -1) | (ids >= shards.size))
-        self.usable = tree.present & (ids >= 0) & (ids < shards.size) & (tree.node > 0)
-        self.x = ids.clamp(0, shards.size - 1)
+        self.outside = tree.present & ((ids < -1) | (ids >= vocabulary.size))
+        self.usable = tree.present & (ids >= 0) & (ids < vocabulary.size) & (tree.node > 0)
+        self.x = ids.clamp(0, vocabulary.size - 1)
         self.above = tree.parents.clamp(min=0)
         no_row = torch.zeros(self.batch, dtype=torch.bool, device=ids.device)
         self.has_draft_row = no_row if drafted is None else ~(target.greedy | drafted.parameter.greedy)
 
         request = self.request[:, None].expand_as(ids).flatten()
-        padded = pad(target_logits.flatten(0, 1), shards.widest)
-        masked = mask_allowed(shards, padded, allowed)
-        tables = [Rows(masked, expand(target, request), *filters)]
-        items = [self._item(masked)]
+        padded = vocabulary.pad(target_logits.flatten(0, 1))
+        masked = _rows.mask_allowed(padded, allowed, vocabulary.first)
+        tables = [Table(masked, target.of_rows(request))]
+        items = [self._item(masked, self.nodes)]
         if drafted is not None:
             rows = self._draft_rows(drafted.logits, given.token_map)
             of = self.request[:, None].expand(-1, drafted.logits.shape[1]).flatten()
             if drafted.stats is None:
-                tables.append(Rows(rows, expand(drafted.parameter, of), *drafted.filters))
-            items.append(self._item(rows))
+                tables.append(Table(rows, drafted.parameter.of_rows(of)))
+            items.append(self._item(rows, drafted.logits.shape[1]))
             self.draft_rows = rows
         if scored is not None:
             rows = padded if given.logprobs_mode == RAW_LOGPROBS else masked
-            tables.append(Rows(rows, expand(scored, request), False, False, False))
-            items.append(self._item(rows))
-        finish = begin(shards, tables, *items)
+            tables.append(Table(rows, scored.of_rows(request)))
+            items.append(self._item(rows, self.nodes))
+        finish = vocabulary.distributions(tables, *items)
 
         # While the message travels: what needs no logits.
         self.rank = _trees.ranks(tree)
@@ -93,10 +89,10 @@ class Nodes:
 
         found, logits = finish()
         self.distribution = found.pop(0)
-        self.bad = self.distribution.bad.view(self.batch, -1)
-        self.argmax = self.distribution.argmax.view(self.batch, -1)
+        self.bad = self.distribution.bad.view(self.batch, self.nodes)
+        self.argmax = self.distribution.argmax.view(self.batch, self.nodes)
         self.p_logit = logits[0].amax(0)
-        self.p = self._probability(self.distribution, self.p_logit, self.above)
+        self.p = self._probability(self.distribution, self.p_logit, self.above, self.nodes)
         self._read_draft(found, logits)
         self.scored = found.pop(0) if scored is not None else self.distribution
         self.x_logit = (logits[-1] if scored is not None else logits[0]).amax(0)
@@ -117,36 +113,35 @@ class Nodes:
 
         Columns without a target id count in q but lie behind the ids.
         """
-        widest, width = self.shards.widest, logits.shape[2]
-        rows = pad(logits.flatten(0, 1), widest)
+        widest, width = self.vocabulary.widest, logits.shape[2]
+        rows = self.vocabulary.pad(logits.flatten(0, 1))
         if token_map is None:
             return rows
         ids = token_map.long()
-        mine = (ids >= self.shards.first) & (ids < self.shards.end)
-        misplaced = ((ids >= 0) & (ids < self.shards.size) & ~mine).any()
-        place = torch.where(mine, ids - self.shards.first, widest + torch.arange(width, device=ids.device))
+        mine = (ids >= self.vocabulary.first) & (ids < self.vocabulary.end)
+        misplaced = ((ids >= 0) & (ids < self.vocabulary.size) & ~mine).any()
+        place = torch.where(mine, ids - self.vocabulary.first, widest + torch.arange(width, device=ids.device))
         out = rows.new_full((len(rows), 2 * widest), -torch.inf)
         out[:, place] = rows[:, :width]
         return torch.where(misplaced, float("nan"), out)
 
-    def _item(self, rows: Tensor) -> Tensor:
-        """Logit of each candidate in its parent's row, [batch, nodes]; -inf where another rank has it."""
-        column = self.x - self.shards.first
-        mine = (self.x >= self.shards.first) & (self.x < self.shards.end)
-        rows = rows.view(self.batch, -1, rows.shape[-1])
-        row = self.above.clamp(max=rows.shape[1] - 1)
-        value = rows[self.request[:, None], row, column.clamp(0, self.shards.widest - 1)]
+    def _item(self, rows: Tensor, count: int) -> Tensor:
+        """Logit of each candidate in its parent's row of `count`, [batch, nodes]; -inf where another rank has it."""
+        column = self.x - self.vocabulary.first
+        mine = (self.x >= self.vocabulary.first) & (self.x < self.vocabulary.end)
+        rows = rows.unflatten(0, (self.batch, count))
+        row = self.above.clamp(max=count - 1)
+        value = rows[self.request[:, None], row, column.clamp(0, self.vocabulary.widest - 1)]
         return torch.where(mine, value, -torch.inf)
 
-    def _probability(self, distribution: Distribution, logit: Tensor, row: Tensor) -> Tensor:
+    def _probability(self, distribution: Distribution, logit: Tensor, row: Tensor, count: int) -> Tensor:
         """Probability of each candidate, float64 [batch, nodes]."""
 
         def of(values: Tensor) -> Tensor:
-            return values.view(self.batch, -1).gather(1, row)
+            return values.view(self.batch, count).gather(1, row)
 
-        weight = ((logit.double() - of(distribution.maximum).double()) * of(distribution.inv_t).double()).exp() / of(
-            distribution.mass
-        )
+        exponent = (logit.double() - of(distribution.maximum).double()) * of(distribution.inv_t).double()
+        weight = exponent.exp() / of(distribution.mass)
         kept = (logit > -torch.inf) & (logit >= of(distribution.threshold)) & ~of(distribution.bad)
         kept = kept & (~of(distribution.greedy) | (of(distribution.argmax) == self.x))
         return torch.where(kept, weight, 0.0)
@@ -159,11 +154,12 @@ class Nodes:
         if self.drafted is None:
             return
         logit = logits[1].amax(0)
-        row = self.above.clamp(max=self.drafted.logits.shape[1] - 1)
+        width = self.drafted.logits.shape[1]
+        row = self.above.clamp(max=width - 1)
         if self.drafted.stats is None:
             self.draft_distribution = found.pop(0)
-            q = self._probability(self.draft_distribution, logit, row)
-            bad = self.draft_distribution.bad.view(self.batch, -1).gather(1, row)
+            q = self._probability(self.draft_distribution, logit, row, width)
+            bad = self.draft_distribution.bad.view(self.batch, width).gather(1, row)
         else:
             logsumexp, threshold = (part.gather(1, row) for part in self.drafted.stats)
             scaled = logit.double() * self.drafted.parameter.inv_t.double()[:, None] - logsumexp.double()
@@ -174,7 +170,7 @@ class Nodes:
 
     def distributions(self, rows: Tensor) -> Distribution:
         """Target distributions of chosen rows [batch, chosen], flattened."""
-        return take(self.distribution, (self.request[:, None] * self.nodes + rows).flatten())
+        return self.distribution.take((self.request[:, None] * self.nodes + rows).flatten())
 
     def probs(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """(p, q) of chosen rows [batch, chosen] at this rank's ids, float64 [batch * chosen, widest].
@@ -188,7 +184,7 @@ class Nodes:
         row = rows.clamp(max=width - 1)
         flat = (self.request[:, None] * width + row).flatten()
         if self.draft_distribution is not None:
-            q = take(self.draft_distribution, flat).probs()
+            q = self.draft_distribution.take(flat).probs()
         else:
             assert self.drafted.stats is not None
             logsumexp, threshold = (part.gather(1, row).flatten()[:, None] for part in self.drafted.stats)
@@ -197,7 +193,7 @@ class Nodes:
             scaled = logits.double() * inv_t.double()[:, None] - logsumexp.double()
             q = torch.where(logits >= threshold, scaled, -torch.inf).exp()
         has = self.has_draft_row[:, None].expand_as(rows).flatten()
-        return p, torch.where(has[:, None], q[:, : self.shards.widest], 0.0)
+        return p, torch.where(has[:, None], q[:, : self.vocabulary.widest], 0.0)
 
     def draft_maximum(self, rows: Tensor) -> Tensor:
         """This rank's largest logit of chosen draft rows, [batch, chosen]; NaN where one is."""
@@ -207,17 +203,17 @@ class Nodes:
 
     def marked(self, rows: Tensor, nodes: Tensor) -> Tensor:
         """Ids of the nodes marked [batch, nodes] as columns of their parents' rows, bool [batch * chosen, widest]."""
-        mine = (self.x >= self.shards.first) & (self.x < self.shards.end) & self.usable & nodes
-        width = self.shards.widest + 1
-        column = torch.where(mine, self.x - self.shards.first, self.shards.widest)
+        mine = (self.x >= self.vocabulary.first) & (self.x < self.vocabulary.end) & self.usable & nodes
+        width = self.vocabulary.widest + 1
+        column = torch.where(mine, self.x - self.vocabulary.first, self.vocabulary.widest)
         where = self.above[:, None, :] == rows[:, :, None]  # [batch, chosen, nodes]
-        column = torch.where(where, column[:, None, :], self.shards.widest)
+        column = torch.where(where, column[:, None, :], self.vocabulary.widest)
         out = torch.zeros(*rows.shape, width, dtype=torch.bool, device=rows.device)
         return out.scatter(2, column, True).flatten(0, 1)[:, :-1]
 
     def noise(self, rows: Tensor, purpose: int) -> Tensor:
         """Noise [batch * chosen, widest] of the tokens after chosen rows."""
-        return races.noise(self.shards, self._keys(self.tree.depth.clamp(min=0).gather(1, rows)), purpose)
+        return self.vocabulary.noise(self._keys(self.tree.depth.clamp(min=0).gather(1, rows)), purpose)
 
     @property
     def every(self) -> Tensor:
@@ -233,33 +229,28 @@ class Nodes:
         What is left: `weight` float32 [batch * chosen, widest], or where `point` [batch] p without the nodes `tried`.
         """
         distribution, noise = self.distributions(rows), self.noise(rows, purpose)
-        ids = self.shards.columns(noise.device)
+        ids = self.vocabulary.columns(noise.device)
         flat = (self.request[:, None] * self.nodes + rows).flatten()
         shown = self.scored_rows[flat] if self.scored_rows is not None else distribution.logits
 
         def best(score: Tensor) -> tuple[Tensor, ...]:
-            message = races.best(score, ids, shown)
+            message = _vocabulary.best(score, ids, shown)
             return message if self.scored_rows is not None else message[:2]
 
         fields = best(_rows.plain_scores(distribution, noise))
         if weight is not None:
             assert tried is not None and point is not None
             without = _rows.plain_scores(distribution, noise, self.marked(rows, tried))
-            score = races.corrected(weight, noise)
+            score = _rows.residual_scores(weight, noise)
             points = point[:, None].expand_as(rows).flatten()
             score = torch.where(points[:, None], without, score)
             fields += best(score)
-        got = self.shards.send(*fields, *more)()
+        got = self.vocabulary.send(*fields, *more)()
         draws = []
         for _ in range(1 if weight is None else 2):
             logit = got[2] if self.scored_rows is not None else torch.zeros_like(got[0])
-            won = races.winner(got[0], got[1], logit)
+            won = _vocabulary.winner(got[0], got[1], logit)
             token, logit = won.ids.view(rows.shape), won.logit.view(rows.shape)
             draws.append(Draw(token.clamp(min=0), logit, token < 0))
             del got[: 3 if self.scored_rows is not None else 2]
         return draws[0], draws[-1], got
-
-
-def take(distribution: Distribution, rows: Tensor) -> Distribution:
-    """Some rows of a table."""
-    return Distribution(*(part[rows] for part in distribution))

@@ -1,7 +1,8 @@
-"""Rules of chains and trees over the exchanged numbers: where the walk stands, the token after it, status.
+"""Walks that chains and trees share, over the numbers of `_nodes`: where a walk stands, the token after it, status.
 
-The rules are those of the references; here whether a candidate passes is decided for all of them at once, as if the
-walk came by, and the walk then follows those that pass. `tried` marks candidates whose rejection counts in the draw.
+Whether a candidate passes is decided for all of them at once, as if the walk came by; the walk then follows those that
+pass. So all rows are looked at in one exchange of the vocabulary. `tried` marks candidates whose rejection counts in
+the draw.
 """
 
 from __future__ import annotations
@@ -11,9 +12,40 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .._codes import RESIDUAL_PURPOSE, TARGET_PURPOSE, Status
-from .group import added
-from .nodes import Draw, Nodes, at
+from . import _rows, _trees
+from ._codes import NO_LOGPROBS, PROCESSED_LOGPROBS, RAW_LOGPROBS, RESIDUAL_PURPOSE, TARGET_PURPOSE, Status
+from ._nodes import Draw, Nodes, at
+from ._rows import Parameters
+from ._types import ChainArguments, Sampling, TreeArguments
+from ._vocabulary import added
+
+ARGMAX_RULES = ("greedy", "topm", "distance")
+DRAFT_RULES = ("ratio", "block", "recursive", "greedy_multi_draft", "traversal")
+
+
+def prepare(
+    given: ChainArguments | TreeArguments, rule: str, has_drafts: Tensor | None, status: Tensor
+) -> tuple[Parameters, Parameters, Parameters, Tensor]:
+    """(target's parameters, the draft's, those of processed log-probabilities, status).
+
+    `has_drafts` is bool [batch]: whether a request has a drafted id to examine; None where there are no draft rows.
+    """
+    batch, device = len(status), status.device
+    sampled = _rows.parameters(batch, device, given.sampling)
+    drafted = _rows.parameters(batch, device, given.draft_sampling)
+    if rule in ARGMAX_RULES:  # argmax decoding reads no sampling parameter
+        processed = _rows.parameters(batch, device, Sampling())
+        return processed._replace(greedy=torch.ones_like(processed.greedy)), drafted, processed, status
+    bad = sampled.bad
+    if has_drafts is not None and rule in DRAFT_RULES:
+        bad = bad | (drafted.bad & ~sampled.greedy & has_drafts)
+    return sampled, drafted, sampled, flag(status, bad, Status.BAD_SAMPLING)
+
+
+def scored_by(rule: str, processed: Parameters, mode: int) -> Parameters | None:
+    """Parameters of the distribution of log-probabilities where it is another than the one that is verified."""
+    plain = _rows.parameters(len(processed.greedy), processed.greedy.device, Sampling())
+    return plain if mode == RAW_LOGPROBS or (mode == PROCESSED_LOGPROBS and rule in ARGMAX_RULES) else None
 
 
 class End(NamedTuple):
@@ -113,36 +145,14 @@ def argmax(nodes: Nodes, max_depth: int, status: Tensor, near: Tensor | None = N
     fine, faults = testable(nodes, False)
     near = nodes.ids == of_parent(nodes, nodes.argmax) if near is None else near
     stand, status = descend(nodes, fine & near, max_depth, faults, status, in_order=False)
-    maximum = at(nodes.distribution.maximum.view(nodes.batch, -1), stand)
+    maximum = at(nodes.distribution.maximum.view(nodes.batch, nodes.nodes), stand)
     return End(stand, at(nodes.argmax, stand), maximum, status)
-
-
-def stern(nodes: Nodes, rule: str, top_m: int, max_distance: int, min_block: int) -> Tensor:
-    """Rules `topm` and `distance` of a chain: candidates near the argmax, and the first min_block - 1 anyway."""
-    if rule == "topm":
-        raw = nodes.distribution.logits.view(nodes.batch, nodes.nodes, -1)[nodes.request[:, None], nodes.above]
-        logit, ids = nodes.p_logit[:, :, None], nodes.shards.columns(raw.device)
-        before = (raw > logit) | ((raw == logit) & (ids < nodes.x[:, :, None]))
-        (rank,) = nodes.shards.sum((before & (ids < nodes.shards.end)).sum(2))
-        near = rank < top_m
-    else:
-        near = (nodes.ids - of_parent(nodes, nodes.argmax)).abs() <= max_distance
-    return nodes.p_logit.isfinite() & (near | (nodes.tree.node < min_block))
-
-
-def ratio(nodes: Nodes, max_depth: int, over_acceptance: float, from_target: bool, status: Tensor) -> End:
-    """A chain: x passes iff u q(x) < p(x) + over_acceptance."""
-    fine, faults = testable(nodes, True)
-    p, q = nodes.p.float(), nodes.q.float()
-    passes = fine & (p > 0) & (q > 0) & (nodes.coin * q < p + over_acceptance)
-    stand, status = descend(nodes, passes, max_depth, faults, status, in_order=True)
-    return finish(nodes, stand, fine & ~passes, torch.ones_like(nodes.p[:, 0]), status, from_target=from_target)
 
 
 def typical(nodes: Nodes, epsilon: float, delta: float, status: Tensor) -> End:
     """Passes iff p(x) > min(epsilon, delta exp(-H(p))); the deepest node, then the likeliest path, then the lower."""
     p, _ = nodes.probs(nodes.every)
-    entropy = -torch.special.xlogy(p, p).sum(1).view(nodes.batch, -1)
+    entropy = -torch.special.xlogy(p, p).sum(1).view(nodes.batch, nodes.nodes)
     drawn, _, got = nodes.race(nodes.every, RESIDUAL_PURPOSE, more=(entropy,))
     limit = of_parent(nodes, delta * (-added(got[0])).exp()).clamp(max=epsilon)
     fine, faults = testable(nodes, False)
@@ -155,7 +165,7 @@ def typical(nodes: Nodes, epsilon: float, delta: float, status: Tensor) -> End:
         status = flag(status, (looked_at & mask).any(1), bit)
     gain = torch.where(nodes.tree.node > 0, nodes.p.clamp(min=1e-300).log(), 0.0)
     score = torch.zeros_like(gain)
-    for n in range(1, nodes.nodes):  # from the root on, as the reference adds
+    for n in range(1, nodes.nodes):  # from the root on
         score[:, n] = score.gather(1, nodes.above[:, n : n + 1]).squeeze(1) + gain[:, n]
     depth = torch.where(alive, nodes.tree.depth, -1)
     deepest = alive & (depth == depth.amax(1, keepdim=True))
@@ -164,50 +174,26 @@ def typical(nodes: Nodes, epsilon: float, delta: float, status: Tensor) -> End:
     return End(stand, at(drawn.token, stand), at(drawn.logit, stand), status)
 
 
-def target_only(nodes: Nodes, max_depth: int, status: Tensor) -> End:
-    """One coin a node: the first child x_j with coin < p(x_1) + ... + p(x_j); else p without the children."""
-    fine, faults = testable(nodes, False)
-    siblings = (nodes.tree.parents[:, :, None] == nodes.tree.parents[:, None, :]) & fine[:, None, :]
-    upto = siblings & (nodes.tree.node <= nodes.tree.node[:, None])
-    total = torch.where(upto, nodes.p[:, None, :], 0.0).cumsum(2)[:, :, -1].float()
-    passes = fine & (nodes.p.float() > 0) & (of_parent(nodes, nodes.children_coin) < total)
-    stand, status = descend(nodes, passes, max_depth, faults, status, in_order=False)
-    return finish(nodes, stand, fine, torch.ones_like(nodes.p[:, 0]), status, excludes=True)
+def _logprobs(nodes: Nodes, path: Tensor, tokens: Tensor, end: End, mode: int) -> Tensor:
+    """Log-probability of each emitted id under the row of the node before it; 0 where nothing was emitted."""
+    if mode == NO_LOGPROBS:
+        return torch.empty(0, device=tokens.device)
+    following = torch.nn.functional.pad(path[:, 1:], (0, 1), value=-1)
+    logit = nodes.x_logit.gather(1, following.clamp(min=0))
+    logit = torch.where(following >= 0, logit, end.logit[:, None])
+    rows = (nodes.request[:, None] * nodes.nodes + path.clamp(min=0)).flatten()
+    logprob = nodes.scored.take(rows).logprob(logit.view(-1, 1)).view(tokens.shape)
+    return torch.where(tokens >= 0, logprob, 0.0)
 
 
-def greedy_multi_draft(nodes: Nodes, max_depth: int, status: Tensor) -> End:
-    """The last child X was drawn from q without the others S0; after its rejection a draw that is in S0 is accepted."""
-    children = nodes.tree.parents[:, None, :] == nodes.tree.node[:, None]  # [batch, row, child]
-    drawn = torch.where(children, nodes.tree.node, 0).amax(2)
-    is_last = (nodes.tree.parents >= 0) & (of_parent(nodes, drawn) == nodes.tree.node)
-    fine, faults = testable(nodes, False)
-    bad_draft = (children & (fine & nodes.bad_draft)[:, None, :]).any(2)
-    tested = fine & is_last
-    faults.append((tested & nodes.bad_draft, Status.BAD_DRAFT))
-    tested = tested & ~nodes.bad_draft
-    others = fine & ~is_last & ~of_parent(nodes, bad_draft)
-
-    point = ~nodes.has_draft_row
-    hidden = others & ~point[:, None]
-    room = 1 - torch.where(children & hidden[:, None, :], nodes.q[:, None, :], 0.0).sum(2)
-    scale = torch.where(room > 0, 1 / room.clamp(min=1e-300), 0.0)
-    px, qx = nodes.p.float(), (of_parent(nodes, scale) * nodes.q).float()
-    faults.append((tested & (qx == 0), Status.ZERO_DRAFT))
-    accepted = tested & (px > 0) & (qx > 0) & (nodes.coin * qx < px)
-
-    tried = tested & ~accepted
-    p, q = nodes.probs(nodes.every)
-    q = torch.where(nodes.marked(nodes.every, hidden), 0.0, q)
-    weight = p.float() - (scale.flatten()[:, None] * q).float()
-    weight = torch.where(nodes.distribution.kept, weight, 0.0)
-    plain, left, _ = nodes.race(nodes.every, RESIDUAL_PURPOSE, weight, tried, point)
-    rejected = (children & tried[:, None, :]).any(2)
-    empty = rejected & left.empty
-    corrected = rejected & ~left.empty
-    token = torch.where(corrected, left.token, plain.token)
-    logit = torch.where(corrected, left.logit, plain.logit)
-    faults.append((of_parent(nodes, empty), Status.EMPTY_RESIDUAL))
-    open_rows = ~(children & accepted[:, None, :]).any(2)
-    passes = accepted | (others & of_parent(nodes, open_rows) & (nodes.ids == of_parent(nodes, token)))
-    stand, status = descend(nodes, passes, max_depth, faults, status, in_order=False)
-    return End(stand, at(token, stand), at(logit, stand), status)
+def result(
+    nodes: Nodes, end: End, silent: Tensor, max_depth: int, mode: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """(token_ids, path behind the root, num_accepted, logprobs); nothing is drawn for `silent` requests."""
+    path = _trees.paths(nodes.tree, end.stand[:, None], max_depth)[:, 0]
+    accepted = at(nodes.tree.depth, end.stand)
+    column = torch.arange(max_depth + 1, device=path.device)
+    following = torch.nn.functional.pad(path[:, 1:], (0, 1), value=-1)
+    tokens = torch.where(following >= 0, nodes.ids.gather(1, following.clamp(min=0)), -1)
+    tokens = torch.where((column == accepted[:, None]) & ~silent[:, None], end.token[:, None], tokens)
+    return tokens, following, accepted, _logprobs(nodes, path, tokens, end, mode)
