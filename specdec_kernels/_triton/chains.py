@@ -55,12 +55,12 @@ def row_offset(rows, chain, first, b, i, EXTRA: tl.constexpr):
 
 
 @triton.jit
-def bit_row(chain, first, b, i):
-    """Row of `allowed` that belongs to target row i."""
+def bits_of(rows, chain, first, b, i):
+    """First mask word of target row i."""
     if chain.cu is None:
-        return b * (chain.width + 1) + i
+        return (b * (chain.width + 1) + i) * rows.allowed_row
     else:
-        return first + b + i
+        return (first + b + i) * rows.allowed_row
 
 
 @triton.jit

@@ -1,10 +1,10 @@
-"""Probabilities from a row's record: p(l) = exp((l - maximum) / T - shift) * scale where l >= threshold."""
+"""Probabilities: p(l) = exp((l - maximum) / T - shift) * scale where l >= threshold; a record's law has no shift."""
 
 import triton
 import triton.language as tl
 
 from .chains import column_of
-from .stats import R_MAX, R_SCALE, R_SHIFT, R_THRESHOLD, get_record_f
+from .records import R_MAX, R_SCALE, R_THRESHOLD, get_record_f
 
 
 @triton.jit
@@ -13,7 +13,7 @@ def law_of(ws, row):
     ok = row >= 0
     return (
         get_record_f(ws, row, R_MAX, ok),
-        get_record_f(ws, row, R_SHIFT, ok),
+        0.0,
         get_record_f(ws, row, R_SCALE, ok),
         get_record_f(ws, row, R_THRESHOLD, ok),
     )
@@ -32,7 +32,7 @@ def prob(x, law, inv_t):
 
 
 @triton.jit
-def draft_tile(draft, columns, offset, v, vocab):
-    """Draft logits of the target ids v: -inf where no column maps to the id."""
-    c = column_of(columns, v, v < vocab, draft.vocab)
+def draft_logits_at(draft, columns, offset, v, mask):
+    """Draft logits of target ids v of any shape: -inf where no column maps to the id, or mask is off."""
+    c = column_of(columns, v, mask, draft.vocab)
     return tl.load(draft.ptr + offset + c, mask=c >= 0, other=float("-inf")).to(tl.float32)

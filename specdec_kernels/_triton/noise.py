@@ -145,17 +145,24 @@ def noise_of(noise, b, position, purpose: tl.constexpr, ids):
 
 
 @triton.jit
-def tile_noise(noise, b, position, purpose: tl.constexpr, start, TILE: tl.constexpr):
-    """-log E of the ids start .. start + TILE - 1, each counter evaluated once; start is a multiple of the block."""
-    least, place = _minima(noise, b, position, purpose, tl.arange(0, TILE // BLOCK) + start // BLOCK)
-    quad = tl.arange(0, TILE // 4)
-    least = tl.reshape(tl.broadcast_to(least[:, None], (TILE // BLOCK, BLOCK // 4)), (TILE // 4,))
-    place = (
-        tl.reshape(tl.broadcast_to(place[:, None], (TILE // BLOCK, BLOCK // 4)), (TILE // 4,)) - quad % (BLOCK // 4) * 4
-    )
-    w0, w1, w2, w3 = _counters(noise, b, position, purpose, start // 4 + quad)
-    e0 = tl.where(place == 0, least, least + _exponential(w0))
-    e1 = tl.where(place == 1, least, least + _exponential(w1))
-    e2 = tl.where(place == 2, least, least + _exponential(w2))
-    e3 = tl.where(place == 3, least, least + _exponential(w3))
-    return -log(tl.interleave(tl.interleave(e0, e2), tl.interleave(e1, e3)))
+def least_of(noise, b, position, purpose: tl.constexpr, quad):
+    """Smallest numbers of the blocks of quads [..., n] (int32): [..., 4 n]."""
+    w0, w1, w2, w3 = _counters(noise, b, position, purpose, quad + MINIMA)
+    return _exponential(tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3))) * (1.0 / 64.0)
+
+
+@triton.jit
+def least_at(noise, b, position, purpose: tl.constexpr, ids):
+    """The smallest number in the block of each id (int32 tensor)."""
+    return _exponential(words(noise, b, position, purpose, ids // BLOCK, MINIMA)) * (1.0 / 64.0)
+
+
+@triton.jit
+def block_noise(noise, b, position, purpose: tl.constexpr, block):
+    """-log E of the ids of blocks [n] (int32): [n, 64]."""
+    least, place = _minima(noise, b, position, purpose, block)
+    quads = block[:, None] * (BLOCK // 4) + tl.arange(0, BLOCK // 4)[None, :]
+    w0, w1, w2, w3 = _counters(noise, b, position, purpose, quads)
+    rest = _exponential(tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3)))
+    is_least = tl.arange(0, BLOCK)[None, :] == place[:, None]
+    return -log(tl.where(is_least, least[:, None], least[:, None] + rest))

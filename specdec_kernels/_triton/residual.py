@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -14,9 +15,10 @@ from . import scratch
 from .chains import Chain
 from .codes import S_DRAFT, S_ID, S_SAMPLING, S_TARGET
 from .laws import law_of
-from .pairs import Pairs, draft_probs, launch_laws, target_probs
-from .rows import Sampling, sampling_of
-from .stats import BAD, Q_STATE, get_record_i
+from .look import digest_rows, look, plan_chain
+from .pairs import TILES, Pairs, add_tiles, draft_probs, target_probs
+from .records import BAD, Q_STATE, get_record_i
+from .rows import Noise, Sampling, sampling_of
 
 
 class Scaled(NamedTuple):
@@ -73,26 +75,53 @@ def residual_tile(pairs, scaled, b, tile, x, point, is_row, inv_t, greedy, ROWS:
     q = tl.where(point & (v == x), 1.0, 0.0)
     if ROWS:
         if is_row:
-            y, q = draft_probs(pairs, b, zero, b * 0, row + 1, tile, law_of(pairs.ws, row + 1), TILE)
+            y, q = draft_probs(pairs, b, zero, b * 0, tile, law_of(pairs.ws, row + 1), TILE)
     weight = tl.load(scaled.a + b) * p - tl.load(scaled.b + b) * q
     return logits, p, tl.maximum(weight, 0.0)
 
 
-def laws(
+@triton.jit
+def mass_kernel(pairs, scaled, sums, ROWS: tl.constexpr, TILE: tl.constexpr):
+    """Sum and largest of (a p - b q)+ of each tile, [2, batch, tiles]. Grid: batch * tiles."""
+    pid = tl.program_id(0).to(tl.int64)
+    tiles = pairs.ws.tiles
+    b = pid // tiles
+    x, point, is_row, bad, code, inv_t, greedy = residual_case(pairs, scaled, b, ROWS)
+    tile = (pid % tiles).to(tl.int32)
+    logits, p, weight = residual_tile(pairs, scaled, b, tile, x, point, is_row, inv_t, greedy, ROWS, TILE)
+    weight = tl.where(bad, 0.0, weight)
+    tl.store(sums + pid, tl.sum(weight, axis=0))
+    tl.store(sums + tl.num_programs(0) + pid, tl.max(weight, axis=0))
+
+
+@triton.jit
+def mass_of(pairs, sums, b, batch):
+    """(mass, largest weight) of request b."""
+    tiles = pairs.ws.tiles
+    most = tl.full([], 0.0, tl.float32)
+    for start in range(0, tiles, TILES):
+        t = start + tl.arange(0, TILES)
+        most = tl.maximum(most, tl.max(tl.load(sums + (batch + b) * tiles + t, mask=t < tiles, other=0.0), axis=0))
+    return add_tiles(sums + b * tiles, tiles), most
+
+
+def pairs_of(
     target_logits: Tensor, draft_logits: Tensor | None, sampling: Sampling, draft_sampling: Sampling,
-    token_map: Tensor | None, allowed: Tensor | None,
-) -> Pairs:  # fmt: skip
-    """Launch the laws of all rows; what comes back is what the next launch reads."""
+    token_map: Tensor | None, allowed: Tensor | None, scaled: Scaled, noise: Noise | None,
+) -> tuple[Pairs, Tensor]:  # fmt: skip
+    """Digest and settle the rows, sum the weights; (what the next launch reads, those sums)."""
     batch, vocab = target_logits.shape
     has_rows = draft_logits is not None
-    draft = target_logits if draft_logits is None else draft_logits
-    rows, tiles = batch * (1 + has_rows), max(host.tiles_of(vocab), host.tiles_of(draft.shape[-1]))
-    draft_filters = draft_sampling[1:] if has_rows else ()
+    target = scratch.rows_of(target_logits.unsqueeze(1), allowed=allowed)
+    draft = target if draft_logits is None else scratch.rows_of(draft_logits.unsqueeze(1))
+    on = look(batch, target, draft, sampling, draft_sampling, 1, int(has_rows))
+    chain = Chain(scaled.a, None, 0, 0)
+    plan_chain(on, batch, chain, noise, more_target=1, more_draft=1, skips_greedy=False)
+    digest_rows(on, None)
     pairs = Pairs(
-        Chain(target_logits, None, 0, 0), scratch.rows_of(target_logits.unsqueeze(1), allowed=allowed),
-        scratch.rows_of(draft.unsqueeze(1)), scratch.columns(token_map if has_rows else None, vocab),
-        sampling, draft_sampling, scratch.partials(host.counters(rows, target_logits.device), rows, tiles),
-        scratch.lists(target_logits, rows, tiles, sampling[1:]), scratch.lists(draft, rows, tiles, draft_filters),
+        chain, target, draft, scratch.columns(token_map if has_rows else None, vocab), sampling, draft_sampling,
+        on.digest, on.plan,
     )  # fmt: skip
-    launch_laws(pairs, rows, 1, int(has_rows), chain=False, kp=1)
-    return pairs
+    sums = torch.empty(2 * batch * on.digest.tiles, dtype=torch.float32, device=target_logits.device)
+    host.launch(mass_kernel, batch * on.digest.tiles, pairs, scaled, sums, ROWS=has_rows, TILE=host.TILE)
+    return pairs, sums

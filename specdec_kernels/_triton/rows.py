@@ -76,23 +76,25 @@ def load_logits(rows, offset, start, TILE: tl.constexpr):
 
 
 @triton.jit
-def mask_allowed(x, rows, row, start, TILE: tl.constexpr):
-    """-inf where the packed bit of the id is 0; `row` numbers the bit rows."""
+def mask_allowed(x, rows, bits, start, TILE: tl.constexpr):
+    """-inf where the packed bit of the id is 0; `bits` is the place of the row's first mask word."""
     if rows.allowed is not None:
         word = start // 32 + tl.arange(0, TILE // 32)
-        offset = row.to(tl.int64) * rows.allowed_row
-        bits = tl.load(rows.allowed + offset + word, mask=word * 32 < rows.vocab, other=0)
-        on = (bits[:, None] >> tl.arange(0, 32)[None, :]) & 1
-        x = tl.where(tl.reshape(on, [TILE]) == 1, x, float("-inf"))
+        packed = tl.load(rows.allowed + bits + word, mask=word * 32 < rows.vocab, other=0)
+        on = (packed[:, None] >> tl.arange(0, 32)[None, :]) & 1
+        x = tl.where(tl.reshape(on, (TILE,)) == 1, x, float("-inf"))
     return x
 
 
 @triton.jit
-def logit_at(rows, offset, row, v):
-    """The masked float32 logit of single ids v (any shape; offset and row broadcast); ids must lie in the row."""
-    x = tl.load(rows.ptr + offset + v).to(tl.float32)
+def logits_at(rows, offset, bits, v, mask):
+    """Masked float32 logits of ids v of any shape (offset and bits broadcast); -inf where mask is off.
+
+    `bits` is the place of the row's first mask word.
+    """
+    x = tl.load(rows.ptr + offset + v, mask=mask, other=float("-inf")).to(tl.float32)
     if rows.allowed is not None:
-        word = tl.load(rows.allowed + row.to(tl.int64) * rows.allowed_row + v // 32)
+        word = tl.load(rows.allowed + bits + v // 32, mask=mask, other=0)
         x = tl.where(((word >> (v % 32).to(tl.int32)) & 1) == 1, x, float("-inf"))
     return x
 

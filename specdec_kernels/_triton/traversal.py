@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from .codes import S_DRAFT, S_EMPTY, S_ID, S_TARGET, S_ZERO
-from .stats import BAD, Q_ARG, Q_STATE, get_record_i
+from .records import BAD, Q_ARG, Q_STATE, get_record_i
 from .tree_rules import SURE
 from .tree_walk import (
     NOBODY,

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from .codes import NO_LOGPROBS, S_DRAFT, S_ID, S_TARGET, S_ZERO
-from .stats import Q_ARG, Q_WINNER, R_ENTROPY, get_record_f, get_record_i
+from .records import Q_ARG, Q_WINNER, R_ENTROPY, get_record_f, get_record_i
 from .tree_walk import (
     GREEDY,
     GREEDY_MULTI_DRAFT,
@@ -208,8 +208,6 @@ def walk_on(
             following = child
         else:
             end_walk(call, b, node, row, 0, how, token, status, count, ROW_RULE, LOGPROBS)
-    elif RULE == GREEDY_MULTI_DRAFT:
-        plan_draw(call, b, 0, 0, NOTHING, 0, 0)  # the others draw once, after the last level
     tl.store(call.following + b, following)
 
 
@@ -234,9 +232,7 @@ def _accept_typical(
     p, _, _ = candidates_at(call, b, node, row, row, ids, tested, inv_t, greedy, b < 0, ROW_RULE, False)
     entropy = get_record_f(call.ws, row, R_ENTROPY, b >= 0)
     passes = tested & (p > 0) & (p > tl.minimum(call.knobs.epsilon, call.knobs.delta * tl.exp(-entropy)))
-    score = tl.load(call.marks.score + at + node, cache_modifier=".cg") + tl.log(
-        tl.where(passes, p, 1.0).to(tl.float64)
-    )
+    score = tl.load(call.marks.score + at + node) + tl.log(tl.where(passes, p, 1.0).to(tl.float64))
     tl.store(call.marks.score + at + n, score, mask=passes)
     tl.store(call.marks.state + at + n, n * 0 + 1, mask=passes)
     argmax = get_record_i(call.ws, row, Q_ARG, b >= 0)
@@ -274,10 +270,10 @@ def walk_typical(
                 status |= _accept_typical(
                     call, b, node, b * NR + i, n, ids, parent, inv_t, greedy, ROW_RULE, LOGPROBS
                 )  # fmt: skip
-        state = tl.load(call.marks.state + at + n, mask=n < call.nodes, other=0, cache_modifier=".cg")
+        state = tl.load(call.marks.state + at + n, mask=n < call.nodes, other=0)
         waits = (state == 1) & (load_nodes(call, call.children, b, NP) > 0)
         if any_of(waits) == 0:
-            score = tl.load(call.marks.score + at + n, mask=n < call.nodes, other=0.0, cache_modifier=".cg")
+            score = tl.load(call.marks.score + at + n, mask=n < call.nodes, other=0.0)
             depth = tl.where(state > 0, load_nodes(call, call.depth, b, NP), -1)
             deepest = depth == tl.max(depth, axis=0)
             best = tl.max(tl.where(deepest, score, float("-inf")), axis=0)
@@ -295,10 +291,10 @@ def _write_best(call, b, stand, status, LOGPROBS: tl.constexpr):
     """The path to the accepted node, and the token after it."""
     width = call.max_depth + 1
     depth = node_field(call, call.depth, b, stand)
-    token = tl.load(call.marks.token + b * call.nodes + stand, cache_modifier=".cg")
+    token = tl.load(call.marks.token + b * call.nodes + stand)
     emit(call, b, depth, token, -1)
     if LOGPROBS != NO_LOGPROBS:
-        value = tl.load(call.marks.token_logprob + b * call.nodes + stand, cache_modifier=".cg")
+        value = tl.load(call.marks.token_logprob + b * call.nodes + stand)
         tl.store(call.logprobs + b * width + depth, value)
     tl.store(call.num_accepted + b, depth)
     tl.store(call.status + b, status)
@@ -307,6 +303,6 @@ def _write_best(call, b, stand, status, LOGPROBS: tl.constexpr):
         column = depth - 1 - i
         emit(call, b, column, node_field(call, call.ids, b, node), node)
         if LOGPROBS != NO_LOGPROBS:
-            value = tl.load(call.marks.logprob + b * call.nodes + node, cache_modifier=".cg")
+            value = tl.load(call.marks.logprob + b * call.nodes + node)
             tl.store(call.logprobs + b * width + column, value)
         node = node_field(call, call.parent, b, node)

@@ -1,8 +1,8 @@
 # ruff: noqa: SIM102 - `if` on a constexpr prunes code
 """A walk through a tree of candidates: the tables of its nodes, what is asked of a node's children, how it ends.
 
-`chain_of` and its like see a tree as a chain whose row i is that of node i. The nodes whose rows a launch reads stand
-in a queue; whoever comes last for a request writes the queue of the next launch, so that late programs read their own.
+`chain_of` and its like see a tree as a chain whose row i is that of node i. The nodes whose rows are read next stand in
+a queue.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ import triton
 import triton.language as tl
 
 from .._codes import TREE_RULES
+from .chains import bits_of, row_offset
 from .codes import COIN_PURPOSE, NO_LOGPROBS, S_LAYOUT, S_SAMPLING, S_TARGET
 from .laws import law_of, prob
 from .noise import words
 from .pairs import draft_probs, target_probs
+from .plan import put_row
+from .records import BAD, Q_ARG, Q_STATE, get_record_i
 from .rows import sampling_of
-from .stats import BAD, Q_ARG, Q_STATE, get_record_i
 from .trees import any_of, children_of, neighbours, root_only, tree_of
 from .walk import FIXED, NOTHING, draft_at, logprob_at, target_logits_at
 
@@ -42,8 +44,7 @@ class Walk(NamedTuple):
     noise: Any
     knobs: Any
     ws: Any
-    lists: Any
-    draft_lists: Any
+    plan: Any
     nodes: Any
     max_depth: Any
     raw_ids: Any  # as given, [batch, nodes]
@@ -68,8 +69,38 @@ class Walk(NamedTuple):
 
 
 @triton.jit
-def open_kernel(call, NT, RULE: tl.constexpr, REPLACEMENT: tl.constexpr, READS_DRAFT: tl.constexpr, NP: tl.constexpr):
-    """Checks the tree, ranks its nodes, empties the results, queues the root. Grid: batch."""
+def plan_nodes(call, b, slot, node, depth, children, NT, ND, ROWS: tl.constexpr):
+    """Plan the rows of queued nodes (vectors): a draft row only where something was drawn from it."""
+    there = node >= 0
+    inv_t, _, has_row = draws_from_rows(call, b, ROWS)
+    row = b * (NT + ND) + slot
+    node = tl.maximum(node, 0)
+    position = tl.load(call.noise.position + b) + depth
+    first = b * 0
+    offset = tl.where(there, row_offset(call.target, call.chain, first, b, node, 1), -1)
+    bits = bits_of(call.target, call.chain, first, b, node)
+    put_row(call.plan, row, offset, bits, position, position, inv_t + slot * 0.0, slot < NT)
+    if ROWS:
+        draft_inv_t, _, _, _, _, _, _, _ = sampling_of(call.draft_sampling, b, call.draft.vocab)
+        offset = tl.where(there & has_row & (children > 0), row_offset(call.draft, call.chain, first, b, node, 0), -1)
+        put_row(call.plan, row + NT, offset, position * 0 - 1, position, position, draft_inv_t + slot * 0.0, slot < ND)
+
+
+@triton.jit
+def plan_queue(call, b, NT, ND, ROWS: tl.constexpr, SLOTS: tl.constexpr):
+    """Plan the rows of the nodes that come next."""
+    slot = tl.arange(0, SLOTS)
+    node = tl.load(call.following + b * NT + slot, mask=slot < NT, other=-1)
+    at = b * call.nodes + tl.maximum(node, 0)
+    plan_nodes(call, b, slot, node, tl.load(call.depth + at), tl.load(call.children + at), NT, ND, ROWS)
+
+
+@triton.jit
+def open_kernel(
+    call, NT, ND, RULE: tl.constexpr, REPLACEMENT: tl.constexpr, READS_DRAFT: tl.constexpr,
+    ROWS: tl.constexpr, NP: tl.constexpr,
+):  # fmt: skip
+    """Checks the tree, ranks its nodes, empties the results, queues and plans the root, or all nodes. Grid: batch."""
     b = tl.program_id(0).to(tl.int64)
     n = tl.arange(0, NP)
     parent, depth, bad = tree_of(call.parents, b, call.nodes, call.max_depth, NP)
@@ -92,9 +123,11 @@ def open_kernel(call, NT, RULE: tl.constexpr, REPLACEMENT: tl.constexpr, READS_D
     tl.store(call.parent + at, parent, mask=n < call.nodes)
     tl.store(call.depth + at, depth, mask=n < call.nodes)
     tl.store(call.ids + at, ids, mask=n < call.nodes)
-    tl.store(call.children + at, children_of(parent, NP), mask=n < call.nodes)
+    children = children_of(parent, NP)
+    tl.store(call.children + at, children, mask=n < call.nodes)
     queued = (depth >= 0) if RULE == TRAVERSAL else (n == 0)
     tl.store(call.queue + b * NT + n, tl.where(queued, n, -1), mask=n < NT)
+    plan_nodes(call, b, n, tl.where(queued, n, -1), depth, children, NT, ND, ROWS)
     if RULE == TYPICAL:
         tl.store(call.marks.state + at, (n == 0).to(tl.int32), mask=n < call.nodes)
         tl.store(call.marks.score + at, n.to(tl.float64) * 0, mask=n < call.nodes)
@@ -183,8 +216,8 @@ def list_nodes(call, b, n, ids, weight, chosen):
 def with_listed(call, b, v, weight, q, count):
     """(weights with those of the listed ids in their place, q without them)."""
     for i in range(0, count):
-        hit = v == tl.load(call.listed + b * call.nodes + i, cache_modifier=".cg")
-        weight = tl.where(hit, tl.load(call.listed_weight + b * call.nodes + i, cache_modifier=".cg"), weight)
+        hit = v == tl.load(call.listed + b * call.nodes + i)
+        weight = tl.where(hit, tl.load(call.listed_weight + b * call.nodes + i), weight)
         q = tl.where(hit, 0.0, q)
     return weight, q
 
@@ -202,7 +235,7 @@ def masses(
         q = p * 0
         if ROWS:
             if has_row:
-                _, q = draft_probs(call, b, node, b * 0, draft_row, tile, law_of(call.ws, draft_row), HALF)
+                _, q = draft_probs(call, b, node, b * 0, tile, law_of(call.ws, draft_row), HALF)
         weight, q = with_listed(call, b, start + tl.arange(0, HALF), tl.maximum(a * p - scale * q, 0.0), q, count)
         mass += tl.sum(weight, axis=0)
         left += tl.sum(q, axis=0)

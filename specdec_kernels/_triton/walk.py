@@ -10,19 +10,19 @@ import triton
 import triton.language as tl
 
 from .._codes import CHAIN_RULES
-from .chains import bit_row, chain_of, column_of, row_offset
+from .chains import bits_of, chain_of, column_of, row_offset
 from .codes import NO_LOGPROBS, PROCESSED_LOGPROBS, S_DRAFT, S_ID, S_LAYOUT, S_SAMPLING, S_TARGET, S_ZERO
 from .laws import kept, law_of, prob
 from .noise import coins
-from .rows import sampling_of
-from .stats import BAD, Q_ARG, Q_RANK, Q_STATE, Q_WINNER, R_ENTROPY, R_MASS, R_RAW, get_record_f, get_record_i
+from .records import BAD, Q_ARG, Q_RANK, Q_STATE, Q_WINNER, R_ENTROPY, R_MASS, R_RAW, get_record_f, get_record_i
+from .rows import logits_at, sampling_of
 
 RATIO, BLOCK, MATCH, GREEDY, TYPICAL, TOPM, DISTANCE = map(tl.constexpr, CHAIN_RULES.values())
 # How the token after the accepted ones comes about: not at all, drawn from the row, from the residual, from the row
 # without the rejected id; or it is known already.
 NOTHING, PLAIN, RESIDUAL, POINT, FIXED = (tl.constexpr(i) for i in range(5))
-# Decision of a request, int32.
-D_ACCEPTED, D_HOW, D_STATUS, D_TOKEN, D_LENGTH, D_FIELDS = (tl.constexpr(i) for i in range(6))
+# First half of rule block, int32: how the token comes about, status, examined ids, whether the row behind them is bad.
+D_HOW, D_STATUS, D_LENGTH, D_BAD, D_FIELDS = (tl.constexpr(i) for i in range(5))
 
 
 class Knobs(NamedTuple):
@@ -49,11 +49,10 @@ class Call(NamedTuple):
     draft_logsumexp: Any  # float32, laid out like the draft rows, or None
     draft_threshold: Any
     knobs: Any
-    ws: Any  # Partials
-    lists: Any  # Lists (filters), or None
-    draft_lists: Any
-    decision: Any  # int32 [batch, D_FIELDS]
-    scale: Any  # float32 [batch, KP]: w of rule block
+    ws: Any  # Digest: records of the rows
+    plan: Any
+    decision: Any  # rule block: int32 [batch, D_FIELDS]
+    scale: Any  # rule block: float32 [batch, 2 * KP], w and the residual masses of point masses
     token_ids: Any  # [batch, width + 1]
     num_accepted: Any
     status: Any
@@ -72,25 +71,10 @@ def any_of(conditions):
 
 
 @triton.jit
-def decide(call, b, accepted, how, status, token):
-    at = call.decision + b * D_FIELDS
-    tl.store(at + D_ACCEPTED, accepted.to(tl.int32))
-    tl.store(at + D_HOW, how.to(tl.int32))
-    tl.store(at + D_STATUS, status.to(tl.int32))
-    tl.store(at + D_TOKEN, token.to(tl.int32))
-
-
-@triton.jit
 def target_logits_at(call, b, first, i, ids, mask):
     """Masked logits of one id in each target row i; -inf where mask is off."""
-    at = row_offset(call.target, call.chain, first, b, i, 1)
-    v = tl.where(mask, ids, 0)
-    x = tl.load(call.target.ptr + at + v, mask=mask, other=float("-inf")).to(tl.float32)
-    if call.target.allowed is not None:
-        bits = bit_row(call.chain, first, b, i) * call.target.allowed_row
-        word = tl.load(call.target.allowed + bits + v // 32, mask=mask, other=0)
-        x = tl.where(((word >> (v % 32).to(tl.int32)) & 1) == 1, x, float("-inf"))
-    return x
+    offset, bits = row_offset(call.target, call.chain, first, b, i, 1), bits_of(call.target, call.chain, first, b, i)
+    return logits_at(call.target, offset, bits, tl.where(mask, ids, 0), mask)
 
 
 @triton.jit
@@ -136,7 +120,7 @@ def setup(call, b, KP: tl.constexpr, RULE: tl.constexpr, HAS_LAW: tl.constexpr):
 
 @triton.jit
 def walk_ratio(call, b, KP: tl.constexpr, NT, NR, ROWS: tl.constexpr, STATS: tl.constexpr):
-    """Accept while coin * q < p + over_acceptance."""
+    """(accepted, how, status, argmax): accept while coin * q < p + over_acceptance."""
     ids, k, bad_id, first, lost, greedy, has_row, inv_t, status = setup(call, b, KP, RATIO, ROWS or STATS)
     i = tl.arange(0, KP)
     row = b * NR + i
@@ -164,12 +148,12 @@ def walk_ratio(call, b, KP: tl.constexpr, NT, NR, ROWS: tl.constexpr, STATS: tl.
     how = tl.where(rejected, tl.where(has_row, RESIDUAL, POINT), PLAIN)
     how = tl.where(greedy, FIXED, how)
     how = tl.where(bad_here | lost, NOTHING, how)
-    decide(call, b, tl.where(lost, 0, accepted), how, status, pick(argmax, i, accepted))
+    return tl.where(lost, 0, accepted), how, status, pick(argmax, i, accepted)
 
 
 @triton.jit
 def walk_target(call, b, KP: tl.constexpr, NR, RULE: tl.constexpr):
-    """Rules that look at the target rows alone; the emission of every row is known already."""
+    """(accepted, how, status, token) of rules that look at the target rows alone; every row's emission is known."""
     ids, k, bad_id, first, lost, greedy, _, inv_t, status = setup(call, b, KP, RULE, False)
     i = tl.arange(0, KP)
     row = b * NR + i
@@ -200,12 +184,12 @@ def walk_target(call, b, KP: tl.constexpr, NR, RULE: tl.constexpr):
     status = tl.where((accepted == k) & bad_id, status | S_ID, status)
     status = tl.where(bad_here, status | S_TARGET, status)
     how = tl.where(bad_here | lost, NOTHING, FIXED)
-    decide(call, b, tl.where(lost, 0, accepted), how, status, pick(token, i, accepted))
+    return tl.where(lost, 0, accepted), how, status, pick(token, i, accepted)
 
 
 @triton.jit
 def walk_block(call, b, KP: tl.constexpr, NT, NR, ROWS: tl.constexpr, STATS: tl.constexpr):
-    """First half of block verification: w, the examined length, and the statuses on the way."""
+    """First half of block verification: w, the examined length, and the statuses on the way, into memory."""
     ids, k, bad_id, first, lost, greedy, has_row, inv_t, status = setup(call, b, KP, BLOCK, ROWS or STATS)
     i = tl.arange(0, KP)
     row = b * NR + i
@@ -240,20 +224,21 @@ def walk_block(call, b, KP: tl.constexpr, NT, NR, ROWS: tl.constexpr, STATS: tl.
         tl.store(at + j + 1, w)
     tl.store(at + KP + i, tl.maximum(1.0 - p, 0.0))
     how = tl.where(greedy, FIXED, tl.where(has_row, RESIDUAL, POINT))
-    tl.store(call.decision + b * D_FIELDS + D_LENGTH, length.to(tl.int32))
-    decide(call, b, length, how, status, tl.where(bad_here, 1, 0))
-    tl.debug_barrier()
-    return has_row & (length > 1), lost
+    at = call.decision + b * D_FIELDS
+    tl.store(at + D_HOW, how.to(tl.int32))
+    tl.store(at + D_STATUS, status.to(tl.int32))
+    tl.store(at + D_LENGTH, length.to(tl.int32))
+    tl.store(at + D_BAD, bad_here.to(tl.int32))
 
 
 @triton.jit
-def settle_block(call, b, mass, KP: tl.constexpr, NR, lost):
-    """Second half: tau from w and the residual masses S [KP] of the rows; writes the final decision."""
+def settle_block(call, b, mass, KP: tl.constexpr, NR):
+    """Second half: (accepted, how, status, argmax, w) from w and the residual masses S [KP] of the rows."""
+    _, _, _, _, _, lost = chain_of(call.chain, b, call.target.vocab, KP)
     i = tl.arange(0, KP)
     at = call.decision + b * D_FIELDS
     length = tl.load(at + D_LENGTH)
     how = tl.load(at + D_HOW)
-    bonus_bad = tl.load(at + D_TOKEN) > 0
     w = tl.load(call.scale + b * 2 * KP + i, mask=i <= call.chain.width, other=0.0)
     point_mass = w * tl.load(call.scale + b * 2 * KP + KP + i)
     mass = tl.where(how == RESIDUAL, mass, point_mass)
@@ -265,11 +250,8 @@ def settle_block(call, b, mass, KP: tl.constexpr, NR, lost):
     full = accepted == length
     argmax = get_record_i(call.ws, b * NR + accepted, Q_ARG, b >= 0)
     how = tl.where(full & (how != FIXED), PLAIN, how)
-    how = tl.where(lost | (full & bonus_bad), NOTHING, how)
-    status = tl.load(at + D_STATUS)
-    tl.debug_barrier()
-    tl.store(at + D_LENGTH, 0)  # settled: the launch that sums masses passes by
-    decide(call, b, accepted, how, status, argmax)
+    how = tl.where(lost | (full & (tl.load(at + D_BAD) > 0)), NOTHING, how)
+    return accepted, how, tl.load(at + D_STATUS), argmax, pick(w, i, accepted)
 
 
 @triton.jit
@@ -295,17 +277,17 @@ def logprob_at(call, b, first, i, ids, on, row, RULE: tl.constexpr, LOGPROBS: tl
 
 
 @triton.jit
-def write_outputs(call, b, KP: tl.constexpr, NR, RULE: tl.constexpr, LOGPROBS: tl.constexpr, token, how, status):
+def write_outputs(
+    call, b, KP: tl.constexpr, NR, RULE: tl.constexpr, LOGPROBS: tl.constexpr, accepted, token, how, status
+):
     """Accepted prefix, the token, -1 behind; and the log-probability of each emitted id."""
-    at = call.decision + b * D_FIELDS
-    accepted = tl.load(at + D_ACCEPTED, cache_modifier=".cg")
     ids, _, _, first, _, _ = chain_of(call.chain, b, call.target.vocab, KP)
     j = tl.arange(0, KP)
     width = call.chain.width + 1
     emitted = tl.where(j < accepted, ids, -1)
     emitted = tl.where((j == accepted) & (how != NOTHING), token.to(tl.int64), emitted)
     tl.store(call.token_ids + b * width + j, emitted, mask=j < width)
-    tl.store(call.num_accepted + b, accepted)
+    tl.store(call.num_accepted + b, accepted.to(tl.int32))
     tl.store(call.status + b, status)
     if LOGPROBS != NO_LOGPROBS:
         on = (emitted >= 0) & (j < width)

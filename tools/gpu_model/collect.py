@@ -15,7 +15,7 @@ from .count import Counts, Stream, Work, count
 from .model import Kernel, Launch
 from .rivals import READS
 from .sass import Graph, functions
-from .triton_calls import IDLE, Case, Size
+from .triton_calls import COLD, IDLE, Case, Size
 from .triton_run import TARGETS, disassemble, resources, run
 
 BATCHES = (1, 16, 64, 256)
@@ -59,6 +59,22 @@ def remembered(key: str, make: Callable[[], Any]) -> Any:
     return json.loads(path.read_text())
 
 
+@functools.cache
+def _is_cold_line(line: str) -> bool:
+    """Whether a source line, known by the name of its file, is not run by a block of a long row."""
+    file, _, number = line.rpartition(":")
+    path = cuda.ROOT / "specdec_kernels" / "_triton" / file
+    return path.exists() and COLD in path.read_text().splitlines()[int(number) - 1]
+
+
+def cold_code(name: str, graph: Graph) -> set[int]:
+    """Addresses of the blocks of a Triton kernel that a block of a long row does not run."""
+    if name != "digest_kernel":
+        return set()
+    is_cold = [any(_is_cold_line(line) for one in block.code for line in one.lines) for block in graph.blocks]
+    return {one.address for block, cold in zip(graph.blocks, is_cold, strict=True) if cold for one in block.code}
+
+
 def triton_kernel(compiled: Any, target: str, threads: int) -> list[Any]:
     """[name, ...] of a compiled Triton kernel."""
     used, name = resources(compiled, target), compiled.name
@@ -67,7 +83,8 @@ def triton_kernel(compiled: Any, target: str, threads: int) -> list[Any]:
         return [name, 942, threads, used.registers, used.shared, used.spilled, waits]
     text = disassemble(compiled.asm["cubin"])
     graph = next(Graph(code, labels) for found, code, labels in functions(text) if found == name)
-    counts = count(graph, cuda.is_cold_path, cuda.is_cold_path, threads // 32)
+    cold = cold_code(name, graph)
+    counts = count(graph, lambda one: one.address in cold, cuda.is_cold_path, threads // 32)
     arch = int(target.removeprefix("cuda:"))
     return to_json(Kernel(name, arch, threads, used.registers, used.shared, used.spilled, counts))
 

@@ -1,4 +1,4 @@
-"""tree_attention in Triton: one launch; programs share the keys of a request, the last one of some rows merges."""
+"""tree_attention in Triton: programs share the keys of a request; a second launch merges what they found."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from ..._triton import cache
 from ..._triton import launch as host
 from ..._triton.cache import locate
 from ..._triton.codes import S_LAYOUT
-from ..._triton.handshake import arrive
 
 # (rows, keys) of a program by the bytes of an element and whether dims exceed 128: the largest that
 # tools/compile_triton.py sees in registers on every GPU. Exact float32 products take no tensor cores, so fewer rows.
@@ -54,7 +53,6 @@ class _Results(NamedTuple):
     logsumexp: Any  # [batch, node, head]
     status: Any
     partial: Any  # float32
-    tickets: Any  # int32 [batch, kv_head, row block], 0
 
 
 @triton.jit
@@ -174,8 +172,47 @@ def _merge(
 
 
 @triton.jit
+def _cut(tree, blocks, b, group, NODES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """(length, width, first key, bad tree, blocks of rows with nodes, keys of a split, splits) of a request."""
+    length, width, first, bad = _need(tree, blocks, b, NODES)
+    busy = (width * group + BLOCK_M - 1) // BLOCK_M
+    longest = (length - first + SPLITS - 1) // SPLITS
+    span = tl.maximum(busy * SPAN, (longest + BLOCK_N - 1) // BLOCK_N * BLOCK_N)
+    splits = tl.where(busy > 0, tl.maximum((length - first + span - 1) // tl.maximum(span, 1), 1), 0)
+    return length, width, first, bad, busy, span, splits
+
+
+@triton.jit
+def _rows_of(tree, b, h, block, width, kv_heads, group, BLOCK_M: tl.constexpr):
+    """(node, query head, whether it is a row, whether its node is there, place in the results) of a block of rows."""
+    r = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    node, head = r // group, h * group + r % group
+    present = _present(tree, b, node, node < width)
+    return node, head, node < tree.nodes, present, (b * tree.nodes + node) * (kv_heads * group) + head
+
+
+@triton.jit
+def _merge_kernel(
+    tree, blocks, results, value_dim, kv_heads, group, row_blocks, units,
+    NODES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DV: tl.constexpr,
+):  # fmt: skip
+    """Merges the splits of a block of rows, in order. Grid: batch * kv_heads * row_blocks."""
+    pid = tl.program_id(0).to(tl.int64)
+    block = pid % row_blocks
+    b = pid // row_blocks // kv_heads
+    h = pid // row_blocks % kv_heads
+    _, width, _, bad, busy, _, splits = _cut(tree, blocks, b, group, NODES, BLOCK_M, BLOCK_N)
+    if (block == 0) & (h == 0):
+        tl.store(results.status + b, tl.where(bad, S_LAYOUT, 0))
+    _, _, is_row, present, row = _rows_of(tree, b, h, block, width, kv_heads, group, BLOCK_M)
+    parts = tl.where(block < busy, splits, 0)
+    first = pid // row_blocks * units + block
+    _merge(results, first, busy, parts, row, value_dim, is_row, present, BLOCK_M, DV, COLUMNS=min(DV, 32))
+
+
+@triton.jit
 def _attend_kernel(
-    query, keys, values, tree, blocks, results, scale, kv_heads, group, row_blocks, units,
+    query, keys, values, tree, blocks, results, scale, kv_heads, group, units,
     NODES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):  # fmt: skip
@@ -183,38 +220,21 @@ def _attend_kernel(
 
     Rows are (node, query head) pairs of one key head. The cached keys are cut by the request's own length and nodes
     alone; the tree's own belong to split 0. Splits are merged in order, so a result has the same bits in any batch.
-    Grid: batch * kv_heads * units; a program owns one block of rows and one split, neighbours share the split's keys;
-    programs that are left over write zeros to blocks of rows without a node.
+    Grid: batch * kv_heads * units; a program owns one block of rows and one split, neighbours share the split's keys.
     """
     pid = tl.program_id(0).to(tl.int64)
     u = pid % units
     h = pid // units % kv_heads
     b = pid // units // kv_heads
-    length, width, first, bad = _need(tree, blocks, b, NODES)
-    if (u == 0) & (h == 0):
-        tl.store(results.status + b, tl.where(bad, S_LAYOUT, 0))
-    busy = (width * group + BLOCK_M - 1) // BLOCK_M
-    longest = (length - first + SPLITS - 1) // SPLITS
-    span = tl.maximum(busy * SPAN, (longest + BLOCK_N - 1) // BLOCK_N * BLOCK_N)
-    splits = tl.where(busy > 0, tl.maximum((length - first + span - 1) // tl.maximum(span, 1), 1), 0)
-    idle = u >= busy * splits
-    block = tl.where(idle, u - busy * splits + busy, u % tl.maximum(busy, 1))
-    split = u // tl.maximum(busy, 1)
-    if block >= row_blocks:
-        return
-
-    r = block * BLOCK_M + tl.arange(0, BLOCK_M)
-    node, head = r // group, h * group + r % group
-    is_row = node < tree.nodes
-    present = _present(tree, b, node, node < width)
-    row = (b * tree.nodes + node) * (kv_heads * group) + head
-    is_last = idle
-    if idle == 0:
+    length, width, first, _, busy, span, splits = _cut(tree, blocks, b, group, NODES, BLOCK_M, BLOCK_N)
+    block, split = u % tl.maximum(busy, 1), u // tl.maximum(busy, 1)
+    if u < busy * splits:
+        node, head, _, present, _ = _rows_of(tree, b, h, block, width, kv_heads, group, BLOCK_M)
         d = tl.arange(0, D)
         state = _nothing(BLOCK_M, DV)
         at = query.data + b * query.outer + node * query.inner + head * query.head
         q = tl.load(at[:, None] + d[None, :], mask=present[:, None] & (d < query.dim)[None, :], other=0.0)
-        depth = r * 0
+        depth = node * 0
         if tree.window > 0:
             depth = _depth(tree, b, node, present).to(tl.int64)
         begin = first + split * span
@@ -242,10 +262,6 @@ def _attend_kernel(
         tl.store(mine + m[:, None] * DV + dv[None, :], state[0])
         tl.store(mine + BLOCK_M * DV + m, state[1])
         tl.store(mine + BLOCK_M * (DV + 1) + m, state[2])
-        is_last = arrive(results.tickets + (b * kv_heads + h) * row_blocks + block, splits)
-    if is_last:
-        first, parts = pid - u + block, tl.where(idle, 0, splits)
-        _merge(results, first, busy, parts, row, values.dim, is_row, present, BLOCK_M, DV, COLUMNS=min(DV, 32))
 
 
 def _rows(t: Tensor) -> _Rows:
@@ -269,11 +285,14 @@ def tree_attention_out(
     programs = batch * kv_heads * units
     device = query.device
     partial = torch.empty(programs * block_m * (block_dv + 2), dtype=torch.float32, device=device)
-    tickets = host.counters(batch * kv_heads * row_blocks, device)
+    tree = _Tree(ancestors, lengths, nodes, ancestors.shape[2], window, capacity)
+    results = _Results(output, logsumexp, status, partial)
+    sizes = {"NODES": host.power(nodes), "BLOCK_M": block_m, "BLOCK_N": block_n, "DV": block_dv}
     host.launch(
-        _attend_kernel, programs, *map(_rows, (query, key, value)),
-        _Tree(ancestors, lengths, nodes, ancestors.shape[2], window, capacity), blocks,
-        _Results(output, logsumexp, status, partial, tickets), scale / LOG_2.value, kv_heads, group, row_blocks, units,
-        NODES=host.power(nodes), BLOCK_M=block_m, BLOCK_N=block_n, D=block_d, DV=block_dv,
-        INTERPRETED=triton.knobs.runtime.interpret, 
+        _attend_kernel, programs, *map(_rows, (query, key, value)), tree, blocks, results, scale / LOG_2.value,
+        kv_heads, group, units, D=block_d, INTERPRETED=triton.knobs.runtime.interpret, **sizes,
+    )  # fmt: skip
+    host.launch(
+        _merge_kernel, batch * kv_heads * row_blocks, tree, blocks, results, value_dim, kv_heads, group, row_blocks,
+        units, **sizes,
     )  # fmt: skip

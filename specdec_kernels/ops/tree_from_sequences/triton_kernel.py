@@ -1,4 +1,4 @@
-"""tree_from_sequences in Triton: one launch. A sequence shares its first tokens with one before it and owns the rest.
+"""tree_from_sequences in Triton. A sequence shares its first tokens with one before it and owns the rest.
 
 The own tokens are nodes, one below the other; the first hangs on the last shared one, which sequence `first` owns.
 """
@@ -14,7 +14,6 @@ from torch import Tensor
 
 from ..._triton import launch as host
 from ..._triton.codes import S_ID
-from ..._triton.handshake import arrive
 from ..._triton.trees import Candidates, any_of, put_candidate, put_none
 
 _BLOCK = tl.constexpr(128)  # tokens, or other sequences, that a program looks at at once
@@ -68,8 +67,8 @@ def _share(given, b, mine, length):
 
 @triton.jit
 def _found(table, row, s, mask):
-    """What other programs found out about sequences."""
-    return tl.load(table + row + s, mask=mask, other=0, cache_modifier=".cg")
+    """What is known of sequences."""
+    return tl.load(table + row + s, mask=mask, other=0)
 
 
 @triton.jit
@@ -101,11 +100,8 @@ def _number(given, b, out, num_nodes):
 
 
 @triton.jit
-def _sequences_kernel(given, out, num_nodes, tickets):
-    """A node is a distinct prefix, kept for the first sequence that has it.
-
-    Grid: batch * count; a program owns one sequence. The last one of a request numbers and writes the nodes.
-    """
+def _sequences_kernel(given):
+    """A node is a distinct prefix, kept for the first sequence that has it. Grid: batch * count, a sequence each."""
     row = tl.program_id(0).to(tl.int64)
     b, mine = row // given.count, (row % given.count).to(tl.int32)
     length, bad = _measure(given, row)
@@ -114,11 +110,16 @@ def _sequences_kernel(given, out, num_nodes, tickets):
     tl.store(given.is_bad + row, bad.to(tl.int32))
     tl.store(given.shared + row, shared)
     tl.store(given.first + row, first)
-    if arrive(tickets + b, given.count):
-        filled, bad = _number(given, b, out, num_nodes)
-        put_none(out, b, 0, 1, num_nodes, _BLOCK)  # the root has no token
-        put_none(out, b, filled, num_nodes, num_nodes, _BLOCK)
-        tl.store(out.status + b, tl.where(bad, S_ID, 0))
+
+
+@triton.jit
+def _nodes_kernel(given, out, num_nodes):
+    """Numbers and writes the nodes of a request. Grid: batch."""
+    b = tl.program_id(0).to(tl.int64)
+    filled, bad = _number(given, b, out, num_nodes)
+    put_none(out, b, 0, 1, num_nodes, _BLOCK)  # the root has no token
+    put_none(out, b, filled, num_nodes, num_nodes, _BLOCK)
+    tl.store(out.status + b, tl.where(bad, S_ID, 0))
 
 
 def tree_from_sequences_out(
@@ -126,9 +127,9 @@ def tree_from_sequences_out(
 ) -> None:
     """Write the results of `reference.tree_from_sequences`."""
     batch, sequences, length = token_ids.shape
-    count = max(sequences, 1)  # the program of an empty sequence still writes the root
+    count = max(sequences, 1)
     found = (token_ids.new_empty((batch, count), dtype=torch.int32) for _ in range(5))
     given = _Sequences(token_ids, count, length if sequences else 0, *found)
     out = Candidates(out_token_ids, parents, source, status)
-    tickets = host.counters(batch, token_ids.device)
-    host.launch(_sequences_kernel, batch * count, given, out, num_nodes, tickets, num_warps=1)
+    host.launch(_sequences_kernel, batch * count, given, num_warps=1)
+    host.launch(_nodes_kernel, batch, given, out, num_nodes, num_warps=1)

@@ -1,0 +1,126 @@
+"""The digest of a row: what a call keeps of the logits it streams, once, by a kernel that knows no rule.
+
+Of each tile: its maximum and its sums relative to it. Of each block of 64 ids: its largest logit. Maxima keep NaN.
+A sum depends on its tile alone: not on the batch, the slot or the launch.
+"""
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from .noise import BLOCK
+from .plan import P_BITS, P_OFFSET, planned
+from .rows import load_logits, mask_allowed
+
+# Of a tile, float32: maximum, sum exp z with z = (logit - maximum) / T, sum z exp z; and without mask at T = 1 the
+# maximum and sum exp z.
+T_MAX, T_SUM, T_ENTROPY, T_RAW_MAX, T_RAW_SUM, T_FIELDS = (tl.constexpr(i) for i in range(6))
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+class Digest(NamedTuple):
+    """Digests of all rows, and what `settle` makes of each."""
+
+    tile: Any  # float32 [T_FIELDS, rows, tiles]
+    blocks: Any  # largest logit of each block of a target row, [rows, tiles * blocks of a tile], in the rows' dtype
+    draft_blocks: Any  # ... of a draft row
+    record_f: Any  # float32 [rows, R_FIELDS]
+    record_i: Any  # int32 [rows, Q_FIELDS]
+    rows: Any
+    tiles: Any
+
+
+@triton.jit
+def larger(a, b):
+    """The larger one; NaN if either is."""
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def largest(x, AXIS: tl.constexpr):
+    """Maximum along an axis; NaN if there is one."""
+    return tl.reduce(x, AXIS, larger)
+
+
+@triton.jit
+def finite_or_zero(maximum):
+    """What to subtract from the logits of a tile: 0 where all are -inf, or one is NaN."""
+    return tl.where(maximum > float("-inf"), maximum, 0.0)
+
+
+@triton.jit
+def _digest_tile(
+    rows, blocks, tile_f, planes, at, tile, offset, bits, inv_t,
+    MASS: tl.constexpr, ENTROPY: tl.constexpr, RAW: tl.constexpr, ALIGNED: tl.constexpr, FULL: tl.constexpr,
+    TILE: tl.constexpr,
+):  # fmt: skip
+    """Digest of one tile, number `at` of all; `planes` tiles lie between the fields.
+
+    FULL: the row fills the tile; then no load needs a mask, which would split it.
+    """
+    BLOCKS: tl.constexpr = TILE // BLOCK
+    start = tile * TILE
+    if FULL:
+        first = offset + start
+        if ALIGNED:
+            first = tl.multiple_of(first, 16)
+        raw = tl.load(rows.ptr + (first + tl.arange(0, TILE))).to(tl.float32)
+    else:
+        raw = load_logits(rows, offset, start, TILE)
+    x = mask_allowed(raw, rows, bits, start, TILE)
+    of_block = largest(tl.reshape(x, (BLOCKS, BLOCK)), 1)
+    tl.store(blocks + at * BLOCKS + tl.arange(0, BLOCKS), of_block.to(blocks.dtype.element_ty))
+    maximum = largest(of_block, 0)
+    tl.store(tile_f + T_MAX * planes + at, maximum)
+    if MASS:
+        z = x - finite_or_zero(maximum)
+        w = tl.exp2(z * (inv_t * LOG2E))
+        tl.store(tile_f + T_SUM * planes + at, tl.sum(w, axis=0))
+        if ENTROPY:
+            z = tl.where(w > 0, z * inv_t, 0.0)  # it may overflow where the weight is 0
+            tl.store(tile_f + T_ENTROPY * planes + at, tl.sum(w * z, axis=0))
+    if RAW:
+        top = largest(raw, 0)
+        tl.store(tile_f + T_RAW_MAX * planes + at, top)
+        tl.store(tile_f + T_RAW_SUM * planes + at, tl.sum(tl.exp2((raw - finite_or_zero(top)) * LOG2E), axis=0))
+
+
+@triton.jit
+def _stream(
+    digest, rows, blocks, at, tile, offset, bits, inv_t,
+    MASS: tl.constexpr, ENTROPY: tl.constexpr, RAW: tl.constexpr, ALIGNED: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Digest of the tile of a program; those behind a shorter row have none."""
+    planes = digest.rows * digest.tiles
+    if (tile + 1) * TILE <= rows.vocab:
+        _digest_tile(
+            rows, blocks, digest.tile, planes, at, tile, offset, bits, inv_t, MASS, ENTROPY, RAW, ALIGNED, True, TILE
+        )  # fmt: skip
+    elif (tile == 0) | (tile * TILE < rows.vocab):
+        _digest_tile(
+            rows, blocks, digest.tile, planes, at, tile, offset, bits, inv_t, MASS, ENTROPY, RAW, False, False, TILE
+        )  # fmt: skip
+
+
+@triton.jit
+def digest_kernel(
+    digest, plan, target, draft,
+    MASS: tl.constexpr, ENTROPY: tl.constexpr, RAW: tl.constexpr, DRAFT: tl.constexpr, ALIGNED: tl.constexpr,
+    DRAFT_ALIGNED: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Digests of the planned rows. Grid: rows * tiles; a program streams one tile."""
+    pid = tl.program_id(0).to(tl.int64)
+    row = pid // digest.tiles
+    tile = (pid % digest.tiles).to(tl.int32)
+    offset, bits = planned(plan, row, P_OFFSET), planned(plan, row, P_BITS)
+    inv_t = tl.load(plan.inv_t + row)
+    if offset >= 0:
+        if bits >= 0:
+            _stream(digest, target, digest.blocks, pid, tile, offset, bits, inv_t, MASS, ENTROPY, RAW, ALIGNED, TILE)
+        else:
+            if DRAFT:
+                _stream(
+                    digest, draft, digest.draft_blocks, pid, tile, offset, bits, inv_t,
+                    True, False, False, DRAFT_ALIGNED, TILE,
+                )  # fmt: skip

@@ -1,0 +1,114 @@
+"""Host side of what every op does first: plan its rows, digest them, settle them; gather where filters need it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import launch as host
+from .chains import Chain
+from .digest import T_FIELDS, Digest, digest_kernel
+from .gather import S_FIELDS, SHARE, gather_kernel
+from .plan import P_FIELDS, Plan, plan_kernel
+from .records import Q_FIELDS, R_FIELDS
+from .rows import Noise, Rows, Sampling
+from .settle import settle_again_kernel, settle_kernel
+from .thresholds import Work
+
+
+class Look(NamedTuple):
+    """The rows of a call and the scratch of its phases."""
+
+    digest: Digest
+    plan: Plan
+    work: Work | None  # of the target's filters
+    draft_work: Work | None
+    target: Rows
+    draft: Rows | None
+    sampling: Sampling
+    draft_sampling: Sampling
+    nt: int  # target rows of a request
+    nd: int
+
+
+def _work(logits: Tensor, rows: int, tiles: int, sampling: Sampling) -> Work | None:
+    """Scratch of the filters; None where no filter is given."""
+    if all(value is None for value in sampling[1:]):
+        return None
+    return Work(
+        logits.new_empty(rows * host.CAPACITY), host.CAPACITY, logits.new_empty(rows * 2, dtype=torch.int32),
+        logits.new_empty(rows * tiles * S_FIELDS.value, dtype=torch.int64),
+        logits.new_empty(rows * tiles * host.TILE // SHARE.value),
+    )  # fmt: skip
+
+
+def look(
+    batch: int, target: Rows, draft: Rows | None, sampling: Sampling, draft_sampling: Sampling, nt: int, nd: int
+) -> Look:
+    """Scratch for the rows of a call: nt target rows and nd draft rows a request."""
+    device = target.ptr.device
+    rows, draft = batch * (nt + nd), draft if nd else None
+    tiles = max(host.tiles_of(target.vocab), 0 if draft is None else host.tiles_of(draft.vocab))
+
+    def make(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    blocks = make(rows, tiles * host.TILE // 64, dtype=target.ptr.dtype)
+    draft_blocks = None
+    if draft is not None:
+        draft_blocks = blocks if draft.ptr.dtype == blocks.dtype else torch.empty_like(blocks, dtype=draft.ptr.dtype)
+    digest = Digest(
+        make(T_FIELDS.value, rows, tiles), blocks, draft_blocks, make(rows, R_FIELDS.value),
+        make(rows, Q_FIELDS.value, dtype=torch.int32), rows, tiles,
+    )  # fmt: skip
+    return Look(
+        digest, Plan(make(rows, P_FIELDS.value, dtype=torch.int64), make(rows)),
+        _work(target.ptr, rows, tiles, sampling),
+        None if draft is None else _work(draft.ptr, rows, tiles, draft_sampling),
+        target, draft, sampling, draft_sampling, nt, nd,
+    )  # fmt: skip
+
+
+def plan_chain(
+    on: Look, batch: int, chain: Chain, noise: Noise | None, *, more_target: int, more_draft: int, skips_greedy: bool
+) -> None:
+    """Plan k + more_target target rows and k + more_draft draft rows of each request."""
+    host.launch(
+        plan_kernel, batch, on.plan, chain, on.target, on.draft or on.target, on.sampling, on.draft_sampling, noise,
+        on.nt, on.nd, more_target, more_draft, SKIPS_GREEDY=skips_greedy, KP=host.power(max(on.nt, on.nd, 16)),
+        num_warps=1,
+    )  # fmt: skip
+
+
+def _is_aligned(rows: Rows) -> bool:
+    return bool(rows.request % 16 == 0 and rows.row % 16 == 0)
+
+
+def digest_rows(
+    on: Look, noise: Noise | None, *, purpose: int = -1, top_m: int = 0, mass: bool = True, entropy: bool = False,
+    raw: bool = False,
+) -> None:  # fmt: skip
+    """Digest and settle the planned rows; `purpose` of the draws of target rows, if they race."""
+    draft = on.draft is not None
+    host.launch(
+        digest_kernel, on.digest.rows * on.digest.tiles, on.digest, on.plan, on.target, on.draft,
+        MASS=mass, ENTROPY=entropy, RAW=raw, DRAFT=draft, ALIGNED=_is_aligned(on.target),
+        DRAFT_ALIGNED=on.draft is not None and _is_aligned(on.draft), TILE=host.TILE,
+        num_warps=host.STREAM_WARPS * (2 if entropy or raw or on.target.allowed is not None else 1),
+    )  # fmt: skip
+    filters: dict[str, Any] = {"FILTERS": on.work is not None, "DRAFT_FILTERS": on.draft_work is not None}
+    races = {"PURPOSE": purpose, "DRAFT": draft, "TILE": host.TILE, **filters}
+    given = (on.digest, on.plan, on.work, on.draft_work, on.target, on.draft, on.sampling, on.draft_sampling)
+    is_long = purpose >= 0 or top_m > 0 or any(filters.values())
+    (host.launch_alone if is_long else host.launch)(
+        settle_kernel, on.digest.rows, *given, noise, top_m, on.nt, on.nd, RANKS=top_m > 0, MASS=mass, ENTROPY=entropy,
+        RAW=raw, **races,
+    )  # fmt: skip
+    if any(filters.values()):
+        host.launch(
+            gather_kernel, on.digest.rows * on.digest.tiles, *given, on.nt, on.nd, ENTROPY=entropy, TILE=host.TILE,
+            num_warps=host.MANY_WARPS, **filters,
+        )  # fmt: skip
+        host.launch_alone(settle_again_kernel, on.digest.rows, *given, noise, on.nt, on.nd, **races)

@@ -1,0 +1,236 @@
+# ruff: noqa: SIM102 - `if` on a constexpr prunes code
+"""The law of a row from its digest, one program a row: merge, argmax, filters; where a rule asks for it a draw.
+
+Tiles are merged in index order, so a sum depends on the row alone.
+"""
+
+import triton
+import triton.language as tl
+
+from .digest import T_ENTROPY, T_MAX, T_RAW_MAX, T_RAW_SUM, T_SUM, larger, largest
+from .gather import close_row, open_row
+from .laws import law_of
+from .noise import BLOCK
+from .plan import P_BITS, P_DRAFTED, P_OFFSET, P_POSITION, planned
+from .records import (
+    GOOD,
+    OPEN,
+    Q_ARG,
+    Q_FIELDS,
+    Q_RANK,
+    Q_STATE,
+    Q_WINNER,
+    R_FIELDS,
+    R_RAW,
+    get_record_i,
+    put_law,
+    weights,
+)
+from .rows import fact, logits_at, sampling_of
+from .thresholds import by_scanning, from_blocks
+from .visit import SPAN, View, draw, ids_of_blocks, next_blocks, span_blocks, span_maxima
+
+TILES = tl.constexpr(64)  # tiles that are merged at once
+NOBODY = tl.constexpr(0x7FFFFFFF)
+
+
+@triton.jit
+def view_of(digest, blocks, rows, row, offset, bits, TILE: tl.constexpr):
+    """A planned row."""
+    return View(rows, offset, bits, blocks + row * digest.tiles * (TILE // BLOCK))
+
+
+@triton.jit
+def _tiles(digest, field: tl.constexpr, row, start, tiles, other: tl.constexpr):
+    t = start + tl.arange(0, TILES)
+    at = (field * digest.rows + row) * digest.tiles + t
+    return tl.load(digest.tile + at, mask=t < tiles, other=other)
+
+
+@triton.jit
+def _raw_logsumexp(digest, row, tiles):
+    """Log-sum of the row without its mask at T = 1; NaN if it is unusable."""
+    top, total = tl.full([], float("-inf"), tl.float32), tl.full([], 0.0, tl.float32)
+    for start in range(0, tiles, TILES):
+        top = larger(top, largest(_tiles(digest, T_RAW_MAX, row, start, tiles, float("-inf")), 0))
+    safe = tl.where(tl.abs(top) < float("inf"), top, 0.0)
+    for start in range(0, tiles, TILES):
+        maxima = _tiles(digest, T_RAW_MAX, row, start, tiles, float("-inf"))
+        total += tl.sum(weights(maxima, safe, 1.0) * _tiles(digest, T_RAW_SUM, row, start, tiles, 0.0), axis=0)
+    return tl.where(tl.abs(top) < float("inf"), safe + tl.log(total), float("nan"))
+
+
+@triton.jit
+def _merge(digest, row, tiles, inv_t, MASS: tl.constexpr, ENTROPY: tl.constexpr):
+    """(maximum, first tile that has it, mass, entropy sum, bad) of a row."""
+    maximum = tl.full([], float("-inf"), tl.float32)
+    for start in range(0, tiles, TILES):
+        maximum = larger(maximum, largest(_tiles(digest, T_MAX, row, start, tiles, float("-inf")), 0))
+    bad = fact((tl.abs(maximum) < float("inf")) == 0)
+    maximum = tl.where(bad, 0.0, maximum)
+    first = tl.full([], NOBODY, tl.int32)
+    mass, zsum = tl.full([], 0.0, tl.float32), tl.full([], 0.0, tl.float32)
+    for start in range(0, tiles, TILES):
+        maxima = _tiles(digest, T_MAX, row, start, tiles, float("-inf"))
+        at = start + tl.arange(0, TILES)
+        first = tl.minimum(first, tl.min(tl.where(maxima == maximum, at, NOBODY), axis=0))
+        if MASS:
+            sums = _tiles(digest, T_SUM, row, start, tiles, 0.0)
+            w = weights(maxima, maximum, inv_t)
+            mass += tl.sum(tl.where(w > 0, w * sums, 0.0), axis=0)
+            if ENTROPY:
+                parts = _tiles(digest, T_ENTROPY, row, start, tiles, 0.0)
+                delta = tl.where(w > 0, (maxima - maximum) * inv_t, 0.0)
+                zsum += tl.sum(tl.where(w > 0, w * (parts + delta * sums), 0.0), axis=0)
+    if not MASS:
+        mass += 1.0
+    return maximum, tl.where(bad, 0, first), mass, zsum, bad
+
+
+@triton.jit
+def _first_of(view, maximum, tile, bad, TILE: tl.constexpr):
+    """Lowest id of the row's maximum, in the first tile that has it."""
+    BLOCKS: tl.constexpr = TILE // BLOCK
+    block = tile * BLOCKS + tl.arange(0, BLOCKS)
+    x = tl.load(view.blocks + block).to(tl.float32)
+    block = tl.min(tl.where(x == maximum, block, NOBODY), axis=0)
+    v = tl.where(bad, 0, block) * BLOCK + tl.arange(0, BLOCK)
+    x = logits_at(view.rows, view.offset, view.bits, v, v < view.rows.vocab)
+    return tl.where(bad, 0, tl.min(tl.where(x == maximum, v, NOBODY), axis=0))
+
+
+@triton.jit
+def rank_of(view, drafted, most):
+    """How many ids come before a drafted one, up to `most`: larger logits, or equal ones of lower ids."""
+    known = (drafted >= 0) & (drafted < view.rows.vocab)
+    logit = logits_at(view.rows, view.offset, view.bits, tl.where(known, drafted, 0), known)
+    before = tl.full([], 0, tl.int32)
+    count = (view.rows.vocab + BLOCK - 1) // BLOCK
+    for start in range(0, count, SPAN):
+        maxima = span_maxima(view.blocks, start, count)
+        ties = (maxima == logit) & (span_blocks(start) * BLOCK < drafted)
+        maxima = tl.where((maxima > logit) | ties, maxima, float("-inf"))
+        going = tl.where(known & (before < most), 1, 0)
+        while going > 0:
+            block, chosen, maxima = next_blocks(maxima, logit, start)
+            v, there = ids_of_blocks(block, chosen, view.rows.vocab)
+            x = logits_at(view.rows, view.offset, view.bits, v, there)
+            ahead = there & ((x > logit) | ((x == logit) & (v < drafted)))
+            before += tl.sum(tl.sum(ahead.to(tl.int32), axis=1), axis=0)
+            going = tl.where((tl.max(chosen.to(tl.int32), axis=0) > 0) & (before < most), 1, 0)
+    return before
+
+
+@triton.jit
+def settle_row(
+    digest, view, work, row, sampling, b,
+    MASS: tl.constexpr, ENTROPY: tl.constexpr, RAW: tl.constexpr, FILTERS: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Write the record of a row; where its filters need another look at it the record stays open."""
+    inv_t, t, k, p, floor, filtered, greedy, _ = sampling_of(sampling, b, view.rows.vocab)
+    tiles = tl.maximum((view.rows.vocab + TILE - 1) // TILE, 1)
+    maximum, tile, mass, zsum, bad = _merge(digest, row, tiles, inv_t, MASS, ENTROPY)
+    argmax = _first_of(view, maximum, tile, bad, TILE)
+    if RAW:
+        tl.store(digest.record_f + row * R_FIELDS + R_RAW, _raw_logsumexp(digest, row, tiles))
+    tl.store(digest.record_i + row * Q_FIELDS + Q_ARG, argmax)
+    tl.store(digest.record_i + row * Q_FIELDS + Q_WINNER, argmax)
+    threshold = tl.full([], float("-inf"), tl.float32)
+    found = tl.full([], 1, tl.int32)
+    if FILTERS:
+        if filtered & (bad == 0):
+            how = (inv_t, t, k, p, floor)
+            listed = work.listed + row * work.capacity
+            threshold, kept, zsum, found = from_blocks(view, listed, (maximum, mass), how)
+            mass = tl.where(found > 0, kept, mass)
+    put_law(digest, row, maximum, mass, threshold, zsum, greedy, bad)
+    if FILTERS:
+        if found == 0:
+            open_row(digest, view, work, row, (maximum, mass), (inv_t, t, k, p, floor))
+    tl.debug_barrier()
+
+
+@triton.jit
+def settle_again(digest, view, work, row, sampling, b, TILE: tl.constexpr):
+    """Write the record of an open row, from what was gathered."""
+    inv_t, t, k, p, floor, _, _, _ = sampling_of(sampling, b, view.rows.vocab)
+    how = (inv_t, t, k, p, floor)
+    threshold, mass, zsum, closed = close_row(digest, work, row, view.rows.vocab, how, TILE)
+    maximum = law_of(digest, row)[0]
+    if closed == 0:
+        threshold, mass, zsum = by_scanning(view, maximum, how)
+    tl.debug_barrier()
+    put_law(digest, row, maximum, mass, threshold, zsum, b < 0, b < 0)
+    tl.debug_barrier()
+
+
+@triton.jit
+def _settle(
+    digest, view, work, row, sampling, b,
+    MASS: tl.constexpr, ENTROPY: tl.constexpr, RAW: tl.constexpr, FILTERS: tl.constexpr, AGAIN: tl.constexpr,
+    TILE: tl.constexpr,
+):  # fmt: skip
+    """Settle a row, for the first time or after `gather_kernel`; whether it is settled now and was not before."""
+    if AGAIN:
+        fresh = get_record_i(digest, row, Q_STATE, row >= 0) == OPEN
+        if FILTERS:
+            if fresh:
+                settle_again(digest, view, work, row, sampling, b, TILE)
+    else:
+        settle_row(digest, view, work, row, sampling, b, MASS, ENTROPY, RAW, FILTERS, TILE)
+        fresh = get_record_i(digest, row, Q_STATE, row >= 0) != OPEN
+    return fresh
+
+
+@triton.jit
+def _settle_planned(
+    digest, plan, work, draft_work, target, draft, sampling, draft_sampling, noise, top_m, NT, ND,
+    PURPOSE: tl.constexpr, RANKS: tl.constexpr, MASS: tl.constexpr, ENTROPY: tl.constexpr, RAW: tl.constexpr,
+    FILTERS: tl.constexpr, DRAFT_FILTERS: tl.constexpr, DRAFT: tl.constexpr, AGAIN: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """The row of a program."""
+    row = tl.program_id(0).to(tl.int64)
+    b = row // (NT + ND)
+    offset = planned(plan, row, P_OFFSET)
+    is_target = row % (NT + ND) < NT
+    if is_target & (offset >= 0):
+        view = view_of(digest, digest.blocks, target, row, offset, planned(plan, row, P_BITS), TILE)
+        fresh = _settle(digest, view, work, row, sampling, b, MASS, ENTROPY, RAW, FILTERS, AGAIN, TILE)
+        if PURPOSE >= 0:
+            inv_t, _, _, _, _, _, greedy, _ = sampling_of(sampling, b, target.vocab)
+            if fresh & (greedy == 0) & (get_record_i(digest, row, Q_STATE, row >= 0) == GOOD):
+                position = planned(plan, row, P_POSITION)
+                _score, token = draw(view, law_of(digest, row), inv_t, noise, b, position, None, None, 0, PURPOSE)
+                tl.store(digest.record_i + row * Q_FIELDS + Q_WINNER, token)
+        if RANKS:
+            drafted = planned(plan, row, P_DRAFTED)
+            tl.store(digest.record_i + row * Q_FIELDS + Q_RANK, rank_of(view, drafted.to(tl.int32), top_m))
+    if DRAFT:
+        if (is_target == 0) & (offset >= 0):
+            view = view_of(digest, digest.draft_blocks, draft, row, offset, offset, TILE)
+            _settle(digest, view, draft_work, row, draft_sampling, b, True, False, False, DRAFT_FILTERS, AGAIN, TILE)
+
+
+@triton.jit
+def settle_kernel(
+    digest, plan, work, draft_work, target, draft, sampling, draft_sampling, noise, top_m, NT, ND,
+    PURPOSE: tl.constexpr, RANKS: tl.constexpr, MASS: tl.constexpr, ENTROPY: tl.constexpr, RAW: tl.constexpr,
+    FILTERS: tl.constexpr, DRAFT_FILTERS: tl.constexpr, DRAFT: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Records of the planned rows; PURPOSE names the noise of the draw of each target row, -1 for none. Grid: rows."""
+    _settle_planned(
+        digest, plan, work, draft_work, target, draft, sampling, draft_sampling, noise, top_m, NT, ND,
+        PURPOSE, RANKS, MASS, ENTROPY, RAW, FILTERS, DRAFT_FILTERS, DRAFT, False, TILE,
+    )  # fmt: skip
+
+
+@triton.jit
+def settle_again_kernel(
+    digest, plan, work, draft_work, target, draft, sampling, draft_sampling, noise, NT, ND, PURPOSE: tl.constexpr,
+    FILTERS: tl.constexpr, DRAFT_FILTERS: tl.constexpr, DRAFT: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Records of the rows that `gather_kernel` read once more. Grid: rows."""
+    _settle_planned(
+        digest, plan, work, draft_work, target, draft, sampling, draft_sampling, noise, 0, NT, ND,
+        PURPOSE, False, False, False, False, FILTERS, DRAFT_FILTERS, DRAFT, True, TILE,
+    )  # fmt: skip

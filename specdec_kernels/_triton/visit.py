@@ -1,0 +1,203 @@
+"""Blocks of a row that matter, 32 at a time: whose bound may still win a race, whose largest logit reaches a value.
+
+Blocks are looked at 2048 at once, in 32 groups: of each the best block that was not visited comes next, if it reaches
+what it has to. A group is made of whole quads of blocks, whose noise one Philox call names.
+"""
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from .laws import draft_logits_at, kept, prob
+from .noise import BLOCK, block_noise, least_at, least_of, log, noise_of
+from .race import race_scores, winner
+from .rows import logits_at
+
+
+class View(NamedTuple):
+    """One row: where it begins, its first mask word, the maxima of its blocks."""
+
+    rows: Any
+    offset: Any
+    bits: Any
+    blocks: Any
+
+
+class Rest(NamedTuple):
+    """What a residual a p - b q takes from a target row: a draft row over target ids."""
+
+    draft: Any
+    columns: Any
+    offset: Any
+    law: Any
+    inv_t: Any
+    a: Any
+    b: Any
+
+
+GROUPS, EACH = tl.constexpr(32), tl.constexpr(64)  # groups, and blocks of each
+SPAN = tl.constexpr(2048)  # blocks of all groups
+# What a bound may lie too low: a logarithm is not quite monotone, and probabilities carry rounding errors.
+MARGIN, RESIDUAL_MARGIN = tl.constexpr(7.62939453125e-06), tl.constexpr(0.0009765625)
+TINY = tl.constexpr(1.1754943508222875e-38)
+
+
+@triton.jit
+def span_blocks(start):
+    """Numbers of the blocks of a span, [GROUPS, EACH]."""
+    group = tl.arange(0, GROUPS)
+    j = tl.arange(0, EACH)
+    return (j[None, :] // 4) * (GROUPS * 4) + group[:, None] * 4 + j[None, :] % 4 + start
+
+
+@triton.jit
+def span_maxima(blocks, start, count):
+    """Largest logits of the blocks of a span, -inf past the end; NaN counts as -inf."""
+    b = span_blocks(start)
+    x = tl.load(blocks + b, mask=b < count, other=float("-inf")).to(tl.float32)
+    return tl.where(x > float("-inf"), x, float("-inf"))
+
+
+@triton.jit
+def next_blocks(bounds, reach, start):
+    """(the best block of each group, whether it reaches, bounds without them); the lowest of equals comes first."""
+    j = tl.arange(0, EACH)
+    group = tl.arange(0, GROUPS)
+    top = tl.max(bounds, axis=1)
+    at = tl.min(tl.where(bounds == top[:, None], j[None, :], EACH), axis=1)
+    chosen = (top >= reach) & (top > float("-inf"))
+    block = (at // 4) * (GROUPS * 4) + group * 4 + at % 4 + start
+    return block, chosen, tl.where(j[None, :] == at[:, None], float("-inf"), bounds)
+
+
+@triton.jit
+def ids_of_blocks(block, chosen, vocab):
+    """(ids, whether they are there) of blocks, [GROUPS, BLOCK]."""
+    v = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    return v, chosen[:, None] & (v < vocab)
+
+
+@triton.jit
+def is_excluded(v, exclude, excluded):
+    """Whether ids (of any shape) are among those listed."""
+    out = v < 0
+    for j in range(0, excluded):
+        out = out | (v == tl.load(exclude + j))
+    return out
+
+
+@triton.jit
+def least_kernel(table, token_map, noise, vocab, blocks, PURPOSE: tl.constexpr):
+    """Smallest noise in each block of columns that stand for other ids. Grid: batch * ceil(blocks / GROUPS)."""
+    pid = tl.program_id(0).to(tl.int64)
+    spans = (blocks + GROUPS - 1) // GROUPS
+    b = pid // spans
+    block = (pid % spans).to(tl.int32) * GROUPS + tl.arange(0, GROUPS)
+    v, there = ids_of_blocks(block, block < blocks, vocab)
+    ids = tl.load(token_map + v, mask=there, other=0)
+    least = least_at(noise, b, tl.load(noise.position + b), PURPOSE, ids)
+    least = tl.min(tl.where(there, least, float("inf")), axis=1)
+    tl.store(table + b * blocks + block, least, mask=block < blocks)
+
+
+@triton.jit
+def _insert(best, names, columns, score, ids, v, n):
+    """The best n after new scores: as long as one beats the worst of the n, it takes its place."""
+    lane = tl.arange(0, best.shape[0])
+    held = lane < n
+    going = tl.full([], 1, tl.int32)
+    while going > 0:
+        top, name = winner(score, ids)
+        worst = tl.min(tl.where(held, best, float("inf")), axis=0)
+        last = tl.max(tl.where(held & (best == worst), names, -1), axis=0)  # of equals the highest id goes first
+        wins = (top > worst) | ((top == worst) & (top > float("-inf")) & (name < last))
+        going = tl.where(wins, 1, 0)
+        if going > 0:
+            hit = (score == top) & (ids == name)
+            column = tl.max(tl.where(hit, v, -1), axis=0)
+            place = tl.max(tl.where(held & (best == worst) & (names == last), lane, -1), axis=0)
+            best = tl.where(lane == place, top, best)
+            names = tl.where(lane == place, name, names)
+            columns = tl.where(lane == place, column, columns)
+            score = tl.where(hit & (v == column), float("-inf"), score)
+    return best, names, columns
+
+
+@triton.jit
+def _bounds(view, law, inv_t, rest, least, noise, b, position, start, count, PURPOSE: tl.constexpr):
+    """What the score of no id of a block can exceed, [GROUPS, EACH]."""
+    maxima = span_maxima(view.blocks, start, count)
+    bounds = (maxima - law[0]) * inv_t
+    if rest is not None:
+        most = tl.maximum(rest.a * law[2], TINY)
+        bounds += tl.log(most) + RESIDUAL_MARGIN
+    if least is None:
+        quad = tl.arange(0, EACH // 4)[None, :] * GROUPS + tl.arange(0, GROUPS)[:, None] + start // 4
+        noise_least = least_of(noise, b, position, PURPOSE, quad)
+    else:
+        block = span_blocks(start)
+        noise_least = tl.load(least + block, mask=block < count, other=1.0)
+    bounds = bounds + (MARGIN - log(noise_least))
+    return tl.where(kept(maxima, law[3]), bounds, float("-inf"))
+
+
+@triton.jit
+def _scores(
+    view, law, inv_t, rest, token_map, exclude, excluded, noise, b, position, block, chosen, PURPOSE: tl.constexpr
+):
+    """(scores, names, columns) of the ids of some blocks, [GROUPS * BLOCK]."""
+    SIZE: tl.constexpr = GROUPS * BLOCK
+    v, there = ids_of_blocks(block, chosen, view.rows.vocab)
+    x = logits_at(view.rows, view.offset, view.bits, v, there)
+    competes = kept(x, law[3])
+    logweight = (x - law[0]) * inv_t
+    if rest is not None:
+        y = draft_logits_at(rest.draft, rest.columns, rest.offset, v, there)
+        weight = rest.a * prob(x, law, inv_t) - rest.b * prob(y, rest.law, rest.inv_t)
+        competes = weight >= TINY
+        logweight = log(tl.where(competes, weight, 1.0))
+    if token_map is None:
+        ids = v
+        neg_log_e = block_noise(noise, b, position, PURPOSE, block)
+    else:
+        ids = tl.load(token_map + v, mask=there, other=0)
+        neg_log_e = noise_of(noise, b, position, PURPOSE, ids)
+    if exclude is not None:
+        competes = competes & (is_excluded(ids, exclude, excluded) == 0)
+    score = race_scores(logweight, competes, neg_log_e)
+    return tl.reshape(score, (SIZE,)), tl.reshape(ids, (SIZE,)), tl.reshape(v, (SIZE,))
+
+
+@triton.jit
+def race(
+    view, law, inv_t, noise, b, position, rest, exclude, excluded, token_map, least, n,
+    PURPOSE: tl.constexpr, NP: tl.constexpr,
+):  # fmt: skip
+    """(scores, ids, columns), [NP], of the n ids with the largest log-weight - log E; -inf, -1, -1 past the last.
+
+    exclude: ids that do not compete. Weights are p, or with `rest` a p - b q, which a p bounds.
+    """
+    best = tl.full([NP], float("-inf"), tl.float32)
+    names, places = tl.full([NP], -1, tl.int32), tl.full([NP], -1, tl.int32)
+    count = (view.rows.vocab + BLOCK - 1) // BLOCK
+    for start in range(0, count, SPAN):
+        bounds = _bounds(view, law, inv_t, rest, least, noise, b, position, start, count, PURPOSE)
+        going = tl.full([], 1, tl.int32)
+        while going > 0:
+            reach = tl.min(tl.where(tl.arange(0, NP) < n, best, float("inf")), axis=0)
+            block, chosen, bounds = next_blocks(bounds, reach, start)
+            going = tl.max(chosen.to(tl.int32), axis=0)
+            if going > 0:
+                score, ids, v = _scores(
+                    view, law, inv_t, rest, token_map, exclude, excluded, noise, b, position, block, chosen, PURPOSE
+                )
+                best, names, places = _insert(best, names, places, score, ids, v, n)
+    return best, names, places
+
+
+@triton.jit
+def draw(view, law, inv_t, noise, b, position, rest, exclude, excluded, PURPOSE: tl.constexpr):
+    """(score, id) of the winner of a race; (-inf, -1) if nobody competes."""
+    best, names, _ = race(view, law, inv_t, noise, b, position, rest, exclude, excluded, None, None, 1, PURPOSE, 1)
+    return tl.max(best, axis=0), tl.max(names, axis=0)
