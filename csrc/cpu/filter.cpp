@@ -6,6 +6,7 @@
 #include <cfloat>
 #include <cmath>
 #include <functional>
+#include <numeric>
 
 #include "../common/logmath.h"
 
@@ -174,33 +175,36 @@ std::vector<float> sample_row(const RowSource& row) {
   return sample;
 }
 
-// Pivots of the first pass. Below `level` all logits together weigh less than top-p may drop. The
-// maximum is one: equal rows and capped ones end there, and no pass can part their logits. Where a
-// sample weighs about what it should, the other two enclose the threshold that it suggests.
+// Pivots of the first pass. Below `level` all logits together weigh less than top-p may drop. Where
+// a sample weighs about what it should, they enclose the threshold that it suggests.
 void first_pivots(const RowLaw& law, const Bracket& b, double mass, float* pivots) {
   const auto vocab = static_cast<double>(law.source.vocab);
   const double dropped = (1 - law.params.top_p) * mass / vocab;
   const double level = law.max + law.params.temperature * (std::log(dropped) - 1e-3);
-  const float low = std::isfinite(level) ? static_cast<float>(level) : -FLT_MAX;
-  pivots[0] = std::min(std::max(low, b.low), law.max);
-  pivots[1] = pivots[0] * 0.5f + law.max * 0.5f;
-  pivots[2] = law.max;
+  float low = std::isfinite(level) ? static_cast<float>(level) : -FLT_MAX;
+  low = std::min(std::max(low, b.low), law.max);
+  float high = law.max;
   const std::vector<float> sample = sample_row(law.source);
-  const Bracket all{pivots[0], b.high, 0, 0, 0};
-  const auto found = [&](const float* at) { return pivot_list(law, sample, all, at); };
-  const double weight = found(pivots).mass[0];
-  const double share = static_cast<double>(sample.size()) / vocab;
-  if (std::abs(weight - mass * share) > kSampleError * mass * share) return;
-  for (int j = 0; j < 2; ++j) {
-    Bracket part = all;
-    const double wanted = weight * (law.params.top_p + (j == 0 ? kSampleSlack : -kSampleSlack));
-    for (int pass = 0; pass < kSamplePasses; ++pass) {
-      float at[kPivots];
-      cut(part, pass, at);
-      narrow(part, at, found(at), wanted);
+  const auto found = [&](const float* at) { return pivot_list(law, sample, {}, at); };
+  const float all[kPivots] = {b.low, law.max, law.max};
+  const double weight = found(all).mass[0];
+  const double share = mass * static_cast<double>(sample.size()) / vocab;
+  if (std::abs(weight - share) <= kSampleError * share) {
+    Bracket part[2] = {{low, high, 0, 0, 0}, {low, high, 0, 0, 0}};
+    for (int j = 0; j < 2; ++j) {
+      const double wanted = weight * (law.params.top_p + (j == 0 ? kSampleSlack : -kSampleSlack));
+      for (int pass = 0; pass < kSamplePasses; ++pass) {
+        float at[kPivots];
+        cut(part[j], pass, at);
+        narrow(part[j], at, found(at), wanted);
+      }
     }
-    pivots[j] = std::min(j == 0 ? part.low : part.high, law.max);
+    low = part[0].low;
+    high = part[1].high;
   }
+  pivots[0] = low;
+  pivots[1] = low * 0.5f + high * 0.5f;
+  pivots[2] = high;
 }
 
 // The logits in [low, high) of a row's spans of n ids, given by number.
@@ -284,12 +288,27 @@ void set_one_value(RowLaw& law, const Bracket& b) {
   law.mass = b.mass_high + static_cast<double>(b.count()) * weight_of(law, b.low);
 }
 
+// How many logits equal the maximum.
+int64_t count_largest(const Team& team, const RowLaw& law) {
+  std::vector<int64_t> counts(team.chunks(), 0);
+  for_tiles(team, law, law.max, [&](int chunk, int, const float* tile, int n) {
+    counts[chunk] += tiles().count(tile, n, law.max).equal;
+  });
+  return std::accumulate(counts.begin(), counts.end(), int64_t{0});
+}
+
 // Raises the threshold of a law whose {l >= threshold} weighs `mass` to top-p's, and sets its mass:
 // passes over the row until few logits are in question, then passes over those, then a sort.
 void search_top_p(const Team& team, RowLaw& law, int64_t count, double mass) {
   const double wanted = static_cast<double>(law.params.top_p) * mass;
-  const float above_all = from_ordered(ordered(law.max) + 1);
-  Bracket b{std::max(law.threshold, -FLT_MAX), above_all, 0, count, 0};
+  // Equal rows and capped ones may end at the maximum, whose logits no pass can part.
+  const int64_t ties = count_largest(team, law);
+  if (static_cast<double>(ties) >= wanted) {
+    law.threshold = law.max;
+    law.mass = static_cast<double>(ties);
+    return;
+  }
+  Bracket b{std::max(law.threshold, -FLT_MAX), law.max, static_cast<double>(ties), count, ties};
   const int64_t few = std::max(kSortLimit, law.source.vocab / kListShare);
   int pass = 0;
   float pivots[kPivots];
@@ -323,7 +342,10 @@ bool close_top_p(const Team& team, RowLaw& law) {
   const double wanted = static_cast<double>(law.params.top_p) * law.mass;
   for (const int64_t blocks : kNuclei) {
     const float low = bound_of(law, blocks);
+    const auto is_read = [=](float max) { return max >= low; };
     if (low == -kInf) return false;
+    if (std::count_if(law.block_max.begin(), law.block_max.end(), is_read) > 4 * blocks)
+      return false;
     std::vector<float> values = gather_from(team, law, low);
     const auto count = static_cast<int64_t>(values.size());
     if (count > kSortLimit) return false;

@@ -43,6 +43,7 @@ SPECDEC_INLINE Mask either_nan(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_
 SPECDEC_INLINE Mask no_lane() { return 0; }
 SPECDEC_INLINE uint32_t lane_bits(Mask m) { return m; }
 SPECDEC_INLINE F select(Mask m, F yes, F no) { return _mm512_mask_blend_ps(m, no, yes); }
+SPECDEC_INLINE I ones(Mask m) { return (I)_mm512_maskz_set1_epi32(m, 1); }
 SPECDEC_INLINE F max(F a, F b) { return _mm512_max_ps(a, b); }  // b where one is NaN
 SPECDEC_INLINE F min(F a, F b) { return _mm512_min_ps(a, b); }
 SPECDEC_INLINE F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
@@ -68,6 +69,7 @@ SPECDEC_INLINE Mask lt(F a, F b) { return a < b; }
 SPECDEC_INLINE Mask eq(F a, F b) { return a == b; }
 SPECDEC_INLINE Mask no_lane() { return I{}; }
 SPECDEC_INLINE F select(Mask m, F yes, F no) { return m ? yes : no; }
+SPECDEC_INLINE I ones(Mask m) { return -m; }
 SPECDEC_INLINE Mask at_most(I a, I b) { return a <= b; }
 SPECDEC_INLINE I to_int(F v) { return __builtin_convertvector(v, I); }
 

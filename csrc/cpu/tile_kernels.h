@@ -170,7 +170,7 @@ PivotSums tile_pivot_sums(const float* tile, int n, const Weighting& weighting,
                           const float* pivots) {
   const Weigh w(weighting);
   Sum mass[kPivots];
-  int count[kPivots] = {};
+  I count[kPivots] = {};
   float lowest = pivots[0];
   for (int j = 1; j < kPivots; ++j) lowest = pivots[j] < lowest ? pivots[j] : lowest;
   for (int i = 0; i < n; i += kLanes) {
@@ -181,14 +181,15 @@ PivotSums tile_pivot_sums(const float* tile, int n, const Weighting& weighting,
       for (int j = 0; j < kPivots; ++j) {
         const Mask in = ge(l, splat(pivots[j]));
         mass[j].add(k, select(in, e, F{}));
-        count[j] += __builtin_popcount(lane_bits(in));
+        count[j] += ones(in);
       }
     }
   }
   PivotSums out;
   for (int j = 0; j < kPivots; ++j) {
     out.mass[j] = mass[j].total();
-    out.count[j] = count[j];
+    out.count[j] = 0;
+    for (int i = 0; i < kWidth; ++i) out.count[j] += count[j][i];
   }
   return out;
 }
