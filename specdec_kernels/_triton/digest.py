@@ -11,7 +11,7 @@ import triton.language as tl
 
 from .noise import BLOCK
 from .plan import P_BITS, P_OFFSET, planned
-from .rows import load_logits, mask_allowed
+from .rows import load_logits, mask_allowed, of_width
 
 # Of a tile, float32: maximum, sum exp z with z = (logit - maximum) / T, sum z exp z; and without mask at T = 1 the
 # maximum and sum exp z.
@@ -29,6 +29,14 @@ class Digest(NamedTuple):
     record_i: Any  # int32 [rows, Q_FIELDS]
     rows: Any
     tiles: Any
+
+
+@triton.jit
+def sized(digest, rows, tiles):
+    """A digest with its sizes, which a launch passes apart: a kernel is not specialised on them."""
+    return Digest(
+        digest.tile, digest.blocks, digest.draft_blocks, digest.record_f, digest.record_i, rows, tiles
+    )  # fmt: skip
 
 
 @triton.jit
@@ -103,16 +111,17 @@ def _stream(
         )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count", "tiles", "vocab", "draft_vocab"])
 def digest_kernel(
-    digest, plan, target, draft,
+    digest, plan, target, draft, count, tiles, vocab, draft_vocab,
     MASS: tl.constexpr, ENTROPY: tl.constexpr, RAW: tl.constexpr, DRAFT: tl.constexpr, ALIGNED: tl.constexpr,
     DRAFT_ALIGNED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Digests of the planned rows. Grid: rows * tiles; a program streams one tile."""
+    digest, target = sized(digest, count, tiles), of_width(target, vocab)
     pid = tl.program_id(0).to(tl.int64)
-    row = pid // digest.tiles
-    tile = (pid % digest.tiles).to(tl.int32)
+    row = pid // tiles
+    tile = (pid % tiles).to(tl.int32)
     offset, bits = planned(plan, row, P_OFFSET), planned(plan, row, P_BITS)
     inv_t = tl.load(plan.inv_t + row)
     if offset >= 0:
@@ -121,6 +130,6 @@ def digest_kernel(
         else:
             if DRAFT:
                 _stream(
-                    digest, draft, digest.draft_blocks, pid, tile, offset, bits, inv_t,
+                    digest, of_width(draft, draft_vocab), digest.draft_blocks, pid, tile, offset, bits, inv_t,
                     True, False, False, DRAFT_ALIGNED, TILE,
                 )  # fmt: skip

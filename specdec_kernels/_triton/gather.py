@@ -10,10 +10,11 @@ of the row by one program, never a wrong result.
 import triton
 import triton.language as tl
 
+from .digest import sized
 from .noise import BLOCK
 from .plan import P_BITS, P_OFFSET, planned
 from .records import OPEN, Q_FIELDS, Q_STATE, R_MASS, R_MAX, get_record_f, get_record_i, weights
-from .rows import fact, key_of, load_logits, logits_at, mask_allowed, sampling_of, value_of
+from .rows import fact, key_of, load_logits, logits_at, mask_allowed, of_width, sampling_of, value_of
 from .thresholds import UNIT, edge_of, kth_of, lowest_key, mass_of, min_p_threshold, units
 
 # Sums of a tile of an open row, int64: how many lie inside, above, at the high and at the low end; mass and entropy sum
@@ -136,12 +137,13 @@ def _gather_tile(
     tl.store(listed + place, x.to(listed.dtype.element_ty), mask=inside & (place < TILE // SHARE))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count", "tiles", "vocab", "draft_vocab", "NT", "ND"])
 def gather_kernel(
-    digest, plan, work, draft_work, target, draft, sampling, draft_sampling, NT, ND,
+    digest, plan, work, draft_work, target, draft, sampling, draft_sampling, count, tiles, vocab, draft_vocab, NT, ND,
     ENTROPY: tl.constexpr, FILTERS: tl.constexpr, DRAFT_FILTERS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Reads open rows once more. Grid: rows * tiles; programs of other rows leave at once."""
+    digest, target = sized(digest, count, tiles), of_width(target, vocab)
     pid = tl.program_id(0).to(tl.int64)
     row = pid // digest.tiles
     tile = (pid % digest.tiles).to(tl.int32)
@@ -157,9 +159,10 @@ def gather_kernel(
                     _gather_tile(digest, work, target, row, tile, offset, bits, how, ENTROPY, TILE)
             else:
                 if DRAFT_FILTERS:
-                    inv_t, t, _, _, floor, _, _, _ = sampling_of(draft_sampling, b, draft.vocab)
+                    rows = of_width(draft, draft_vocab)
+                    inv_t, t, _, _, floor, _, _, _ = sampling_of(draft_sampling, b, draft_vocab)
                     how = (inv_t, t, floor)
-                    _gather_tile(digest, draft_work, draft, row, tile, offset, offset, how, False, TILE)
+                    _gather_tile(digest, draft_work, rows, row, tile, offset, offset, how, False, TILE)
 
 
 @triton.jit

@@ -86,29 +86,49 @@ def _is_aligned(rows: Rows) -> bool:
     return bool(rows.request % 16 == 0 and rows.row % 16 == 0)
 
 
+def _pointers(rows: Rows | None) -> Rows | None:
+    """Rows without their sizes."""
+    return None if rows is None else rows._replace(request=0, row=0, vocab=0, allowed_row=0)
+
+
 def digest_rows(
     on: Look, noise: Noise | None, *, purpose: int = -1, top_m: int = 0, mass: bool = True, entropy: bool = False,
     raw: bool = False,
 ) -> None:  # fmt: skip
     """Digest and settle the planned rows; `purpose` of the draws of target rows, if they race."""
-    draft = on.draft is not None
+    draft, tiles = on.draft is not None, on.digest.tiles
+    # Sizes go apart: kernels are not specialised on them.
+    digest, (target, drafts) = on.digest._replace(rows=0, tiles=0), (_pointers(rows) for rows in (on.target, on.draft))
+    sizes = (on.digest.rows, tiles, on.target.vocab, on.draft.vocab if on.draft is not None else 0)
     host.launch(
-        digest_kernel, on.digest.rows * on.digest.tiles, on.digest, on.plan, on.target, on.draft,
+        digest_kernel, on.digest.rows * tiles, digest, on.plan, target, drafts, *sizes,
         MASS=mass, ENTROPY=entropy, RAW=raw, DRAFT=draft, ALIGNED=_is_aligned(on.target),
         DRAFT_ALIGNED=on.draft is not None and _is_aligned(on.draft), TILE=host.TILE,
         num_warps=host.STREAM_WARPS * (2 if entropy or raw or on.target.allowed is not None else 1),
     )  # fmt: skip
     filters: dict[str, Any] = {"FILTERS": on.work is not None, "DRAFT_FILTERS": on.draft_work is not None}
     races = {"PURPOSE": purpose, "DRAFT": draft, "TILE": host.TILE, **filters}
-    given = (on.digest, on.plan, on.work, on.draft_work, on.target, on.draft, on.sampling, on.draft_sampling)
+    given = (
+        digest,
+        on.plan,
+        on.work,
+        on.draft_work,
+        target,
+        drafts,
+        on.sampling,
+        on.draft_sampling,
+        *sizes,
+        on.nt,
+        on.nd,
+    )
     is_long = purpose >= 0 or top_m > 0 or any(filters.values())
     (host.launch_alone if is_long else host.launch)(
-        settle_kernel, on.digest.rows, *given, noise, top_m, on.nt, on.nd, RANKS=top_m > 0, MASS=mass, ENTROPY=entropy,
-        RAW=raw, **races,
+        settle_kernel, on.digest.rows, *given, noise, top_m, RANKS=top_m > 0, MASS=mass, ENTROPY=entropy, RAW=raw,
+        **races,
     )  # fmt: skip
     if any(filters.values()):
         host.launch(
-            gather_kernel, on.digest.rows * on.digest.tiles, *given, on.nt, on.nd, ENTROPY=entropy, TILE=host.TILE,
-            num_warps=host.MANY_WARPS, **filters,
+            gather_kernel, on.digest.rows * tiles, *given, ENTROPY=entropy, TILE=host.TILE, num_warps=host.MANY_WARPS,
+            **filters,
         )  # fmt: skip
-        host.launch_alone(settle_again_kernel, on.digest.rows, *given, noise, on.nt, on.nd, **races)
+        host.launch_alone(settle_again_kernel, on.digest.rows, *given, noise, **races)

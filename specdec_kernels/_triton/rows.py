@@ -36,6 +36,12 @@ class Noise(NamedTuple):
 
 
 @triton.jit
+def of_width(rows, vocab):
+    """Planned rows: their places stand in the plan, their width is passed apart."""
+    return Rows(rows.ptr, 0, 0, vocab, rows.allowed, 0)
+
+
+@triton.jit
 def fact(condition):
     """A scalar condition on floats that may meet blocks: the interpreter would splat it with the floats' type."""
     return tl.where(condition, 1, 0) != 0

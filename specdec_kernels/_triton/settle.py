@@ -7,7 +7,7 @@ Tiles are merged in index order, so a sum depends on the row alone.
 import triton
 import triton.language as tl
 
-from .digest import T_ENTROPY, T_MAX, T_RAW_MAX, T_RAW_SUM, T_SUM, larger, largest
+from .digest import T_ENTROPY, T_MAX, T_RAW_MAX, T_RAW_SUM, T_SUM, larger, largest, sized
 from .gather import close_row, open_row
 from .laws import law_of
 from .noise import BLOCK
@@ -26,7 +26,7 @@ from .records import (
     put_law,
     weights,
 )
-from .rows import fact, logits_at, sampling_of
+from .rows import fact, logits_at, of_width, sampling_of
 from .thresholds import by_scanning, from_blocks
 from .visit import SPAN, View, draw, ids_of_blocks, next_blocks, span_blocks, span_maxima
 
@@ -184,7 +184,7 @@ def _settle(
 
 @triton.jit
 def _settle_planned(
-    digest, plan, work, draft_work, target, draft, sampling, draft_sampling, noise, top_m, NT, ND,
+    digest, plan, work, draft_work, target, draft, sampling, draft_sampling, draft_vocab, NT, ND, noise, top_m,
     PURPOSE: tl.constexpr, RANKS: tl.constexpr, MASS: tl.constexpr, ENTROPY: tl.constexpr, RAW: tl.constexpr,
     FILTERS: tl.constexpr, DRAFT_FILTERS: tl.constexpr, DRAFT: tl.constexpr, AGAIN: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
@@ -207,30 +207,34 @@ def _settle_planned(
             tl.store(digest.record_i + row * Q_FIELDS + Q_RANK, rank_of(view, drafted.to(tl.int32), top_m))
     if DRAFT:
         if (is_target == 0) & (offset >= 0):
-            view = view_of(digest, digest.draft_blocks, draft, row, offset, offset, TILE)
+            rows = of_width(draft, draft_vocab)
+            view = view_of(digest, digest.draft_blocks, rows, row, offset, offset, TILE)
             _settle(digest, view, draft_work, row, draft_sampling, b, True, False, False, DRAFT_FILTERS, AGAIN, TILE)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count", "tiles", "vocab", "draft_vocab", "NT", "ND", "top_m"])
 def settle_kernel(
-    digest, plan, work, draft_work, target, draft, sampling, draft_sampling, noise, top_m, NT, ND,
+    digest, plan, work, draft_work, target, draft, sampling, draft_sampling, count, tiles, vocab, draft_vocab, NT, ND,
+    noise, top_m,
     PURPOSE: tl.constexpr, RANKS: tl.constexpr, MASS: tl.constexpr, ENTROPY: tl.constexpr, RAW: tl.constexpr,
     FILTERS: tl.constexpr, DRAFT_FILTERS: tl.constexpr, DRAFT: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Records of the planned rows; PURPOSE names the noise of the draw of each target row, -1 for none. Grid: rows."""
     _settle_planned(
-        digest, plan, work, draft_work, target, draft, sampling, draft_sampling, noise, top_m, NT, ND,
+        sized(digest, count, tiles), plan, work, draft_work, of_width(target, vocab), draft, sampling, draft_sampling,
+        draft_vocab, NT, ND, noise, top_m,
         PURPOSE, RANKS, MASS, ENTROPY, RAW, FILTERS, DRAFT_FILTERS, DRAFT, False, TILE,
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count", "tiles", "vocab", "draft_vocab", "NT", "ND"])
 def settle_again_kernel(
-    digest, plan, work, draft_work, target, draft, sampling, draft_sampling, noise, NT, ND, PURPOSE: tl.constexpr,
-    FILTERS: tl.constexpr, DRAFT_FILTERS: tl.constexpr, DRAFT: tl.constexpr, TILE: tl.constexpr,
+    digest, plan, work, draft_work, target, draft, sampling, draft_sampling, count, tiles, vocab, draft_vocab, NT, ND,
+    noise, PURPOSE: tl.constexpr, FILTERS: tl.constexpr, DRAFT_FILTERS: tl.constexpr, DRAFT: tl.constexpr,
+    TILE: tl.constexpr,
 ):  # fmt: skip
     """Records of the rows that `gather_kernel` read once more. Grid: rows."""
     _settle_planned(
-        digest, plan, work, draft_work, target, draft, sampling, draft_sampling, noise, 0, NT, ND,
-        PURPOSE, False, False, False, False, FILTERS, DRAFT_FILTERS, DRAFT, True, TILE,
+        sized(digest, count, tiles), plan, work, draft_work, of_width(target, vocab), draft, sampling, draft_sampling,
+        draft_vocab, NT, ND, noise, 0, PURPOSE, False, False, False, False, FILTERS, DRAFT_FILTERS, DRAFT, True, TILE,
     )  # fmt: skip

@@ -226,10 +226,10 @@ def _attend_kernel(
     u = pid % units
     h = pid // units % kv_heads
     b = pid // units // kv_heads
-    length, width, first, _, busy, span, splits = _cut(tree, blocks, b, group, NODES, BLOCK_M, BLOCK_N)
+    length, width, first, _bad, busy, span, splits = _cut(tree, blocks, b, group, NODES, BLOCK_M, BLOCK_N)
     block, split = u % tl.maximum(busy, 1), u // tl.maximum(busy, 1)
     if u < busy * splits:
-        node, head, _, present, _ = _rows_of(tree, b, h, block, width, kv_heads, group, BLOCK_M)
+        node, head, _is_row, present, _row = _rows_of(tree, b, h, block, width, kv_heads, group, BLOCK_M)
         d = tl.arange(0, D)
         state = _nothing(BLOCK_M, DV)
         at = query.data + b * query.outer + node * query.inner + head * query.head
