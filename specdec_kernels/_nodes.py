@@ -69,7 +69,7 @@ class Nodes:
         tables = [Table(masked, target.of_rows(request))]
         items = [self._item(masked, self.nodes)]
         if drafted is not None:
-            rows = self._draft_rows(drafted.logits, given.token_map)
+            rows = vocabulary.by_id(drafted.logits.flatten(0, 1), given.token_map)
             of = self.request[:, None].expand(-1, drafted.logits.shape[1]).flatten()
             if drafted.stats is None:
                 tables.append(Table(rows, drafted.parameter.of_rows(of)))
@@ -107,23 +107,6 @@ class Nodes:
         seed, position = (part[:, None].expand_as(offset).flatten() for part in self.rng[:2])
         step = None if self.rng.step is None else self.rng.step[:, None].expand_as(offset).flatten()
         return RngKey(seed, position + offset.flatten(), step)
-
-    def _draft_rows(self, logits: Tensor, token_map: Tensor | None) -> Tensor:
-        """Draft rows [rows, columns] by target id; NaN, which makes them bad, where the map names another rank's id.
-
-        Columns without a target id count in q but lie behind the ids.
-        """
-        widest, width = self.vocabulary.widest, logits.shape[2]
-        rows = self.vocabulary.pad(logits.flatten(0, 1))
-        if token_map is None:
-            return rows
-        ids = token_map.long()
-        mine = (ids >= self.vocabulary.first) & (ids < self.vocabulary.end)
-        misplaced = ((ids >= 0) & (ids < self.vocabulary.size) & ~mine).any()
-        place = torch.where(mine, ids - self.vocabulary.first, widest + torch.arange(width, device=ids.device))
-        out = rows.new_full((len(rows), 2 * widest), -torch.inf)
-        out[:, place] = rows[:, :width]
-        return torch.where(misplaced, float("nan"), out)
 
     def _item(self, rows: Tensor, count: int) -> Tensor:
         """Logit of each candidate in its parent's row of `count`, [batch, nodes]; -inf where another rank has it."""

@@ -41,6 +41,22 @@ class Vocabulary:
         """Rows as float32, as wide as those of the widest rank."""
         return torch.nn.functional.pad(logits.float(), (0, self.widest - logits.shape[-1]), value=-_INF)
 
+    def by_id(self, logits: Tensor, token_map: Tensor | None) -> Tensor:
+        """Draft rows [rows, columns] by target id; NaN, which makes them bad, where the map names another rank's id.
+
+        Columns without a target id count in a row's mass but lie behind the ids.
+        """
+        if token_map is None:
+            return self.pad(logits)
+        width = logits.shape[1]
+        ids = token_map.long()
+        mine = (ids >= self.first) & (ids < self.end)
+        misplaced = ((ids >= 0) & (ids < self.size) & ~mine).any()
+        place = torch.where(mine, ids - self.first, self.widest + torch.arange(width, device=ids.device))
+        out = logits.new_full((len(logits), self.widest + max(self.widest, width)), -_INF, dtype=torch.float32)
+        out[:, place] = logits.float()
+        return torch.where(misplaced, float("nan"), out)
+
     def noise(self, rng: RngKey, purpose: int, lane: Tensor | None = None) -> Tensor:
         """Noise [rows, widest] of this rank's ids."""
         return _random.vocab_noise(rng, purpose, lane, self.widest, first=self.first)

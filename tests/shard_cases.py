@@ -15,7 +15,7 @@ from cases import FILTERS, RULES, make_chain, make_rng, mixed_sampling
 from torch import Tensor
 from tree_cases import TREE_RULES, distinct_tokens, make_tree
 
-from specdec_kernels import Sampling, batch_sd, sample, use_backend, verify_chain, verify_tree
+from specdec_kernels import Sampling, acceptance_ratios, batch_sd, sample, use_backend, verify_chain, verify_tree
 
 
 class Call(NamedTuple):
@@ -197,6 +197,19 @@ def layout_calls(vocab: int, batch: int, rule: str) -> list[Call]:
         calls.append(Call(f"{rule} flat {flat}", verify_chain, sharded, keywords, vocab, 4))
     keywords = {**keywords, "cu_draft": torch.tensor([0, 9, 3, *[3] * (batch - 2)], dtype=torch.int32)}
     return [*calls, calls[-1]._replace(name=f"{rule} bad cu_draft", keywords=keywords)]
+
+
+def ratio_calls(vocab: int, batch: int, filters: str) -> list[Call]:
+    """acceptance_ratios: draft rows, point masses, a smaller drafter; bad rows and ids among them."""
+    calls = []
+    for case in (chain_calls(vocab, batch, filters, 0)[i] for i in (0, 2)):
+        keywords = {name: case.keywords[name] for name in ("draft_ids", "sampling")}
+        if "draft_logits" in case.sharded:
+            keywords["draft_sampling"] = case.keywords["draft_sampling"]
+        calls.append(case._replace(name=f"ratios {case.name}", function=acceptance_ratios, keywords=keywords))
+    mapped = mapped_call(vocab, batch, filters)
+    keywords = {name: mapped.keywords[name] for name in ("draft_ids", "sampling", "draft_sampling")}
+    return [*calls, mapped._replace(name="ratios token_map", function=acceptance_ratios, keywords=keywords)]
 
 
 def branch_call(vocab: int, batch: int, seed: int) -> Call:

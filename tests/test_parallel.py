@@ -14,6 +14,7 @@ from shard_cases import (
     hard_rows_call,
     layout_calls,
     mapped_call,
+    ratio_calls,
     run_on_ranks,
     sample_calls,
     tree_calls,
@@ -78,6 +79,11 @@ def test_thresholds_are_exact_on_hard_rows(ranks: int, vocab: int) -> None:
 def test_layouts_maps_bits_and_branches() -> None:
     calls = [mapped_call(40, 12, filters) for filters in ("none", "all")] + [branch_call(40, 12, 0)]
     check(2, calls + layout_calls(40, 12, "ratio") + layout_calls(40, 12, "block") + layout_calls(40, 12, "greedy"))
+
+
+@pytest.mark.parametrize(("ranks", "filters"), [(2, "none"), (4, "all"), (8, "top_p")])
+def test_acceptance_ratios_are_those_of_one_rank(ranks: int, filters: str) -> None:
+    check(ranks, ratio_calls(61, 16, filters))
 
 
 def test_every_node_with_two_children_gets_its_mass() -> None:

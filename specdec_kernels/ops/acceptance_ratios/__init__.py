@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ... import _shards
 from ..._check import Checker, fail
 from ..._codes import Backend
 from ..._op import Op
@@ -53,6 +55,8 @@ def acceptance_ratios(
     draft_sampling: Sampling | None = None,
     token_map: Tensor | None = None,
     allowed: Tensor | None = None,
+    group: Any = None,
+    vocab_offsets: Sequence[int] | None = None,
     out: RatioResult | None = None,
     backend: Backend | None = None,
 ) -> RatioResult:
@@ -68,6 +72,8 @@ def acceptance_ratios(
         draft_sampling: the draft's; required with `draft_logits`.
         token_map: int32 ``[draft_vocab]``.
         allowed: packed bits per target row.
+        group: process group whose ranks hold a part of the vocabulary each, see `verify_chain`.
+        vocab_offsets: with `group`, the first id of each rank, then the size of the vocabulary.
         out: preallocated results.
         backend: see `verify_chain`.
 
@@ -97,9 +103,11 @@ def acceptance_ratios(
     sampling = check.sampling("sampling", sampling, batch)
     drafted = check.sampling("draft_sampling", draft_sampling or Sampling(), batch)
     rows = draft_ids.shape[0] + batch if cu_draft is not None else batch * (width + 1)
-    allowed = check.allowed(allowed, rows, vocab)
-    results = op(
-        draft_ids, target_logits, draft_logits, cu_draft, width, *sampling, *drafted, token_map, allowed,
-        device=draft_ids.device, backend=backend, out=out,
+    shards = _shards.shards_of(name, group, vocab_offsets, vocab, backend)
+    allowed = check.allowed(allowed, rows, vocab if shards is None else shards.size)
+    arguments = (
+        draft_ids, target_logits, draft_logits, cu_draft, width, *sampling, *drafted, token_map, allowed
     )  # fmt: skip
-    return RatioResult(*results)
+    if shards is not None:
+        return RatioResult(*op.deliver(arguments, reference.compare(shards, *op.structured(arguments)), out))
+    return RatioResult(*op(*arguments, device=draft_ids.device, backend=backend, out=out))

@@ -8,6 +8,7 @@ from torch import Tensor
 from ... import _chains, _rows
 from ..._codes import Status
 from ..._types import Sampling
+from ..._vocabulary import Table, Vocabulary
 
 
 def acceptance_ratios(
@@ -22,40 +23,58 @@ def acceptance_ratios(
     allowed: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `specdec_kernels.acceptance_ratios`."""
+    vocabulary = Vocabulary(target_logits.shape[-1])
+    given = (draft_ids, target_logits, draft_logits, cu_draft, max_draft)
+    return compare(vocabulary, *given, sampling, draft_sampling, token_map, allowed)
+
+
+def compare(
+    vocabulary: Vocabulary, draft_ids: Tensor, target_logits: Tensor, draft_logits: Tensor | None,
+    cu_draft: Tensor | None, max_draft: int, sampling: Sampling, draft_sampling: Sampling, token_map: Tensor | None,
+    allowed: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """The same where this rank holds a part of the vocabulary: 2 exchanges, 4 with filters."""
     chains = _chains.chains(draft_ids, target_logits, draft_logits, cu_draft, max_draft)
-    batch, device, vocab = chains.ids.shape[0], draft_ids.device, target_logits.shape[-1]
+    (batch, width), device = chains.ids.shape, draft_ids.device
     target = _rows.parameters(batch, device, sampling)
     draft = _rows.parameters(batch, device, draft_sampling)
     has_rows = chains.has_draft_rows()
-    bad_sampling = target.bad | (draft.bad & chains.has_drafts(vocab)) if has_rows else target.bad
+    bad_sampling = target.bad | (draft.bad & chains.has_drafts(vocabulary.size)) if has_rows else target.bad
     status = torch.where(chains.bad, Status.BAD_LAYOUT, 0) | torch.where(bad_sampling, Status.BAD_SAMPLING, 0)
 
-    ratio = torch.zeros(batch, max_draft, device=device)
-    overlap = torch.zeros(batch, max_draft, device=device)
-    used = ~chains.lost
-    for i in range(max_draft):
-        x = chains.ids[:, i]
-        outside = (x < -1) | (x >= vocab)
-        status = status | torch.where(used & outside, Status.BAD_ID, 0)
-        used = used & (x >= 0) & ~outside
-        x = torch.where(used, x, 0)
-        row = _rows.distribution(
-            chains.target_at(i), target, None if allowed is None else chains.allowed_at(allowed, i)
-        )
-        q = torch.nn.functional.one_hot(x, vocab).double()
-        bad_draft = torch.zeros_like(used)
-        if has_rows:
-            drafted = _rows.distribution(chains.draft_at(i), draft)
-            over_ids = _rows.to_target_ids(drafted.probs(), token_map, vocab)
-            q = torch.where(draft.greedy[:, None], q, over_ids)
-            bad_draft = drafted.bad & ~draft.greedy
-        p = row.probs()
-        px, qx = (t.gather(1, x[:, None]).squeeze(1) for t in (p, q))
-        status = status | torch.where(used & row.bad, Status.BAD_TARGET, 0)
-        status = status | torch.where(used & bad_draft, Status.BAD_DRAFT, 0)
-        good = used & ~row.bad & ~bad_draft
-        status = status | torch.where(good & (qx == 0), Status.ZERO_DRAFT, 0)
-        accept = torch.where(qx > 0, px / qx.clamp(min=1e-300), 0.0).clamp(max=1.0)
-        ratio[:, i] = torch.where(good, accept, 0.0).float()
-        overlap[:, i] = torch.where(good, torch.minimum(p, q).sum(1), 0.0).float()
-    return ratio, overlap, status.int()
+    request = torch.arange(batch, device=device)[:, None].expand(batch, width).flatten()
+    bits = None if allowed is None else chains.allowed_rows(allowed, width + 1).unflatten(0, (batch, width + 1))[:, :-1]
+    rows = vocabulary.pad(chains.target_rows(width).flatten(0, 1))
+    rows = _rows.mask_allowed(rows, None if bits is None else bits.flatten(0, 1), vocabulary.first)
+    tables = [Table(rows, target.of_rows(request))]
+    if has_rows:
+        drafted = vocabulary.by_id(chains.draft_rows(width).flatten(0, 1), token_map)
+        tables.append(Table(drafted, draft.of_rows(request)))
+    (row, *others), _ = vocabulary.distributions(tables)()
+
+    outside = (chains.ids < -1) | (chains.ids >= vocabulary.size)
+    columns = vocabulary.columns(device)
+    at_x = (columns == chains.ids.flatten()[:, None]) & (columns < vocabulary.end)
+    p, q = row.probs(), at_x.double()
+    bad_draft = torch.zeros_like(row.bad)
+    if others:
+        point = draft.greedy[request]
+        q = torch.where(point[:, None], q, others[0].probs()[:, : vocabulary.widest])
+        bad_draft = others[0].bad & ~point
+    sums = (torch.where(at_x, p, 0.0).sum(1), torch.where(at_x, q, 0.0).sum(1), torch.minimum(p, q).sum(1))
+    px, qx, shared = (part.view(batch, width) for part in vocabulary.sum(*sums))
+
+    # A position is used if there is an id at every one up to it.
+    is_id = (chains.ids >= 0) & ~outside
+    before = torch.nn.functional.pad(is_id.cumprod(1).bool(), (1, 0), value=True)[:, :-1] & ~chains.lost[:, None]
+    used, bad, bad_draft = before & is_id, row.bad.view(batch, width), bad_draft.view(batch, width)
+    good = used & ~bad & ~bad_draft
+    for fault, bit in (
+        (before & outside, Status.BAD_ID),
+        (used & bad, Status.BAD_TARGET),
+        (used & bad_draft, Status.BAD_DRAFT),
+        (good & (qx == 0), Status.ZERO_DRAFT),
+    ):
+        status = status | torch.where(fault.any(1), bit, 0)
+    accept = torch.where(qx > 0, px / qx.clamp(min=1e-300), 0.0).clamp(max=1.0)
+    return torch.where(good, accept, 0.0).float(), torch.where(good, shared, 0.0).float(), status.int()
