@@ -92,6 +92,16 @@ def test_several_tiles_and_extreme_rows(backend: str, device: str, filters: str)
     compare(rows, device, sampling=Sampling.full(7, **FILTERS[filters]), rng=make_rng(7), purpose="draft")
 
 
+@pytest.mark.parametrize("filters", ["none", "all"])
+def test_rows_of_more_blocks_than_are_looked_at_at_once(backend: str, device: str, filters: str) -> None:
+    """The winner may lie in the last of 2063 blocks; several of the best may lie on both sides of the first 2048."""
+    rows = torch.randn(3, 132000, generator=torch.Generator().manual_seed(3))
+    rows[0, 131990] = 30
+    rows[1, 131072:] += 4
+    more = {"sampling": Sampling.full(3, **FILTERS[filters]), "rng": make_rng(3), "purpose": "draft"}
+    compare(rows, device, num_samples=4, **more)
+
+
 @pytest.mark.parametrize("top_k", [1, 2, 63, 64, 65, 1000, 4097, 9998, 9999, 20000])
 def test_every_size_of_top_k(backend: str, device: str, top_k: int) -> None:
     logits = 3 * torch.randn(3, 9999)
