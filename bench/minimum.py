@@ -57,11 +57,29 @@ def budget(case: OpCase) -> float:
     """Allowed multiple of MIN."""
     if not isinstance(case, Case):
         return BUDGETS[case.op]
-    return row_budget(case.filters != "none" and case.rule not in ("greedy", "topm", "distance"), case.rows)
+    is_filtered = case.filters != "none" and case.rule not in ("greedy", "topm", "distance")
+    return row_budget(case.filters if is_filtered else "none", case.rows)
 
 
-def row_budget(is_filtered: bool, shape: str) -> float:
-    """Allowed multiple of MIN on rows of logits of a shape."""
-    if not is_filtered:
+# A draw looks into 32 blocks of 64 ids and a few more; one from a residual, whose bounds fall slowly, into more of both
+# rows: 14 to 109 on average.
+DRAWN, DRAWN_RESIDUAL = 6 * 1024, 40 * 1024
+
+
+def draws(case: Case) -> int:
+    """Bytes that the draws of a call may read beside the digests of its rows."""
+    if case.op in ("residual_sample", "residual_probs"):
+        return case.batch * DRAWN_RESIDUAL
+    if case.op != "verify_chain":
+        return case.batch * DRAWN
+    rows = (
+        case.draft + 1 if case.rule in ("match", "typical") else 0 if case.rule in ("greedy", "topm", "distance") else 1
+    )
+    return case.batch * rows * DRAWN
+
+
+def row_budget(filters: str, shape: str) -> float:
+    """Allowed multiple of MIN on rows of logits of a shape. Top-p alone may keep a fifth of a language model's row."""
+    if filters == "none":
         return 1.05
-    return 1.3 if shape == "llm" else 2.4
+    return 1.3 if shape == "llm" and "top-p" not in filters.split(" + ")[0] else 2.4

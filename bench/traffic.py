@@ -29,7 +29,7 @@ from .caches import CacheCase
 from .cases import BOTH, FILTERS, Case, OpCase
 from .machine import ROOT, commit, machine, progress, versions
 from .meters import Bytes, host_meter, torch_only_meter, triton_meter
-from .minimum import budget, minimum
+from .minimum import budget, draws, minimum
 from .rivals import rivals
 from .rows import DTYPES, chain
 from .tree_attention import AttentionCase
@@ -110,7 +110,8 @@ def meter_rows(case: Case, backend: str) -> list[Metered]:
         if case.rule == "block":  # accepts more than the rule that the input was made for
             x = x._replace(num_accepted=result.num_accepted)
         fault = "" if is_right else WRONG
-        lines.append(Metered(case, name, minimum(case, x, stats), moved, budget(case), fault))
+        least = minimum(case, x, stats)
+        lines.append(Metered(case, name, least, moved, round(budget(case) + draws(case) / least, 2), fault))
     return lines
 
 

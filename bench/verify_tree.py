@@ -10,6 +10,7 @@ from torch import Tensor
 
 from specdec_kernels import TreeResult, verify_tree
 
+from .minimum import DRAWN
 from .rivals._sglang_tree import with_links
 from .suite import CHECKED_REQUESTS, Run, rivals_for
 from .trees import TreeCase, TreeInput, tree_input
@@ -17,6 +18,7 @@ from .trees import TreeCase, TreeInput, tree_input
 LARGE = 64 * 16 * 128256 * 4  # bytes of target rows: larger batches come once, for memory's sake
 
 
+SMALL = 60 << 20  # bytes that are read in less time than five levels of launches take, at 4 TB/s
 OP, QUICK = "verify_tree", 2
 CASES = [
     TreeCase(OP),
@@ -63,6 +65,15 @@ def minimum(case: TreeCase, x: TreeInput, result: TreeResult) -> int:
     """Bytes of the rows on the walk: that of every accepted node, the root's, once each."""
     rows = len(x.token_ids) + int(result.num_accepted.sum())
     return rows * x.target.shape[-1] * x.target.element_size()
+
+
+def near(case: TreeCase, backend: str) -> int:
+    """What a GPU may read beside them: blocks that draws look into, and all rows of a small batch, to save launches."""
+    if backend == "cpu":
+        return 0
+    row = case.vocab * (4 if case.dtype == "fp32" else 2)
+    everything = case.batch * case.nodes * row
+    return case.batch * 6 * DRAWN + (everything if everything < SMALL else 0)
 
 
 def check(case: TreeCase, run: Run, x: TreeInput) -> None:

@@ -15,7 +15,6 @@ from tree_cases import TREE_RULES, make_tree
 
 from specdec_kernels import Sampling, residual_sample, sample, use_backend, verify_tree
 
-BACKENDS = ("reference", "cpu", "triton")  # those whose log-weight is relative to the maximum
 TINY = [1e-30, 3e-38]  # 1 / 3e-38 = 3.3e37: logits that differ by more than 10 differ by more than float32 holds
 
 

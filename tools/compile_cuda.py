@@ -78,7 +78,7 @@ def short_name(mangled: str) -> str:
     """`pair_kernel<..>` instead of its mangled form."""
     tool = shutil.which("c++filt")
     name = subprocess.run([tool, mangled], capture_output=True, text=True).stdout if tool else mangled
-    name = re.sub(r"\(anonymous namespace\)::|\((specdec::Pass|bool)\)", "", name.strip())
+    name = re.sub(r"\(anonymous namespace\)::|\((specdec::Pass|specdec::LogitType|bool)\)|(?<=\d)u\b", "", name.strip())
     return re.sub(r"^void |specdec::|\(.*\)$", "", name)
 
 

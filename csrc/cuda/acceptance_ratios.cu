@@ -1,9 +1,65 @@
-// acceptance_ratios: min(1, p / q) at each draft id and sum_v min(p[v], q[v]). Kernels: rows.cu,
-// pair.cu.
+// acceptance_ratios: min(1, p / q) at each draft id and sum_v min(p[v], q[v]).
+//   digest, settle    of every row (digest.cu, settle.cu)
+//   ratios_kernel     grid = [batch]; a thread a position
+//   overlap_kernel    grid = [batch * max_draft / kThreads]; behind the pass over pairs (pair.cu)
 #include "../torch/args.h"
 #include "kernels.h"
+#include "pair.cuh"
 
 namespace specdec {
+namespace {
+
+// min(1, p / q) at each id; the overlaps that need a pass over both rows become pair tasks.
+__global__ void __launch_bounds__(kThreads) ratios_kernel(const __grid_constant__ Problem p) {
+  SPECDEC_SHARED(Request, q);
+  const int64_t b = blockIdx.x;
+  after_last_kernel();
+  load_request(p, b, &q);
+  __syncthreads();
+  int status = q.status | (p.draft_given && q.draft.bad && q.chain.length > 0 ? kBadSampling : 0);
+  if (!q.chain.lost) status |= q.chain.end_status;
+  for (int i = threadIdx.x; i < p.max_draft; i += kThreads) {
+    float ratio = 0.f, overlap = 0.f;
+    PairTask task{};
+    if (i < q.chain.length && !q.chain.lost) {
+      const RowStats row = target_stats(p, b, i);
+      const bool bad_draft = q.has_draft_law && draft_stats(p, b, i).bad;
+      status |= (row.bad ? kBadTarget : 0) | (bad_draft ? kBadDraft : 0);
+      if (!row.bad && !bad_draft) {
+        const int64_t x = draft_id(p, q.chain, b, i);
+        task.row = i;
+        task.a = task.b = 1.f;
+        task.x = -1;
+        task.target = target_law(row, q.target);
+        const float px = task.target.at(target_logit(p, q.chain, b, i, x), x);
+        float qx = 1.f;
+        overlap = px;
+        if (q.has_draft_law) {
+          task.kind = kPair;
+          task.draft = draft_law(p, q.chain, b, i, q.draft);
+          const int64_t column = column_of(p, x);
+          qx = column < 0 ? 0.f : task.draft.at(draft_row(p, q.chain, b, i).at(column), column);
+        }
+        if (qx == 0.f) status |= kZeroDraft;
+        ratio = qx > 0.f ? fminf(px / qx, 1.f) : 0.f;
+      }
+    }
+    p.ratio.store(b * p.max_draft + i, ratio);
+    p.overlap.store(b * p.max_draft + i, overlap);
+    p.work.tasks.store(b * p.pairs + i, task);
+  }
+  status = block_reduce(status, Or{});
+  if (threadIdx.x == 0) p.status.store(b, status);
+}
+
+__global__ void __launch_bounds__(kThreads) overlap_kernel(const __grid_constant__ Problem p) {
+  const int64_t slot = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  after_last_kernel();
+  if (slot >= p.batch * p.pairs || p.work.tasks.load(slot).kind == kNothing) return;
+  p.overlap.store(slot, merged(p, slot).mass);
+}
+
+}  // namespace
 
 void acceptance_ratios_out(SPECDEC_ACCEPTANCE_RATIOS_ARGS) {
   const DeviceGuard guard(target_logits);
@@ -34,9 +90,15 @@ void acceptance_ratios_out(SPECDEC_ACCEPTANCE_RATIOS_ARGS) {
   p.ratio = Global<float>(v.ratio);
   p.overlap = Global<float>(v.overlap);
   p.status = Global<int32_t>(v.status);
-  const Reserved reserved(&p, target_logits, stream);
-  launch_rows(p, stream);
-  if (p.draft) launch_pairs(p, Pass::kOverlap, stream);
+  p.flags = kWantsMass;
+  const Reserved reserved(&p, target_logits);
+  launch_columns(p, stream);
+  launch_digest(p, stream);
+  launch_settle(p, stream);
+  launch_phase(ratios_kernel, p.batch, kThreads, stream, p);
+  if (!p.draft) return;
+  launch_pairs(p, Pass::kOverlap, stream);
+  launch_phase(overlap_kernel, (p.batch * p.pairs + kThreads - 1) / kThreads, kThreads, stream, p);
 }
 
 }  // namespace specdec

@@ -42,6 +42,12 @@ struct Larger {
     return a > b ? a : b;
   }
 };
+struct Smaller {
+  template <class T>
+  __device__ T operator()(T a, T b) const {
+    return a < b ? a : b;
+  }
+};
 struct Or {
   __device__ int operator()(int a, int b) const { return a | b; }
 };

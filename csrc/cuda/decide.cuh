@@ -1,8 +1,6 @@
-// The decision of rule chains on the statistics of their rows: accepted prefix, and how the next
-// token is drawn. Called by all threads of the block that arrives last for a request; thread i
-// looks at position i.
+// The laws of a request's rows, and the test of a drafted id on them. Thread i looks at position i.
 #pragma once
-#include "rows.cuh"
+#include "race.cuh"
 
 namespace specdec {
 
@@ -71,9 +69,12 @@ struct Request {  // what all positions share
   int status;
 };
 
-__device__ inline Request load_request(const Problem& p, int64_t b) {
+// By the first warp, for all behind the next barrier.
+__device__ inline void load_request(const Problem& p, int64_t b, Request* shared) {
+  if (threadIdx.x >= 32) return;
   Request q{};
   q.chain = load_chain(p, b);
+  if (threadIdx.x != 0) return;
   q.target = target_parameters(p, b);
   q.draft = neutral_parameters();
   q.status = q.chain.status;
@@ -82,7 +83,7 @@ __device__ inline Request load_request(const Problem& p, int64_t b) {
   const bool reads_draft = p.draft_given && (p.rule == Rule::kRatio || p.rule == Rule::kBlock);
   q.is_draft_bad = reads_draft && q.draft.bad && !q.target.greedy;
   if (q.target.bad || (q.is_draft_bad && q.chain.length > 0)) q.status |= kBadSampling;
-  return q;
+  *shared = q;
 }
 
 // The test of a draft id by a rule that looks at the target row alone.
@@ -94,7 +95,7 @@ __device__ inline bool passes_target_rule(const Problem& p, const Request& q, co
   }
   if (p.rule == Rule::kTopM || p.rule == Rule::kDistance) {
     const int64_t distance = x > row.argmax ? x - row.argmax : row.argmax - x;
-    const bool near = p.rule == Rule::kTopM ? row.rank < p.top_m : distance <= p.max_distance;
+    const bool near = p.rule == Rule::kTopM ? row.is_near != 0 : distance <= p.max_distance;
     return is_finite(logit) && (near || i < p.min_block - 1);
   }
   if (p.rule == Rule::kMatch && !q.target.greedy) return key_id(row.key) == x;
@@ -186,33 +187,6 @@ __device__ inline PairTask draw_task(const Problem& p, const Request& q, int64_t
   t.draft = draft_law(p, q.chain, b, accepted, q.draft);
   t.watch_draft = p.has_stats && p.rule == Rule::kRatio;
   return t;
-}
-
-// Outcome of the walk: outputs, and the task of the draw that may be left.
-__device__ inline void finish_chain(const Problem& p, const Request& q, int64_t b, int accepted,
-                                    int verdict, int status, float scale) {
-  SPECDEC_SHARED(int64_t, shared_token);
-  if (threadIdx.x == 0) {
-    int64_t token = -1;
-    PairTask task{};
-    if (verdict != kStop) {
-      const RowStats row = target_stats(p, b, accepted);
-      task = draw_task(p, q, b, accepted, verdict == kReject, scale);
-      if (q.target.greedy || is_argmax_rule(p)) {
-        token = row.argmax;
-      } else if (task.kind == kPlain && row.key != 0) {
-        token = key_id(row.key);
-      }
-      if (token >= 0) task.kind = kNothing;
-    }
-    p.work.tasks.store(b * p.pairs + p.pairs - 1, task);
-    p.work.states.store(b, {q.chain.length, accepted, status, 0});
-    p.num_accepted.store(b, accepted);
-    p.status.store(b, status);
-    shared_token = token;
-  }
-  __syncthreads();
-  write_chain(p, q, b, accepted, shared_token);
 }
 
 }  // namespace specdec

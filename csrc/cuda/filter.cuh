@@ -1,337 +1,488 @@
-// Filters as thresholds, without a sorted row. Of each tile the kListed largest values and the
-// least value and mass of each group of the sorted tile are kept. A threshold among the listed
-// values of every tile is exact at once (tau12: the larger of min-p's threshold and the k-th value;
-// top-p: the largest t with mass{l >= t} >= p mass{l >= tau12}). Elsewhere the groups bound where
-// it lies, and refine.cuh reads the row once more.
+// Filters as thresholds, from the largest logit of each block of 64 ids.
+//   top-k    the k-th largest block maximum bounds the k-th largest logit from below, and every
+//            logit >= it lies in a block whose maximum is >= it: these blocks are read.
+//   top-p    the largest t with mass{l >= t} >= p mass{kept so far}: from the blocks with the 32,
+//            128, 512 largest maxima, if they hold enough mass.
+// What these do not tell (normal logits, large k, many ties) is left unknown: a sample of the row
+// gives a bracket, one pass over the row sums what lies above it and lists what lies inside
+// (gather_tile), and the search ends there. If the bracket has missed, the row is searched itself.
 #pragma once
-#include "rows.cuh"
-#include "sort.cuh"
+#include "race.cuh"
 
 namespace specdec {
 
-constexpr int kMaxGroups = 2048;  // of a row in shared memory: 64 tiles
+constexpr int kMostBlocks = 1344;  // that are read again at once; top_k up to kMostRank
+constexpr int kMostRank = 1024;
+constexpr int kAtOnce = 4;            // blocks that eight threads read at once
+constexpr int kKept = 4096;           // block maxima in shared memory: 262144 ids
+constexpr int kList = 4096;           // values beside them
+constexpr int kLong = kList + kKept;  // values of a sample, or between the ends of a bracket
 
-struct GroupTable {
-  float least[kMaxGroups], above[kMaxGroups],
-      mass[kMaxGroups];  // above: no value of the group is larger
+struct FilterScratch {
+  float list[kLong];  // the maxima behind the first kList, while there are any
+  int block[kMostBlocks];
 };
-union FilterScratch {
-  float sorted[kTile];
-  Listed items[kTile];
-  GroupTable groups;
+
+struct FilteredRow {
+  const Problem& p;
+  const Row& row;
+  LogitRow maxima;
+  FilterScratch& scratch;
+  float maximum, total;  // of the row; total: its mass before the filters
+
+  __device__ float most_of(int64_t block) const {
+    return block < kKept ? scratch.list[kList + block] : maxima.at(block);
+  }
+  __device__ float weight(float l) const {
+    return l > -INFINITY ? expf((l - maximum) * row.parameters.inv_t) : 0.f;
+  }
 };
 
-__device__ __forceinline__ float next_up(float x) { return from_ordered_bits(ordered_bits(x) + 1); }
-
-// Lists the tile's largest values and its groups.
-__device__ inline void list_tile(const Problem& p, const RowTask& t, int64_t base, int64_t entry,
-                                 float maximum, const float (&v)[kPerThread],
-                                 FilterScratch& scratch) {
-  SPECDEC_SHARED(float, last_listed);
-  SPECDEC_SHARED(float, first_left);
-  float s[kPerThread];
-#pragma unroll
-  for (int j = 0; j < kPerThread; ++j) s[j] = v[j];
-  sort_tile(s, scratch.sorted);
-  if (threadIdx.x == kListed / kPerThread - 1) last_listed = s[kPerThread - 1];
-  if (threadIdx.x == kListed / kPerThread) first_left = s[0];
-  float mass = 0.f;
-#pragma unroll
-  for (int j = 0; j < kPerThread; ++j) {
-    mass += s[j] > -INFINITY ? expf((s[j] - maximum) * t.parameters.inv_t) : 0.f;
+__device__ __forceinline__ int count_from(const FilteredRow& f, float least) {
+  int count = 0;
+  for (int64_t i = threadIdx.x; i < f.row.blocks(); i += kThreads) {
+    count += f.most_of(i) >= least ? 1 : 0;
   }
-  constexpr int kThreadsPerGroup = kGroup / kPerThread;
-#pragma unroll
-  for (int mask = 1; mask < kThreadsPerGroup; mask *= 2) {
-    mass += __shfl_xor_sync(0xffffffffu, mass, mask);
-  }
-  const float least = __shfl_sync(0xffffffffu, s[kPerThread - 1],
-                                  static_cast<int>(threadIdx.x % 32 | (kThreadsPerGroup - 1)));
-  if (threadIdx.x % kThreadsPerGroup == 0) {
-    p.work.groups.store(entry * kGroups + threadIdx.x / kThreadsPerGroup, {least, mass});
-  }
-  __syncthreads();
-  const float floor = first_left == -INFINITY    ? -INFINITY
-                      : last_listed > first_left ? last_listed
-                                                 : next_up(last_listed);
-  int count = 0, total = 0;
-#pragma unroll
-  for (int j = 0; j < kPerThread; ++j) count += v[j] >= floor && v[j] > -INFINITY ? 1 : 0;
-  int at = block_exclusive_sum(count, &total);
-#pragma unroll
-  for (int j = 0; j < kPerThread; ++j) {
-    if (v[j] >= floor && v[j] > -INFINITY) {
-      p.work.lists.store(entry * kListed + at++, {v[j], static_cast<int>(id_of(base, j))});
-    }
-  }
-  if (threadIdx.x == 0) p.work.heads.store(entry, {floor, total});
+  return block_reduce(count, Plus{});
 }
 
-// Values in shared memory plus up to kCells sums over values that were only counted.
-constexpr int kCells = 6;
-struct Cells {
-  float bound[kCells];  // all values of the cell are >= it, and above every smaller bound
-  int count[kCells];
-  float mass[kCells];
-};
-
-struct ListMeasure {
-  const Listed* items;
-  int count;
-  const Cells* cells;  // or nullptr
-  float maximum, inv_t;
-
-  __device__ int count_from(float t) const {
-    int n = 0;
-    for (int i = threadIdx.x; i < count; i += kThreads) n += items[i].value >= t ? 1 : 0;
-    n = block_reduce(n, Plus{});
-    for (int c = 0; cells != nullptr && c < kCells; ++c) {
-      if (cells->bound[c] >= t) n += cells->count[c];
-    }
-    return n;
-  }
-  __device__ double mass_from(float t) const {
-    double mass = 0.;
-    for (int i = threadIdx.x; i < count; i += kThreads) {
-      if (items[i].value >= t) mass += expf((items[i].value - maximum) * inv_t);
-    }
-    mass = block_reduce(mass, Plus{});
-    for (int c = 0; cells != nullptr && c < kCells; ++c) {
-      if (cells->bound[c] >= t) mass += cells->mass[c];
-    }
-    return mass;
-  }
-};
-
-// The largest t in [low, high] that `holds`, which is true from some t downwards; low if none is.
-template <class Holds>
-__device__ float largest_that(float low, float high, Holds holds) {
-  uint32_t least = ordered_bits(low), most = ordered_bits(high);
-  while (least < most) {
-    const uint32_t middle = least + (most - least + 1) / 2;
-    if (holds(from_ordered_bits(middle))) {
-      least = middle;
+// The largest t in [low, high] with measure(t) >= goal, where measure falls with t and measure(low)
+// reaches it: a value, if measure speaks of values >= t. It may be less by a measure of `slack`.
+template <class T, class F>
+__device__ float largest_with(float low, float high, T goal, const F& measure, T slack = -1) {
+  uint32_t from = ordered_bits(low), to = ordered_bits(high);
+  while (from < to) {
+    const uint32_t middle = from + (to - from + 1) / 2;
+    const T m = measure(from_ordered_bits(middle));
+    if (m >= goal) {
+      from = middle;
+      if (m <= goal + slack) break;
     } else {
-      most = middle - 1;
+      to = middle - 1;
     }
   }
-  return from_ordered_bits(least);
+  return from_ordered_bits(from);
 }
 
-__device__ inline float min_p_threshold(const Parameters& s, float maximum) {
-  if (s.min_p <= 0.f) return -INFINITY;
-  if (s.min_p >= 1.f) return maximum;
-  return add_rn(maximum, mul_rn(s.temperature, log_normal(fmaxf(s.min_p, kTiny))));
+constexpr float kLowest = -3.402823466e38f;
+
+// A lower bound of the k-th largest logit that only k blocks and few more reach.
+__device__ inline float block_bound(const FilteredRow& f, int k) {
+  const auto count = [&](float t) { return count_from(f, t); };
+  return largest_with(kLowest, f.maximum, k, count, k / 4 + 8);
 }
 
-template <class Measure>
-__device__ float select_tau12(const Measure& m, const Parameters& s, float maximum, float low) {
-  const float tau1 = min_p_threshold(s, maximum);
-  if (s.top_k <= 0) return tau1;
-  const float kth = largest_that(low, maximum, [&](float t) { return m.count_from(t) >= s.top_k; });
-  return fmaxf(tau1, kth);
-}
-
-template <class Measure>
-__device__ float select_edge(const Measure& m, const Parameters& s, float maximum, float low,
-                             double mass12) {
-  if (s.top_p >= 1.f) return low;
-  const double wanted = static_cast<double>(s.top_p) * mass12;
-  return largest_that(low, maximum, [&](float t) { return m.mass_from(t) >= wanted; });
-}
-
-// Sums over the groups that surely lie at or above t, or that may reach t.
-struct GroupMeasure {
-  const GroupTable* groups;
-  int count;
-  __device__ int sure_count(float t) const {
-    int n = 0;
-    for (int g = threadIdx.x; g < count; g += kThreads) n += groups->least[g] >= t ? kGroup : 0;
-    return block_reduce(n, Plus{});
+// Values >= least into the list, in the order of their ids in each block; returns how many there
+// are, or kList + 1 if there is no room.
+__device__ inline int collect(const FilteredRow& f, float least) {
+  int picked = 0;
+  for (int64_t first = 0; first < f.row.blocks(); first += kThreads) {
+    const int64_t i = first + threadIdx.x;
+    const int takes = i < f.row.blocks() && f.most_of(i) >= least ? 1 : 0;
+    int total;
+    const int at = picked + block_exclusive_sum(takes, &total);
+    if (takes != 0 && at < kMostBlocks) f.scratch.block[at] = static_cast<int>(i);
+    picked += total;
   }
-  __device__ int most_count(float t) const {
-    int n = 0;
-    for (int g = threadIdx.x; g < count; g += kThreads) n += groups->above[g] >= t ? kGroup : 0;
-    return block_reduce(n, Plus{});
-  }
-  __device__ double sure_mass(float t) const {
-    double m = 0.;
-    for (int g = threadIdx.x; g < count; g += kThreads)
-      m += groups->least[g] >= t ? groups->mass[g] : 0.f;
-    return block_reduce(m, Plus{});
-  }
-  __device__ double most_mass(float t) const {
-    double m = 0.;
-    for (int g = threadIdx.x; g < count; g += kThreads)
-      m += groups->above[g] >= t ? groups->mass[g] : 0.f;
-    return block_reduce(m, Plus{});
-  }
-};
-
-// Loads the groups of a row, their masses relative to the row's maximum.
-__device__ inline GroupMeasure load_groups(const Problem& p, const RowTask& t, int64_t slot,
-                                           float maximum, GroupTable* table) {
-  const int count = t.tiles * kGroups;
-  for (int g = threadIdx.x; g < count; g += kThreads) {
-    const int tile = g / kGroups;
-    const int64_t entry = slot * p.tiles + tile;
-    const Group group = p.work.groups.load(entry * kGroups + g % kGroups);
-    // A group's least value bounds the next one; a tile's first group is bounded by the row's
-    // maximum.
-    table->least[g] = group.least;
-    table->mass[g] = group.mass;
-  }
+  if (picked > kMostBlocks) return kList + 1;
   __syncthreads();
-  // One writer a bound: those of first groups are stored below, and no barrier lies in between.
-  for (int g = threadIdx.x; g < count; g += kThreads) {
-    if (g % kGroups != 0) table->above[g] = table->least[g - 1];
-  }
-  for (int tile = threadIdx.x; tile < t.tiles; tile += kThreads) {
-    const float top = p.work.partials.load(slot * p.tiles + tile).maximum;
-    const float factor = top > -INFINITY ? expf((top - maximum) * t.parameters.inv_t) : 0.f;
-    for (int g = 0; g < kGroups; ++g) table->mass[tile * kGroups + g] *= factor;
-    table->above[tile * kGroups] = top;
-  }
-  __syncthreads();
-  return {table, count};
-}
-
-// Where the thresholds must lie. Sums of rounded masses get a margin.
-__device__ inline Bracket find_bracket(const GroupMeasure& g, const Parameters& s, float maximum,
-                                       double total) {
-  constexpr double kMargin = 1e-5;
-  const float tau1 = min_p_threshold(s, maximum);
-  Bracket r{INFINITY, INFINITY, INFINITY, tau1, tau1, tau1};
-  if (s.top_k > 0) {
-    r.low_k = largest_that(-INFINITY, maximum, [&](float t) { return g.sure_count(t) >= s.top_k; });
-    r.tie_k = largest_that(-INFINITY, maximum, [&](float t) { return g.most_count(t) >= s.top_k; });
-    r.high_k = next_up(r.tie_k);
-    if (r.low_k < tau1) r.low_k = tau1;
-    if (r.high_k < tau1) r.high_k = r.tie_k = tau1;
-  }
-  if (s.top_p < 1.f) {
-    const bool all = r.low_k == -INFINITY && r.high_k == -INFINITY;
-    const double least = s.top_p * (all ? total : g.sure_mass(r.high_k)) * (1. - kMargin);
-    const double most = s.top_p * (all ? total : g.most_mass(r.low_k)) * (1. + kMargin);
-    r.low_p = largest_that(-INFINITY, maximum, [&](float t) { return g.sure_mass(t) >= most; });
-    r.tie_p = largest_that(-INFINITY, maximum, [&](float t) { return g.most_mass(t) >= least; });
-    r.high_p = next_up(r.tie_p);
-    if (r.low_p < r.low_k) r.low_p = r.low_k;
-    if (r.high_k > r.low_p) {  // one bracket holds both
-      r.high_p = fmaxf(r.high_p, r.high_k);
-      r.low_p = r.high_k = r.tie_k = r.low_k;
-    }
-  }
-  return r;
-}
-
-// Entropy and races over the kept items of a resolved row.
-__device__ inline void finish_items(const Problem& p, const RowTask& t, int64_t slot,
-                                    const ListMeasure& m, RowStats* stats, Key* best) {
-  if (t.wants_entropy) {
-    double weighted = 0.;
-    for (int i = threadIdx.x; i < m.count; i += kThreads) {
-      const float shift = (m.items[i].value - m.maximum) * m.inv_t;
-      if (m.items[i].value >= stats->threshold) weighted += expf(shift) * shift;
-    }
-    weighted = block_reduce(weighted, Plus{});
-    stats->entropy = logf(stats->mass) - static_cast<float>(weighted) / stats->mass;
-  }
-  if (!t.races) return;
-  Race race = t.race;
-  race.threshold = stats->threshold;
-  RegisterKeys<kPerThread> keys;
-#pragma unroll
-  for (int j = 0; j < kPerThread; ++j) {
-    const int i = j * kThreads + static_cast<int>(threadIdx.x);
-    keys.key[j] = 0;
-    if (i >= m.count || !race.competes(m.items[i].value, m.items[i].id)) continue;
-    const Listed one = m.items[i];
-    keys.key[j] =
-        score_key(mul_rn(one.value, race.inv_t), one.value, race.exponential_of(one.id), one.id);
-  }
-  block_top_keys(keys, p.num_samples, best);
-  stats->key = best[0];
-  if (p.num_samples == 1) return;
-  for (int i = threadIdx.x; i < p.num_samples; i += kThreads) {
-    p.work.keys.store(slot * p.tiles * p.num_samples + i, best[i]);
-  }
-}
-
-// Gathers the listed values >= floor; returns how many there are, stored or not.
-__device__ inline int gather_lists(const Problem& p, const RowTask& t, int64_t slot, float floor,
-                                   Listed* items) {
+  const int group = static_cast<int>(threadIdx.x) / kLanes, lane = threadIdx.x % kLanes;
   int filled = 0;
-  constexpr int kTilesAtOnce = kThreads / kListed;
-  for (int first = 0; first < t.tiles; first += kTilesAtOnce) {
-    const int tile = first + static_cast<int>(threadIdx.x) / kListed;
-    const int i = static_cast<int>(threadIdx.x) % kListed;
-    const int64_t entry = slot * p.tiles + tile;
-    int count = 0;
-    if (tile < t.tiles && threadIdx.x % 32 == 0) count = p.work.heads.load(entry).count;
-    count = __shfl_sync(0xffffffffu, count, 0);
-    Listed one{-INFINITY, 0};
-    if (i < count) one = p.work.lists.load(entry * kListed + i);
-    const int is_kept = i < count && one.value >= floor ? 1 : 0;
-    int total = 0;
-    const int at = filled + block_exclusive_sum(is_kept, &total);
-    if (is_kept != 0 && at < kTile) items[at] = one;
+  for (int first = 0; first < picked; first += kAtOnce * kGroupsOf8) {
+    float v[kAtOnce][8];
+    int own = 0, total;
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      const int i = first + k * kGroupsOf8 + group;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) v[k][j] = -INFINITY;
+      if (i < picked) f.row.load8(f.scratch.block[i] * int64_t{kBlock} + lane * 8, v[k]);
+    }
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) own += v[k][j] >= least ? 1 : 0;
+    }
+    int at = filled + block_exclusive_sum(own, &total);
     filled += total;
+    if (filled > kList) return kList + 1;
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        if (v[k][j] >= least) f.scratch.list[at++] = v[k][j];
+      }
+    }
   }
   __syncthreads();
   return filled;
 }
 
-// The block that arrives last for a row: its numbers, exact if the lists suffice, else the bracket.
-__device__ inline void merge_filtered_row(const Problem& p, const RowTask& t, int64_t slot,
-                                          FilterScratch& scratch, Key* best) {
-  SPECDEC_SHARED(RowStats, stats);
-  const Parameters& s = t.parameters;
-  if (threadIdx.x < 32) {
-    const RowSum sum = merge_row(p, slot, t.tiles, s.inv_t, t.races && !s.filters());
-    if (threadIdx.x == 0) stats = plain_stats(sum, s);
+__device__ inline double list_mass(const FilteredRow& f, int count, float least) {
+  double mass = 0.;
+  for (int i = threadIdx.x; i < count; i += kThreads) {
+    const float l = f.scratch.list[i];
+    mass += l >= least ? f.weight(l) : 0.f;
+  }
+  return block_reduce(mass, Plus{});
+}
+
+__device__ inline float list_entropy(const FilteredRow& f, int count, float least, float mass) {
+  if ((f.p.flags & kWantsEntropy) == 0) return 0.f;
+  float sum = 0.f;
+  for (int i = threadIdx.x; i < count; i += kThreads) {
+    const float l = f.scratch.list[i], w = l >= least ? f.weight(l) : 0.f;
+    sum += w > 0.f ? w * ((l - f.maximum) * f.row.parameters.inv_t) : 0.f;
+  }
+  return logf(mass) - block_reduce(sum, Plus{}) / mass;
+}
+
+__device__ inline int list_count(const FilteredRow& f, int count, float least) {
+  int own = 0;
+  for (int i = threadIdx.x; i < count; i += kThreads) own += f.scratch.list[i] >= least ? 1 : 0;
+  return block_reduce(own, Plus{});
+}
+
+__device__ inline float min_p_floor(const Parameters& s, float maximum) {
+  if (s.min_p <= 0.f) return -INFINITY;
+  if (s.min_p >= 1.f) return maximum;
+  return add_rn(maximum, mul_rn(s.temperature, log_normal(fmaxf(s.min_p, kTiny))));
+}
+
+// Threshold and kept mass from blocks with large maxima; false if they do not tell.
+__device__ inline bool settle_from_blocks(const FilteredRow& f, RowStats* r) {
+  const Parameters& s = f.row.parameters;
+  const float floor = min_p_floor(s, f.maximum);
+  const int blocks = static_cast<int>(f.row.blocks());
+  for (int i = threadIdx.x; i < blocks && i < kKept; i += kThreads) {
+    f.scratch.list[kList + i] = f.maxima.at(i);
   }
   __syncthreads();
-  if (stats.bad || !s.filters()) {
-    if (threadIdx.x == 0) p.work.rows.store(slot, stats);
-    return;
+  const bool has_rank = s.top_k > 0, has_edge = s.top_p < 1.f;
+  if (has_rank && s.top_k > kMostRank && blocks > kMostBlocks) return false;
+  double before = 0.;  // mass that the blocks so far have left, the time before
+  for (int wanted = has_rank ? s.top_k : 32;; wanted *= 4) {
+    float least = fmaxf(floor, kLowest);
+    const bool bounded = (has_rank || has_edge) && wanted < blocks;
+    if (bounded && wanted > kMostRank) return false;
+    if (bounded) least = fmaxf(least, block_bound(f, wanted));
+    const int count = collect(f, least);
+    if (count > kList) return false;
+    float threshold = floor;
+    if (has_rank && count >= s.top_k) {
+      const auto rank = [&](float t) { return list_count(f, count, t); };
+      threshold = largest_with(least, f.maximum, s.top_k, rank);
+    }
+    // The list holds all that min-p and top-k keep, or a share of the row's mass.
+    const bool is_whole = has_rank || !bounded || least == floor;
+    if (has_edge) {
+      if (!is_whole && floor > -INFINITY) continue;
+      const auto mass = [&](float t) { return list_mass(f, count, t); };
+      const double whole = is_whole ? mass(threshold) : f.total;
+      const double goal = static_cast<double>(s.top_p) * whole;
+      if (!is_whole) {
+        // Four times as many blocks leave about the same share of what is not yet found.
+        const double left = f.total - mass(least),
+                     next = before > 0. ? left * left / before : 0.2 * left;
+        if (left > f.total - goal) {
+          if (next > 1.25 * (f.total - goal)) return false;
+          before = left;
+          continue;
+        }
+      }
+      threshold = largest_with(fmaxf(threshold, least), f.maximum, goal, mass);
+    }
+    r->threshold = threshold;
+    r->mass = static_cast<float>(list_mass(f, count, threshold));
+    r->entropy = list_entropy(f, count, threshold, r->mass);
+    return true;
   }
-  RowStats r = stats;
-  float floor = -INFINITY;
-  for (int tile = threadIdx.x; tile < t.tiles; tile += kThreads) {
-    floor = fmaxf(floor, p.work.heads.load(slot * p.tiles + tile).floor);
+}
+
+// A sample of the row into the list: 64 blocks that lie evenly, more of long rows. Returns how many
+// values there are; what is past the end or not allowed is -inf.
+__device__ inline int take_sample(const FilteredRow& f) {
+  const int64_t blocks = f.row.blocks();
+  const int taken = blocks > 2560 ? kLong / kBlock : kLong / kBlock / 2;
+  const int group = static_cast<int>(threadIdx.x) / kLanes, lane = threadIdx.x % kLanes;
+  __syncthreads();
+  for (int i = group; i < taken; i += kGroupsOf8) {
+    f.row.load8(i * blocks / taken * kBlock + lane * 8, f.scratch.list + i * kBlock + lane * 8);
   }
-  floor = block_reduce(floor, Larger{});
-  const int count = gather_lists(p, t, slot, floor, scratch.items);
-  const ListMeasure m{scratch.items, count < kTile ? count : kTile, nullptr, r.maximum, s.inv_t};
-  bool resolved = count <= kTile && (s.top_k <= 0 || count >= s.top_k || floor == -INFINITY);
-  if (resolved) {
-    const float tau12 = select_tau12(m, s, r.maximum, floor);
-    const bool all = tau12 == -INFINITY;
-    if (s.top_p < 1.f) {
-      const double mass12 = all && floor > -INFINITY ? r.mass : m.mass_from(tau12);
-      resolved =
-          floor == -INFINITY ||
-          ((all || tau12 >= floor) && m.mass_from(floor) >= static_cast<double>(s.top_p) * mass12);
-      r.threshold = select_edge(m, s, r.maximum, fmaxf(tau12, floor), mass12);
-    } else {
-      r.threshold = tau12;
-      resolved = tau12 >= floor;
+  __syncthreads();
+  return taken * kBlock;
+}
+
+struct Bracket {
+  float low, high;
+};
+
+// Where the search ends, with 3.5 standard deviations to each side: one row of 2000 misses. The
+// goal is a count of values >= t (kRank), or a mass of them (kEdge).
+__device__ inline Bracket bracket_of(const FilteredRow& f, Unknown unknown, double goal,
+                                     float floor) {
+  const int size = take_sample(f);
+  const bool is_rank = unknown == kRank;
+  const float scale = f.row.parameters.inv_t * 1.44269504f;
+  const auto weight = [&](float l) {
+    if (l == -INFINITY) return 0.f;
+    return is_rank ? 1.f : fast_exp2(fmaxf((l - f.maximum) * scale, -1000.f));
+  };
+  // What lies below t in the sample: the sum, or that of squares.
+  const auto below = [&](float t, bool squares) {
+    float sum = 0.f;
+#pragma unroll 4
+    for (int i = threadIdx.x; i < size; i += kThreads) {
+      const float l = f.scratch.list[i], w = weight(l);
+      sum += l < t ? (squares ? w * w : w) : 0.f;
+    }
+    return block_reduce(sum, Plus{});
+  };
+  const float ids = static_cast<float>(f.row.size) / static_cast<float>(size);  // for one sampled
+  const float all = below(INFINITY, false);
+  const float rest =
+      is_rank ? all - static_cast<float>(goal) / ids : static_cast<float>((f.total - goal) / ids);
+  // A t below which lies as much as `most` of the sample, but for `slack`: where many are tied, it
+  // is the value they are tied at.
+  const auto quantile = [&](float most, float slack) {
+    const auto left = [&](float t) { return -below(t, false); };
+    return largest_with(kLowest, f.maximum, -most, left, slack);
+  };
+  const float middle = quantile(fmaxf(rest, 0.f), 0.05f * rest);
+  float spread = below(middle, true);
+  if (is_rank) spread = fminf(spread, all - spread);
+  const float error = 3.5f * sqrtf(spread) + (is_rank ? 8.f : 4.f * weight(middle));
+  const float slack = 0.1f * error;
+  Bracket out{rest > error ? quantile(rest - error, slack) : -INFINITY,
+              rest + error < all ? quantile(rest + error + slack, slack) : f.maximum};
+  if (!is_rank && f.total > goal) {  // ids below this one cannot sum to the rest
+    const double least = log((f.total - goal) / static_cast<double>(f.row.size));
+    out.low = fmaxf(out.low, static_cast<float>(f.maximum + least * f.row.parameters.temperature));
+  }
+  out.low = fmaxf(out.low, floor);
+  out.high = fmaxf(out.low, fminf(out.high, f.maximum));
+  __syncthreads();
+  return out;
+}
+
+// Sums of a tile's values above the bracket and at its ends, and those between into `list`.
+__device__ inline Gathered gather_tile(const FilteredRow& f, int tile, Bracket q, float* list,
+                                       int room) {
+  float v[16];
+  const int64_t base = static_cast<int64_t>(tile) * kTile + threadIdx.x * 8;
+#pragma unroll
+  for (int run = 0; run < 2; ++run) f.row.load8(base + run * (kTile / 2), v + 8 * run);
+  float mass[3] = {};
+  int count[3] = {}, own = 0, listed;
+#pragma unroll
+  for (int j = 0; j < 16; ++j) {
+    const int cell = v[j] > q.high    ? 0
+                     : v[j] == q.high ? 1
+                     : v[j] == q.low  ? 2
+                     : v[j] > q.low   ? 3
+                                      : 4;
+    own += cell == 3 ? 1 : 0;
+    if (v[j] == -INFINITY) continue;
+    const float w = cell < 3 ? f.weight(v[j]) : 0.f;
+#pragma unroll
+    for (int c = 0; c < 3; ++c) {
+      mass[c] += cell == c ? w : 0.f;
+      count[c] += cell == c ? 1 : 0;
     }
   }
-  if (resolved) {
-    r.mass = static_cast<float>(m.mass_from(r.threshold));
-    finish_items(p, t, slot, m, &r, best);
-  } else {
-    r.unresolved = 1;
-    r.bracket = {INFINITY, INFINITY, -INFINITY, -INFINITY, -INFINITY, -INFINITY};
+  int at = block_exclusive_sum(own, &listed);
+#pragma unroll
+  for (int j = 0; j < 16; ++j) {
+    if (v[j] < q.high && v[j] > q.low) {
+      if (at < room) list[at] = v[j];
+      ++at;
+    }
+  }
+  Gathered out;
+  Part* parts[3] = {&out.above, &out.high, &out.low};
+#pragma unroll
+  for (int c = 0; c < 3; ++c) {
+    parts[c]->mass = block_reduce(mass[c], Plus{});
+    parts[c]->count = block_reduce(count[c], Plus{});
+  }
+  out.listed = listed;
+  return out;
+}
+
+struct GatheredRow {  // the values between the ends are in the list
+  double above, high, low;
+  int count_above, count_high, count_low, listed;
+
+  __device__ void add(const Gathered& g) {
+    above += g.above.mass;
+    high += g.high.mass;
+    low += g.low.mass;
+    count_above += g.above.count;
+    count_high += g.high.count;
+    count_low += g.low.count;
+    listed += g.listed;
+  }
+};
+
+// The tiles of a row, one after the other, by this block alone.
+__device__ inline GatheredRow gather_row(const FilteredRow& f, Bracket q) {
+  GatheredRow all{};
+  for (int tile = 0; tile < f.row.tiles(); ++tile) {
+    const int at = all.listed < kLong ? all.listed : kLong;
+    all.add(gather_tile(f, tile, q, f.scratch.list + at, kLong - at));
+  }
+  __syncthreads();
+  return all;
+}
+
+// What the gather kernel has left of a row. Lists that ran over count as too long.
+__device__ inline GatheredRow load_gathered(const FilteredRow& f, int64_t slot) {
+  using Counts = int[kThreads];
+  SPECDEC_SHARED(Counts, start);
+  SPECDEC_SHARED(Counts, count);
+  const LogitRow lists(f.p.work.lists, 0, f.row.logits.type());
+  GatheredRow own{};
+  int listed = 0;
+  for (int first = 0; first < f.row.tiles(); first += kThreads) {
+    const int tile = first + static_cast<int>(threadIdx.x), mine = static_cast<int>(threadIdx.x);
+    Gathered g{};
+    if (tile < f.row.tiles()) g = f.p.work.gathered.load(slot * f.p.tiles + tile);
+    own.add(g);
+    int total;
+    const int runs_over = block_reduce(g.listed > kListed ? 1 : 0, Or{});
+    const int at = listed + block_exclusive_sum(g.listed, &total);
+    listed += total;
+    if (runs_over != 0 || listed > kLong) listed = kLong + 1;
     __syncthreads();
-    if (t.tiles * kGroups <= kMaxGroups) {
-      const GroupMeasure g = load_groups(p, t, slot, r.maximum, &scratch.groups);
-      r.bracket = find_bracket(g, s, r.maximum, r.mass);
+    start[mine] = at;
+    count[mine] = g.listed;
+    __syncthreads();
+    for (int t = 0; listed <= kLong && t < kThreads && first + t < f.row.tiles(); ++t) {
+      if (mine >= count[t]) continue;
+      const int64_t from = (slot * f.p.tiles + first + t) * kListed;
+      f.scratch.list[start[t] + mine] = lists.at(from + mine);
     }
   }
-  if (threadIdx.x == 0) p.work.rows.store(slot, r);
+  GatheredRow all;
+  all.above = block_reduce(own.above, Plus{});
+  all.high = block_reduce(own.high, Plus{});
+  all.low = block_reduce(own.low, Plus{});
+  all.count_above = block_reduce(own.count_above, Plus{});
+  all.count_high = block_reduce(own.count_high, Plus{});
+  all.count_low = block_reduce(own.count_low, Plus{});
+  all.listed = listed;
+  return all;
+}
+
+// Count and mass of the values >= t of a whole row, read by this block.
+struct Whole {
+  int count;
+  double mass, entropy;  // entropy: sum e^s s, s = (l - maximum) / T
+};
+__device__ inline Whole whole_from(const FilteredRow& f, float t) {
+  Whole own{};
+  for (int64_t first = threadIdx.x * 8; first < f.row.size; first += kThreads * 8) {
+    float v[8];
+    f.row.load8(first, v);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      if (v[j] == -INFINITY || !(v[j] >= t)) continue;
+      const float s = (v[j] - f.maximum) * f.row.parameters.inv_t, w = expf(s);
+      ++own.count;
+      own.mass += w;
+      own.entropy += w > 0.f ? w * s : 0.f;
+    }
+  }
+  return {block_reduce(own.count, Plus{}), block_reduce(own.mass, Plus{}),
+          block_reduce(own.entropy, Plus{})};
+}
+
+// The largest t with count (kRank) or mass (kEdge) of {l >= t} >= goal, of what was gathered; the
+// kept mass beside it. NaN: the bracket has missed.
+struct Found {
+  float threshold;
+  double mass;
+};
+__device__ inline Found search(const FilteredRow& f, Unknown unknown, double goal, Bracket q,
+                               const GatheredRow& g) {
+  const bool is_rank = unknown == kRank;
+  const double above = is_rank ? g.count_above : g.above, high = is_rank ? g.count_high : g.high;
+  const double low = is_rank ? g.count_low : g.low;
+  if (unknown == kFloor) return {q.low, g.above + g.high};
+  if (above >= goal) return {NAN, 0.};
+  if (above + high >= goal) return {q.high, g.above + g.high};
+  if (g.listed > kLong) return {NAN, 0.};
+  const auto from = [&](float t) {
+    return above + high + (is_rank ? list_count(f, g.listed, t) : list_mass(f, g.listed, t));
+  };
+  const double inside = from(kLowest);
+  if (inside + low < goal) return {NAN, 0.};
+  const bool is_low = inside < goal;
+  const float t = is_low ? q.low : largest_with(fmaxf(q.low, kLowest), q.high, goal, from);
+  return {t, g.above + g.high + list_mass(f, g.listed, t) + (is_low ? g.low : 0.)};
+}
+
+// The same by reading the row about thirty times: rare.
+__device__ inline Found search_row(const FilteredRow& f, Unknown unknown, double goal,
+                                   float floor) {
+  const auto measure = [&](float t) {
+    const Whole w = whole_from(f, t);
+    return unknown == kRank ? static_cast<double>(w.count) : w.mass;
+  };
+  const float least = fmaxf(floor, kLowest);
+  if (measure(least) < goal) return {floor, whole_from(f, least).mass};
+  const float t = largest_with(least, f.maximum, goal, measure);
+  return {t, whole_from(f, t).mass};
+}
+
+// What blocks did not tell first: the k-th value, the mass above min-p's floor, or top-p's edge.
+__device__ inline Unknown first_unknown(const Parameters& s) {
+  return s.top_k > 0 ? kRank : s.min_p > 0.f ? kFloor : kEdge;
+}
+
+__device__ inline double first_goal(const FilteredRow& f, Unknown unknown) {
+  const Parameters& s = f.row.parameters;
+  return unknown == kRank ? s.top_k : static_cast<double>(s.top_p) * f.total;
+}
+
+__device__ inline void open_row(const FilteredRow& f, RowStats* r) {
+  const Unknown unknown = first_unknown(f.row.parameters);
+  const float floor = min_p_floor(f.row.parameters, f.maximum);
+  const Bracket q = unknown == kFloor ? Bracket{floor, floor}
+                                      : bracket_of(f, unknown, first_goal(f, unknown), floor);
+  r->unknown = unknown;
+  r->low = q.low;
+  r->high = q.high;
+}
+
+__device__ inline void close_row(const FilteredRow& f, int64_t slot, RowStats* r) {
+  const Parameters& s = f.row.parameters;
+  const auto unknown = static_cast<Unknown>(r->unknown);
+  const float floor = min_p_floor(s, f.maximum);
+  const GatheredRow g = load_gathered(f, slot);
+  const Bracket q{r->low, r->high};
+  Found found = search(f, unknown, first_goal(f, unknown), q, g);
+  if (found.threshold != found.threshold) {
+    found = search_row(f, unknown, first_goal(f, unknown), floor);
+  }
+  if (unknown != kEdge && s.top_p < 1.f && found.threshold < f.maximum) {
+    // A share of what is kept so far: in the same bracket, or in one of its own.
+    const double goal = static_cast<double>(s.top_p) * found.mass;
+    const float before = found.threshold;
+    found = search(f, kEdge, goal, q, g);
+    if (found.threshold != found.threshold) {
+      const Bracket next = bracket_of(f, kEdge, goal, before);
+      found = search(f, kEdge, goal, next, gather_row(f, next));
+    }
+    if (found.threshold != found.threshold) found = search_row(f, kEdge, goal, before);
+  }
+  r->threshold = found.threshold;
+  r->mass = static_cast<float>(found.mass);
+  r->unknown = kSettled;
+  if ((f.p.flags & kWantsEntropy) != 0) {
+    const Whole kept = whole_from(f, r->threshold);
+    r->entropy = static_cast<float>(log(kept.mass) - kept.entropy / kept.mass);
+  }
 }
 
 }  // namespace specdec

@@ -27,6 +27,11 @@ class Global {
   SPECDEC_HD explicit Global(T* data) : data_(data) {}
   SPECDEC_HD explicit operator bool() const { return data_ != nullptr; }
   SPECDEC_HD Global operator+(int64_t i) const { return Global(data_ + i); }
+  template <class U>
+  SPECDEC_HD Global<U> as() const {
+    return Global<U>(reinterpret_cast<U*>(data_));
+  }
+  SPECDEC_HD T* data() const { return data_; }
 
   __device__ __forceinline__ T load(int64_t i) const {
     count_read(sizeof(T));
@@ -35,12 +40,6 @@ class Global {
   __device__ __forceinline__ void store(int64_t i, T value) const {
     count_written(sizeof(T));
     data_[i] = value;
-  }
-  // Counter arithmetic of the handshake; not meant for data.
-  __device__ __forceinline__ T add(int64_t i, T value) const {
-    count_read(sizeof(T));
-    count_written(sizeof(T));
-    return atomicAdd(data_ + i, value);
   }
 
  private:
@@ -60,10 +59,24 @@ struct GlobalVector {  // [n], any stride; absent: `get` gives the other value
   }
 };
 
+struct alignas(16) Words {
+  uint32_t w[4];
+};
+
+__device__ __forceinline__ float widen(LogitType type, uint16_t bits) {
+  if (type == LogitType::kBFloat16) return bits_float(static_cast<uint32_t>(bits) << 16);
+  // Half: scale the exponent by one exact product; infinities and NaN are set apart.
+  const uint32_t sign = (bits & 0x8000u) << 16, rest = bits & 0x7fffu;
+  const float scaled = mul_rn(bits_float(rest << 13), 0x1p112f);
+  const uint32_t wide = rest >= 0x7c00u ? (0x7f800000u | (rest << 13)) : float_bits(scaled);
+  return bits_float(sign | wide);
+}
+
 // One row of logits in its own dtype; values come out as float32.
 class LogitRow {
  public:
   LogitRow() = default;
+  // Value 0 is value `offset` of the table.
   SPECDEC_HD LogitRow(const void* table, int64_t offset, LogitType type) : type_(type) {
     const int64_t bytes = offset * (type == LogitType::kFloat32 ? 4 : 2);
     data_ = reinterpret_cast<uint64_t>(table) + static_cast<uint64_t>(bytes);
@@ -74,8 +87,24 @@ class LogitRow {
       count_read(4);
       return reinterpret_cast<const float*>(data_)[i];
     }
+    return widen(type_, half_at(i));
+  }
+  __device__ LogitType type() const { return type_; }
+  __device__ bool is_aligned() const { return data_ % 16 == 0; }
+
+  // The 16 bytes from value i on; of an aligned row.
+  template <int kBytes>
+  __device__ __forceinline__ Words words_at(int64_t i) const {
+    return words(data_ + i * kBytes);
+  }
+  // Value i as it lies in memory: of two bytes, or of four.
+  __device__ __forceinline__ uint16_t half_at(int64_t i) const {
     count_read(2);
-    return widen(reinterpret_cast<const uint16_t*>(data_)[i]);
+    return reinterpret_cast<const uint16_t*>(data_)[i];
+  }
+  __device__ __forceinline__ uint32_t word_at(int64_t i) const {
+    count_read(4);
+    return reinterpret_cast<const uint32_t*>(data_)[i];
   }
 
   // out[j] = row[i + j] for i + j < size, else -inf. i is a multiple of 8; 16-byte loads where the
@@ -93,8 +122,8 @@ class LogitRow {
         const Words all = words(data_ + i * 2);
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          out[2 * j] = widen(static_cast<uint16_t>(all.w[j]));
-          out[2 * j + 1] = widen(static_cast<uint16_t>(all.w[j] >> 16));
+          out[2 * j] = widen(type_, static_cast<uint16_t>(all.w[j]));
+          out[2 * j + 1] = widen(type_, static_cast<uint16_t>(all.w[j] >> 16));
         }
       }
       return;
@@ -104,10 +133,6 @@ class LogitRow {
   }
 
  private:
-  struct alignas(16) Words {
-    uint32_t w[4];
-  };
-
   __device__ __forceinline__ static Words words(uint64_t address) {
     count_read(16);
 #if defined(__CUDA_ARCH__)
@@ -118,21 +143,24 @@ class LogitRow {
 #endif
   }
 
-  __device__ __forceinline__ float widen(uint16_t bits) const {
-    if (type_ == LogitType::kBFloat16) return bits_float(static_cast<uint32_t>(bits) << 16);
-    // Half: scale the exponent by one exact product; infinities and NaN are set apart.
-    const uint32_t sign = (bits & 0x8000u) << 16, rest = bits & 0x7fffu;
-    const float scaled = mul_rn(bits_float(rest << 13), 0x1p112f);
-    const uint32_t wide = rest >= 0x7c00u ? (0x7f800000u | (rest << 13)) : float_bits(scaled);
-    return bits_float(sign | wide);
-  }
-
   uint64_t data_ = 0;
   LogitType type_ = LogitType::kFloat32;
 };
 
+// Stores a value of a row of this type.
+__device__ inline void store_as(LogitType type, uint8_t* table, int64_t i, float value) {
+  const uint32_t bits = float_bits(value);
+  if (type == LogitType::kFloat32) {
+    return Global<uint32_t>(reinterpret_cast<uint32_t*>(table)).store(i, bits);
+  }
+  const auto half =
+      type == LogitType::kBFloat16 ? static_cast<uint16_t>(bits >> 16) : half_bits(value);
+  Global<uint16_t>(reinterpret_cast<uint16_t*>(table)).store(i, half);
+}
+
 class LogitTable {  // [batch, rows, vocab]
  public:
+  SPECDEC_HD LogitType type() const { return type_; }
   LogitTable() = default;
   LogitTable(const Logits& l, int64_t batch_stride, int64_t row_stride)
       : data_(l.data), batch_stride_(batch_stride), row_stride_(row_stride), type_(l.type) {}

@@ -6,22 +6,45 @@ namespace specdec {
 
 struct PairRows {
   PairTask task;
-  Chain chain;
   LogitRow target, draft;
   Global<const int32_t> allowed;
-  Race race;
+
+  // Target logits of eight ids; -inf past the end and where not allowed.
+  __device__ void load8(const Problem& p, int64_t first, float* v) const {
+    target.load8(first, p.vocab, v);
+    if (!allowed || first >= p.vocab) return;
+    const unsigned bits = allowed_bits(allowed, first);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) v[j] = (bits >> j & 1u) != 0 ? v[j] : -INFINITY;
+  }
+  // Draft logits of eight target ids.
+  __device__ void load_draft8(const Problem& p, int64_t first, float* v) const {
+    if (!p.token_map) return draft.load8(first, p.draft_vocab, v);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const int64_t column = first + j < p.vocab ? column_of(p, first + j) : -1;
+      v[j] = column < 0 ? -INFINITY : draft.at(column);
+    }
+  }
 };
+
+// First id of value 8 run of this thread in the tile at `base`.
+__device__ __forceinline__ int64_t first_of(int64_t base, int run) {
+  return base + run * (kTile / 2) + threadIdx.x * 8;
+}
+// Id of value j of this thread in the tile at `base`: two runs of 8 consecutive ids.
+__device__ __forceinline__ int64_t id_of(int64_t base, int j) {
+  return first_of(base, j >> 3) + (j & 7);
+}
 
 __device__ inline PairRows load_pair(const Problem& p, int64_t b, const PairTask& task) {
   PairRows r{};
   r.task = task;
   if (task.kind == kNothing) return r;
-  r.chain = load_chain(p, b);
-  r.target = target_row(p, r.chain, b, task.row);
-  r.allowed = allowed_row(p, r.chain, b, task.row);
-  if (task.kind == kPair) r.draft = draft_row(p, r.chain, b, task.row);
-  r.race.inv_t = task.target.inv_t;
-  r.race.threshold = task.target.threshold;
+  const Chain chain = open_chain(p, b);
+  r.target = target_row(p, chain, b, task.row);
+  r.allowed = allowed_row(p, chain, b, task.row);
+  if (task.kind == kPair) r.draft = draft_row(p, chain, b, task.row);
   return r;
 }
 
@@ -30,19 +53,16 @@ __device__ inline NoiseStream pair_noise(const Problem& p, int64_t b, int place)
   return p.noise(b, is_residual ? 0 : place, is_residual ? p.purpose : kPurposeResidual);
 }
 
-// Draft logits at the target ids of this thread: through the map, or the tile itself.
-__device__ inline void load_draft(const Problem& p, const PairRows& r, int64_t base,
-                                  float (&l)[kPerThread]) {
-  if (!p.token_map) {
-    load_tile(r.draft, base, p.draft_vocab, l);
-    return;
-  }
+// The target and draft logits of a tile.
+__device__ inline void load_pair_tile(const Problem& p, const PairRows& r, int64_t base,
+                                      float (&v)[kPerThread], float (&l)[kPerThread]) {
 #pragma unroll
-  for (int j = 0; j < kPerThread; ++j) {
-    const int64_t id = id_of(base, j);
-    const int64_t column = id < p.vocab ? column_of(p, id) : -1;
-    l[j] = column < 0 ? -INFINITY : r.draft.at(column);
-  }
+  for (int j = 0; j < kPerThread; ++j) l[j] = -INFINITY;
+#pragma unroll
+  for (int run = 0; run < 2; ++run) r.load8(p, first_of(base, run), v + 8 * run);
+  if (r.task.kind != kPair) return;
+#pragma unroll
+  for (int run = 0; run < 2; ++run) r.load_draft8(p, first_of(base, run), l + 8 * run);
 }
 
 __device__ inline float pair_q(const PairTask& t, float logit, int64_t id) {
@@ -57,9 +77,9 @@ __device__ inline float pair_weight(const PairTask& t, float p_logit, float q_lo
   return fmaxf(sub_rn(ap, mul_rn(t.b, pair_q(t, q_logit, id))), 0.f);
 }
 
-// Ids of the tile whose weights are listed, not computed; kPoint leaves them out of the race.
+// Ids of the tile whose weights are listed, not computed.
 __device__ inline void apply_list(const Problem& p, const PairTask& t, int64_t b, int64_t base,
-                                  float (&v)[kPerThread], float (&weight)[kPerThread]) {
+                                  float (&weight)[kPerThread]) {
   using List = Listed[kThreads];
   SPECDEC_SHARED(List, list);
   for (int first = 0; first < t.num_listed; first += kThreads) {
@@ -72,13 +92,27 @@ __device__ inline void apply_list(const Problem& p, const PairTask& t, int64_t b
       if (one.id < base || one.id >= base + kTile) continue;
 #pragma unroll
       for (int j = 0; j < kPerThread; ++j) {
-        if (id_of(base, j) != one.id) continue;
-        weight[j] = one.value;
-        if (t.kind == kPoint) v[j] = -INFINITY;
+        if (id_of(base, j) == one.id) weight[j] = one.value;
       }
     }
     __syncthreads();
   }
+}
+
+struct PairResult {
+  float mass;
+  int any;
+};
+
+// The tiles of a pair in index order.
+__device__ inline PairResult merged(const Problem& p, int64_t slot) {
+  PairResult all{0.f, 0};
+  for (int tile = 0; tile < tiles_of(p.vocab); ++tile) {
+    const PairPartial part = p.work.pair_partials.load(slot * p.tiles + tile);
+    all.mass += part.mass;
+    all.any |= part.any;
+  }
+  return all;
 }
 
 }  // namespace specdec

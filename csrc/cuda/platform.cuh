@@ -7,6 +7,7 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <cstdint>
+#include <cstring>
 
 #include "../torch/check.h"
 #ifdef SPECDEC_HOST
@@ -48,7 +49,6 @@ class DeviceGuard {
 };
 
 inline Stream current_stream(const Tensor& /*like*/) { return nullptr; }
-inline bool is_capturing(Stream /*stream*/) { return false; }
 
 // Takes launches in place of the host where it is set: a simulator of GPUs (tools/simulate).
 using Elsewhere = void (*)(const void* kernel, int64_t blocks, int threads, int count,
@@ -67,17 +67,60 @@ void launch(Kernel kernel, int64_t blocks, int threads, Stream /*stream*/, const
   cuda_on_host::run(dim3(static_cast<unsigned>(blocks)), dim3(threads), [&] { kernel(args...); });
 }
 
-template <int kCount>
-void exchange_lanes(float (&values)[kCount], int mask) {  // one meeting instead of kCount
-  struct All {
-    float v[kCount];
-  } all;
-  for (int i = 0; i < kCount; ++i) all.v[i] = values[i];
-  all = __shfl_xor_sync(0xffffffffu, all, mask);
-  for (int i = 0; i < kCount; ++i) values[i] = all.v[i];
+template <class Kernel, class... Args>
+void launch_phase(Kernel kernel, int64_t blocks, int threads, Stream stream, const Args&... args) {
+  launch(kernel, blocks, threads, stream, args...);
 }
 
 inline float fast_log(float x) { return __builtin_logf(x); }
+inline float fast_exp2(float x) { return __builtin_exp2f(x); }
+
+inline float max_nan(float a, float b) { return a != a || a > b ? a : b; }
+
+inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t selector) {
+  const uint64_t bytes = static_cast<uint64_t>(b) << 32 | a;
+  uint32_t out = 0;
+  for (int i = 0; i < 4; ++i) {
+    out |= static_cast<uint32_t>(bytes >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
+  }
+  return out;
+}
+
+inline float half_value(uint16_t bits) {
+  _Float16 x;
+  std::memcpy(&x, &bits, sizeof x);
+  return static_cast<float>(x);
+}
+
+inline uint16_t half_bits(float value) {
+  const auto x = static_cast<_Float16>(value);
+  uint16_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+
+// Larger of each of two bfloat16 (or half) numbers; NaN stays.
+template <bool kIsBFloat16>
+uint32_t max_halves(uint32_t a, uint32_t b) {
+  uint32_t out = 0;
+  for (int shift = 0; shift < 32; shift += 16) {
+    const auto x = static_cast<uint16_t>(a >> shift), y = static_cast<uint16_t>(b >> shift);
+    float values[2];
+    for (int i = 0; i < 2; ++i) {
+      const uint16_t bits = i == 0 ? x : y;
+      const uint32_t wide = static_cast<uint32_t>(bits) << 16;
+      if (kIsBFloat16)
+        std::memcpy(values + i, &wide, sizeof wide);
+      else
+        values[i] = half_value(bits);
+    }
+    const bool first = values[0] != values[0] || values[0] > values[1];
+    out |= static_cast<uint32_t>(first ? x : y) << shift;
+  }
+  return out;
+}
+
+inline void after_last_kernel() {}
 
 #else
 
@@ -97,13 +140,6 @@ inline Stream current_stream(const Tensor& like) {
   return static_cast<Stream>(stream);
 }
 
-inline bool is_capturing(Stream stream) {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  const cudaError_t error = cudaStreamIsCapturing(stream, &status);
-  STD_TORCH_CHECK(error == cudaSuccess, "cudaStreamIsCapturing: ", cudaGetErrorString(error));
-  return status != cudaStreamCaptureStatusNone;
-}
-
 template <class Kernel, class... Args>
 void launch(Kernel kernel, int64_t blocks, int threads, Stream stream, const Args&... args) {
   if (blocks == 0) return;
@@ -115,13 +151,77 @@ void launch(Kernel kernel, int64_t blocks, int threads, Stream stream, const Arg
   STD_TORCH_CHECK(error == cudaSuccess, "launch: ", cudaGetErrorString(error));
 }
 
-template <int kCount>
-__device__ __forceinline__ void exchange_lanes(float (&values)[kCount], int mask) {
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) values[i] = __shfl_xor_sync(0xffffffffu, values[i], mask);
+// The same for a kernel that begins with after_last_kernel: from sm_90 on it is set up while the
+// one before it ends.
+template <class Kernel, class... Args>
+void launch_phase(Kernel kernel, int64_t blocks, int threads, Stream stream, const Args&... args) {
+  int device = 0, major = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  }
+  STD_TORCH_CHECK(error == cudaSuccess, "device: ", cudaGetErrorString(error));
+  if (major < 9) return launch(kernel, blocks, threads, stream, args...);
+  if (blocks == 0) return;
+  STD_TORCH_CHECK(blocks <= 0x7fffffff, "grid of ", blocks, " blocks: split the batch");
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(threads);
+  config.stream = stream;
+  config.attrs = &overlap;
+  config.numAttrs = 1;
+  error = cudaLaunchKernelEx(&config, kernel, args...);
+  STD_TORCH_CHECK(error == cudaSuccess, "launch: ", cudaGetErrorString(error));
 }
 
 __device__ __forceinline__ float fast_log(float x) { return __logf(x); }
+
+__device__ __forceinline__ float fast_exp2(float x) {  // within 2 units of the last place
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ float max_nan(float a, float b) {
+  float y;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+
+__device__ __forceinline__ float half_value(uint16_t bits) {
+  float y;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(bits));
+  return y;
+}
+
+__device__ __forceinline__ uint16_t half_bits(float value) {
+  uint16_t y;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(value));
+  return y;
+}
+
+// Larger of each of two bfloat16 (or half) numbers; NaN stays.
+template <bool kIsBFloat16>
+__device__ __forceinline__ uint32_t max_halves(uint32_t a, uint32_t b) {
+  uint32_t y;
+  if constexpr (kIsBFloat16) {
+    asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+  } else {
+    asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+  }
+  return y;
+}
+
+// The barrier between two kernels of a call. Every thread of every kernel meets it before it reads
+// what an earlier one wrote, and before it writes; the kernel behind may be set up from here on.
+__device__ __forceinline__ void after_last_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
 
 #endif
 

@@ -5,14 +5,17 @@
 // first, a decision on them, and at most two more passes over chosen pairs of rows (pair.cuh).
 #pragma once
 #include "../common/philox.h"
+#include "block.cuh"
 #include "global.cuh"
 
 namespace specdec {
 
 constexpr int kPerThread = 16, kTile = 4096;  // ids: kThreads * kPerThread
-constexpr int kListed = 64;                   // largest values a tile lists for the filters
-constexpr int kGroup = 128, kGroups = kTile / kGroup;
+constexpr int kBlock = 64, kTileBlocks = kTile / kBlock;
+constexpr int kListed = 256;  // values that a tile may list between the two ends of a bracket
 constexpr int kMaxSamples = 64;
+
+SPECDEC_HD int tiles_of(int64_t vocab) { return static_cast<int>((vocab + kTile - 1) / kTile); }
 
 enum class Task : int { kSample, kChain, kRatios, kResidual, kTree };
 
@@ -49,39 +52,40 @@ __device__ inline Parameters load_parameters(const SamplingView& s, int64_t b, i
   p.top_k = k < vocab ? k : 0;
   p.top_p = top_p < 1.f ? top_p : 1.f;
   p.min_p = min_p > 0.f ? min_p : 0.f;
+  if (top_p <= 0.f) {  // the maximum alone
+    p.top_k = 0;
+    p.top_p = p.min_p = 1.f;
+  }
   return p;
 }
 
-// Where the thresholds of a row lie when the listed values do not tell: the k-th value in (low_k,
-// high_k) or equal to low_k, the edge of top-p in (low_p, high_p) or equal to low_p; `tie` values
-// are counted, not gathered.
-struct Bracket {
-  float high_p, tie_p, low_p, high_k, tie_k, low_k;
-};
+// What the blocks of a row do not tell about its filters (filter.cuh).
+enum Unknown : int { kSettled, kRank, kFloor, kEdge };
 
 struct RowStats {
   float maximum, mass, threshold, entropy;  // mass: sum over kept of exp((l - maximum) / T)
   float raw_maximum, raw_mass;              // of the unmasked logits at temperature 1
-  int argmax, rank, bad, unresolved;
-  unsigned long long key;  // winner of the race over the row (race.cuh)
-  Bracket bracket;
+  int argmax, is_near, bad, unknown;        // is_near: the drafted id is among the m largest
+  unsigned long long key;                   // winner of the race over the row (race.cuh)
+  float low, high;                          // unknown: the ends of its bracket
 };
 
-struct Partial {  // of one tile
-  float maximum, mass, entropy, raw_maximum, raw_mass;
-  int argmax, rank, bad;
+struct Partial {                                        // of one tile
+  float maximum, mass, entropy, raw_maximum, raw_mass;  // maximum: NaN if there is one
+};
+
+struct Part {  // of the values of a tile above a bracket, or at one of its ends
+  float mass;
+  int count;
+};
+struct Gathered {  // of one tile
+  Part above, high, low;
+  int listed;  // values between the ends; more than kListed are not listed
 };
 
 struct Listed {
   float value;
   int id;
-};
-struct ListHead {  // every value >= floor of the tile is listed
-  float floor;
-  int count;
-};
-struct Group {  // kGroup values of the sorted tile; least is -inf if some are missing
-  float least, mass;
 };
 
 // p(id) = exp((logit - maximum) * inv_t - shift) * scale where kept, or a point mass at `only`.
@@ -101,23 +105,22 @@ struct PairTask {   // one pair of rows to be read again: weights (a p - b q)+
   int kind, row;    // row: target (and draft) row of the request
   int place, slot;  // places behind the request's position; row of the statistics
   int num_listed;   // ids whose weights are listed: kPoint leaves them out
-  int descends;     // a draw that is a candidate is accepted (verify_tree)
+  int descends;     // a draw that is a child is accepted (verify_tree)
   float a, b;
   int64_t x;         // kPoint: where q is 1
   float point_left;  // kPoint: what is left of x: its log-weight relative to the others; -inf:
                      // nothing
-  int watch_draft;   // the draft row may turn out bad: then the draw is plain
+  int watch_draft;   // the draft row was not read: it may turn out bad, then the draw is plain
   Law target, draft;
 };
 
 struct PairPartial {  // of one tile
-  unsigned long long key;
-  float mass, draft_maximum;
-  int bad, any;  // any: some weight can be drawn
+  float mass;
+  int any;  // some weight can be drawn
 };
 
-struct ChainState {  // of one request between launches
-  int length, accepted, status, usable_bonus;
+struct ChainState {  // of one request between two kernels
+  int length, status, usable_bonus;
 };
 
 struct Candidate {          // a node of a tree
@@ -141,13 +144,12 @@ struct WalkState {      // of one request between two levels of its walk
 };
 
 struct Workspace {
-  Global<Partial> partials;           // [rows, tiles]
-  Global<unsigned long long> keys;    // [rows, tiles, num_samples]
-  Global<ListHead> heads;             // [rows, tiles]
-  Global<Listed> lists;               // [rows, tiles, kListed]
-  Global<Group> groups;               // [rows, tiles, kGroups]
-  Global<RowStats> rows;              // [rows]
-  Global<PairTask> tasks;             // [batch, pairs]
+  Global<Partial> partials;   // [rows, tiles]
+  uint8_t* maxima;            // [rows, blocks] in the dtype of the row
+  Global<Gathered> gathered;  // [rows, tiles], with filters
+  uint8_t* lists;             // [rows, tiles, kListed] in the dtype of the row, with filters
+  Global<RowStats> rows;      // [rows]
+  Global<PairTask> tasks;     // [batch, pairs]
   Global<PairPartial> pair_partials;  // [batch, pairs, tiles]
   Global<ChainState> states;          // [batch]
   Global<float> weights;              // [batch, max_draft + 1]: w of rule block
@@ -156,18 +158,21 @@ struct Workspace {
   Global<Mark> marks;                 // [batch, nodes]
   Global<int32_t> queue;              // [batch, nodes + 1]
   Global<Listed> listed;              // [batch, nodes]: ids with the weights that they have left
-  Global<WalkState> walks;            // [2, batch]: a level reads one half and writes the other
-  Global<unsigned> row_tickets;       // [rows], zero between launches
-  Global<unsigned> request_tickets;   // [batch], zero between launches
+  Global<WalkState> walks;            // [batch]
 };
+
+// What the digest of a row holds beside its maxima; kIsMasked: packed bits are given.
+enum DigestFlag : unsigned { kWantsMass = 1, kWantsEntropy = 2, kWantsRaw = 4, kIsMasked = 8 };
 
 struct Problem {
   Task task;
+  unsigned flags;  // of DigestFlag, but for kIsMasked
   Rule rule;
   int64_t batch, vocab, draft_vocab, total;
   int max_draft, target_rows, draft_rows;  // rows of a request in the grid: target rows come first
   int pairs;                               // pair tasks of a request
   int tiles;                               // of the wider vocabulary
+  int64_t maxima_bytes;                    // of a row
   bool is_flat, filters, has_stats, draft_given;
   LogitTable target, draft;
   GlobalIds draft_ids;  // [batch, max_draft] or [total]; strides below
@@ -187,11 +192,13 @@ struct Problem {
   GlobalVector<float> a, b;                  // residual ops
   GlobalVector<int64_t> point_ids;           // residual ops
   float over_acceptance, typical_epsilon, typical_delta;
-  bool rejected_from_target, wants_draw, wants_mass;
+  bool rejected_from_target;
+  bool sums_masses;  // rule block: between two kernels of the walk
   int64_t top_m, max_distance, min_block;
   TreeRule tree_rule;  // verify_tree
   bool replacement;
-  int nodes, level;
+  bool at_once;  // the rows of all nodes are read before the walk
+  int nodes;
   GlobalIds parents;  // [batch, nodes]
   Global<int32_t> path;
   LogprobsMode logprobs_mode;
@@ -202,7 +209,6 @@ struct Problem {
 
   __device__ int rows() const { return target_rows + draft_rows; }
   __device__ int64_t row_slot(int64_t b, int r) const { return b * rows() + r; }
-  __device__ int64_t walk_slot(int64_t b, int wanted) const { return (wanted & 1) * batch + b; }
   __device__ NoiseStream noise(int64_t b, int64_t i, int64_t wanted_purpose) const {
     const int64_t s = wanted_purpose == kPurposeTarget ? 0 : step.get(b, 0);
     return noise_stream(seed.load(b), position.load(b) + i, s, wanted_purpose, lane.get(b, 0));
@@ -224,44 +230,47 @@ __device__ inline int64_t draft_id(const Problem& p, const Chain& c, int64_t b, 
   return p.draft_ids.load(at * p.ids_stride);
 }
 
-__device__ inline Chain load_chain(const Problem& p, int64_t b) {
+// Where the ids of a request lie, and how many there are at most.
+__device__ inline Chain open_chain(const Problem& p, int64_t b) {
   Chain c{0, 0, 0, 0, false};
   if (p.task == Task::kSample || p.task == Task::kTree) return c;
-  if (p.task == Task::kResidual) {
-    c.length = 1;
-    return c;
-  }
-  int64_t width = p.max_draft;
-  if (p.is_flat) {
-    c.first = p.cu_draft.load(b);
-    const int64_t last = p.cu_draft.load(b + 1);
-    c.lost = c.first < 0 || c.first > p.total;
-    const bool bad = c.lost || last < c.first || last > p.total || last - c.first > p.max_draft ||
-                     (b == 0 && c.first != 0);
-    if (bad) c.status = kBadLayout;
-    width = bad ? 0 : last - c.first;
-  }
-  // Eight ids at a time: their loads do not wait for one another.
-  constexpr int kAtOnce = 8;
-  for (bool ended = false; !ended && c.length < width;) {
-    int64_t id[kAtOnce];
-#pragma unroll
-    for (int j = 0; j < kAtOnce; ++j) {
-      id[j] = c.length + j < width ? draft_id(p, c, b, c.length + j) : -1;
-    }
-#pragma unroll
-    for (int j = 0; j < kAtOnce; ++j) {
-      if (ended) continue;
-      ended = id[j] < 0 || id[j] >= p.vocab;
-      if (ended && id[j] != -1) c.end_status = kBadId;
-      if (!ended) ++c.length;
-    }
+  c.length = p.task == Task::kResidual ? 1 : p.max_draft;
+  if (!p.is_flat) return c;
+  c.first = p.cu_draft.load(b);
+  const int64_t last = p.cu_draft.load(b + 1);
+  c.lost = c.first < 0 || c.first > p.total;
+  const bool bad = c.lost || last < c.first || last > p.total || last - c.first > p.max_draft ||
+                   (b == 0 && c.first != 0);
+  if (bad) c.status = kBadLayout;
+  c.length = bad ? 0 : static_cast<int>(last - c.first);
+  return c;
+}
+
+// The ids that can be used, up to the first that is none. A whole warp calls it, a lane an id.
+__device__ inline Chain load_chain(const Problem& p, int64_t b) {
+  Chain c = open_chain(p, b);
+  if (p.task != Task::kChain && p.task != Task::kRatios) return c;
+  const int lane = threadIdx.x % 32, width = c.length;
+  for (int base = 0; base < width; base += 32) {
+    const int64_t id = base + lane < width ? draft_id(p, c, b, base + lane) : 0;
+    int first = id < 0 || id >= p.vocab ? lane : 32;
+    const int end = warp_reduce(first, Smaller{});
+    if (end == 32) continue;
+    const int64_t what = __shfl_sync(0xffffffffu, id, end);
+    if (what != -1) c.end_status = kBadId;
+    c.length = base + end;
+    break;
   }
   return c;
 }
 
 __device__ inline LogitRow target_row(const Problem& p, const Chain& c, int64_t b, int64_t i) {
   return p.is_flat ? p.target.row(0, c.first + b + i) : p.target.row(b, i);
+}
+
+// Bits of eight ids from `first` on, a multiple of 8.
+__device__ __forceinline__ unsigned allowed_bits(Global<const int32_t> allowed, int64_t first) {
+  return allowed.as<const uint8_t>().load(first >> 3);
 }
 
 __device__ inline LogitRow draft_row(const Problem& p, const Chain& c, int64_t b, int64_t i) {

@@ -1,7 +1,29 @@
-// residual_sample: one id a row from norm((a p - b q)+). Kernels: rows.cu, pair.cu.
-#include "residual.h"
+// residual_sample: one id a row from norm((a p - b q)+), drawn behind its mass (residual.cuh).
+#include "residual.cuh"
 
 namespace specdec {
+namespace {
+
+__global__ void __launch_bounds__(kThreads) draw_kernel(const __grid_constant__ Problem p) {
+  SPECDEC_SHARED(PairTask, task);
+  const int64_t b = blockIdx.x;
+  after_last_kernel();
+  if (threadIdx.x == 0) task = p.work.tasks.load(b);
+  __syncthreads();
+  Drawn drawn{-1, 0};
+  PairResult left{};
+  if (task.kind != kNothing) {
+    left = merged(p, b);
+    drawn = draw(p, b, task, left.any == 0);
+    drawn.status = left.any == 0 ? kEmptyResidual : 0;
+  }
+  if (threadIdx.x != 0) return;
+  p.token_ids.store(b, drawn.token);
+  p.mass.store(b, left.mass);
+  p.status.store(b, p.work.states.load(b).status | drawn.status);
+}
+
+}  // namespace
 
 void residual_sample_out(SPECDEC_RESIDUAL_SAMPLE_ARGS) {
   const DeviceGuard guard(target_logits);
@@ -13,13 +35,12 @@ void residual_sample_out(SPECDEC_RESIDUAL_SAMPLE_ARGS) {
   p.position = GlobalVector(vector_of<int64_t>(position));
   p.step = GlobalVector(vector_of<int64_t>(step));
   p.purpose = purpose;
-  p.wants_draw = true;
   p.token_ids = GlobalIds(output<int64_t>(out_token_ids), true);
   p.mass = Global<float>(output<float>(out_mass));
   p.status = Global<int32_t>(output<int32_t>(out_status));
-  const Reserved reserved(&p, target_logits, stream);
-  launch_rows(p, stream);
-  launch_pairs(p, Pass::kDraw, stream);
+  const Reserved reserved(&p, target_logits);
+  launch_residual(p, stream);
+  launch_phase(draw_kernel, p.batch, kThreads, stream, p);
 }
 
 }  // namespace specdec

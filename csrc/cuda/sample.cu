@@ -1,5 +1,5 @@
-// sample: the best num_samples ids of one race a row, softmax(l / T) after the filters. Kernels:
-// rows.cu.
+// sample: the best num_samples ids of one race a row, softmax(l / T) after the filters. Settle
+// writes its results (sample.cuh).
 #include "../torch/args.h"
 #include "kernels.h"
 
@@ -38,8 +38,10 @@ void sample_out(SPECDEC_SAMPLE_ARGS) {
   p.out_logsumexp = Global<float>(s.logsumexp);
   p.out_threshold = Global<float>(s.threshold);
   p.status = Global<int32_t>(s.status);
-  const Reserved reserved(&p, logits, stream);
-  launch_rows(p, stream);
+  p.flags = kWantsMass | (p.logprobs_mode == LogprobsMode::kRaw ? kWantsRaw : 0u);
+  const Reserved reserved(&p, logits);
+  launch_digest(p, stream);
+  launch_settle(p, stream);
 }
 
 }  // namespace specdec

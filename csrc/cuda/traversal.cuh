@@ -209,7 +209,8 @@ __device__ inline void traverse(const Problem& p, const Request& q, const WalkSt
     task = node_task(s, q.has_draft_law ? kPair : kPoint, d.a, d.b);
     task.num_listed = d.count;
   }
-  end_walk(p, q, s, b, task, t.status);
+  __syncthreads();
+  end_walk(p, q, s, b, follow(p, q, s, b, task), t.status);
   if (threadIdx.x == 0) read_next(p, b, w, -1, t.status);
 }
 

@@ -15,18 +15,14 @@ static __device__ SPECDEC_NOINLINE float residual_mass(const Problem& p, int64_t
   float all = 0.f;
   for (int64_t base = 0; base < p.vocab; base += kTile) {
     float v[kPerThread], weight[kPerThread];
-    load_tile(r.target, base, p.vocab, v);
-    mask_tile(r.allowed, base, p.vocab, v);
-#pragma unroll
-    for (int j = 0; j < kPerThread; ++j) weight[j] = -INFINITY;
-    if (task.kind == kPair) load_draft(p, r, base, weight);
+    load_pair_tile(p, r, base, v, weight);
     float mass = 0.f;
 #pragma unroll
     for (int j = 0; j < kPerThread; ++j) {
       const int64_t id = id_of(base, j);
       weight[j] = id < p.vocab ? pair_weight(task, v[j], weight[j], id) : 0.f;
     }
-    apply_list(p, task, b, base, v, weight);
+    apply_list(p, task, b, base, weight);
 #pragma unroll
     for (int j = 0; j < kPerThread; ++j) mass += weight[j];
     all += block_reduce(mass, Plus{});

@@ -59,13 +59,6 @@ struct Correction {
   bool is_late = false;  // mass and room are those before the last rejection
 };
 
-__device__ inline bool is_listed(const Problem& p, int64_t b, int count, int id) {
-  for (int i = 0; i < count; ++i) {
-    if (p.work.listed.load(b * p.nodes + i).id == id) return true;
-  }
-  return false;
-}
-
 // Mass and room after a rejection: only if another child is tried.
 __device__ inline void update_correction(const Problem& p, const Stand& s, int64_t b,
                                          Correction* k) {
@@ -184,16 +177,25 @@ __device__ inline Outcome choose_child(const Problem& p, const Request& q, const
 __device__ inline void walk_on(const Problem& p, const Request& q, const WalkState& w, int64_t b,
                                Children& c) {
   SPECDEC_SHARED(Stand, s);
-  if (threadIdx.x == 0) s = load_stand(p, q, b, p.work.queue.load(b * (p.nodes + 1) + w.head), 0);
+  if (threadIdx.x == 0) {
+    const int node = p.work.queue.load(b * (p.nodes + 1) + w.head);
+    s = load_stand(p, q, b, node, p.at_once ? node : 0);
+  }
   __syncthreads();
   const Outcome o = choose_child(p, q, s, b, c);
   const int status = w.status | o.status;
-  if (o.next != 0) {
-    accept(p, q.target, s, b, o.next);
-  } else {
-    end_walk(p, q, s, b, o.task, status);
+  int next = o.next;
+  Drawn drawn{};
+  if (next == 0) {
+    drawn = follow(p, q, s, b, o.task);
+    if (o.task.descends != 0 && s.row.bad == 0) next = child_drawn(p, s, b, drawn.token);
   }
-  if (threadIdx.x == 0) read_next(p, b, w, o.next != 0 ? o.next : -1, status);
+  if (next != 0) {
+    accept(p, q.target, s, b, next);
+  } else {
+    end_walk(p, q, s, b, drawn, status);
+  }
+  if (threadIdx.x == 0) read_next(p, b, w, next != 0 ? next : -1, status | drawn.status);
 }
 
 // typical: x is accepted iff p(x) > min(epsilon, delta exp(-H(p))); every accepted node is looked
@@ -242,13 +244,14 @@ __device__ inline void walk_typical(const Problem& p, const Request& q, const Wa
   for (int i = 0; i < state.targets; ++i) {
     __syncthreads();
     if (threadIdx.x == 0) {
-      s = load_stand(p, q, b, p.work.queue.load(b * (p.nodes + 1) + state.head + i), i);
+      const int node = p.work.queue.load(b * (p.nodes + 1) + state.head + i);
+      s = load_stand(p, q, b, node, p.at_once ? node : i);
       s.score = s.node == 0 ? 0. : p.work.marks.load(b * p.nodes + s.node).score;
     }
     __syncthreads();
     if (s.row.bad != 0) w.status |= kBadTarget;
     if (w.is_last != 0) {
-      end_walk(p, q, s, b, node_task(s, kPlain, 1., 1.), w.status);
+      end_walk(p, q, s, b, follow(p, q, s, b, node_task(s, kPlain, 1., 1.)), w.status);
       continue;
     }
     accept_typical(p, q, s, b, c, &w);
@@ -267,8 +270,7 @@ __device__ inline void walk_typical(const Problem& p, const Request& q, const Wa
     }
     __syncthreads();
     if (was_read != 0) {
-      const int status = w.status | q.status;
-      write_tree(p, b, w.best, w.depth, m.token, m.token_logprob, status, PairTask{});
+      write_tree(p, b, w.best, w.depth, m.token, m.token_logprob, w.status | q.status);
     } else {  // a leaf: its row is still to be read
       w.targets = 1;
       if (threadIdx.x == 0) p.work.queue.store(b * (p.nodes + 1) + w.tail, w.best);
@@ -276,7 +278,7 @@ __device__ inline void walk_typical(const Problem& p, const Request& q, const Wa
     }
   }
   if (threadIdx.x != 0) return;
-  p.work.walks.store(p.walk_slot(b, p.level + 1), w);
+  p.work.walks.store(b, w);
 }
 
 }  // namespace specdec

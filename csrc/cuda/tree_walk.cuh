@@ -1,10 +1,8 @@
 // What every rule of verify_tree does on its walk: look at a node's children, go to one of them, or
-// end. Called by all threads of the block that arrives last for a request.
-//
-// The nodes whose rows a level reads stand in the request's queue. A level finds its place there in
-// its half of `walks` and writes the other half, so that blocks that come late still read theirs.
+// end. Called by all threads of a request's block. The nodes whose rows a level reads stand in the
+// request's queue.
 #pragma once
-#include "pair.cuh"
+#include "draw.cuh"
 #include "tree.cuh"
 
 namespace specdec {
@@ -124,7 +122,7 @@ __device__ inline void read_next(const Problem& p, int64_t b, WalkState s, int n
     s.targets = 1;
     s.drafts = candidate(p, b, node).has_children;
   }
-  p.work.walks.store(p.walk_slot(b, p.level + 1), s);
+  p.work.walks.store(b, s);
 }
 
 __device__ inline float prob_log(const Problem& p, const Parameters& target, const Stand& s,
@@ -133,10 +131,9 @@ __device__ inline float prob_log(const Problem& p, const Parameters& target, con
   return token_logprob(p, s.row, target, target_logit(p, Chain{}, b, s.node, id), id);
 }
 
-// Writes the path to `stand`, `accepted` levels down, and what follows it: `token`, or -1 if `task`
-// is still to draw it.
+// Writes the path to `stand`, `accepted` levels down, and the token that follows it.
 __device__ inline void write_tree(const Problem& p, int64_t b, int stand, int accepted,
-                                  int64_t token, float logprob, int status, const PairTask& task) {
+                                  int64_t token, float logprob, int status) {
   const bool has_logprobs = p.logprobs_mode != LogprobsMode::kNone;
   const int64_t width = p.max_draft + 1, row = b * width;
   for (int64_t i = accepted + static_cast<int64_t>(threadIdx.x); i < width; i += kThreads) {
@@ -156,27 +153,22 @@ __device__ inline void write_tree(const Problem& p, int64_t b, int stand, int ac
   }
   p.num_accepted.store(b, accepted);
   p.status.store(b, status);
-  p.work.tasks.store(b, task);
-  p.work.states.store(b, {0, accepted, status, 0});
 }
 
-// Ends the walk at s with the draw that `task` names, unless the token is known already.
+// The token that follows s if the walk ends there; drawn as `task` says unless it is known.
+__device__ inline Drawn follow(const Problem& p, const Request& q, const Stand& s, int64_t b,
+                               const PairTask& task) {
+  if (s.row.bad != 0) return {-1, kBadTarget};
+  if (q.target.greedy || is_argmax_rule(p)) return {s.row.argmax, 0};
+  if (task.kind == kPlain && s.row.key != 0) return {key_id(s.row.key), 0};
+  return draw(p, b, task, false);
+}
+
 __device__ inline void end_walk(const Problem& p, const Request& q, const Stand& s, int64_t b,
-                                PairTask task, int status) {
-  int64_t token = -1;
-  if (s.row.bad != 0) {
-    status |= kBadTarget;
-    task.kind = kNothing;
-  } else if (q.target.greedy || is_argmax_rule(p)) {
-    token = s.row.argmax;
-  } else if (task.kind == kPlain && s.row.key != 0) {
-    token = key_id(s.row.key);
-  }
-  if (token >= 0) task.kind = kNothing;
-  if (task.kind == kNothing) task.descends = 0;
-  const bool writes = token >= 0 && threadIdx.x == 0;
-  const float logprob = writes ? prob_log(p, q.target, s, b, token) : 0.f;
-  write_tree(p, b, s.node, s.self.depth, token, logprob, status | q.status, task);
+                                const Drawn& drawn, int status) {
+  const bool writes = drawn.token >= 0 && threadIdx.x == 0;
+  const float logprob = writes ? prob_log(p, q.target, s, b, drawn.token) : 0.f;
+  write_tree(p, b, s.node, s.self.depth, drawn.token, logprob, status | q.status | drawn.status);
 }
 
 __device__ inline void accept(const Problem& p, const Parameters& target, const Stand& s, int64_t b,
@@ -187,28 +179,18 @@ __device__ inline void accept(const Problem& p, const Parameters& target, const 
   p.work.marks.store(b * p.nodes + node, m);
 }
 
-// Rule greedy_multi_draft: a draw that is one of the children but the last is accepted. Returns, to
-// all threads, whether it is.
-__device__ inline bool descend(const Problem& p, int64_t b, const PairTask& task, int64_t token,
-                               int status) {
+// Rule greedy_multi_draft: the child that carries the token, if it is not the last one; 0: none.
+__device__ inline int child_drawn(const Problem& p, const Stand& s, int64_t b, int64_t token) {
   int last = 0, found = 0;
   for (int n = threadIdx.x; n < p.nodes; n += kThreads) {
     const Candidate c = candidate(p, b, n);
-    if (n == 0 || c.parent != task.row) continue;
+    if (n == 0 || c.parent != s.node) continue;
     last = n;
     if (c.id >= 0 && c.id == token) found = n;
   }
   last = block_reduce(last, Larger{});
   found = block_reduce(found, Larger{});
-  if (found == 0 || found == last) return false;
-  if (threadIdx.x != 0) return true;
-  Stand s{};
-  s.node = task.row;
-  s.row = target_stats(p, b, task.slot);
-  accept(p, target_parameters(p, b), s, b, found);
-  const WalkState w = p.work.walks.load(p.walk_slot(b, p.level));
-  read_next(p, b, w, found, w.status | p.work.states.load(b).status | status);
-  return true;
+  return found == last ? 0 : found;
 }
 
 }  // namespace specdec

@@ -1,11 +1,183 @@
-// verify_chain: accept a prefix of the draft and draw the token after it. Statistics and decision:
-// rows.cu, decide.cuh; the masses of rule block and the draw: pair.cu.
+// verify_chain: accept a prefix of the draft and draw the token after it.
+//   digest, settle      of every row (digest.cu, settle.cu)
+//   chain_kernel         grid = [batch]; the accepted prefix, the draw (draw.cuh), all results
+// Rule block sums (w p - q)+ of its rows behind the walk (pair.cu), and ends in
+//   block_kernel        grid = [batch]
 #include "../torch/args.h"
+#include "draw.cuh"
 #include "kernels.h"
 
 namespace specdec {
 
 namespace {
+
+// Outcome of the walk: the token that follows, and all outputs.
+__device__ inline void finish_chain(const Problem& p, const Request& q, int64_t b, int accepted,
+                                    int verdict, int status, float scale) {
+  SPECDEC_SHARED(PairTask, task);
+  SPECDEC_SHARED(int64_t, known);
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    known = -1;
+    task = PairTask{};
+    if (verdict != kStop) {
+      const RowStats row = target_stats(p, b, accepted);
+      task = draw_task(p, q, b, accepted, verdict == kReject, scale);
+      if (q.target.greedy || is_argmax_rule(p)) {
+        known = row.argmax;
+      } else if (task.kind == kPlain && row.key != 0) {
+        known = key_id(row.key);
+      }
+      if (known >= 0) task.kind = kNothing;
+    }
+  }
+  __syncthreads();
+  Drawn drawn{known, 0};
+  if (task.kind != kNothing) drawn = draw(p, b, task, false);
+  if (threadIdx.x == 0) {
+    p.num_accepted.store(b, accepted);
+    p.status.store(b, status | drawn.status);
+  }
+  write_chain(p, q, b, accepted, drawn.token);
+}
+
+// First position that does not accept, over chunks of kThreads positions examined at once.
+__device__ inline void walk(const Problem& p, const Request& q, int64_t b) {
+  using Facts = Fact[kThreads];
+  SPECDEC_SHARED(Facts, facts);
+  SPECDEC_SHARED(int, verdict);
+  SPECDEC_SHARED(int, accepted);
+  SPECDEC_SHARED(int, status);
+  if (threadIdx.x == 0) {
+    verdict = kAccept;
+    accepted = 0;
+    status = q.status;
+  }
+  __syncthreads();
+  if (q.chain.lost) {
+    finish_chain(p, q, b, 0, kStop, q.status, 1.f);
+    return;
+  }
+  for (int base = 0; verdict == kAccept; base += kThreads) {
+    const int i = base + static_cast<int>(threadIdx.x);
+    if (i <= q.chain.length) facts[threadIdx.x] = examine(p, q, b, i);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      for (int j = 0; j < kThreads && base + j <= q.chain.length && verdict == kAccept; ++j) {
+        status |= facts[j].status;
+        verdict = facts[j].verdict;
+        accepted = base + j;
+      }
+    }
+    __syncthreads();
+  }
+  finish_chain(p, q, b, accepted, verdict, status, 1.f);
+}
+
+// Rule block, first half: weights w, and the masses S that are still to be summed (pair.cu).
+__device__ inline void walk_block(const Problem& p, Request& q, int64_t b) {
+  using Facts = Fact[kThreads];
+  SPECDEC_SHARED(Facts, facts);
+  SPECDEC_SHARED(float, weight);
+  SPECDEC_SHARED(int, going);
+  SPECDEC_SHARED(int, length);
+  SPECDEC_SHARED(int, status);
+  SPECDEC_SHARED(int, usable_bonus);
+  if (threadIdx.x == 0) {
+    weight = 1.f;
+    going = q.chain.lost ? 0 : 1;
+    length = 0;
+    status = q.status;
+    usable_bonus = q.chain.lost ? 0 : 1;
+    p.work.weights.store(b * (p.max_draft + 1), 1.f);
+  }
+  __syncthreads();
+  for (int base = 0; going != 0; base += kThreads) {
+    const int i = base + static_cast<int>(threadIdx.x);
+    if (i <= q.chain.length) facts[threadIdx.x] = examine(p, q, b, i);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      for (int j = 0; j < kThreads && going != 0; ++j) {
+        const Fact f = facts[j];
+        status |= f.status;
+        if (f.verdict == kStop) usable_bonus = 0;
+        if (f.verdict != kAccept) {
+          going = 0;
+          break;
+        }
+        length = base + j + 1;
+        weight = fminf(weight * f.ratio, 1.f);
+        p.work.weights.store(b * (p.max_draft + 1) + length, weight);
+      }
+    }
+    __syncthreads();
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) p.work.states.store(b, {length, status, usable_bonus});
+  for (int i = 1 + static_cast<int>(threadIdx.x); i < length; i += kThreads) {
+    PairTask t = draw_task(p, q, b, i, true, p.work.weights.load(b * (p.max_draft + 1) + i));
+    t.watch_draft = 0;
+    if (t.kind == kPair) p.work.tasks.store(b * p.pairs + i, t);
+  }
+  __syncthreads();
+}
+
+// Rule block, second half: tau = max{i : eta_i < h_i}.
+__device__ inline void finish_block(const Problem& p, const Request& q, int64_t b) {
+  SPECDEC_SHARED(int, shared_accepted);
+  SPECDEC_SHARED(ChainState, state);
+  if (threadIdx.x == 0) state = p.work.states.load(b);
+  __syncthreads();
+  int accepted = 0;
+  for (int i = 1 + static_cast<int>(threadIdx.x); i <= state.length; i += kThreads) {
+    const float w = p.work.weights.load(b * (p.max_draft + 1) + i);
+    float h = w;
+    if (i < state.length) {
+      float mass;
+      if (q.has_draft_law) {
+        mass = merged(p, b * p.pairs + i).mass;
+      } else {
+        const int64_t x = draft_id(p, q.chain, b, i);
+        const Law law = target_law(target_stats(p, b, i), q.target);
+        mass = w * (1.f - law.at(target_logit(p, q.chain, b, i, x), x));
+      }
+      const float free = mass + 1.f - w;
+      h = free > 0.f ? mass / free : 1.f;
+    }
+    if (p.coin_of(b, i - 1) < h) accepted = i;
+  }
+  accepted = block_reduce(accepted, Larger{});
+  if (threadIdx.x == 0) shared_accepted = accepted;
+  __syncthreads();
+  const bool full = shared_accepted == state.length;
+  const int verdict = full ? (state.usable_bonus ? kEnd : kStop) : kReject;
+  const float scale = p.work.weights.load(b * (p.max_draft + 1) + shared_accepted);
+  finish_chain(p, q, b, shared_accepted, verdict, state.status, scale);
+}
+
+// Rule block with draft rows goes on when the masses are summed (block_kernel).
+__global__ void __launch_bounds__(kThreads) chain_kernel(const __grid_constant__ Problem p) {
+  SPECDEC_SHARED(Request, q);
+  const int64_t b = blockIdx.x;
+  after_last_kernel();
+  for (int i = threadIdx.x; i < p.pairs; i += kThreads) {
+    p.work.tasks.store(b * p.pairs + i, PairTask{});
+  }
+  load_request(p, b, &q);
+  __syncthreads();
+  if (p.rule != Rule::kBlock || q.target.greedy) return walk(p, q, b);
+  walk_block(p, q, b);
+  if (!p.sums_masses) finish_block(p, q, b);
+}
+
+__global__ void __launch_bounds__(kThreads) block_kernel(const __grid_constant__ Problem p) {
+  SPECDEC_SHARED(Request, q);
+  const int64_t b = blockIdx.x;
+  after_last_kernel();
+  load_request(p, b, &q);
+  __syncthreads();
+  if (!q.target.greedy) finish_block(p, q, b);
+}
 
 void fill_inputs(const VerifyChainParams& v, Problem* problem) {
   Problem& p = *problem;
@@ -74,11 +246,21 @@ void verify_chain_out(SPECDEC_VERIFY_CHAIN_ARGS) {
   p.draft_rows = reads_draft_rows ? p.max_draft : 0;
   p.filters =
       !is_argmax && (p.sampling.filters() || (reads_draft_rows && p.draft_sampling.filters()));
-  p.pairs = v.rule == Rule::kBlock ? p.max_draft + 1 : 1;
-  const Reserved reserved(&p, target_logits, stream);
-  launch_rows(p, stream);
-  if (v.rule == Rule::kBlock && p.draft && p.max_draft > 1) launch_pairs(p, Pass::kMass, stream);
-  if (reads_draft) launch_pairs(p, Pass::kDraw, stream);
+  p.sums_masses = v.rule == Rule::kBlock && p.draft && p.max_draft > 1;
+  p.pairs = p.sums_masses ? p.max_draft : 0;
+  // Masses: of every law that draws, for top-p, and for processed log-probabilities.
+  const bool draws = reads_draft || v.rule == Rule::kTypical;
+  if (draws || p.filters || p.logprobs_mode != LogprobsMode::kNone) p.flags |= kWantsMass;
+  if (v.rule == Rule::kTypical) p.flags |= kWantsEntropy;
+  if (p.logprobs_mode == LogprobsMode::kRaw) p.flags |= kWantsRaw;
+  const Reserved reserved(&p, target_logits);
+  launch_columns(p, stream);
+  launch_digest(p, stream);
+  launch_settle(p, stream);
+  launch_phase(chain_kernel, p.batch, kThreads, stream, p);
+  if (!p.sums_masses) return;
+  launch_pairs(p, Pass::kMass, stream);
+  launch_phase(block_kernel, p.batch, kThreads, stream, p);
 }
 
 }  // namespace specdec

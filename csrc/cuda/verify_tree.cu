@@ -1,15 +1,11 @@
 // verify_tree: walk from the root to an accepted node, then draw one token.
-//   open_kernel    grid = [batch]; a block checks a tree and puts its root into the queue
-//   level_kernel   grid = [batch * rows * tiles]; reads the rows of the nodes in the queue, a tile
-//   a
-//                  block; the block that arrives last for a request tries the children of each and
-//                  puts what it accepts into the queue. With filters resolve_kernel decides,
-//                  grid = [batch * rows]
-//   pair_kernel    the draw from what the rejections left (pair.cu)
-// One launch a level; rule typical looks at kFrontier nodes a level, rule traversal at all at once.
+//   open_kernel       grid = [batch]; checks a tree and puts its root into the queue
+//   digest, settle    of the rows of the nodes in the queue, or of all nodes (digest.cu, settle.cu)
+//   tree_kernel       grid = [batch]; tries the children of each node in the queue, puts what it
+//                     accepts into it, or ends the walk (draw.cuh)
+// The rows of a level are read when the walk is there; small trees have all rows read at once.
 #include "../torch/args.h"
 #include "kernels.h"
-#include "read_rows.cuh"
 #include "traversal.cuh"
 #include "tree_rules.cuh"
 
@@ -41,7 +37,10 @@ __device__ Candidate checked_node(const TreeTable& t, const NodeIds& id, int n) 
 __global__ void __launch_bounds__(kThreads) open_kernel(const __grid_constant__ Problem p) {
   SPECDEC_SHARED(TreeTable, tree);
   SPECDEC_SHARED(NodeIds, id);
+  SPECDEC_SHARED(Request, q);
   const int64_t b = blockIdx.x;
+  after_last_kernel();
+  load_request(p, b, &q);
   bool bad = load_tree(p.parents, b, p.nodes, p.max_draft, tree);
   for (int n = threadIdx.x; n < p.nodes; n += kThreads) {
     const int64_t given = n == 0 ? -1 : p.draft_ids.load(b * p.nodes + n);
@@ -54,63 +53,43 @@ __global__ void __launch_bounds__(kThreads) open_kernel(const __grid_constant__ 
     keep_root(tree, p.nodes);
   }
   mark_parents(tree, p.nodes, tree.jump);
-  int present = 0, inner = 0, candidates = 0;  // candidates: children of the root
+  int candidates = 0;  // children of the root
   for (int n = threadIdx.x; n < p.nodes; n += kThreads) {
     const Candidate c = checked_node(tree, id, n);
     p.work.candidates.store(b * p.nodes + n, c);
-    present += c.depth >= 0 ? 1 : 0;
-    inner += c.has_children;
     candidates += c.parent == 0 && c.id >= 0 ? 1 : 0;
   }
-  present = block_reduce(present, Plus{});
-  inner = block_reduce(inner, Plus{});
   candidates = block_reduce(candidates, Plus{});
   if (threadIdx.x != 0) return;
-  const bool at_once = p.tree_rule == TreeRule::kTraversal;
   WalkState w{};
-  w.tail = 1;
-  w.targets = at_once ? present : 1;
-  w.drafts = at_once ? inner : tree.jump[0];
+  w.tail = w.targets = 1;
+  w.drafts = tree.jump[0];
   w.status = bad ? kBadLayout : 0;
-  if (candidates > 0 && load_request(p, b).is_draft_bad) w.status |= kBadSampling;
+  if (candidates > 0 && q.is_draft_bad) w.status |= kBadSampling;
   p.work.queue.store(b * (p.nodes + 1), 0);
-  p.work.walks.store(p.walk_slot(b, 0), w);
+  p.work.walks.store(b, w);
 }
 
-// Out of line: it runs once a request and level, and must not cost the tiles their registers.
-__device__ SPECDEC_NOINLINE void decide_level(const Problem& p, int64_t b) {
+__global__ void __launch_bounds__(kThreads) tree_kernel(const __grid_constant__ Problem p) {
   SPECDEC_SHARED(WalkState, w);
   SPECDEC_SHARED(Request, q);
   SPECDEC_SHARED(Children, children);
-  if (threadIdx.x == 0) {
-    w = p.work.walks.load(p.walk_slot(b, p.level));
-    q = load_request(p, b);
-    if (p.tree_rule == TreeRule::kGreedyMultiDraft) p.work.tasks.store(b, PairTask{});
-    if (w.targets == 0) p.work.walks.store(p.walk_slot(b, p.level + 1), w);
-  }
-  __syncthreads();
-  if (w.targets == 0) return;
-  if (p.tree_rule == TreeRule::kTraversal) return traverse(p, q, w, b);
-  if (p.tree_rule == TreeRule::kTypical) return walk_typical(p, q, w, b, children);
-  walk_on(p, q, w, b, children);
-}
-
-template <bool kFilters>
-__global__ void __launch_bounds__(kThreads, 2) level_kernel(const __grid_constant__ Problem p) {
-  read_tile<kFilters, false>(p, [&](int64_t b, Key*) { decide_level(p, b); });
-}
-
-__global__ void __launch_bounds__(kThreads, 1) resolve_kernel(const __grid_constant__ Problem p) {
-  refine_rows(p, [&](int64_t b, Key*) { decide_level(p, b); });
-}
-
-void launch_level(const Problem& p, Stream stream) {
-  const int64_t rows = p.batch * (p.target_rows + p.draft_rows);
-  if (p.filters) {
-    launch(level_kernel<true>, rows * p.tiles, kThreads, stream, p);
-    launch(resolve_kernel, rows, kThreads, stream, p);
-  } else {
-    launch(level_kernel<false>, rows * p.tiles, kThreads, stream, p);
+  const int64_t b = blockIdx.x;
+  after_last_kernel();
+  load_request(p, b, &q);
+  for (;;) {
+    if (threadIdx.x == 0) w = p.work.walks.load(b);
+    __syncthreads();
+    if (w.targets == 0) return;
+    if (p.tree_rule == TreeRule::kTraversal) {
+      traverse(p, q, w, b);
+    } else if (p.tree_rule == TreeRule::kTypical) {
+      walk_typical(p, q, w, b, children);
+    } else {
+      walk_on(p, q, w, b, children);
+    }
+    if (!p.at_once) return;
+    __syncthreads();
   }
 }
 
@@ -128,13 +107,19 @@ Rule row_rule(TreeRule rule) {
   }
 }
 
-// Launches that the deepest walk needs. A level of rule typical that does not fill its rows empties
-// the queue, so that only nodes further down are left.
-int levels_of(const Problem& p) {
+// Levels of the deepest walk. One of rule typical that does not fill its rows empties the queue, so
+// that only nodes further down are left.
+int levels_of(const Problem& p, int frontier) {
   const int depth = p.max_draft < p.nodes - 1 ? p.max_draft : p.nodes - 1;
-  if (p.tree_rule == TreeRule::kTraversal) return 1;
-  if (p.tree_rule == TreeRule::kTypical) return depth + p.nodes / p.target_rows + 2;
+  if (p.tree_rule == TreeRule::kTypical) return depth + p.nodes / frontier + 2;
   return depth + 1;
+}
+
+// Whether reading the rows of all nodes costs less than three launches a level, of about 1 us each:
+// the rows that a walk would not visit, at 4000 bytes a nanosecond (H200).
+bool is_small(const Problem& p, int levels) {
+  const int64_t bytes = p.vocab * (p.target.type() == LogitType::kFloat32 ? 4 : 2);
+  return p.batch * (p.nodes - levels) * bytes / 4000 < (levels - 1) * int64_t{3000};
 }
 
 void verify_tree_out(Tensor token_ids, Tensor parents, Tensor target_logits, OptTensor draft_logits,
@@ -183,23 +168,26 @@ void verify_tree_out(Tensor token_ids, Tensor parents, Tensor target_logits, Opt
   p.status = Global<int32_t>(output<int32_t>(out_status));
   p.logprobs = Global<float>(output<float>(out_logprobs));
   const int frontier = p.nodes < kFrontier ? p.nodes : kFrontier;
-  const bool at_once = tree_rule == TreeRule::kTraversal;
-  p.target_rows = at_once ? p.nodes : tree_rule == TreeRule::kTypical ? frontier : 1;
-  p.draft_rows = !p.draft ? 0 : at_once ? p.nodes : 1;
-  STD_TORCH_CHECK(!at_once || p.nodes <= kMaxTraversal, "verify_tree: traversal of ", p.nodes);
+  const int levels = levels_of(p, frontier);
+  p.at_once = tree_rule == TreeRule::kTraversal || is_small(p, levels);
+  p.target_rows = p.at_once ? p.nodes : tree_rule == TreeRule::kTypical ? frontier : 1;
+  p.draft_rows = !p.draft ? 0 : p.at_once ? p.nodes : 1;
+  STD_TORCH_CHECK(tree_rule != TreeRule::kTraversal || p.nodes <= kMaxTraversal,
+                  "verify_tree: traversal of ", p.nodes);
   p.filters = tree_rule != TreeRule::kGreedy &&
               (p.sampling.filters() || (p.draft && p.draft_sampling.filters()));
-  p.pairs = 1;
-  const Reserved reserved(&p, target_logits, stream);
+  const bool draws = reads_draft || tree_rule == TreeRule::kTargetOnly || p.filters;
+  if (draws || p.logprobs_mode != LogprobsMode::kNone) p.flags |= kWantsMass;
+  if (tree_rule == TreeRule::kTypical) p.flags |= kWantsMass | kWantsEntropy;
+  if (p.logprobs_mode == LogprobsMode::kRaw) p.flags |= kWantsRaw;
+  const Reserved reserved(&p, target_logits);
   launch_columns(p, stream);
-  launch(open_kernel, p.batch, kThreads, stream, p);
-  const bool draws_in_between = tree_rule == TreeRule::kGreedyMultiDraft;
-  for (p.level = 0; p.level < levels_of(p); ++p.level) {
-    launch_level(p, stream);
-    if (draws_in_between) launch_pairs(p, Pass::kDraw, stream);
+  launch_phase(open_kernel, p.batch, kThreads, stream, p);
+  for (int level = 0; level < (p.at_once ? 1 : levels); ++level) {
+    launch_digest(p, stream);
+    launch_settle(p, stream);
+    launch_phase(tree_kernel, p.batch, kThreads, stream, p);
   }
-  const bool draws = reads_draft || tree_rule == TreeRule::kTargetOnly;
-  if (draws && !draws_in_between) launch_pairs(p, Pass::kDraw, stream);
 }
 
 }  // namespace

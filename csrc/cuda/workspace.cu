@@ -1,6 +1,5 @@
-// Memory of a call: scratch from the caching allocator, tickets that live with the stream.
-#include <map>
-#include <mutex>
+// Memory of a call: scratch from torch's allocator, so that captures and streams need no care.
+#include <array>
 #include <utility>
 
 #include "kernels.h"
@@ -26,27 +25,6 @@ class Layout {  // arrays behind one another, each aligned to 16 bytes
   int64_t size_ = 0;
 };
 
-Tensor make(const Tensor& like, int64_t bytes, bool zero) {
-  const std::array<int64_t, 1> size{bytes};
-  return zero ? torch::stable::new_zeros(like, size, ScalarType::Byte)
-              : torch::stable::new_empty(like, size, ScalarType::Byte);
-}
-
-// Tickets of a stream, grown when needed. A capture gets its own: its graph may replay beside the
-// stream.
-Tensor tickets_of(const Tensor& like, Stream stream, int64_t bytes) {
-  if (is_capturing(stream)) return make(like, bytes, true);
-  static auto& mutex = *new std::mutex;  // never destroyed: the device may be gone by then
-  static auto& tickets = *new std::map<std::pair<int, Stream>, Tensor>;
-  const std::lock_guard lock(mutex);
-  const auto key = std::pair(static_cast<int>(like.get_device_index()), stream);
-  auto found = tickets.find(key);
-  if (found == tickets.end() || found->second.size(0) < bytes) {
-    found = tickets.insert_or_assign(key, make(like, 2 * bytes, true)).first;
-  }
-  return found->second;
-}
-
 template <class T>
 Global<T> part(const Tensor& memory, int64_t at) {
   return Global<T>(reinterpret_cast<T*>(static_cast<char*>(memory.mutable_data_ptr()) + at));
@@ -54,38 +32,38 @@ Global<T> part(const Tensor& memory, int64_t at) {
 
 }  // namespace
 
-Reserved::Reserved(Problem* problem, const Tensor& like, Stream stream) {
+Reserved::Reserved(Problem* problem, const Tensor& like) {
   Problem& p = *problem;
   const int64_t rows = p.batch * (p.target_rows + p.draft_rows), tiles = rows * p.tiles;
-  const int64_t pairs = p.batch * p.pairs, listed = p.filters ? tiles : 0;
+  const int64_t pairs = p.batch * p.pairs, gathered = p.filters ? tiles : 0;
+  const int64_t nodes = p.batch * p.nodes;
   const bool maps = p.token_map && p.task != Task::kSample && p.draft;
+  const bool is_wide =
+      p.target.type() == LogitType::kFloat32 || (p.draft && p.draft.type() == LogitType::kFloat32);
+  p.maxima_bytes = int64_t{p.tiles} * kTileBlocks * (is_wide ? 4 : 2);
   Layout layout;
   const int64_t partials = layout.add<Partial>(tiles);
-  const int64_t keys = layout.add<unsigned long long>(tiles * p.num_samples);
-  const int64_t heads = layout.add<ListHead>(listed);
-  const int64_t lists = layout.add<Listed>(listed * kListed);
-  const int64_t groups = layout.add<Group>(listed * kGroups);
+  const int64_t maxima = layout.add<uint8_t>(rows * p.maxima_bytes);
+  const int64_t gathered_at = layout.add<Gathered>(gathered);
+  const int64_t lists = layout.add<uint8_t>(gathered * kListed * (is_wide ? 4 : 2));
   const int64_t stats = layout.add<RowStats>(rows);
   const int64_t tasks = layout.add<PairTask>(pairs);
   const int64_t pair_partials = layout.add<PairPartial>(pairs * p.tiles);
   const int64_t states = layout.add<ChainState>(p.batch);
   const int64_t weights = layout.add<float>(p.batch * (p.max_draft + 1));
   const int64_t columns = layout.add<int32_t>(maps ? p.vocab : 0);
-  const int64_t nodes = p.batch * p.nodes, walks = p.nodes > 0 ? 2 * p.batch : 0;
   const int64_t candidates = layout.add<Candidate>(nodes);
   const int64_t marks = layout.add<Mark>(nodes);
   const int64_t queue = layout.add<int32_t>(p.nodes > 0 ? nodes + p.batch : 0);
-  const int64_t listed_ids = layout.add<Listed>(nodes);
-  const int64_t walk_states = layout.add<WalkState>(walks);
-  scratch_ = make(like, layout.size(), false);
-  const int64_t ticket_bytes = (rows + p.batch) * static_cast<int64_t>(sizeof(unsigned));
-  tickets_ = tickets_of(like, stream, ticket_bytes);
+  const int64_t listed = layout.add<Listed>(nodes);
+  const int64_t walks = layout.add<WalkState>(p.nodes > 0 ? p.batch : 0);
+  const std::array<int64_t, 1> size{layout.size()};
+  scratch_ = torch::stable::new_empty(like, size, ScalarType::Byte);
   Workspace& w = p.work;
   w.partials = part<Partial>(scratch_, partials);
-  w.keys = part<unsigned long long>(scratch_, keys);
-  w.heads = part<ListHead>(scratch_, heads);
-  w.lists = part<Listed>(scratch_, lists);
-  w.groups = part<Group>(scratch_, groups);
+  w.maxima = part<uint8_t>(scratch_, maxima).data();
+  w.gathered = part<Gathered>(scratch_, gathered_at);
+  w.lists = part<uint8_t>(scratch_, lists).data();
   w.rows = part<RowStats>(scratch_, stats);
   w.tasks = part<PairTask>(scratch_, tasks);
   w.pair_partials = part<PairPartial>(scratch_, pair_partials);
@@ -94,11 +72,9 @@ Reserved::Reserved(Problem* problem, const Tensor& like, Stream stream) {
   w.candidates = part<Candidate>(scratch_, candidates);
   w.marks = part<Mark>(scratch_, marks);
   w.queue = part<int32_t>(scratch_, queue);
-  w.listed = part<Listed>(scratch_, listed_ids);
-  w.walks = part<WalkState>(scratch_, walk_states);
+  w.listed = part<Listed>(scratch_, listed);
+  w.walks = part<WalkState>(scratch_, walks);
   if (maps) w.columns = part<int32_t>(scratch_, columns);
-  w.request_tickets = part<unsigned>(tickets_, 0);
-  w.row_tickets = w.request_tickets + p.batch;
 }
 
 Problem base_problem(Task task, int64_t batch, const Logits& target, const Logits& draft,

@@ -148,6 +148,35 @@ def race() -> Figure:
     return figure
 
 
+def digest() -> Figure:
+    """What a draw looks into: bounds of blocks, best score, and the few blocks above it."""
+    generator = torch.Generator().manual_seed(5)
+    count, size = 32, 64
+    logits = 2.2 * torch.randn(count, size, generator=generator)
+    key = RngKey(torch.tensor([11]), torch.tensor([0]))
+    noise = race_noise(key, torch.arange(count * size))[0].view(count, size)
+    score = logits - noise.log()
+    bound = logits.amax(1) - noise.amin(1).log()
+    best = float(score.max())
+    figure, (top, low) = plt.subplots(2, 1, figsize=(9, 5.2), layout="constrained", sharex=True)
+    ids = torch.arange(count * size) / size
+    top.plot(ids, logits.flatten(), ".", color=DROPPED, markersize=2)
+    top.bar(torch.arange(count) + 0.5, logits.amax(1), width=0.9, color="none", edgecolor=TARGET, lw=1.2)
+    top.set_ylabel("logit")
+    top.set_title("The digest keeps the largest logit of each block of 64 ids", loc="left", fontsize=12)
+    looked = [float(b) >= best for b in bound]
+    low.bar(torch.arange(count) + 0.5, bound, width=0.9, color=[DRAFT if one else DROPPED for one in looked])
+    low.axhline(best, color=LINE, lw=1.2)
+    low.annotate("best score", (0.1, best), xytext=(0, 4), textcoords="offset points", fontsize=10)
+    low.set_ylabel("bound of the score")
+    low.set_xlabel("block of 64 ids")
+    name = f"A draw looks into the {sum(looked)} blocks whose bound reaches the best score"
+    low.set_title(name, loc="left", fontsize=12)
+    for axis in (top, low):
+        axis.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
 def tree() -> Figure:
     """A tree of candidates and its mask."""
     figure, axis = sheet(24, 8.4, "A tree of candidates, and which positions each node attends")
@@ -219,7 +248,8 @@ def tokens() -> Figure:
 
 
 PICTURES: dict[str, Callable[[], Figure]] = {
-    "step": step, "ratio": ratio, "keys": keys, "race": race, "tree": tree, "compact": compact, "tokens": tokens,
+    "step": step, "ratio": ratio, "keys": keys, "race": race, "digest": digest, "tree": tree, "compact": compact,
+    "tokens": tokens,
 }  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -28,13 +29,14 @@ START, END = "<!-- twins -->\n", "<!-- /twins -->\n"
 
 
 def copy_with_twins() -> None:
-    """The sources with every fault in its place, none of them at work. Files that stay the same keep their age."""
+    """The sources with every fault in its place, none of them at work."""
     texts = {path: path.read_text() for path in sorted((ROOT / "csrc").rglob("*")) if path.is_file()}
     for number, twin in enumerate(TWINS, 1):
         path = ROOT / "csrc/cuda" / twin.file
         if texts[path].count(twin.old) != 1:
             raise ValueError(f"{twin.name}: {twin.file} holds {twin.old!r} {texts[path].count(twin.old)} times")
         texts[path] = texts[path].replace(twin.old, twin.new.replace("TWIN", f"(race_twin == {number})"))
+    shutil.rmtree(COPY, ignore_errors=True)
     for path, text in texts.items():
         target = COPY / path.relative_to(ROOT / "csrc")
         target.parent.mkdir(parents=True, exist_ok=True)

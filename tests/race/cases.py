@@ -38,6 +38,7 @@ def cases() -> Iterator[tuple[str, Case]]:
     for rule in TREE_RULES:
         tree = make_tree(2, 12, 50, rule=rule, drafts="point" if rule != "traversal" else "model", closeness=3.0)
         yield f"verify_tree {rule} far", bound("verify_tree", (tree.tensors, tree.keywords | {"logprobs": "raw"}))
+    yield from digests()
     yield from samples()
     yield from residuals()
     yield from layouts()
@@ -71,6 +72,19 @@ def other_chains() -> Iterator[tuple[str, Case]]:
     assert chain.draft_logits is not None
     call = (chain.draft_ids, chain.target_logits, chain.draft_logits[..., :5000]), mapped
     yield "verify_chain ratio mapped", bound("verify_chain", call)
+
+
+def digests() -> Iterator[tuple[str, Case]]:
+    """Every dtype with everything that a digest may hold: masses, entropy, raw masses, packed bits."""
+    held = (("greedy", None), ("ratio", None), ("typical", None), ("ratio", "raw"), ("typical", "raw"))
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for rule, logprobs in held:
+            for allowed in (None, everything_allowed(8)):
+                chain = make_chain(2, 3, WIDE, rule=rule, dtype=dtype)
+                keywords = chain.keywords | {"logprobs": logprobs, "allowed": allowed}
+                call = (chain.draft_ids, chain.target_logits, chain.draft_logits), keywords
+                kind = f"{rule} {dtype} {logprobs} {'all' if allowed is None else 'allowed'}"
+                yield f"verify_chain digest {kind}", bound("verify_chain", call)
 
 
 def samples() -> Iterator[tuple[str, Case]]:

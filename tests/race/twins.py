@@ -58,71 +58,6 @@ TWINS = (
         "select_tree large",
     ),
     Twin(
-        "handshake: no fence before the ticket",
-        "handshake.cuh",
-        """
-  __threadfence();
-  __syncthreads();
-  if (expected""",
-        """
-  if (!TWIN) __threadfence();
-  __syncthreads();
-  if (expected""",
-        "sample plain 1",
-    ),
-    Twin(
-        "handshake: no barrier before the ticket",
-        "handshake.cuh",
-        """
-  __syncthreads();
-  if (expected""",
-        """
-  if (!TWIN) __syncthreads();
-  if (expected""",
-        "sample listed 1",
-    ),
-    Twin(
-        "handshake: no fence after the ticket",
-        "handshake.cuh",
-        """
-    __threadfence();
-  }""",
-        """
-    if (!TWIN) __threadfence();
-  }""",
-        "sample plain 1",
-    ),
-    Twin(
-        "handshake: no barrier after the ticket",
-        "handshake.cuh",
-        """
-  __syncthreads();
-  return is_last""",
-        """
-  if (!TWIN) __syncthreads();
-  return is_last""",
-        "sample plain 1",
-    ),
-    Twin(
-        "pairs: the ticket is taken before the tile's results are stored",
-        "pair.cu",
-        """
-  if (threadIdx.x == 0) p.work.pair_partials.store(slot * p.tiles + tile, part);
-  SPECDEC_SHARED(Meeting, meeting);
-  if (threadIdx.x == 0) meeting = meeting_of(p, kPass, b, slot);
-  __syncthreads();
-  if (!is_last_block(meeting.ticket, meeting.expected)) return;""",
-        """
-  if (!TWIN && threadIdx.x == 0) p.work.pair_partials.store(slot * p.tiles + tile, part);
-  SPECDEC_SHARED(Meeting, meeting);
-  if (threadIdx.x == 0) meeting = meeting_of(p, kPass, b, slot);
-  __syncthreads();
-  const bool is_last = is_last_block(meeting.ticket, meeting.expected);
-  if (TWIN && threadIdx.x == 0) p.work.pair_partials.store(slot * p.tiles + tile, part);
-  if (!is_last) return;""",
-        "residual_sample none",
-    ),
-    Twin(
         "samples: the best keys are read without a barrier",
         "race.cuh",
         """
@@ -137,7 +72,7 @@ TWINS = (
     ),
     Twin(
         "walk: facts are read without a barrier",
-        "decide_op.cuh",
+        "verify_chain.cu",
         """
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -150,7 +85,7 @@ TWINS = (
     ),
     Twin(
         "rule block: the length is read without a barrier",
-        "decide_op.cuh",
+        "verify_chain.cu",
         """
         p.work.weights.store(b * (p.max_draft + 1) + length, weight);
       }
@@ -164,15 +99,107 @@ TWINS = (
         "verify_chain block none",
     ),
     Twin(
-        "filters: the edge of the listed values is read without a barrier",
+        "digest: the row is read without a barrier",
+        "digest.cu",
+        """
+  __syncthreads();
+  if (!t.row.active) return;""",
+        """
+  if (!TWIN) __syncthreads();
+  if (!t.row.active) return;""",
+        "sample plain 1",
+    ),
+    Twin(
+        "digest: the warps' parts are merged without a barrier",
+        "digest.cu",
+        """
+  __syncthreads();
+  if (threadIdx.x >= 32) return;""",
+        """
+  if (!TWIN) __syncthreads();
+  if (threadIdx.x >= 32) return;""",
+        "sample plain 1",
+    ),
+    Twin(
+        "digest: two warps store the maxima of one share of a tile",
+        "digest.cu",
+        """
+  uint8_t* maxima = t.maxima + warp * (""",
+        """
+  uint8_t* maxima = t.maxima + (TWIN ? warp / 2 : warp) * (""",
+        "sample plain 1",
+    ),
+    Twin(
+        "settle: a row's statistics are read without a barrier",
+        "settle.cu",
+        """
+        r.argmax = argmax;
+      }
+    }
+    __syncthreads();""",
+        """
+        r.argmax = argmax;
+      }
+    }
+    if (!TWIN) __syncthreads();""",
+        "sample plain 1",
+    ),
+    Twin(
+        "race: the row's race is read without a barrier",
+        "settle.cu",
+        """
+  if (threadIdx.x == 0) race = row_race(p, b, row);
+  __syncthreads();""",
+        """
+  if (threadIdx.x == 0) race = row_race(p, b, row);
+  if (!TWIN) __syncthreads();""",
+        "sample plain 1",
+    ),
+    Twin(
+        "filters: the blocks that are read again are read without a barrier",
+        "filter.cuh",
+        """
+  if (picked > kMostBlocks) return kList + 1;
+  __syncthreads();""",
+        """
+  if (picked > kMostBlocks) return kList + 1;
+  if (!TWIN) __syncthreads();""",
+        "sample listed 1",
+    ),
+    Twin(
+        "filters: a sample is read without a barrier",
         "filter.cuh",
         """
   __syncthreads();
-  const float floor =""",
+  return taken * kBlock;""",
         """
   if (!TWIN) __syncthreads();
-  const float floor =""",
-        "sample listed 1",
+  return taken * kBlock;""",
+        "sample gathered 1",
+    ),
+    Twin(
+        "filters: places of lists are read without a barrier",
+        "filter.cuh",
+        """
+    count[mine] = g.listed;
+    __syncthreads();""",
+        """
+    count[mine] = g.listed;
+    if (!TWIN) __syncthreads();""",
+        "sample gathered 1",
+    ),
+    Twin(
+        "draw: the pair of rows is read without a barrier",
+        "draw.cuh",
+        """
+    race.size = p.vocab;
+  }
+  __syncthreads();""",
+        """
+    race.size = p.vocab;
+  }
+  if (!TWIN) __syncthreads();""",
+        "residual_sample none",
     ),
     Twin(
         "filters: gathered values are read without a barrier",
@@ -184,53 +211,6 @@ TWINS = (
   if (!TWIN) __syncthreads();
   return filled;""",
         "sample listed 1",
-    ),
-    Twin(
-        "filters: the groups' masses are read without a barrier",
-        "filter.cuh",
-        """
-    table->above[tile * kGroups] = top;
-  }
-  __syncthreads();""",
-        """
-    table->above[tile * kGroups] = top;
-  }
-  if (!TWIN) __syncthreads();""",
-        "sample top_p 1",
-    ),
-    Twin(
-        "filters: a bound has two writers (found here, and mended)",
-        "filter.cuh",
-        """
-    if (g % kGroups != 0) table->above[g] = table->least[g - 1];""",
-        """
-    if (TWIN && g % kGroups == 0) table->above[g] = INFINITY;
-    if (g % kGroups != 0) table->above[g] = table->least[g - 1];""",
-        "sample gathered 1",
-    ),
-    Twin(
-        "sort: the buffer is used again without a barrier",
-        "sort.cuh",
-        """
-    for (int j = 0; j < kPerThread; ++j) other[j] = buffer[j * kThreads + (t ^ mask)];
-    __syncthreads();""",
-        """
-    for (int j = 0; j < kPerThread; ++j) other[j] = buffer[j * kThreads + (t ^ mask)];
-    if (!TWIN) __syncthreads();""",
-        "sample listed 1",
-    ),
-    Twin(
-        "refinement: the row's task is read without a barrier",
-        "read_rows.cuh",
-        """
-    if (t.active) stats = p.work.rows.load(at.slot);
-  }
-  __syncthreads();""",
-        """
-    if (t.active) stats = p.work.rows.load(at.slot);
-  }
-  if (!TWIN) __syncthreads();""",
-        "sample gathered 1",
     ),
     Twin(
         "tree: children are read without a barrier",
@@ -252,7 +232,7 @@ TWINS = (
         """
     if (mine < count) list[mine] = p.work.listed.load(b * p.nodes + first + mine);
     if (!TWIN) __syncthreads();""",
-        "verify_tree recursive far",
+        "verify_tree traversal",
     ),
     Twin(
         "tree: rule typical reads its node without a barrier",

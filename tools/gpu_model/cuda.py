@@ -29,17 +29,23 @@ from compile_cuda import FLAGS, INCLUDE, Usage, parse, short_name  # noqa: E402
 
 BUILD = ROOT / "build" / "gpu-model"
 DRAFT = 5
-# Paths for other dtypes and for rows that are not aligned, in code that picks its dtype at run time.
-OTHER_DTYPES = r"kFloat32|count_read\(4\)|count_read\(2\)|i \* 4|at\(i \+ j\)|scaled|rest\b"
+# Paths for rows of another dtype, in code that picks its dtype at run time, and for rows that are not aligned.
+OTHER_DTYPES = (
+    r"kFloat32|0x1p30f /|is_aligned && first|count_read\(4\)|count_read\(2\)|i \* 4|at\(i \+ j\)|scaled|rest\b|"
+    r"ragged_words|half_at|word_at"
+)
 # What the tests' build for the host has in place of a GPU's code; group 1 is the GPU's.
 HOST = re.compile(
     r"^#ifdef SPECDEC_HOST\n(?:(?!#else|#endif).*\n)*(?:#else\n((?:(?!#endif).*\n)*))?#endif", re.MULTILINE
 )
-ONE_THREAD = r"if \(.*threadIdx\.x == 0|load_pair\(|meeting_of\("
-NO_RANK, NO_RACE, NO_RAW, NO_MASK = r"rank", r"race_tile", r"raw_partial", r"mask_tile"
+# By one thread, or one warp of eight.
+ONE_THREAD = (
+    r"if \(.*threadIdx\.x == 0|threadIdx\.x < 32|load_pair\(|make_row\(|find_share|load_request|merge_warps|"
+    r"\.merged\(|partials\.store|merge_tiles"
+)
 RARE = (
-    r"apply_list|watch_draft\(|plain_draw|token_map|column|excluded\.load|i < count|wants_mass|exact|fallback|"
-    r"race\.word"
+    r"apply_list|token_map|mapped_minimum|column|excluded\.load|i < count|is_among_largest|race_for_best|write_sample|"
+    r"is_listed|find_argmax|kind == kPlain|search_row|draw\("
 )
 
 
@@ -66,35 +72,47 @@ def tiles(vocab: int) -> int:
     return -(-vocab // 4096)
 
 
-def _rows(rows: int, *cold: str, filters: bool = False) -> tuple[Part, ...]:
-    grid = lambda batch, vocab: batch * rows * tiles(vocab)  # noqa: E731
-    first = Part(f"rows_kernel<{int(filters)},0>", grid, (NO_RANK, NO_RAW, RARE, *cold))
-    again = Part("refine_kernel", lambda batch, _: batch * rows, is_idle=True)
-    return (first, again) if filters else (first,)
+MASS, ENTROPY, RAW, MASKED = 1, 2, 4, 8  # DigestFlag
 
 
-def _pairs(name: str, pairs: int = 1) -> Part:
-    return Part(f"pair_kernel<{name}>", lambda batch, vocab: batch * pairs * tiles(vocab), (RARE, NO_MASK))
+def _rows(rows: int, flags: int, *, filters: bool = False) -> tuple[Part, ...]:
+    """Digest and settle; a block of the digest has four tiles of bf16."""
+    grid = lambda batch, _: batch * rows  # noqa: E731
+    digest = Part(f"digest_kernel<1,{flags}>", lambda batch, vocab: batch * rows * -(-tiles(vocab) // 4))
+    settle = Part(f"settle_kernel<{int(filters)}>", grid, (RARE,))
+    if not filters:
+        return digest, settle
+    gather = Part("gather_kernel", lambda batch, vocab: batch * rows * min(tiles(vocab), 8), is_idle=True)
+    return digest, settle, gather, settle._replace(is_idle=True)
+
+
+def _pairs(name: str, pairs: int) -> Part:
+    return Part(f"pair_kernel<{name}>", lambda batch, vocab: batch * pairs * tiles(vocab), (RARE,))
+
+
+def _once(name: str) -> Part:
+    return Part(name, lambda batch, _: batch, (RARE,))
 
 
 _BOTH, _ONE = 2 * DRAFT + 1, DRAFT + 1
+_WALK = _once("chain_kernel")
 CALLS = [
-    Call("verify_chain ratio bf16", _BOTH, (*_rows(_BOTH, NO_RACE, NO_MASK), _pairs("0"))),
-    Call("verify_chain ratio bf16 mask", _BOTH, (*_rows(_BOTH, NO_RACE), _pairs("0"))),
-    Call("verify_chain ratio bf16 filters", _BOTH, (*_rows(_BOTH, NO_RACE, NO_MASK, filters=True), _pairs("0")), True),
-    Call("verify_chain block bf16", _BOTH, (*_rows(_BOTH, NO_RACE, NO_MASK), _pairs("1", DRAFT - 1), _pairs("0"))),
-    Call("verify_chain match bf16", _ONE, _rows(_ONE, NO_MASK)),
-    Call("verify_chain match bf16 mask", _ONE, _rows(_ONE)),
-    Call("verify_chain match bf16 filters", _ONE, _rows(_ONE, NO_RACE, NO_MASK, filters=True), True),
-    Call("verify_chain greedy bf16", _ONE, _rows(_ONE, NO_RACE, NO_MASK)),
-    Call("verify_chain typical bf16", _ONE, _rows(_ONE, NO_MASK)),
-    Call("verify_chain topm bf16", _ONE, _rows(_ONE, NO_RACE, NO_MASK)),
-    Call("verify_chain distance bf16", _ONE, _rows(_ONE, NO_RACE, NO_MASK)),
-    Call("sample bf16", 1, _rows(1, NO_MASK)),
-    Call("sample bf16 filters", 1, _rows(1, NO_RACE, NO_MASK, filters=True), True),
-    Call("acceptance_ratios bf16", 2 * DRAFT, (*_rows(2 * DRAFT, NO_RACE, NO_MASK), _pairs("2", DRAFT))),
-    Call("residual_probs bf16", 2, (*_rows(2, NO_RACE, NO_MASK), _pairs("1"), _pairs("3"))),
-    Call("residual_sample bf16", 2, (*_rows(2, NO_RACE, NO_MASK), _pairs("0"))),
+    Call("verify_chain ratio bf16", _BOTH, (*_rows(_BOTH, MASS), _WALK)),
+    Call("verify_chain ratio bf16 mask", _BOTH, (*_rows(_BOTH, MASS | MASKED), _WALK)),
+    Call("verify_chain ratio bf16 filters", _BOTH, (*_rows(_BOTH, MASS, filters=True), _WALK), True),
+    Call("verify_chain block bf16", _BOTH, (*_rows(_BOTH, MASS), _WALK, _pairs("0", DRAFT - 1), _once("block_kernel"))),
+    Call("verify_chain match bf16", _ONE, (*_rows(_ONE, 0), _WALK)),
+    Call("verify_chain match bf16 mask", _ONE, (*_rows(_ONE, MASKED), _WALK)),
+    Call("verify_chain match bf16 filters", _ONE, (*_rows(_ONE, MASS, filters=True), _WALK), True),
+    Call("verify_chain greedy bf16", _ONE, (*_rows(_ONE, 0), _WALK)),
+    Call("verify_chain typical bf16", _ONE, (*_rows(_ONE, MASS | ENTROPY), _WALK)),
+    Call("verify_chain topm bf16", _ONE, (*_rows(_ONE, 0), _WALK)),
+    Call("verify_chain distance bf16", _ONE, (*_rows(_ONE, 0), _WALK)),
+    Call("sample bf16", 1, _rows(1, MASS)),
+    Call("sample bf16 filters", 1, _rows(1, MASS, filters=True), True),
+    Call("acceptance_ratios bf16", 2 * DRAFT, (*_rows(2 * DRAFT, MASS), _once("ratios_kernel"), _pairs("1", DRAFT))),
+    Call("residual_probs bf16", 2, (*_rows(2, MASS), _pairs("0", 1), _pairs("2", 1))),
+    Call("residual_sample bf16", 2, (*_rows(2, MASS), _pairs("0", 1), _once("draw_kernel"))),
 ]
 
 

@@ -12,7 +12,15 @@ from .model import Kernel
 # The architectures and vocabularies, and the Triton calls, that are compiled again by every check.
 ARCH, VOCABULARIES = 90, (128256, 151936)
 SLICE = re.compile(r"verify_chain (ratio|match|greedy) bf16( filters)?$|sample bf16( filters)?$")
-CUDA_SLICE = ("rows", "pair")
+CUDA_SLICE = (
+    "digest",
+    "settle",
+    "verify_chain",
+    "pair",
+    "acceptance_ratios",
+    "residual_probs",
+    "residual_sample",
+)
 
 
 class Spill(NamedTuple):
@@ -34,10 +42,8 @@ STREAMS: dict[str, tuple[float, int]] = {
     "triton verify_chain ratio bf16: digest_kernel": (12.5, 64 * 1024),
     "triton verify_chain greedy bf16: digest_kernel": (5, 64 * 1024),
     "triton verify_chain match bf16: digest_kernel": (5, 64 * 1024),
-    "cuda verify_chain ratio bf16: rows_kernel<0,0>": (73, 12 * 1024),
-    "cuda verify_chain ratio bf16: pair_kernel<0>": (284, 8 * 1024),
-    "cuda verify_chain match bf16: rows_kernel<0,0>": (176, 12 * 1024),
-    "cuda verify_chain ratio bf16 filters: rows_kernel<1,0>": (146, 8 * 1024),
+    "cuda verify_chain ratio bf16: digest_kernel<1,1>": (10.5, 128 * 1024),
+    "cuda verify_chain match bf16: digest_kernel<1,0>": (5, 128 * 1024),
 }
 
 

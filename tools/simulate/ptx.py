@@ -172,6 +172,11 @@ def _replacement(opcode: str, given: list[str]) -> list[str] | None:
         for lane in (16, 8, 4, 2, 1):
             steps += [f"shfl.sync.bfly.b32 $1, $0, {lane}, 31, {lanes}", f"{operation}.{kind} $0, $0, $1"]
         return [*steps, f"mov.b32 {result}, $0"]
+    if opcode == "max.NaN.f32":
+        result, a, b = given
+        return [f"max.f32 $0, {a}, {b}", f"setp.nan.f32 $p, {a}, {b}", f"selp.f32 {result}, 0f7FFFFFFF, $0, $p"]
+    if opcode in ("max.NaN.bf16x2", "max.NaN.f16x2"):
+        return _max_halves(*given, infinity=0x7F80 if "bf16" in opcode else 0x7C00)
     if opcode == "cvt.f32.bf16":
         return [f"cvt.u32.u16 $0, {given[1]}", "shl.b32 $0, $0, 16", f"mov.b32 {given[0]}, $0"]
     if opcode == "cvt.rn.bf16.f32":
@@ -190,6 +195,21 @@ def _replacement(opcode: str, given: list[str]) -> list[str] | None:
     if opcode.startswith("mma"):
         return _multiply(opcode, *map(_listed, given))
     return None
+
+
+def _max_halves(result: str, a: str, b: str, infinity: int) -> list[str]:
+    """The larger of each of two 16-bit numbers by the order of their bits, above all of which stands NaN."""
+    steps = []
+    for shift, kept in ((0, "$6"), (16, "$7")):
+        for value, half, key in ((a, "$0", "$1"), (b, "$2", "$3")):
+            steps += [
+                f"shr.u32 {half}, {value}, {shift}", f"and.b32 {half}, {half}, 65535", f"and.b32 $4, {half}, 32767",
+                f"add.u32 {key}, $4, 32768", "sub.u32 $5, 32767, $4",
+                f"setp.gt.u32 $p, {half}, 32767", f"selp.b32 {key}, $5, {key}, $p",
+                f"setp.gt.u32 $p, $4, {infinity}", f"selp.b32 {key}, 65536, {key}, $p",
+            ]  # fmt: skip
+        steps += ["setp.ge.u32 $p, $1, $3", f"selp.b32 {kept}, $0, $2, $p"]
+    return [*steps, "shl.b32 $7, $7, 16", f"or.b32 {result}, $6, $7"]
 
 
 def _listed(vector: str) -> list[str]:

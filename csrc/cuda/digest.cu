@@ -1,0 +1,400 @@
+// The digest of every row that a request has: all that is read of most of it. Of each tile
+//   maximum, mass = sum exp((l - maximum) / T), entropy = sum e^s s with s = (l - maximum) / T,
+// and the same two numbers of the unmasked logits at temperature 1; of each block of 64 ids its
+// largest logit, in the dtype of the row. NaN stays.
+//   grid = [batch * rows * chunks]; a thread block owns 32 KB of a row, whose loads are all on
+//   their way before the first is used; a warp owns 512 consecutive ids of each tile
+#include "kernels.h"
+#include "rows.cuh"
+
+namespace specdec {
+namespace {
+
+constexpr int kLoads = 8;  // of 16 bytes, a thread
+
+template <LogitType kType>
+struct Chunk {
+  static constexpr int kPer = kType == LogitType::kFloat32 ? 4 : 8;  // values of a load
+  static constexpr int kIds = kLoads * kThreads * kPer, kTiles = kIds / kTile;
+  static constexpr int kOfTile = kLoads / kTiles;  // loads
+  // First id of load i, behind the chunk's first.
+  static __device__ __forceinline__ int offset(int i) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    return i / kOfTile * kTile + warp * (kTile / kWarps) + (i % kOfTile * 32 + lane) * kPer;
+  }
+};
+
+template <LogitType kType>
+__device__ __forceinline__ uint32_t max_words(uint32_t a, uint32_t b) {  // NaN stays
+  if constexpr (kType == LogitType::kFloat32) {
+    return float_bits(max_nan(bits_float(a), bits_float(b)));
+  } else {
+    return max_halves<kType == LogitType::kBFloat16>(a, b);
+  }
+}
+
+template <LogitType kType>
+constexpr uint32_t kNothing32 = kType == LogitType::kFloat32    ? 0xff800000u
+                                : kType == LogitType::kBFloat16 ? 0xff80ff80u
+                                                                : 0xfc00fc00u;  // -inf
+
+// Value j of 16 bytes.
+template <LogitType kType>
+__device__ __forceinline__ float value_of(const Words& words, int j) {
+  if constexpr (kType == LogitType::kFloat32) return bits_float(words.w[j]);
+  const uint32_t word = words.w[j / 2];
+  if constexpr (kType == LogitType::kBFloat16) {
+    return bits_float(j % 2 == 0 ? word << 16 : word & 0xffff0000u);
+  }
+  return half_value(static_cast<uint16_t>(j % 2 == 0 ? word : word >> 16));
+}
+
+// What is left of the 16 bytes from value i on, one value at a time.
+template <LogitType kType>
+__device__ __forceinline__ Words ragged_words(const LogitRow& row, int64_t i, int64_t size) {
+  Words out;
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    if constexpr (kType == LogitType::kFloat32) {
+      out.w[j] = i + j < size ? row.word_at(i + j) : kNothing32<kType>;
+    } else {
+      const int64_t at = i + 2 * j;
+      const uint32_t low = at < size ? row.half_at(at) : kNothing32<kType> & 0xffffu;
+      const uint32_t high = at + 1 < size ? row.half_at(at + 1) : kNothing32<kType> & 0xffffu;
+      out.w[j] = low | high << 16;
+    }
+  }
+  return out;
+}
+
+// All of a whole chunk of an aligned row; else what is there, and -inf.
+template <LogitType kType>
+__device__ __forceinline__ void load_chunk(const LogitRow& row, int64_t base, int64_t size,
+                                           Words (&v)[kLoads]) {
+  using C = Chunk<kType>;
+  constexpr int kBytes = 16 / C::kPer;
+  const bool is_aligned = row.is_aligned();
+  if (is_aligned && base + C::kIds <= size) {
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) v[i] = row.template words_at<kBytes>(base + C::offset(i));
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kLoads; ++i) {
+    const int64_t first = base + C::offset(i);
+    if (is_aligned && first + C::kPer <= size) {
+      v[i] = row.template words_at<kBytes>(first);
+    } else {
+      v[i] = ragged_words<kType>(row, first, size);
+    }
+  }
+}
+
+// -inf where the packed bits are 0.
+template <LogitType kType>
+__device__ __forceinline__ void mask_words(unsigned bits, Words* v) {
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    if constexpr (kType == LogitType::kFloat32) {
+      v->w[j] = (bits >> j & 1u) != 0 ? v->w[j] : kNothing32<kType>;
+    } else {
+      const uint32_t keep = ((bits >> 2 * j & 1u) != 0 ? 0x0000ffffu : 0u) |
+                            ((bits >> 2 * j & 2u) != 0 ? 0xffff0000u : 0u);
+      v->w[j] = (v->w[j] & keep) | (kNothing32<kType> & ~keep);
+    }
+  }
+}
+
+// Largest value of a warp's share of a tile; kStore: also of each of its eight blocks.
+template <LogitType kType, bool kStore>
+__device__ __forceinline__ float warp_maximum(const Words* v, uint8_t* maxima, bool stores) {
+  const int lane = threadIdx.x % 32;
+  constexpr auto larger = max_words<kType>;
+  uint32_t top[Chunk<kType>::kOfTile];
+#pragma unroll
+  for (int i = 0; i < Chunk<kType>::kOfTile; ++i) {
+    top[i] = larger(larger(v[i].w[0], v[i].w[1]), larger(v[i].w[2], v[i].w[3]));
+  }
+  if constexpr (kType == LogitType::kFloat32) {
+    // A load spans two blocks of 16 lanes. Lanes share the four loads: each keeps one of them.
+    const bool odd = (lane & 1) != 0, second = (lane & 2) != 0;
+    uint32_t a = odd ? top[2] : top[0], b = odd ? top[3] : top[1];
+    a = larger(a, __shfl_xor_sync(0xffffffffu, odd ? top[0] : top[2], 1));
+    b = larger(b, __shfl_xor_sync(0xffffffffu, odd ? top[1] : top[3], 1));
+    uint32_t m = larger(second ? b : a, __shfl_xor_sync(0xffffffffu, second ? a : b, 2));
+    m = larger(m, __shfl_xor_sync(0xffffffffu, m, 4));
+    m = larger(m, __shfl_xor_sync(0xffffffffu, m, 8));
+    const int load = (odd ? 2 : 0) + (second ? 1 : 0);
+    if (kStore && stores && (lane & 12) == 0) {
+      Global<uint32_t>(reinterpret_cast<uint32_t*>(maxima)).store(2 * load + lane / 16, m);
+    }
+    m = larger(m, __shfl_xor_sync(0xffffffffu, m, 1));
+    m = larger(m, __shfl_xor_sync(0xffffffffu, m, 2));
+    return bits_float(larger(m, __shfl_xor_sync(0xffffffffu, m, 16)));
+  } else {
+    // A load spans four blocks of 8 lanes. One word holds both loads' maxima.
+    uint32_t m = larger(__byte_perm(top[0], top[1], 0x5410), __byte_perm(top[0], top[1], 0x7632));
+#pragma unroll
+    for (int mask = 1; mask < 8; mask *= 2) m = larger(m, __shfl_xor_sync(0xffffffffu, m, mask));
+    if (kStore && stores && lane % 8 == 0) {
+      const Global<uint16_t> out(reinterpret_cast<uint16_t*>(maxima));
+      out.store(lane / 8, static_cast<uint16_t>(m));
+      out.store(4 + lane / 8, static_cast<uint16_t>(m >> 16));
+    }
+    m = larger(m, __shfl_xor_sync(0xffffffffu, m, 8));
+    m = larger(m, __shfl_xor_sync(0xffffffffu, m, 16));
+    m = larger(m, __byte_perm(m, m, 0x1032));
+    return value_of<kType>(Words{{m}}, 0);
+  }
+}
+
+struct Sums {
+  float mass, entropy;
+};
+
+// exp((l - m) / T) = 2^(l scale - shift) / 2^lost with shift = m scale, rounded: one fused
+// multiplication an id, and m itself weighs exactly 1.
+struct Shift {
+  float scale, shift, lost;
+};
+__device__ __forceinline__ Shift shift_of(float maximum, float scale) {
+  if (!(maximum > -INFINITY)) return {scale, 0.f, 0.f};
+  float shift = mul_rn(maximum, scale);
+  // Beyond 2^30 all but the maximum weigh less than 2^-60, whatever the temperature.
+  if (fabsf(shift) > 0x1p30f) {
+    scale = 0x1p30f / fabsf(maximum);
+    shift = mul_rn(maximum, scale);
+  }
+  return {scale, shift, fmaf(maximum, scale, -shift)};
+}
+
+// Sums of a lane's values as 2^(l scale - shift), in units of log 2.
+template <LogitType kType, bool kEntropy>
+__device__ __forceinline__ Sums lane_sums(const Words* v, float maximum, float scale) {
+  const Shift t = shift_of(maximum, scale);
+  constexpr int kPer = Chunk<kType>::kPer;
+  float mass[4] = {}, entropy = 0.f;
+#pragma unroll
+  for (int i = 0; i < Chunk<kType>::kOfTile; ++i) {
+#pragma unroll
+    for (int j = 0; j < kPer; ++j) {
+      const float s = fmaf(value_of<kType>(v[i], j), t.scale, -t.shift), e = fast_exp2(s);
+      mass[j % 4] += e;
+      if (kEntropy) entropy += e * fmaxf(s, -1000.f);
+    }
+  }
+  return {(mass[0] + mass[1]) + (mass[2] + mass[3]), entropy};
+}
+
+// The sum over a warp of one number a tile. The lanes share the tiles: each keeps that of its own.
+template <int kTiles>
+__device__ __forceinline__ int tile_of_lane() {
+  return static_cast<int>(threadIdx.x) % 32 / (32 / kTiles);
+}
+
+template <int kTiles>
+__device__ __forceinline__ float warp_sum(float (&v)[kTiles]) {
+  int mask = 16;
+#pragma unroll
+  for (int left = kTiles; left > 1; left /= 2, mask /= 2) {
+    const bool is_high = (threadIdx.x & mask) != 0;
+#pragma unroll
+    for (int i = 0; i < left / 2; ++i) {
+      const float keep = is_high ? v[left / 2 + i] : v[i], give = is_high ? v[i] : v[left / 2 + i];
+      v[i] = keep + __shfl_xor_sync(0xffffffffu, give, mask);
+    }
+  }
+#pragma unroll
+  for (; mask > 0; mask /= 2) v[0] += __shfl_xor_sync(0xffffffffu, v[0], mask);
+  return v[0];
+}
+
+// Maximum and sums of eight consecutive lanes, each of one warp's share.
+template <bool kMass, bool kEntropy>
+__device__ __forceinline__ void merge_warps(float scale, float* maximum, Sums* sums) {
+  const float own = *maximum;
+#pragma unroll
+  for (int mask = 1; mask < kWarps; mask *= 2) {
+    *maximum = max_nan(*maximum, __shfl_xor_sync(0xffffffffu, *maximum, mask));
+  }
+  if (!kMass) return;
+  if (own < *maximum) {
+    const float shift = fmaxf((own - *maximum) * scale, -1000.f), factor = fast_exp2(shift);
+    sums->entropy = factor * (sums->entropy + shift * sums->mass);
+    sums->mass *= factor;
+  }
+#pragma unroll
+  for (int mask = 1; mask < kWarps; mask *= 2) {
+    sums->mass += __shfl_xor_sync(0xffffffffu, sums->mass, mask);
+    if (kEntropy) sums->entropy += __shfl_xor_sync(0xffffffffu, sums->entropy, mask);
+  }
+}
+
+constexpr float kLog2E = 1.44269504f, kLn2 = 0.693147181f;
+
+// Maximum and sums of the eight warps' shares of each tile.
+template <int kTiles, bool kMass, bool kEntropy>
+struct WarpParts {
+  float maximum[kTiles * kWarps], mass[kMass ? kTiles * kWarps : 1];
+  float entropy[kEntropy ? kTiles * kWarps : 1];
+
+  // What a warp has of each tile. Its lanes share the tiles.
+  __device__ __forceinline__ void store(const float (&most)[kTiles], const Sums (&sums)[kTiles],
+                                        float scale) {
+    const int tile = tile_of_lane<kTiles>(), at = tile * kWarps + threadIdx.x / 32;
+    const bool stores = threadIdx.x % (32 / kTiles) == 0;
+    float mine = most[0], each[kTiles];
+#pragma unroll
+    for (int i = 1; i < kTiles; ++i) mine = tile == i ? most[i] : mine;
+    if (stores) maximum[at] = mine;
+    if constexpr (kMass) {
+      const float lost = shift_of(mine, scale).lost, factor = fast_exp2(lost);
+#pragma unroll
+      for (int i = 0; i < kTiles; ++i) each[i] = sums[i].mass;
+      const float sum = warp_sum(each);
+      if (stores) mass[at] = sum / factor;
+      if constexpr (kEntropy) {
+#pragma unroll
+        for (int i = 0; i < kTiles; ++i) each[i] = sums[i].entropy;
+        const float weighted = warp_sum(each) - lost * sum;
+        if (stores) entropy[at] = weighted / factor;
+      }
+    }
+  }
+  // Those of a tile, to its eight lanes.
+  __device__ __forceinline__ Sums merged(int at, float scale, float* most) const {
+    *most = maximum[at];
+    Sums sums{kMass ? mass[at] : 0.f, kEntropy ? entropy[at] : 0.f};
+    merge_warps<kMass, kEntropy>(scale, most, &sums);
+    return sums;
+  }
+};
+
+struct Share {  // of a thread block
+  Row row;
+  int64_t slot, base;
+  uint8_t* maxima;
+  float scale;
+  int first_tile, tiles;  // tiles: that the row has from there on
+};
+
+// By the first warp.
+template <LogitType kType>
+__device__ inline void find_share(const Problem& p, Share* shared) {
+  using C = Chunk<kType>;
+  const unsigned chunks = static_cast<unsigned>(p.tiles + C::kTiles - 1) / C::kTiles;
+  const unsigned slot = blockIdx.x / chunks, b = slot / static_cast<unsigned>(p.rows());
+  Share t;
+  t.row = make_row(p, b, static_cast<int>(slot - b * p.rows()));
+  if (threadIdx.x != 0) return;
+  t.slot = slot;
+  t.base = (blockIdx.x - slot * chunks) * static_cast<int64_t>(C::kIds);
+  if (t.base >= t.row.size || t.row.logits.type() != kType) t.row.active = false;
+  t.first_tile = static_cast<int>(t.base / kTile);
+  t.tiles = t.row.tiles() - t.first_tile;
+  t.maxima = p.work.maxima + slot * p.maxima_bytes + t.base / kBlock * (16 / C::kPer);
+  t.scale = fminf(t.row.parameters.inv_t * kLog2E, 3e38f);
+  *shared = t;
+}
+
+template <LogitType kType, unsigned kFlags>
+__global__ void __launch_bounds__(kThreads, 4) digest_kernel(const __grid_constant__ Problem p) {
+  constexpr bool kMass = (kFlags & kWantsMass) != 0, kEntropy = (kFlags & kWantsEntropy) != 0;
+  constexpr bool kRaw = (kFlags & kWantsRaw) != 0, kMasked = (kFlags & kIsMasked) != 0;
+  using C = Chunk<kType>;
+  using Parts = WarpParts<C::kTiles, kMass, kEntropy>;
+  using RawParts = WarpParts<C::kTiles, kRaw, false>;
+  SPECDEC_SHARED(Share, t);
+  SPECDEC_SHARED(Parts, parts);
+  SPECDEC_SHARED(RawParts, raw_parts);
+  after_last_kernel();
+  if (threadIdx.x < 32) find_share<kType>(p, &t);
+  __syncthreads();
+  if (!t.row.active) return;
+
+  Words v[kLoads];
+  load_chunk<kType>(t.row.logits, t.base, t.row.size, v);
+  const int warp = threadIdx.x / 32;
+  uint8_t* maxima = t.maxima + warp * (kTileBlocks / kWarps * (16 / C::kPer));
+  float most[C::kTiles], raw_most[C::kTiles] = {};
+  Sums sums[C::kTiles] = {}, raw_sums[C::kTiles] = {};
+#pragma unroll
+  for (int tile = 0; tile < C::kTiles; ++tile) {
+    Words* of_tile = v + tile * C::kOfTile;
+    if constexpr (kRaw) {
+      if (t.row.is_target) {
+        raw_most[tile] = warp_maximum<kType, false>(of_tile, nullptr, false);
+        raw_sums[tile] = lane_sums<kType, false>(of_tile, raw_most[tile], kLog2E);
+      }
+    }
+    if constexpr (kMasked) {
+      if (t.row.allowed) {
+#pragma unroll
+        for (int i = 0; i < C::kOfTile; ++i) {
+          const int64_t id = t.base + C::offset(tile * C::kOfTile + i);
+          const unsigned bits = id < t.row.size ? allowed_bits(t.row.allowed, id & ~7) : 0u;
+          mask_words<kType>(bits >> (id & 7), of_tile + i);
+        }
+      }
+    }
+    most[tile] = warp_maximum<kType, true>(of_tile, maxima + tile * kTileBlocks * (16 / C::kPer),
+                                           tile < t.tiles);
+    if constexpr (kMass) {
+      sums[tile] = lane_sums<kType, kEntropy>(of_tile, most[tile], t.scale);
+    }
+  }
+  parts.store(most, sums, t.scale);
+  if constexpr (kRaw) raw_parts.store(raw_most, raw_sums, kLog2E);
+  __syncthreads();
+  if (threadIdx.x >= 32) return;
+  const int mine = static_cast<int>(threadIdx.x) % (C::kTiles * kWarps), tile = mine / kWarps;
+  Partial out{};
+  const Sums all = parts.merged(mine, t.scale, &out.maximum);
+  out.mass = all.mass;
+  out.entropy = all.entropy * kLn2;
+  if constexpr (kRaw) out.raw_mass = raw_parts.merged(mine, kLog2E, &out.raw_maximum).mass;
+  if (static_cast<int>(threadIdx.x) != tile * kWarps || tile >= t.tiles) return;
+  p.work.partials.store(t.slot * p.tiles + t.first_tile + tile, out);
+}
+
+template <LogitType kType>
+void launch_typed(const Problem& p, Stream stream) {
+  const int64_t chunks = (p.tiles + Chunk<kType>::kTiles - 1) / Chunk<kType>::kTiles;
+  const int64_t blocks = p.batch * (p.target_rows + p.draft_rows) * chunks;
+  const auto go = [&](auto flags) {
+    launch_phase(digest_kernel<kType, flags.value>, blocks, kThreads, stream, p);
+  };
+  const auto with_mask = [&](auto flags) {
+    if (p.allowed) return go(std::integral_constant<unsigned, flags.value | kIsMasked>{});
+    go(flags);
+  };
+  switch (p.flags) {
+    case 0:
+      return with_mask(std::integral_constant<unsigned, 0>{});
+    case kWantsMass:
+      return with_mask(std::integral_constant<unsigned, kWantsMass>{});
+    case kWantsMass | kWantsEntropy:
+      return with_mask(std::integral_constant<unsigned, kWantsMass | kWantsEntropy>{});
+    case kWantsMass | kWantsRaw:
+      return with_mask(std::integral_constant<unsigned, kWantsMass | kWantsRaw>{});
+    default:
+      with_mask(std::integral_constant<unsigned, kWantsMass | kWantsEntropy | kWantsRaw>{});
+  }
+}
+
+void launch_type(const Problem& p, LogitType type, Stream stream) {
+  if (type == LogitType::kFloat32) return launch_typed<LogitType::kFloat32>(p, stream);
+  if (type == LogitType::kBFloat16) return launch_typed<LogitType::kBFloat16>(p, stream);
+  launch_typed<LogitType::kFloat16>(p, stream);
+}
+
+}  // namespace
+
+void launch_digest(const Problem& p, Stream stream) {
+  launch_type(p, p.target.type(), stream);
+  if (p.draft_rows > 0 && p.draft.type() != p.target.type()) {
+    launch_type(p, p.draft.type(), stream);
+  }
+}
+
+}  // namespace specdec

@@ -1,0 +1,85 @@
+// What residual_probs and residual_sample share: inputs, laws, and the mass of (a p - b q)+.
+#pragma once
+#include "../torch/args.h"
+#include "draw.cuh"
+#include "kernels.h"
+
+namespace specdec {
+namespace {
+
+inline Problem residual_problem(const ResidualParams& r) {
+  Problem p =
+      base_problem(Task::kResidual, r.batch, r.target, r.draft, r.sampling, r.draft_sampling);
+  p.target = LogitTable(r.target, r.target.row_stride, 0);
+  p.draft = LogitTable(r.draft, r.draft.row_stride, 0);
+  p.draft_given = static_cast<bool>(p.draft);
+  p.a = GlobalVector(r.a);
+  p.b = GlobalVector(r.b);
+  p.point_ids = GlobalVector(r.draft_ids);
+  p.token_map = GlobalVector(r.token_map);
+  p.allowed = Global<const int32_t>(r.allowed.data);
+  p.allowed_row_stride = r.allowed.row_stride;
+  p.allowed_rows = 1;
+  p.target_rows = 1;
+  p.draft_rows = p.draft ? 1 : 0;
+  p.filters = p.sampling.filters() || (p.draft && p.draft_sampling.filters());
+  p.pairs = 1;
+  p.flags = kWantsMass;
+  return p;
+}
+
+// The pair of rows and its scales.
+__global__ void __launch_bounds__(kThreads) residual_kernel(const __grid_constant__ Problem p) {
+  const int64_t b = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  after_last_kernel();
+  if (b >= p.batch) return;
+  const Parameters target = target_parameters(p, b);
+  Parameters draft = neutral_parameters();
+  const RowStats row = target_stats(p, b, 0);
+  int status = (target.bad ? kBadSampling : 0) | (row.bad ? kBadTarget : 0);
+  PairTask t{};
+  t.a = p.a.load(b);
+  t.b = p.b.load(b);
+  t.point_left = -INFINITY;
+  int64_t id = p.point_ids.get(b, -1);
+  const bool known = id >= 0 && id < p.vocab;
+  if (!known && id != -1) status |= kBadId;
+  t.x = known ? id : -1;
+  t.kind = known ? kPoint : kPlain;
+  if (p.draft) {
+    draft = load_parameters(p.draft_sampling, b, p.draft_vocab);
+    if (draft.bad) status |= kBadSampling;
+    if (!draft.greedy) {
+      const RowStats drafted = draft_stats(p, b, 0);
+      t.kind = drafted.bad ? kPlain : kPair;
+      if (drafted.bad) status |= kBadDraft;
+      t.x = -1;
+      t.draft = draft_law(p, Chain{}, b, 0, draft);
+    }
+  }
+  if (t.b == 0.f) t.kind = kPlain;
+  if (row.bad) {
+    t.kind = kNothing;
+  } else {
+    t.target = target_law(row, target);
+    if (t.kind == kPoint) {
+      const float px = t.target.at(target_logit(p, Chain{}, b, 0, id), id);
+      const float rest = fmaxf(t.a * px - t.b, 0.f);
+      if (rest >= kTiny) t.point_left = log_normal(fmaxf(rest / fmaxf(t.a * px, kTiny), kTiny));
+    }
+  }
+  p.work.tasks.store(b, t);
+  p.work.states.store(b, {1, status, 0});
+}
+
+// Everything before the results: p.work has the mass of each pair.
+inline void launch_residual(const Problem& p, Stream stream) {
+  launch_columns(p, stream);
+  launch_digest(p, stream);
+  launch_settle(p, stream);
+  launch_phase(residual_kernel, (p.batch + kThreads - 1) / kThreads, kThreads, stream, p);
+  launch_pairs(p, Pass::kMass, stream);
+}
+
+}  // namespace
+}  // namespace specdec

@@ -1,0 +1,34 @@
+// What sample writes of a row that is settled: log-sum, threshold, and the best ids in order.
+#pragma once
+#include "decide.cuh"
+
+namespace specdec {
+
+__device__ inline bool is_excluded(const Problem& p, int64_t b, int64_t column) {
+  const int64_t id = p.token_map ? p.token_map.load(column) : column;
+  for (int64_t i = 0; i < p.num_exclude; ++i) {
+    if (p.exclude_ids.load(b * p.exclude_row_stride + i * p.exclude_stride) == id) return true;
+  }
+  return false;
+}
+
+__device__ inline void write_sample(const Problem& p, int64_t b, const Row& row, const RowStats& r,
+                                    const Key* best) {
+  const Parameters& s = row.parameters;
+  if (threadIdx.x == 0) {
+    p.status.store(b, (s.bad ? kBadSampling : 0) | (r.bad ? kBadTarget : 0));
+    p.out_logsumexp.store(b, r.bad ? NAN : s.greedy ? 0.f : r.maximum * s.inv_t + logf(r.mass));
+    p.out_threshold.store(b, r.bad ? NAN : r.threshold);
+  }
+  for (int i = threadIdx.x; i < p.num_samples; i += kThreads) {
+    const Key key = i == 0 ? r.key : best[i];
+    int64_t column = r.bad || key == 0 ? -1 : key_id(key);
+    if (!r.bad && s.greedy && i == 0 && !is_excluded(p, b, r.argmax)) column = r.argmax;
+    const float logprob = column < 0 ? 0.f : token_logprob(p, r, s, row.at(column), column);
+    p.token_ids.store(b * p.num_samples + i,
+                      column >= 0 && p.token_map ? p.token_map.load(column) : column);
+    p.logprobs.store(b * p.num_samples + i, logprob);
+  }
+}
+
+}  // namespace specdec
