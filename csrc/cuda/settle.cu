@@ -168,7 +168,8 @@ __device__ inline Key race_row(const Problem& p, int64_t b, const Row& row, cons
     row.load8(first, w);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      w[j] = race.is_excluded(first + j) ? -INFINITY : log_weight(w[j]);
+      w[j] = log_weight(w[j]);
+      if (w[j] > -INFINITY && race.is_excluded(first + j)) w[j] = -INFINITY;
     }
   };
   if (p.task != Task::kSample || p.num_samples == 1) {
