@@ -293,7 +293,8 @@ __device__ inline void find_share(const Problem& p, Share* shared) {
   t.first_tile = static_cast<int>(t.base / kTile);
   t.tiles = t.row.tiles() - t.first_tile;
   t.maxima = p.work.maxima + slot * p.maxima_bytes + t.base / kBlock * (16 / C::kPer);
-  t.scale = fminf(t.row.parameters.inv_t * kLog2E, 3e38f);
+  // Neither zero (T infinite) nor infinite: -inf times it is -inf, 0 times it is 0.
+  t.scale = fmaxf(fminf(t.row.parameters.inv_t * kLog2E, 3e38f), 1e-45f);
   *shared = t;
 }
 

@@ -39,8 +39,11 @@ __device__ inline void pair_weights(const PairTask& t, int64_t first, const floa
   }
 }
 
-// Best key of a pair of rows; 0: nothing is left. bad: a draft logit that was looked at is.
-__device__ inline Key draw_key(const Problem& p, const PairRows& r, int64_t b, int* bad) {
+// What the draft logits were that a draw has looked at.
+enum Seen : int { kSawBad = 1, kSawFinite = 2 };
+
+// Best key of a pair of rows; 0: nothing is left.
+__device__ inline Key draw_key(const Problem& p, const PairRows& r, int64_t b, int* seen) {
   SPECDEC_SHARED(Race, race);
   if (threadIdx.x == 0) {  // who has also written r
     race = Race{};
@@ -58,14 +61,16 @@ __device__ inline Key draw_key(const Problem& p, const PairRows& r, int64_t b, i
     if (!(most >= law.threshold) || most == -INFINITY) return -INFINITY;
     return (most - law.maximum) * law.inv_t + log_scale;
   };
-  int own_bad = 0;
+  int saw = 0;
   const auto of_eight = [&](int64_t first, float (&w)[8]) {
     r.load8(p, first, w);
     if (t.kind == kPair) {
       float q[8];
       r.load_draft8(p, first, q);
 #pragma unroll
-      for (int j = 0; j < 8; ++j) own_bad |= q[j] != q[j] || q[j] == INFINITY ? 1 : 0;
+      for (int j = 0; j < 8; ++j) {
+        saw |= q[j] != q[j] || q[j] == INFINITY ? kSawBad : q[j] > -INFINITY ? kSawFinite : 0;
+      }
       pair_weights(t, first, q, w);
     } else {
       plain_weights(t, first, w);
@@ -87,29 +92,40 @@ __device__ inline Key draw_key(const Problem& p, const PairRows& r, int64_t b, i
     best = block_reduce(best, Larger{});
   }
   best = race_blocks(race, (p.vocab + kBlock - 1) / kBlock, best, of_block, of_eight);
-  *bad = block_reduce(own_bad, Or{});
+  *seen = block_reduce(saw, Or{});
   return best;
 }
 
+__device__ inline float drafted_logit(const Problem& p, const PairRows& r, const PairTask& task) {
+  const int64_t column = column_of(p, task.x);
+  return column < 0 ? -INFINITY : r.draft.at(column);
+}
+
 // Draws as `task` says; from the target row where nothing is left, or where the draft row is bad.
-// is_empty: known to the caller beforehand.
-__device__ inline Drawn draw(const Problem& p, int64_t b, const PairTask& task, bool is_empty) {
+// is_empty: known to the caller beforehand. Out of line: it needs many registers, what calls it
+// keeps few.
+static __device__ SPECDEC_NOINLINE Drawn draw(const Problem& p, int64_t b, const PairTask& task,
+                                              bool is_empty) {
   SPECDEC_SHARED(PairRows, r);
   __syncthreads();
   if (threadIdx.x == 0) r = load_pair(p, b, task);
-  int bad = 0, status = 0;
-  Key key = is_empty ? 0 : draw_key(p, r, b, &bad);
+  int seen = 0, status = 0;
+  Key key = is_empty ? 0 : draw_key(p, r, b, &seen);
   if (key == 0 && task.kind != kPlain) status = kEmptyResidual;
-  if (bad != 0 && task.watch_draft) {
-    status = kBadDraft;
-    key = 0;
+  if (task.watch_draft) {
+    // A drafted id of no weight in a row without any: the row is bad.
+    const bool is_nothing = (seen & kSawFinite) == 0 && !(drafted_logit(p, r, task) > -INFINITY);
+    if ((seen & kSawBad) != 0 || is_nothing) {
+      status = kBadDraft;
+      key = 0;
+    }
   }
   if (key == 0) {
     if (threadIdx.x == 0) {
       r.task.kind = kPlain;
       r.task.num_listed = 0;
     }
-    key = draw_key(p, r, b, &bad);
+    key = draw_key(p, r, b, &seen);
   }
   return {key == 0 ? -1 : key_id(key), status};
 }

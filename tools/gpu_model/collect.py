@@ -146,6 +146,10 @@ def cuda_calls(arch: int, chosen: Iterable[Path]) -> dict[str, list[list[Any]]]:
     return {c.name: [kernel(p) for p in c.parts] for c in cuda.CALLS if all(p.kernel in by_name for p in c.parts)}
 
 
+# Kernels that look into digests and a few blocks of each row, however long it is.
+LOOKS = re.compile(r"settle|decide|plan|tree|chain_kernel|block_kernel|draw_kernel|ratios")
+
+
 def triton_launches(case: list[dict[str, Any]], batch: int, vocab: int) -> list[Launch]:
     """Launches of a stored case at a batch."""
     at = BATCHES.index(batch)
@@ -155,7 +159,7 @@ def triton_launches(case: list[dict[str, Any]], batch: int, vocab: int) -> list[
         is_idle = re.search(IDLE, kernel.name) is not None
         if kernel.name in READS:
             large = READS[kernel.name] * batch * vocab * 4
-        made.append(Launch(kernel, blocks, 0 if is_idle else large, is_idle))
+        made.append(Launch(kernel, blocks, 0 if is_idle else large, is_idle, LOOKS.search(kernel.name) is not None))
     return made
 
 
@@ -163,6 +167,6 @@ def cuda_launches(name: str, kernels: list[list[Any]], batch: int, vocab: int) -
     """Launches of a stored CUDA call."""
     call = next(c for c in cuda.CALLS if c.name == name)
     return [
-        Launch(from_json(k), part.blocks(batch, vocab), 0, part.is_idle)
+        Launch(from_json(k), part.blocks(batch, vocab), 0, part.is_idle, LOOKS.search(k[0]) is not None)
         for part, k in zip(call.parts, kernels, strict=True)
     ]

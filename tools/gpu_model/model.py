@@ -18,6 +18,7 @@ MEMORY = 0.7e-6  # s from a load that misses every cache to its use, in a busy m
 CACHED = 0.3e-6  # s where the load hits the second-level cache: parameters, partial results
 DEPENDENT = 3  # clocks an instruction of one warp alone: latencies are 4 to 6, neighbours overlap
 BARRIER = 30  # clocks
+LOOK_TURNS = 2  # 32 blocks at once hold the winner of nearly every row; a second turn finds that out
 FIRST_LAUNCH, NEXT_LAUNCH = 2e-6, 1e-6
 ROW_BYTES = {"bf16": 2, "fp32": 4}
 
@@ -60,6 +61,7 @@ class Launch(NamedTuple):
     blocks: int
     streamed: int = 0
     is_idle: bool = False
+    looks: bool = False  # into a few blocks of its rows: each of its loops takes LOOK_TURNS
 
 
 class Time(NamedTuple):
@@ -94,11 +96,13 @@ def kernel_time(machine: Machine, launch: Launch) -> Time:
     moved = 0.0
     for stream in kernel.counts.streams:
         turns = 1.0
-        if stream.loops or launch.is_idle:
+        if launch.looks and not launch.is_idle:
+            turns = LOOK_TURNS
+        elif stream.loops or launch.is_idle:
             turns = launch.streamed / (blocks * kernel.threads * stream.read)
         moved += turns * blocks * kernel.threads * (stream.read + stream.written)
         slots += turns * issue_slots(kernel.arch, stream.work.issued, stream.work.units)
-        rounds = turns * stream.read / max(stream.in_flight, 1)
+        rounds = turns if launch.looks else turns * stream.read / max(stream.in_flight, 1)
         serial = (stream.work.serial * DEPENDENT + stream.work.barriers * BARRIER) / clock
         # A straight piece holds the block's set-up: all but one of its waits are for parameters, not for rows.
         other = max(stream.work.waits - math.ceil(stream.read / max(stream.in_flight, 1)), 0) * CACHED

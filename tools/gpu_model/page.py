@@ -22,7 +22,8 @@ A kernel takes the longest of three times: its bytes at the machine's copy rate;
 what a multiprocessor issues (128 a clock, fewer on a slower unit: 16 exponentials, 32 shuffles, 64 integer results);
 and its waves of blocks, each as long as one block takes alone ({memory} us for each round of loads that miss the
 caches, {cached} us for each that hits, {dependent} clocks an instruction). To it are added {memory} us for the first
-load and the time of the merge behind the last ticket. A call is the sum of its kernels, 2 us for the first launch and
+load and the time of the merge behind the last ticket, where there is one. Kernels that look into a few blocks of their
+rows take two turns of each of their loops. A call is the sum of its kernels, 2 us for the first launch and
 1 us for each that follows. The share of the copy rate counts only the bytes that the rule must read.
 
 Counts are those of the longest path through the code that a streaming block runs up to its ticket. Slow paths of
