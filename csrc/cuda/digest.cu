@@ -2,8 +2,8 @@
 //   maximum, mass = sum exp((l - maximum) / T), entropy = sum e^s s with s = (l - maximum) / T,
 // and the same two numbers of the unmasked logits at temperature 1; of each block of 64 ids its
 // largest logit, in the dtype of the row. NaN stays.
-//   grid = [batch * rows * chunks]; a thread block owns 32 KB of a row, whose loads are all on
-//   their way before the first is used; a warp owns 512 consecutive ids of each tile
+//   grid = [batch * rows * chunks]; a thread block owns 32 KB of a row, and loads all of it before
+//   it uses any; a warp owns 512 consecutive ids of each tile
 #include "kernels.h"
 #include "rows.cuh"
 
@@ -107,7 +107,7 @@ __device__ __forceinline__ void mask_words(unsigned bits, Words* v) {
 
 // Largest value of a warp's share of a tile; kStore: also of each of its eight blocks.
 template <LogitType kType, bool kStore>
-__device__ __forceinline__ float warp_maximum(const Words* v, uint8_t* maxima, bool stores) {
+__device__ __forceinline__ float warp_maximum(const Words* v, Global<uint8_t> maxima, bool stores) {
   const int lane = threadIdx.x % 32;
   constexpr auto larger = max_words<kType>;
   uint32_t top[Chunk<kType>::kOfTile];
@@ -126,7 +126,7 @@ __device__ __forceinline__ float warp_maximum(const Words* v, uint8_t* maxima, b
     m = larger(m, __shfl_xor_sync(0xffffffffu, m, 8));
     const int load = (odd ? 2 : 0) + (second ? 1 : 0);
     if (kStore && stores && (lane & 12) == 0) {
-      Global<uint32_t>(reinterpret_cast<uint32_t*>(maxima)).store(2 * load + lane / 16, m);
+      maxima.as<uint32_t>().store(2 * load + lane / 16, m);
     }
     m = larger(m, __shfl_xor_sync(0xffffffffu, m, 1));
     m = larger(m, __shfl_xor_sync(0xffffffffu, m, 2));
@@ -137,7 +137,7 @@ __device__ __forceinline__ float warp_maximum(const Words* v, uint8_t* maxima, b
 #pragma unroll
     for (int mask = 1; mask < 8; mask *= 2) m = larger(m, __shfl_xor_sync(0xffffffffu, m, mask));
     if (kStore && stores && lane % 8 == 0) {
-      const Global<uint16_t> out(reinterpret_cast<uint16_t*>(maxima));
+      const Global<uint16_t> out = maxima.as<uint16_t>();
       out.store(lane / 8, static_cast<uint16_t>(m));
       out.store(4 + lane / 8, static_cast<uint16_t>(m >> 16));
     }
@@ -273,13 +273,12 @@ struct WarpParts {
 struct Share {  // of a thread block
   Row row;
   int64_t slot, base;
-  uint8_t* maxima;
+  Global<uint8_t> maxima;
   float scale;
   int first_tile, tiles;  // tiles: that the row has from there on
 };
 
-// By the first warp.
-template <LogitType kType>
+template <LogitType kType>  // by the first warp
 __device__ inline void find_share(const Problem& p, Share* shared) {
   using C = Chunk<kType>;
   const unsigned chunks = static_cast<unsigned>(p.tiles + C::kTiles - 1) / C::kTiles;
@@ -293,7 +292,7 @@ __device__ inline void find_share(const Problem& p, Share* shared) {
   t.first_tile = static_cast<int>(t.base / kTile);
   t.tiles = t.row.tiles() - t.first_tile;
   t.maxima = p.work.maxima + slot * p.maxima_bytes + t.base / kBlock * (16 / C::kPer);
-  // Neither zero (T infinite) nor infinite: -inf times it is -inf, 0 times it is 0.
+  // Neither 0 (T infinite) nor infinite.
   t.scale = fmaxf(fminf(t.row.parameters.inv_t * kLog2E, 3e38f), 1e-45f);
   *shared = t;
 }
@@ -316,7 +315,7 @@ __global__ void __launch_bounds__(kThreads, 4) digest_kernel(const __grid_consta
   Words v[kLoads];
   load_chunk<kType>(t.row.logits, t.base, t.row.size, v);
   const int warp = threadIdx.x / 32;
-  uint8_t* maxima = t.maxima + warp * (kTileBlocks / kWarps * (16 / C::kPer));
+  const Global<uint8_t> maxima = t.maxima + warp * (kTileBlocks / kWarps * (16 / C::kPer));
   float most[C::kTiles], raw_most[C::kTiles] = {};
   Sums sums[C::kTiles] = {}, raw_sums[C::kTiles] = {};
 #pragma unroll
@@ -324,7 +323,7 @@ __global__ void __launch_bounds__(kThreads, 4) digest_kernel(const __grid_consta
     Words* of_tile = v + tile * C::kOfTile;
     if constexpr (kRaw) {
       if (t.row.is_target) {
-        raw_most[tile] = warp_maximum<kType, false>(of_tile, nullptr, false);
+        raw_most[tile] = warp_maximum<kType, false>(of_tile, {}, false);
         raw_sums[tile] = lane_sums<kType, false>(of_tile, raw_most[tile], kLog2E);
       }
     }

@@ -148,14 +148,11 @@ class LogitRow {
 };
 
 // Stores a value of a row of this type.
-__device__ inline void store_as(LogitType type, uint8_t* table, int64_t i, float value) {
+__device__ inline void store_as(LogitType type, Global<uint8_t> table, int64_t i, float value) {
   const uint32_t bits = float_bits(value);
-  if (type == LogitType::kFloat32) {
-    return Global<uint32_t>(reinterpret_cast<uint32_t*>(table)).store(i, bits);
-  }
-  const auto half =
-      type == LogitType::kBFloat16 ? static_cast<uint16_t>(bits >> 16) : half_bits(value);
-  Global<uint16_t>(reinterpret_cast<uint16_t*>(table)).store(i, half);
+  if (type == LogitType::kFloat32) return table.as<uint32_t>().store(i, bits);
+  const bool is_bfloat16 = type == LogitType::kBFloat16;
+  table.as<uint16_t>().store(i, is_bfloat16 ? static_cast<uint16_t>(bits >> 16) : half_bits(value));
 }
 
 class LogitTable {  // [batch, rows, vocab]

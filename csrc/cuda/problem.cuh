@@ -145,9 +145,9 @@ struct WalkState {      // of one request between two levels of its walk
 
 struct Workspace {
   Global<Partial> partials;   // [rows, tiles]
-  uint8_t* maxima;            // [rows, blocks] in the dtype of the row
+  Global<uint8_t> maxima;     // [rows, blocks] in the dtype of the row
   Global<Gathered> gathered;  // [rows, tiles], with filters
-  uint8_t* lists;             // [rows, tiles, kListed] in the dtype of the row, with filters
+  Global<uint8_t> lists;      // [rows, tiles, kListed] in the dtype of the row, with filters
   Global<RowStats> rows;      // [rows]
   Global<PairTask> tasks;     // [batch, pairs]
   Global<PairPartial> pair_partials;  // [batch, pairs, tiles]
@@ -197,6 +197,8 @@ struct Problem {
   int64_t top_m, max_distance, min_block;
   TreeRule tree_rule;  // verify_tree
   bool replacement;
+  bool again;    // settle: behind the second look (gather)
+  int parts;     // blocks that look at a row again
   bool at_once;  // the rows of all nodes are read before the walk
   int nodes;
   GlobalIds parents;  // [batch, nodes]
@@ -207,7 +209,7 @@ struct Problem {
   Global<float> logprobs, out_logsumexp, out_threshold, ratio, overlap, probs, mass;
   Workspace work;
 
-  __device__ int rows() const { return target_rows + draft_rows; }
+  SPECDEC_HD int rows() const { return target_rows + draft_rows; }
   __device__ int64_t row_slot(int64_t b, int r) const { return b * rows() + r; }
   __device__ NoiseStream noise(int64_t b, int64_t i, int64_t wanted_purpose) const {
     const int64_t s = wanted_purpose == kPurposeTarget ? 0 : step.get(b, 0);

@@ -1,8 +1,9 @@
-// What residual_probs and residual_sample share: inputs, laws, and the mass of (a p - b q)+.
+// What residual_probs and residual_sample share: inputs, laws, and the mass of (a p - b q)+. A
+// thread decides on a request: grid = [ceil(batch / kThreads)].
 #pragma once
 #include "../torch/args.h"
-#include "draw.cuh"
 #include "kernels.h"
+#include "pair.cuh"
 
 namespace specdec {
 namespace {

@@ -1,4 +1,5 @@
-// residual_probs: norm((a p - b q)+), materialised by a third pass (pair.cu).
+// residual_probs: norm((a p - b q)+), materialised by a third pass (pair.cu);
+// mass_kernel: grid = [ceil(batch / kThreads)].
 #include "residual.cuh"
 
 namespace specdec {

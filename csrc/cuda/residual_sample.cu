@@ -1,4 +1,6 @@
-// residual_sample: one id a row from norm((a p - b q)+), drawn behind its mass (residual.cuh).
+// residual_sample: one id a row from norm((a p - b q)+), drawn behind its mass (residual.cuh);
+// grid = [batch].
+#include "draw.cuh"
 #include "residual.cuh"
 
 namespace specdec {

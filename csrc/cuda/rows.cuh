@@ -87,7 +87,7 @@ __device__ inline Row make_row(const Problem& p, int64_t b, int r) {
 
 // Largest logit of each block of a row.
 __device__ inline LogitRow block_maxima_of(const Problem& p, int64_t slot, LogitType type) {
-  return LogitRow(p.work.maxima + slot * p.maxima_bytes, 0, type);
+  return LogitRow((p.work.maxima + slot * p.maxima_bytes).data(), 0, type);
 }
 
 }  // namespace specdec

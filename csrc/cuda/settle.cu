@@ -3,7 +3,7 @@
 //   settle_kernel   grid = [batch * rows]; tiles are merged in index order, so that no split shows
 //   gather_kernel   grid = [batch * rows * parts]; reads the rows again whose filters are not
 //                   settled; settle_kernel follows once more. Only with filters
-#include "filter.cuh"
+#include "bracket.cuh"
 #include "kernels.h"
 #include "sample.cuh"
 
@@ -180,8 +180,7 @@ __device__ inline Key race_row(const Problem& p, int64_t b, const Row& row, cons
 }
 
 template <bool kFilters>
-__global__ void __launch_bounds__(kThreads)
-    settle_kernel(const __grid_constant__ Problem p, const bool again) {
+__global__ void __launch_bounds__(kThreads) settle_kernel(const __grid_constant__ Problem p) {
   using Best = Key[kMaxSamples];
   SPECDEC_SHARED(Row, row);
   SPECDEC_SHARED(RowStats, r);
@@ -193,14 +192,14 @@ __global__ void __launch_bounds__(kThreads)
     const Row mine = make_row(p, b, static_cast<int>(slot - b * p.rows()));
     if (threadIdx.x == 0) {
       row = mine;
-      if (again && mine.active) r = p.work.rows.load(slot);
+      if (p.again && mine.active) r = p.work.rows.load(slot);
     }
   }
   __syncthreads();
-  if (!row.active || (again && r.unknown == kSettled)) return;
+  if (!row.active || (p.again && r.unknown == kSettled)) return;
   const Parameters& s = row.parameters;
   const LogitRow maxima = block_maxima_of(p, slot, row.logits.type());
-  if (!again) {
+  if (!p.again) {
     if (threadIdx.x < 32) {
       const RowSum sum = merge_tiles(p, slot, row.tiles(), s.inv_t);
       const bool needs_argmax = s.greedy || is_argmax_rule(p);
@@ -226,7 +225,7 @@ __global__ void __launch_bounds__(kThreads)
       RowStats mine = r;
       const FilteredRow f{p, row, maxima, scratch, mine.maximum, mine.mass};
       __syncthreads();
-      if (again) {
+      if (p.again) {
         close_row(f, slot, &mine);
       } else if (!settle_from_blocks(f, &mine)) {
         open_row(f, &mine);
@@ -248,13 +247,12 @@ __global__ void __launch_bounds__(kThreads)
   if (p.task == Task::kSample) write_sample(p, b, row, r, best);
 }
 
-// A block reads the tiles part, part + parts, ... of a row.
-__global__ void __launch_bounds__(kThreads)
-    gather_kernel(const __grid_constant__ Problem p, const int parts) {
+// A block reads every p.parts-th tile of a row.
+__global__ void __launch_bounds__(kThreads) gather_kernel(const __grid_constant__ Problem p) {
   SPECDEC_SHARED(Row, row);
   SPECDEC_SHARED(RowStats, r);
   SPECDEC_SHARED(int, is_open);
-  const int64_t slot = blockIdx.x / parts, b = slot / p.rows();
+  const int64_t slot = blockIdx.x / p.parts, b = slot / p.rows();
   after_last_kernel();
   if (threadIdx.x < 32) {
     const Row mine = make_row(p, b, static_cast<int>(slot - b * p.rows()));
@@ -268,7 +266,8 @@ __global__ void __launch_bounds__(kThreads)
   if (is_open == 0) return;
   SPECDEC_SHARED(FilterScratch, scratch);
   const FilteredRow f{p, row, LogitRow(), scratch, r.maximum, r.mass};
-  for (int tile = static_cast<int>(blockIdx.x - slot * parts); tile < row.tiles(); tile += parts) {
+  for (int tile = static_cast<int>(blockIdx.x - slot * p.parts); tile < row.tiles();
+       tile += p.parts) {
     const int64_t at = slot * p.tiles + tile;
     const Gathered g = gather_tile(f, tile, {r.low, r.high}, scratch.list, kListed);
     for (int i = threadIdx.x; i < g.listed && g.listed <= kListed; i += kThreads) {
@@ -294,14 +293,16 @@ void launch_columns(const Problem& p, Stream stream) {
   launch_phase(columns_kernel, (p.draft_vocab + kThreads - 1) / kThreads, kThreads, stream, p);
 }
 
-void launch_settle(const Problem& p, Stream stream) {
-  const int64_t rows = p.batch * (p.target_rows + p.draft_rows);
-  if (!p.filters) return launch_phase(settle_kernel<false>, rows, kThreads, stream, p, false);
-  // Most rows are settled at once: few blocks find that out.
-  const int parts = p.tiles < 8 ? p.tiles : 8;
-  launch_phase(settle_kernel<true>, rows, kThreads, stream, p, false);
-  launch_phase(gather_kernel, rows * parts, kThreads, stream, p, parts);
-  launch_phase(settle_kernel<true>, rows, kThreads, stream, p, true);
+void launch_settle(const Problem& problem, Stream stream) {
+  Problem p = problem;
+  const int64_t rows = p.batch * p.rows();
+  p.again = false;
+  if (!p.filters) return launch_phase(settle_kernel<false>, rows, kThreads, stream, p);
+  p.parts = p.tiles < 8 ? p.tiles : 8;  // few: most rows are settled at once, and blocks find that
+  launch_phase(settle_kernel<true>, rows, kThreads, stream, p);
+  launch_phase(gather_kernel, rows * p.parts, kThreads, stream, p);
+  p.again = true;
+  launch_phase(settle_kernel<true>, rows, kThreads, stream, p);
 }
 
 }  // namespace specdec

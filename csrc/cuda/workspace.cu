@@ -61,9 +61,9 @@ Reserved::Reserved(Problem* problem, const Tensor& like) {
   scratch_ = torch::stable::new_empty(like, size, ScalarType::Byte);
   Workspace& w = p.work;
   w.partials = part<Partial>(scratch_, partials);
-  w.maxima = part<uint8_t>(scratch_, maxima).data();
+  w.maxima = part<uint8_t>(scratch_, maxima);
   w.gathered = part<Gathered>(scratch_, gathered_at);
-  w.lists = part<uint8_t>(scratch_, lists).data();
+  w.lists = part<uint8_t>(scratch_, lists);
   w.rows = part<RowStats>(scratch_, stats);
   w.tasks = part<PairTask>(scratch_, tasks);
   w.pair_partials = part<PairPartial>(scratch_, pair_partials);

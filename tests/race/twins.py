@@ -124,9 +124,9 @@ TWINS = (
         "digest: two warps store the maxima of one share of a tile",
         "digest.cu",
         """
-  uint8_t* maxima = t.maxima + warp * (""",
+  const Global<uint8_t> maxima = t.maxima + warp * (""",
         """
-  uint8_t* maxima = t.maxima + (TWIN ? warp / 2 : warp) * (""",
+  const Global<uint8_t> maxima = t.maxima + (TWIN ? warp / 2 : warp) * (""",
         "sample plain 1",
     ),
     Twin(
@@ -168,7 +168,7 @@ TWINS = (
     ),
     Twin(
         "filters: a sample is read without a barrier",
-        "filter.cuh",
+        "bracket.cuh",
         """
   __syncthreads();
   return taken * kBlock;""",
@@ -179,7 +179,7 @@ TWINS = (
     ),
     Twin(
         "filters: places of lists are read without a barrier",
-        "filter.cuh",
+        "bracket.cuh",
         """
     count[mine] = g.listed;
     __syncthreads();""",
