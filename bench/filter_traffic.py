@@ -64,7 +64,7 @@ def cases() -> list[FilterCase]:
 
 def budget(case: FilterCase) -> float:
     """Allowed multiple of MIN."""
-    return round(row_budget(case.filters, case.rows) + DRAWN / (2 * case.vocab), 3)
+    return round(row_budget(case.filters, case.rows, case.vocab) + DRAWN / (2 * case.vocab), 3)
 
 
 def meter_row(row: Tensor, filters: Filters, number: int, backend: str, meter: Meter) -> float:

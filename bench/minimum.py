@@ -58,7 +58,7 @@ def budget(case: OpCase) -> float:
     if not isinstance(case, Case):
         return BUDGETS[case.op]
     is_filtered = case.filters != "none" and case.rule not in ("greedy", "topm", "distance")
-    return row_budget(case.filters if is_filtered else "none", case.rows)
+    return row_budget(case.filters if is_filtered else "none", case.rows, case.vocab)
 
 
 # A draw looks into 32 blocks of 64 ids and a few more; one from a residual, whose bounds fall slowly, into more of both
@@ -78,8 +78,14 @@ def draws(case: Case) -> int:
     return case.batch * rows * DRAWN
 
 
-def row_budget(filters: str, shape: str) -> float:
-    """Allowed multiple of MIN on rows of logits of a shape. Top-p alone may keep a fifth of a language model's row."""
+def row_budget(filters: str, shape: str, vocab: int) -> float:
+    """Allowed multiple of MIN on rows of logits of a shape.
+
+    Top-p alone may keep a fifth of a language model's row. The blocks that top-k looks into are as many however few ids
+    a row has: of 32,000 they are a larger part.
+    """
     if filters == "none":
         return 1.05
-    return 1.3 if shape == "llm" and "top-p" not in filters.split(" + ")[0] else 2.4
+    if shape != "llm" or "top-p" in filters.split(" + ")[0]:
+        return 2.4
+    return 1.3 if vocab >= 64000 else 1.5
