@@ -211,7 +211,7 @@ def test_bytes_of_filters_are_counted_row_by_row(monkeypatch: pytest.MonkeyPatch
         row = filter_traffic.meter(case, "triton", triton_meter)
         assert 1 <= row["mean_times_min"] <= row["worst_times_min"]
         assert (row["min_bytes"], row["rows_metered"]) == (1200, 2)
-        assert row["budget"] == (1.3 if shape == "llm" else 2.4)
+        assert row["budget"] == round((1.5 if shape == "llm" else 2.4) + 6 * 1024 / 1200, 3)
     line = tables.filter_table({"rows": [row | {"vocab": 128256}]})[-1]
     assert line.count("not metered") == 3
 

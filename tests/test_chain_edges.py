@@ -269,3 +269,18 @@ def test_a_bad_draft_temperature_is_flagged_only_where_there_is_a_draft(
     case.keywords["draft_sampling"] = Sampling(temperature=torch.full((3,), NAN))
     result = compare(case, device)
     assert result.status.tolist() == ([64, 0, 64] if width else [0, 0, 0])
+
+
+def test_ids_of_a_tiny_vocabulary_stay_inside_it() -> None:
+    """Where nobody has been offered yet, one request of 100,000 looked at what lies behind the row."""
+    batch = 200_000
+    keys = torch.arange(batch)
+    chosen = verify_chain(
+        torch.zeros(batch, 1, dtype=torch.int64),
+        torch.tensor([0.3, 0.7]).log().expand(batch, 2, 2).contiguous(),
+        None,
+        sampling=Sampling.full(batch),
+        rng=RngKey(keys, torch.zeros_like(keys)),
+        backend="cpu",
+    )
+    assert int(chosen.token_ids.max()) < 2
