@@ -31,12 +31,6 @@ void for_blocks(uint32_t found, int t, const uint32_t* words, const F& f) {
   }
 }
 
-// Those that the row has: while nobody has been offered, no bound keeps the others away.
-uint32_t in_row(uint32_t found, int t, int64_t vocab) {
-  const int64_t left = (vocab - int64_t{t} * kTile + kNoiseBlock - 1) / kNoiseBlock;
-  return left >= 32 ? found : found & ((uint32_t{1} << left) - 1);
-}
-
 void set_row(Race& race, const RowLaw& law) {
   race.max = law.max;
   race.inv_t = law.params.inv_t;
@@ -58,9 +52,7 @@ void race_plain(const RowLaw& law, Race& race) {
   tiles_from(0, law.source.tile_count(), law.argmax / kTile, [&](int t) {
     alignas(64) float buffer[kNoiseBlock];
     uint32_t words[kTileBlocks];
-    const uint32_t found =
-        in_row(tiles().race_logits(law.tile_blocks(t), int64_t{t} * kTile, race, words), t,
-               law.source.vocab);
+    const uint32_t found = tiles().race_logits(law.tile_blocks(t), int64_t{t} * kTile, race, words);
     for_blocks(found, t, words, [&](int64_t first, uint32_t word) {
       race.offer_logits(first, law.source.span(first, kNoiseBlock, buffer), word);
     });
@@ -211,9 +203,7 @@ int64_t draw_residual(const Team& team, const Residual& r, const NoiseStream& st
     if (weighed > kCrowd) return;
     alignas(64) float scratch[kNoiseBlock], weight[kNoiseBlock];
     uint32_t words[kTileBlocks];
-    const uint32_t found =
-        in_row(tiles().race_logits(law.tile_blocks(t), int64_t{t} * kTile, race, words), t,
-               law.source.vocab);
+    const uint32_t found = tiles().race_logits(law.tile_blocks(t), int64_t{t} * kTile, race, words);
     weighed += std::popcount(found);
     if (weighed > kCrowd) return;
     for_blocks(found, t, words, [&](int64_t first, uint32_t word) {

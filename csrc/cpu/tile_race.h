@@ -78,8 +78,9 @@ uint32_t tile_race_logits(const float* blocks, int64_t first_id, const Race& rac
   const auto key = [&](F l) SPECDEC_ALWAYS_INLINE {
     return select(ge(l, threshold), (l - top) * inv_t, splat(-kInf));
   };
-  return race_blocks(blocks, first_id, race, words, race.cut() - kMaxRaceNoise, key,
-                     LogitLimit(race.cut()));
+  // Never -inf: a block without a kept logit has that key, and there may be no row behind it.
+  const float hopeless = race.cut() > -FLT_MAX ? race.cut() - kMaxRaceNoise : -FLT_MAX;
+  return race_blocks(blocks, first_id, race, words, hopeless, key, LogitLimit(race.cut()));
 }
 
 uint32_t tile_race_weights(const float* blocks, int64_t first_id, const Race& race,
