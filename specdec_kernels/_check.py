@@ -13,7 +13,7 @@ from ._types import RngKey, Sampling
 LOGIT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ID_DTYPES = (torch.int32, torch.int64)
 SAMPLING_FIELDS = Sampling._fields
-SAMPLING_DTYPES = (torch.float32, torch.int32, torch.float32, torch.float32)
+SAMPLING_DTYPES = (torch.float32, torch.int32, torch.float32, torch.float32, torch.bool)
 MAX_NODES = 1024  # of a tree: one block's threads
 
 
@@ -111,9 +111,15 @@ class Checker:
             if part is not None:
                 if not isinstance(part, Tensor):
                     made = f"Sampling.full({batch}, {field}={part!r}) makes it"
+                    if dtype == torch.bool:
+                        made = "False for a request that only pads the batch"
                     fail(self.op, f"{name}.{field}", f"a tensor of {_names((dtype,))} [{batch}] ({made})", part)
                 self.vector(f"{name}.{field}", part, dtype, batch)
         return value
+
+    def draft_sampling(self, value: Any, batch: int) -> Sampling:
+        """The draft's Sampling; which requests are active is the target's to say."""
+        return Sampling() if value is None else self.sampling("draft_sampling", value, batch)._replace(active=None)
 
     def rng(self, value: Any, batch: int) -> RngKey:
         """A RngKey whose tensors are all int64 [batch]."""
@@ -256,7 +262,7 @@ def check_residual(
         if draft_sampling is None:
             fail(op, "draft_sampling", "given with draft_logits: the distribution of the draft", None)
     sampling = check.sampling("sampling", sampling, batch)
-    drafted = check.sampling("draft_sampling", draft_sampling or Sampling(), batch)
+    drafted = check.draft_sampling(draft_sampling, batch)
     token_map = check.token_map(token_map, draft_vocab, vocab)
     allowed = check.allowed(allowed, batch, vocab)
     if draft_ids is not None:

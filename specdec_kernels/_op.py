@@ -4,7 +4,8 @@ For op `f` and backend `b` two operators exist. `f_out.b` does the work and writ
 that a native library or a Triton file implements. `f.b` allocates the results and calls it; it is functional but for
 the arguments it is declared to mutate, so torch.compile may move it. The reference's signature is the schema, the
 allocator is the fake: each is written once. In a schema a NamedTuple stands as its fields, `draft_sampling: Sampling`
-as draft_temperature, draft_top_k, ...; allocators and backends take these flat arguments, the reference the structures.
+as draft_temperature, draft_top_k, ...; allocators and native backends take these flat arguments, the reference and
+Triton's launchers the structures.
 """
 
 from __future__ import annotations
@@ -77,6 +78,8 @@ class Op:
         self.backends = tuple(self._calls)
 
     def _triton_out(self, *args: Any) -> Any:
+        inputs = len(args) - len(self.results)
+        args = (*self.structured(args[:inputs]), *args[inputs:])
         run = getattr(importlib.import_module(".triton_kernel", self._package), f"{self.name}_out")
         device = args[-1].device  # of a result
         if device.type == "cpu":  # interpreted

@@ -83,7 +83,7 @@ class Distribution(NamedTuple):
 
 def parameters(batch: int, device: torch.device, sampling: Sampling) -> Parameters:
     """Fill in what is off and turn bad values into greedy requests."""
-    temperature, top_k, top_p, min_p = sampling
+    temperature, top_k, top_p, min_p, _ = sampling
     t = torch.ones(batch, device=device) if temperature is None else temperature
     k = torch.zeros(batch, dtype=torch.int64, device=device) if top_k is None else top_k.to(torch.int64)
     p = torch.ones(batch, device=device) if top_p is None else top_p
@@ -103,6 +103,16 @@ def parameters(batch: int, device: torch.device, sampling: Sampling) -> Paramete
         top_k is not None,
         top_p is not None,
         min_p is not None,
+    )
+
+
+def where_active(sampling: Sampling, *results: tuple[Tensor, int]) -> tuple[Tensor, ...]:
+    """Results of a call, each beside the number that it has for requests which are not active."""
+    if sampling.active is None:
+        return tuple(values for values, _ in results)
+    return tuple(
+        torch.where(sampling.active.view(-1, *[1] * (values.dim() - 1)), values, idle) if values.numel() else values
+        for values, idle in results
     )
 
 

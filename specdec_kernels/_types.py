@@ -19,12 +19,16 @@ class Sampling(NamedTuple):
         top_k: int32; keeps every logit >= the k-th largest; 0 is off.
         top_p: float32; keeps every logit >= the largest threshold whose kept mass is >= p; >= 1 is off.
         min_p: float32; keeps probabilities >= min_p times the largest; <= 0 is off.
+        active: bool; False marks a request that only pads the batch, as those of a captured graph that is replayed
+            with fewer requests than it was captured with. None of its rows and ids is read; its ids come out as -1,
+            everything else, `status` too, as 0. Read of the target's parameters alone, not of `draft_sampling`.
     """
 
     temperature: Tensor | None = None
     top_k: Tensor | None = None
     top_p: Tensor | None = None
     min_p: Tensor | None = None
+    active: Tensor | None = None
 
     @classmethod
     def full(
@@ -95,6 +99,20 @@ class SampleArguments(NamedTuple):
     token_map: Tensor | None
     allowed: Tensor | None
     logprobs_mode: int
+
+
+class RatioArguments(NamedTuple):
+    """Arguments of `acceptance_ratios`, in the order of the schema."""
+
+    draft_ids: Tensor
+    target_logits: Tensor
+    draft_logits: Tensor | None
+    cu_draft: Tensor | None
+    max_draft: int
+    sampling: Sampling
+    draft_sampling: Sampling
+    token_map: Tensor | None
+    allowed: Tensor | None
 
 
 class ResidualArguments(NamedTuple):

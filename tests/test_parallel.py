@@ -22,7 +22,7 @@ from shard_cases import (
 )
 from torch import Tensor
 
-from specdec_kernels import Sampling, sample, verify_chain, verify_tree
+from specdec_kernels import Sampling, acceptance_ratios, sample, verify_chain, verify_tree
 
 BYTES_A_ROW = 64  # without filters
 LOGPROBS = dict(zip(FILTERS, (None, "processed", "raw", None, "processed", "raw"), strict=True))
@@ -84,6 +84,29 @@ def test_layouts_maps_bits_and_branches() -> None:
 @pytest.mark.parametrize(("ranks", "filters"), [(2, "none"), (4, "all"), (8, "top_p")])
 def test_acceptance_ratios_are_those_of_one_rank(ranks: int, filters: str) -> None:
     check(ranks, ratio_calls(61, 16, filters))
+
+
+def test_ranks_leave_out_requests_that_are_not_active() -> None:
+    batch = 12
+    active = torch.arange(batch) % 3 != 1
+    calls = []
+    for call in [
+        *calls_with("none", batch=batch)[::4],
+        *ratio_calls(40, batch, "top_p"),
+        *sample_calls(40, batch, "all", 0),
+    ]:
+        sharded = {name: rows.clone() for name, rows in call.sharded.items()}
+        for rows in sharded.values():
+            if len(rows) == batch:
+                rows[~active] = torch.nan
+        if len(call.keywords["sampling"].temperature) == batch:
+            sampling = call.keywords["sampling"]._replace(active=active)
+            calls.append(call._replace(sharded=sharded, keywords={**call.keywords, "sampling": sampling}))
+    assert {call.function for call in calls} == {verify_chain, verify_tree, acceptance_ratios, sample}
+    check(2, calls)
+    for call in calls:
+        status = call.one_rank().status
+        assert not status[~active].any(), call.name
 
 
 def test_every_node_with_two_children_gets_its_mass() -> None:

@@ -33,7 +33,7 @@ def supports(case: object) -> str | None:
 
 def scaled(logits: Tensor, sampling: Sampling) -> Tensor:
     """float32 logits [batch, row, vocab] over temperature, -inf where a filter drops."""
-    temperature, top_k, top_p, min_p = sampling
+    temperature, top_k, top_p, min_p, _ = sampling
     assert temperature is not None
     logits = logits.float() / temperature[:, None, None]
     if min_p is not None:

@@ -28,7 +28,7 @@ def supports(case: object) -> str | None:
 
 def kept(logits: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
     """(probabilities, ids), each [batch, row, k]; top_k is an int, which torch.topk wants: one for the batch."""
-    temperature, top_k, top_p, min_p = sampling
+    temperature, top_k, top_p, min_p, _ = sampling
     values, ids = logits.topk(top_k, dim=-1)
     probs = (values.float() / temperature[:, None, None]).softmax(-1)
     if top_p is not None:

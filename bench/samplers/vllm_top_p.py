@@ -67,7 +67,7 @@ def _filtered(row: tuple[float, ...], top_k: int | None, top_p: float | None) ->
 
 def filtered_logits(logits: Tensor, sampling: Sampling) -> Tensor:
     """Scaled logits [batch, row, vocab] with what the kernel drops at -inf."""
-    temperature, top_k, top_p, min_p = sampling
+    temperature, top_k, top_p, min_p, _ = sampling
     assert temperature is not None
     assert min_p is None
     whole = logits.float() / temperature[:, None, None]

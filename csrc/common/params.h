@@ -43,6 +43,7 @@ struct Sampling {  // each [batch] or not given (off)
   Vector<float> temperature;
   Vector<int32_t> top_k;
   Vector<float> top_p, min_p;
+  Vector<bool> active;  // not given: every request takes part
 };
 
 struct Noise {

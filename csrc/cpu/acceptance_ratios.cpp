@@ -54,13 +54,9 @@ int32_t position(const Team& team, const Chain& chain, const std::vector<int32_t
   return qx == 0 ? kZeroDraft : 0;
 }
 
-void acceptance_ratios(SPECDEC_ACCEPTANCE_RATIOS_ARGS) {
-  const AcceptanceRatiosParams p = acceptance_ratios_params(
-      draft_ids, target_logits, draft_logits, cu_draft, max_draft, temperature, top_k, top_p, min_p,
-      draft_temperature, draft_top_k, draft_top_p, draft_min_p, token_map, allowed, out_ratio,
-      out_overlap, out_status);
-  const ChainLayout layout{p.batch,  p.max_draft, p.total,    p.draft_ids,
-                           p.target, p.draft,     p.cu_draft, p.allowed};
+void acceptance_ratios(const AcceptanceRatiosParams& p, const Tensor& /*like*/) {
+  const ChainLayout layout{p.batch, p.max_draft, p.total,   p.draft_ids,      p.target,
+                           p.draft, p.cu_draft,  p.allowed, p.sampling.active};
   const std::vector<int32_t> inverse =
       p.draft ? invert(p.token_map, p.draft.vocab, p.target.vocab) : std::vector<int32_t>{};
   for_requests(p.batch, [&](int64_t slot, const Team& team) {
@@ -88,5 +84,7 @@ void acceptance_ratios(SPECDEC_ACCEPTANCE_RATIOS_ARGS) {
 }  // namespace specdec::cpu
 
 STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
-  m.impl("acceptance_ratios_out.cpu", TORCH_BOX(&specdec::cpu::acceptance_ratios));
+  m.impl("acceptance_ratios_out.cpu",
+         TORCH_BOX((&specdec::Boxed<specdec::acceptance_ratios_params,
+                                    specdec::cpu::acceptance_ratios>::call)));
 }

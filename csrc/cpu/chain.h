@@ -10,6 +10,7 @@ struct ChainLayout {
   Logits target, draft;
   Vector<int32_t> cu_draft;
   Allowed allowed;
+  Vector<bool> active;
 };
 
 // One request of a chain: row i of it, wherever it lies.
@@ -17,7 +18,7 @@ struct Chain {
   const ChainLayout* layout;
   int64_t slot, first;  // flat: cu_draft[slot]
   int64_t length;       // ids that may be read; the draft may end earlier
-  bool bad, lost;       // bad offsets; not even the first row is known
+  bool bad, lost;       // bad offsets; no row is read: the first one is unknown, or not active
 
   int64_t id(int64_t i) const {
     return layout->cu_draft ? layout->ids.at(0, first + i) : layout->ids.at(slot, i);
@@ -40,6 +41,11 @@ struct Chain {
 
 inline Chain chain_of(const ChainLayout& layout, int64_t slot) {
   Chain c{&layout, slot, 0, layout.max_draft, false, false};
+  if (!layout.active.get(slot, true)) {
+    c.length = 0;
+    c.lost = true;
+    return c;
+  }
   if (!layout.cu_draft) return c;
   c.first = layout.cu_draft[slot];
   const int64_t last = layout.cu_draft[slot + 1];

@@ -6,6 +6,10 @@ namespace specdec::cpu {
 ResidualRows residual_rows(const Team& team, const ResidualParams& p,
                            const std::vector<int32_t>& inverse, int64_t i) {
   ResidualRows r;
+  if (!p.sampling.active.get(i, true)) {
+    r.law.bad = true;
+    return r;
+  }
   const RowParams draft_params = row_params(p.draft_sampling, i);
   r.a = p.a[i];
   r.b = p.b[i];

@@ -28,13 +28,7 @@ void write_row(const Team& team, ResidualRows& r, float* probs) {
   for (int64_t v = 0; v < vocab; ++v) probs[v] = static_cast<float>(probs[v] * scale);
 }
 
-void residual_probs(SPECDEC_RESIDUAL_PROBS_ARGS) {
-  ResidualParams p = residual_params(target_logits, draft_logits, a, b, temperature, top_k, top_p,
-                                     min_p, draft_temperature, draft_top_k, draft_top_p,
-                                     draft_min_p, token_map, allowed, draft_ids);
-  p.probs = output<float>(out_probs);
-  p.mass = output<float>(out_mass);
-  p.status = output<int32_t>(out_status);
+void residual_probs(const ResidualParams& p, const Tensor& /*like*/) {
   const std::vector<int32_t> inverse =
       p.draft ? invert(p.token_map, p.draft.vocab, p.target.vocab) : std::vector<int32_t>{};
   for_requests(p.batch, [&](int64_t i, const Team& team) {
@@ -54,5 +48,7 @@ void residual_probs(SPECDEC_RESIDUAL_PROBS_ARGS) {
 }  // namespace specdec::cpu
 
 STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
-  m.impl("residual_probs_out.cpu", TORCH_BOX(&specdec::cpu::residual_probs));
+  m.impl("residual_probs_out.cpu",
+         TORCH_BOX((
+             &specdec::Boxed<specdec::residual_probs_params, specdec::cpu::residual_probs>::call)));
 }

@@ -26,15 +26,7 @@ int64_t draw_point(const ResidualRows& r, const NoiseStream& stream) {
   return race.best().empty() || left.beats(race.best().front()) ? x : race.winner();
 }
 
-void residual_sample(SPECDEC_RESIDUAL_SAMPLE_ARGS) {
-  ResidualParams p = residual_params(target_logits, draft_logits, a, b, temperature, top_k, top_p,
-                                     min_p, draft_temperature, draft_top_k, draft_top_p,
-                                     draft_min_p, token_map, allowed, draft_ids);
-  p.noise = {vector_of<int64_t>(seed), vector_of<int64_t>(position), vector_of<int64_t>(step)};
-  p.purpose = purpose;
-  p.token_ids = output<int64_t>(out_token_ids);
-  p.mass = output<float>(out_mass);
-  p.status = output<int32_t>(out_status);
+void residual_sample(const ResidualParams& p, const Tensor& /*like*/) {
   const std::vector<int32_t> inverse =
       p.draft ? invert(p.token_map, p.draft.vocab, p.target.vocab) : std::vector<int32_t>{};
   for_requests(p.batch, [&](int64_t i, const Team& team) {
@@ -65,5 +57,8 @@ void residual_sample(SPECDEC_RESIDUAL_SAMPLE_ARGS) {
 }  // namespace specdec::cpu
 
 STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
-  m.impl("residual_sample_out.cpu", TORCH_BOX(&specdec::cpu::residual_sample));
+  m.impl(
+      "residual_sample_out.cpu",
+      TORCH_BOX(
+          (&specdec::Boxed<specdec::residual_sample_params, specdec::cpu::residual_sample>::call)));
 }

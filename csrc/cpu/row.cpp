@@ -208,6 +208,7 @@ RowSource row_source(const Logits& logits, int64_t b, int64_t i, const int32_t* 
 
 RowParams row_params(const Sampling& s, int64_t b) {
   RowParams r;
+  if (!s.active.get(b, true)) return r;
   const float t = s.temperature.get(b, 1.f), top_p = s.top_p.get(b, 1.f);
   const float min_p = s.min_p.get(b, 0.f);
   const int32_t top_k = s.top_k.get(b, 0);

@@ -60,6 +60,12 @@ void write_row(const SampleParams& p, int64_t b, const RowLaw& law, const RowLaw
 void sample_row(const SampleParams& p, const std::vector<int32_t>& inverse, int64_t b,
                 const Team& team) {
   RowLaw law;
+  if (!p.sampling.active.get(b, true)) {
+    write_row(p, b, law, law, {}, inverse);
+    p.logsumexp[b] = p.threshold[b] = 0.f;
+    p.status[b] = 0;
+    return;
+  }
   law.source = row_source(p.logits, 0, b, p.allowed.row(b));
   law.params = row_params(p.sampling, b);
   const int64_t step = p.purpose == kPurposeTarget ? 0 : p.noise.step.get(b, 0);
@@ -91,11 +97,7 @@ void sample_row(const SampleParams& p, const std::vector<int32_t>& inverse, int6
   write_row(p, b, law, asks_raw ? raw : law, race.ids(), inverse);
 }
 
-void sample(SPECDEC_SAMPLE_ARGS) {
-  const SampleParams p =
-      sample_params(logits, temperature, top_k, top_p, min_p, seed, position, step, purpose,
-                    num_samples, lane, exclude_ids, token_map, allowed, logprobs_mode,
-                    out_token_ids, out_logprobs, out_logsumexp, out_threshold, out_status);
+void sample(const SampleParams& p, const Tensor& /*like*/) {
   std::vector<int32_t> inverse;  // token id -> column
   if (p.token_map) {
     int32_t largest = 0;
@@ -109,5 +111,6 @@ void sample(SPECDEC_SAMPLE_ARGS) {
 }  // namespace specdec::cpu
 
 STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
-  m.impl("sample_out.cpu", TORCH_BOX(&specdec::cpu::sample));
+  m.impl("sample_out.cpu",
+         TORCH_BOX((&specdec::Boxed<specdec::sample_params, specdec::cpu::sample>::call)));
 }

@@ -255,15 +255,9 @@ void ChainWalk::write(int64_t token) {
 
 namespace {
 
-void verify_chain(SPECDEC_VERIFY_CHAIN_ARGS) {
-  const VerifyChainParams p = verify_chain_params(
-      draft_ids, target_logits, draft_logits, draft_logsumexp, draft_threshold, cu_draft, max_draft,
-      temperature, top_k, top_p, min_p, draft_temperature, draft_top_k, draft_top_p, draft_min_p,
-      seed, position, step, rule, over_acceptance, rejected_from_target, token_map, allowed,
-      typical_epsilon, typical_delta, top_m, max_distance, min_block, logprobs_mode, out_token_ids,
-      out_num_accepted, out_status, out_logprobs);
-  const ChainLayout layout{p.batch,  p.max_draft, p.total,    p.draft_ids,
-                           p.target, p.draft,     p.cu_draft, p.allowed};
+void verify_chain(const VerifyChainParams& p, const Tensor& /*like*/) {
+  const ChainLayout layout{p.batch, p.max_draft, p.total,   p.draft_ids,      p.target,
+                           p.draft, p.cu_draft,  p.allowed, p.sampling.active};
   const std::vector<int32_t> inverse =
       p.draft ? invert(p.token_map, p.draft.vocab, p.target.vocab) : std::vector<int32_t>{};
   for_requests(p.batch, [&](int64_t slot, const Team& team) {
@@ -275,5 +269,7 @@ void verify_chain(SPECDEC_VERIFY_CHAIN_ARGS) {
 }  // namespace specdec::cpu
 
 STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
-  m.impl("verify_chain_out.cpu", TORCH_BOX(&specdec::cpu::verify_chain));
+  m.impl(
+      "verify_chain_out.cpu",
+      TORCH_BOX((&specdec::Boxed<specdec::verify_chain_params, specdec::cpu::verify_chain>::call)));
 }

@@ -20,7 +20,9 @@ TreeWalk::TreeWalk(const VerifyTreeParams& p, const std::vector<int32_t>& invers
       tree_(p.parents, slot, p.nodes, p.max_depth),
       target_params_(row_params(p.sampling, slot)),
       draft_params_(row_params(p.draft_sampling, slot)),
+      is_active_(p.sampling.active.get(slot, true)),
       laws_(p.nodes) {
+  if (!is_active_) return;
   if (!p.replacement && has_twins()) tree_.keep_root_only();
   status_ = tree_.status();
   rank_ = tree_.ranks();
@@ -38,7 +40,7 @@ TreeWalk::TreeWalk(const VerifyTreeParams& p, const std::vector<int32_t>& invers
   if (target_params_.bad || bad_draft) status_ |= kBadSampling;
 }
 
-void TreeWalk::run() { write(walk()); }
+void TreeWalk::run() { write(is_active_ ? walk() : -1); }
 
 int64_t TreeWalk::walk() {
   switch (p_.rule) {
@@ -248,12 +250,7 @@ void TreeWalk::write(int64_t token) {
 
 namespace {
 
-void verify_tree(SPECDEC_VERIFY_TREE_ARGS) {
-  const VerifyTreeParams p = verify_tree_params(
-      token_ids, parents, target_logits, draft_logits, max_depth, temperature, top_k, top_p, min_p,
-      draft_temperature, draft_top_k, draft_top_p, draft_min_p, seed, position, step, rule,
-      replacement, token_map, allowed, typical_epsilon, typical_delta, logprobs_mode, out_token_ids,
-      out_path, out_num_accepted, out_status, out_logprobs);
+void verify_tree(const VerifyTreeParams& p, const Tensor& /*like*/) {
   const std::vector<int32_t> inverse =
       p.draft ? invert(p.token_map, p.draft.vocab, p.target.vocab) : std::vector<int32_t>{};
   for_requests(p.batch,
@@ -264,5 +261,7 @@ void verify_tree(SPECDEC_VERIFY_TREE_ARGS) {
 }  // namespace specdec::cpu
 
 STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
-  m.impl("verify_tree_out.cpu", TORCH_BOX(&specdec::cpu::verify_tree));
+  m.impl(
+      "verify_tree_out.cpu",
+      TORCH_BOX((&specdec::Boxed<specdec::verify_tree_params, specdec::cpu::verify_tree>::call)));
 }

@@ -58,6 +58,7 @@ class TreeWalk {
   int64_t slot_;
   Tree tree_;
   RowParams target_params_, draft_params_, processed_;
+  bool is_active_;
 
   int32_t status_ = 0;
   int64_t stand_ = 0;

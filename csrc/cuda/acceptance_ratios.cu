@@ -61,13 +61,9 @@ __global__ void __launch_bounds__(kThreads) overlap_kernel(const __grid_constant
 
 }  // namespace
 
-void acceptance_ratios_out(SPECDEC_ACCEPTANCE_RATIOS_ARGS) {
-  const DeviceGuard guard(target_logits);
-  const Stream stream = current_stream(target_logits);
-  const AcceptanceRatiosParams v = acceptance_ratios_params(
-      draft_ids, target_logits, draft_logits, cu_draft, max_draft, temperature, top_k, top_p, min_p,
-      draft_temperature, draft_top_k, draft_top_p, draft_min_p, token_map, allowed, out_ratio,
-      out_overlap, out_status);
+void acceptance_ratios_out(const AcceptanceRatiosParams& v, const Tensor& like) {
+  const DeviceGuard guard(like);
+  const Stream stream = current_stream(like);
   Problem p = base_problem(Task::kRatios, v.batch, v.target, v.draft, v.sampling, v.draft_sampling);
   p.max_draft = static_cast<int>(v.max_draft);
   p.total = v.total;
@@ -91,7 +87,7 @@ void acceptance_ratios_out(SPECDEC_ACCEPTANCE_RATIOS_ARGS) {
   p.overlap = Global<float>(v.overlap);
   p.status = Global<int32_t>(v.status);
   p.flags = kWantsMass;
-  const Reserved reserved(&p, target_logits);
+  const Reserved reserved(&p, like);
   launch_columns(p, stream);
   launch_digest(p, stream);
   launch_settle(p, stream);
@@ -103,4 +99,6 @@ void acceptance_ratios_out(SPECDEC_ACCEPTANCE_RATIOS_ARGS) {
 
 }  // namespace specdec
 
-SPECDEC_REGISTER(acceptance_ratios, specdec::acceptance_ratios_out)
+SPECDEC_REGISTER(
+    acceptance_ratios,
+    (specdec::Boxed<specdec::acceptance_ratios_params, specdec::acceptance_ratios_out>::call))

@@ -23,9 +23,14 @@ struct SamplingView {  // each [batch] or absent
   GlobalVector<float> temperature;
   GlobalVector<int32_t> top_k;
   GlobalVector<float> top_p, min_p;
+  GlobalVector<bool> active;
   SamplingView() = default;
   explicit SamplingView(const Sampling& s)
-      : temperature(s.temperature), top_k(s.top_k), top_p(s.top_p), min_p(s.min_p) {}
+      : temperature(s.temperature),
+        top_k(s.top_k),
+        top_p(s.top_p),
+        min_p(s.min_p),
+        active(s.active) {}
   SPECDEC_HD bool filters() const { return top_k || top_p || min_p; }
 };
 
@@ -41,6 +46,7 @@ __device__ inline Parameters neutral_parameters() { return {1.f, 1.f, 1.f, 0.f, 
 
 __device__ inline Parameters load_parameters(const SamplingView& s, int64_t b, int64_t vocab) {
   Parameters p = neutral_parameters();
+  if (!s.active.get(b, true)) return p;
   const float t = s.temperature.get(b, 1.f);
   const int k = s.top_k.get(b, 0);
   const float top_p = s.top_p.get(b, 1.f), min_p = s.min_p.get(b, 0.f);
@@ -224,7 +230,7 @@ struct Problem {
 struct Chain {
   int64_t first;  // flat: index of the first id
   int length, status, end_status;
-  bool lost;
+  bool lost;  // none of its rows is read: where they lie is unknown, or it is not active
 };
 
 __device__ inline int64_t draft_id(const Problem& p, const Chain& c, int64_t b, int64_t i) {
@@ -234,7 +240,8 @@ __device__ inline int64_t draft_id(const Problem& p, const Chain& c, int64_t b, 
 
 // Where the ids of a request lie, and how many there are at most.
 __device__ inline Chain open_chain(const Problem& p, int64_t b) {
-  Chain c{0, 0, 0, 0, false};
+  Chain c{0, 0, 0, 0, !p.sampling.active.get(b, true)};
+  if (c.lost) return c;
   if (p.task == Task::kSample || p.task == Task::kTree) return c;
   c.length = p.task == Task::kResidual ? 1 : p.max_draft;
   if (!p.is_flat) return c;

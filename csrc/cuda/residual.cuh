@@ -25,6 +25,14 @@ inline Problem residual_problem(const ResidualParams& r) {
   p.draft_rows = p.draft ? 1 : 0;
   p.filters = p.sampling.filters() || (p.draft && p.draft_sampling.filters());
   p.pairs = 1;
+  p.seed = GlobalVector(r.noise.seed);
+  p.position = GlobalVector(r.noise.position);
+  p.step = GlobalVector(r.noise.step);
+  p.purpose = r.purpose;
+  p.probs = Global<float>(r.probs);
+  p.token_ids = GlobalIds(r.token_ids, true);
+  p.mass = Global<float>(r.mass);
+  p.status = Global<int32_t>(r.status);
   p.flags = kWantsMass;
   return p;
 }
@@ -34,6 +42,11 @@ __global__ void __launch_bounds__(kThreads) residual_kernel(const __grid_constan
   const int64_t b = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   after_last_kernel();
   if (b >= p.batch) return;
+  if (open_chain(p, b).lost) {
+    p.work.tasks.store(b, PairTask{});
+    p.work.states.store(b, {1, 0, 0});
+    return;
+  }
   const Parameters target = target_parameters(p, b);
   Parameters draft = neutral_parameters();
   const RowStats row = target_stats(p, b, 0);

@@ -17,16 +17,11 @@ __global__ void __launch_bounds__(kThreads) mass_kernel(const __grid_constant__ 
 
 }  // namespace
 
-void residual_probs_out(SPECDEC_RESIDUAL_PROBS_ARGS) {
-  const DeviceGuard guard(target_logits);
-  const Stream stream = current_stream(target_logits);
-  Problem p = residual_problem(residual_params(
-      target_logits, draft_logits, a, b, temperature, top_k, top_p, min_p, draft_temperature,
-      draft_top_k, draft_top_p, draft_min_p, token_map, allowed, draft_ids));
-  p.probs = Global<float>(output<float>(out_probs));
-  p.mass = Global<float>(output<float>(out_mass));
-  p.status = Global<int32_t>(output<int32_t>(out_status));
-  const Reserved reserved(&p, target_logits);
+void residual_probs_out(const ResidualParams& r, const Tensor& like) {
+  const DeviceGuard guard(like);
+  const Stream stream = current_stream(like);
+  Problem p = residual_problem(r);
+  const Reserved reserved(&p, like);
   launch_residual(p, stream);
   launch_phase(mass_kernel, (p.batch + kThreads - 1) / kThreads, kThreads, stream, p);
   launch_pairs(p, Pass::kProbs, stream);
@@ -34,4 +29,6 @@ void residual_probs_out(SPECDEC_RESIDUAL_PROBS_ARGS) {
 
 }  // namespace specdec
 
-SPECDEC_REGISTER(residual_probs, specdec::residual_probs_out)
+SPECDEC_REGISTER(
+    residual_probs,
+    (specdec::Boxed<specdec::residual_probs_params, specdec::residual_probs_out>::call))

@@ -5,13 +5,9 @@
 
 namespace specdec {
 
-void sample_out(SPECDEC_SAMPLE_ARGS) {
-  const DeviceGuard guard(logits);
-  const Stream stream = current_stream(logits);
-  const SampleParams s =
-      sample_params(logits, temperature, top_k, top_p, min_p, seed, position, step, purpose,
-                    num_samples, lane, exclude_ids, token_map, allowed, logprobs_mode,
-                    out_token_ids, out_logprobs, out_logsumexp, out_threshold, out_status);
+void sample_out(const SampleParams& s, const Tensor& like) {
+  const DeviceGuard guard(like);
+  const Stream stream = current_stream(like);
   Problem p = base_problem(Task::kSample, s.batch, s.logits, Logits{}, s.sampling, Sampling{});
   p.target = LogitTable(s.logits, s.logits.row_stride, 0);
   p.target_rows = 1;
@@ -39,11 +35,11 @@ void sample_out(SPECDEC_SAMPLE_ARGS) {
   p.out_threshold = Global<float>(s.threshold);
   p.status = Global<int32_t>(s.status);
   p.flags = kWantsMass | (p.logprobs_mode == LogprobsMode::kRaw ? kWantsRaw : 0u);
-  const Reserved reserved(&p, logits);
+  const Reserved reserved(&p, like);
   launch_digest(p, stream);
   launch_settle(p, stream);
 }
 
 }  // namespace specdec
 
-SPECDEC_REGISTER(sample, specdec::sample_out)
+SPECDEC_REGISTER(sample, (specdec::Boxed<specdec::sample_params, specdec::sample_out>::call))

@@ -31,4 +31,17 @@ __device__ inline void write_sample(const Problem& p, int64_t b, const Row& row,
   }
 }
 
+// Of a request that is not active.
+__device__ inline void write_no_sample(const Problem& p, int64_t b) {
+  if (threadIdx.x == 0) {
+    p.status.store(b, 0);
+    p.out_logsumexp.store(b, 0.f);
+    p.out_threshold.store(b, 0.f);
+  }
+  for (int i = threadIdx.x; i < p.num_samples; i += kThreads) {
+    p.token_ids.store(b * p.num_samples + i, -1);
+    p.logprobs.store(b * p.num_samples + i, 0.f);
+  }
+}
+
 }  // namespace specdec

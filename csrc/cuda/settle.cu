@@ -196,6 +196,7 @@ __global__ void __launch_bounds__(kThreads) settle_kernel(const __grid_constant_
     }
   }
   __syncthreads();
+  if (p.task == Task::kSample && !row.active && !p.again) write_no_sample(p, b);
   if (!row.active || (p.again && r.unknown == kSettled)) return;
   const Parameters& s = row.parameters;
   const LogitRow maxima = block_maxima_of(p, slot, row.logits.type());

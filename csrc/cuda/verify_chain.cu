@@ -222,15 +222,9 @@ void fill_knobs_and_results(const VerifyChainParams& v, Problem* problem) {
 
 }  // namespace
 
-void verify_chain_out(SPECDEC_VERIFY_CHAIN_ARGS) {
-  const DeviceGuard guard(target_logits);
-  const Stream stream = current_stream(target_logits);
-  const VerifyChainParams v = verify_chain_params(
-      draft_ids, target_logits, draft_logits, draft_logsumexp, draft_threshold, cu_draft, max_draft,
-      temperature, top_k, top_p, min_p, draft_temperature, draft_top_k, draft_top_p, draft_min_p,
-      seed, position, step, rule, over_acceptance, rejected_from_target, token_map, allowed,
-      typical_epsilon, typical_delta, top_m, max_distance, min_block, logprobs_mode, out_token_ids,
-      out_num_accepted, out_status, out_logprobs);
+void verify_chain_out(const VerifyChainParams& v, const Tensor& like) {
+  const DeviceGuard guard(like);
+  const Stream stream = current_stream(like);
   const bool reads_draft = v.rule == Rule::kRatio || v.rule == Rule::kBlock;
   const bool is_argmax =
       v.rule == Rule::kGreedy || v.rule == Rule::kTopM || v.rule == Rule::kDistance;
@@ -240,7 +234,7 @@ void verify_chain_out(SPECDEC_VERIFY_CHAIN_ARGS) {
   fill_inputs(v, &p);
   fill_knobs_and_results(v, &p);
   if (!reads_draft) p.draft = LogitTable();
-  p.draft_given = draft_logits.has_value();
+  p.draft_given = static_cast<bool>(v.draft);
   p.target_rows = p.max_draft + 1;
   const bool reads_draft_rows = p.draft && !(p.has_stats && v.rule == Rule::kRatio);
   p.draft_rows = reads_draft_rows ? p.max_draft : 0;
@@ -253,7 +247,7 @@ void verify_chain_out(SPECDEC_VERIFY_CHAIN_ARGS) {
   if (draws || p.filters || p.logprobs_mode != LogprobsMode::kNone) p.flags |= kWantsMass;
   if (v.rule == Rule::kTypical) p.flags |= kWantsEntropy;
   if (p.logprobs_mode == LogprobsMode::kRaw) p.flags |= kWantsRaw;
-  const Reserved reserved(&p, target_logits);
+  const Reserved reserved(&p, like);
   launch_columns(p, stream);
   launch_digest(p, stream);
   launch_settle(p, stream);
@@ -265,4 +259,5 @@ void verify_chain_out(SPECDEC_VERIFY_CHAIN_ARGS) {
 
 }  // namespace specdec
 
-SPECDEC_REGISTER(verify_chain, specdec::verify_chain_out)
+SPECDEC_REGISTER(verify_chain,
+                 (specdec::Boxed<specdec::verify_chain_params, specdec::verify_chain_out>::call))

@@ -4,7 +4,7 @@
 //   tree_kernel       grid = [batch]; tries the children of each node in the queue, puts what it
 //                     accepts into it, or ends the walk (draw.cuh)
 // The rows of a level are read when the walk is there; small trees have all rows read at once.
-#include "../torch/args.h"
+#include "../torch/tree_args.h"
 #include "kernels.h"
 #include "traversal.cuh"
 #include "tree_rules.cuh"
@@ -34,6 +34,20 @@ __device__ Candidate checked_node(const TreeTable& t, const NodeIds& id, int n) 
   return c;
 }
 
+// Results of a request that is not active; no node is in its queue.
+__device__ void write_nothing(const Problem& p, int64_t b) {
+  const int64_t width = p.max_draft + 1;
+  for (int64_t i = threadIdx.x; i < width; i += kThreads) {
+    p.token_ids.store(b * width + i, -1);
+    p.path.store(b * width + i, -1);
+    if (p.logprobs_mode != LogprobsMode::kNone) p.logprobs.store(b * width + i, 0.f);
+  }
+  if (threadIdx.x != 0) return;
+  p.num_accepted.store(b, 0);
+  p.status.store(b, 0);
+  p.work.walks.store(b, WalkState{});
+}
+
 __global__ void __launch_bounds__(kThreads) open_kernel(const __grid_constant__ Problem p) {
   SPECDEC_SHARED(TreeTable, tree);
   SPECDEC_SHARED(NodeIds, id);
@@ -41,6 +55,8 @@ __global__ void __launch_bounds__(kThreads) open_kernel(const __grid_constant__ 
   const int64_t b = blockIdx.x;
   after_last_kernel();
   load_request(p, b, &q);
+  __syncthreads();
+  if (q.chain.lost) return write_nothing(p, b);
   bool bad = load_tree(p.parents, b, p.nodes, p.max_draft, tree);
   for (int n = threadIdx.x; n < p.nodes; n += kThreads) {
     const int64_t given = n == 0 ? -1 : p.draft_ids.load(b * p.nodes + n);
@@ -122,51 +138,41 @@ bool is_small(const Problem& p, int levels) {
   return p.batch * (p.nodes - levels) * bytes / 4000 < (levels - 1) * int64_t{3000};
 }
 
-void verify_tree_out(Tensor token_ids, Tensor parents, Tensor target_logits, OptTensor draft_logits,
-                     int64_t max_depth, SPECDEC_SAMPLING_ARGS(), SPECDEC_SAMPLING_ARGS(draft_),
-                     Tensor seed, Tensor position, OptTensor step, int64_t rule, bool replacement,
-                     OptTensor token_map, OptTensor allowed, double typical_epsilon,
-                     double typical_delta, int64_t logprobs_mode, Tensor out_token_ids,
-                     Tensor out_path, Tensor out_num_accepted, Tensor out_status,
-                     Tensor out_logprobs) {
-  const DeviceGuard guard(target_logits);
-  const Stream stream = current_stream(target_logits);
-  const auto tree_rule = static_cast<TreeRule>(rule);
+void verify_tree_out(const VerifyTreeParams& v, const Tensor& like) {
+  const DeviceGuard guard(like);
+  const Stream stream = current_stream(like);
+  const TreeRule tree_rule = v.rule;
   const bool reads_draft = tree_rule == TreeRule::kRecursive ||
                            tree_rule == TreeRule::kGreedyMultiDraft ||
                            tree_rule == TreeRule::kTraversal;
-  const Logits target = logits_of(target_logits);
-  const Logits draft = reads_draft ? logits_of(draft_logits, target) : Logits{};
-  Problem p = base_problem(Task::kTree, token_ids.size(0), target, draft,
-                           sampling_of(temperature, top_k, top_p, min_p),
-                           sampling_of(draft_temperature, draft_top_k, draft_top_p, draft_min_p));
+  const Logits draft = reads_draft ? v.draft : Logits{};
+  Problem p = base_problem(Task::kTree, v.batch, v.target, draft, v.sampling, v.draft_sampling);
   p.tree_rule = tree_rule;
   p.rule = row_rule(tree_rule);
-  p.replacement = replacement;
-  p.nodes = static_cast<int>(token_ids.size(1));
-  STD_TORCH_CHECK(max_depth < 0x7fffffff, "verify_tree: max_depth ", max_depth);
-  p.max_draft = static_cast<int>(max_depth);
-  p.target = LogitTable(target, target.batch_stride, target.row_stride);
+  p.replacement = v.replacement;
+  p.nodes = static_cast<int>(v.nodes);
+  STD_TORCH_CHECK(v.max_depth < 0x7fffffff, "verify_tree: max_depth ", v.max_depth);
+  p.max_draft = static_cast<int>(v.max_depth);
+  p.target = LogitTable(v.target, v.target.batch_stride, v.target.row_stride);
   if (draft) p.draft = LogitTable(draft, draft.batch_stride, draft.row_stride);
   p.draft_given = static_cast<bool>(p.draft);
-  p.draft_ids = tree_ids(token_ids);
-  p.parents = tree_ids(parents);
-  p.seed = GlobalVector(vector_of<int64_t>(seed));
-  p.position = GlobalVector(vector_of<int64_t>(position));
-  p.step = GlobalVector(vector_of<int64_t>(step));
-  p.token_map = GlobalVector(vector_of<int32_t>(token_map));
-  const Allowed bits = allowed_of(allowed);
-  p.allowed = Global<const int32_t>(bits.data);
-  p.allowed_row_stride = bits.row_stride;
+  p.draft_ids = GlobalIds(const_cast<void*>(v.ids.data), v.ids.wide);
+  p.parents = GlobalIds(const_cast<void*>(v.parents.data), v.parents.wide);
+  p.seed = GlobalVector(v.noise.seed);
+  p.position = GlobalVector(v.noise.position);
+  p.step = GlobalVector(v.noise.step);
+  p.token_map = GlobalVector(v.token_map);
+  p.allowed = Global<const int32_t>(v.allowed.data);
+  p.allowed_row_stride = v.allowed.row_stride;
   p.allowed_rows = p.nodes;
-  p.typical_epsilon = static_cast<float>(typical_epsilon);
-  p.typical_delta = static_cast<float>(typical_delta);
-  p.logprobs_mode = static_cast<LogprobsMode>(logprobs_mode);
-  p.token_ids = tree_ids(out_token_ids);
-  p.path = Global<int32_t>(output<int32_t>(out_path));
-  p.num_accepted = Global<int32_t>(output<int32_t>(out_num_accepted));
-  p.status = Global<int32_t>(output<int32_t>(out_status));
-  p.logprobs = Global<float>(output<float>(out_logprobs));
+  p.typical_epsilon = static_cast<float>(v.typical_epsilon);
+  p.typical_delta = static_cast<float>(v.typical_delta);
+  p.logprobs_mode = v.logprobs_mode;
+  p.token_ids = GlobalIds(v.token_ids, v.ids.wide);
+  p.path = Global<int32_t>(v.path);
+  p.num_accepted = Global<int32_t>(v.num_accepted);
+  p.status = Global<int32_t>(v.status);
+  p.logprobs = Global<float>(v.logprobs);
   const int frontier = p.nodes < kFrontier ? p.nodes : kFrontier;
   const int levels = levels_of(p, frontier);
   p.at_once = tree_rule == TreeRule::kTraversal || is_small(p, levels);
@@ -180,7 +186,7 @@ void verify_tree_out(Tensor token_ids, Tensor parents, Tensor target_logits, Opt
   if (draws || p.logprobs_mode != LogprobsMode::kNone) p.flags |= kWantsMass;
   if (tree_rule == TreeRule::kTypical) p.flags |= kWantsMass | kWantsEntropy;
   if (p.logprobs_mode == LogprobsMode::kRaw) p.flags |= kWantsRaw;
-  const Reserved reserved(&p, target_logits);
+  const Reserved reserved(&p, like);
   launch_columns(p, stream);
   launch_phase(open_kernel, p.batch, kThreads, stream, p);
   for (int level = 0; level < (p.at_once ? 1 : levels); ++level) {
@@ -193,4 +199,5 @@ void verify_tree_out(Tensor token_ids, Tensor parents, Tensor target_logits, Opt
 }  // namespace
 }  // namespace specdec
 
-SPECDEC_REGISTER(verify_tree, specdec::verify_tree_out)
+SPECDEC_REGISTER(verify_tree,
+                 (specdec::Boxed<specdec::verify_tree_params, specdec::verify_tree_out>::call))

@@ -6,6 +6,7 @@
 #include <torch/headeronly/core/ScalarType.h>
 
 #include <optional>
+#include <tuple>
 
 #include "../common/params.h"
 #include "check.h"
@@ -61,9 +62,14 @@ inline Logits logits_of(const OptTensor& t, const Logits& like) {
 }
 
 inline Sampling sampling_of(const OptTensor& temperature, const OptTensor& top_k,
-                            const OptTensor& top_p, const OptTensor& min_p) {
+                            const OptTensor& top_p, const OptTensor& min_p,
+                            const OptTensor& active) {
   return {vector_of<float>(temperature), vector_of<int32_t>(top_k), vector_of<float>(top_p),
-          vector_of<float>(min_p)};
+          vector_of<float>(min_p), vector_of<bool>(active)};
+}
+
+inline Noise noise_of(const Tensor& seed, const Tensor& position, const OptTensor& step) {
+  return {vector_of<int64_t>(seed), vector_of<int64_t>(position), vector_of<int64_t>(step)};
 }
 
 inline Allowed allowed_of(const OptTensor& t) {
@@ -82,9 +88,24 @@ T* output(const Tensor& t) {
   return static_cast<T*>(t.mutable_data_ptr());
 }
 
+// An operator whose arguments become one struct: `call` has the signature of kParams, the schema's,
+// and hands the struct to kRun, with a result, which lives on the device of the call.
+template <auto kParams, auto kRun>
+struct Boxed;
+
+template <class Params, class... Args, Params (*kParams)(Args...), auto kRun>
+struct Boxed<kParams, kRun> {
+  static void call(Args... args) {
+    kRun(kParams(args...), std::get<sizeof...(Args) - 1>(std::tie(args...)));
+  }
+};
+
+#define SPECDEC_SAMPLING_NAMES(prefix) \
+  prefix##temperature, prefix##top_k, prefix##top_p, prefix##min_p, prefix##active
+
 #define SPECDEC_SAMPLING_ARGS(prefix)                                              \
   OptTensor prefix##temperature, OptTensor prefix##top_k, OptTensor prefix##top_p, \
-      OptTensor prefix##min_p
+      OptTensor prefix##min_p, OptTensor prefix##active
 
 #define SPECDEC_VERIFY_CHAIN_ARGS                                                                \
   Tensor draft_ids, Tensor target_logits, OptTensor draft_logits, OptTensor draft_logsumexp,     \
@@ -111,6 +132,10 @@ T* output(const Tensor& t) {
   Tensor target_logits, OptTensor draft_logits, Tensor a, Tensor b, SPECDEC_SAMPLING_ARGS(), \
       SPECDEC_SAMPLING_ARGS(draft_), OptTensor token_map, OptTensor allowed, OptTensor draft_ids
 
+#define SPECDEC_RESIDUAL_NAMES                                                                 \
+  target_logits, draft_logits, a, b, SPECDEC_SAMPLING_NAMES(), SPECDEC_SAMPLING_NAMES(draft_), \
+      token_map, allowed, draft_ids
+
 #define SPECDEC_RESIDUAL_PROBS_ARGS \
   SPECDEC_RESIDUAL_ARGS, Tensor out_probs, Tensor out_mass, Tensor out_status
 
@@ -131,9 +156,9 @@ inline VerifyChainParams verify_chain_params(SPECDEC_VERIFY_CHAIN_ARGS) {
     p.draft_threshold = matrix_of<float>(draft_threshold);
   }
   p.cu_draft = vector_of<int32_t>(cu_draft);
-  p.sampling = sampling_of(temperature, top_k, top_p, min_p);
-  p.draft_sampling = sampling_of(draft_temperature, draft_top_k, draft_top_p, draft_min_p);
-  p.noise = {vector_of<int64_t>(seed), vector_of<int64_t>(position), vector_of<int64_t>(step)};
+  p.sampling = sampling_of(SPECDEC_SAMPLING_NAMES());
+  p.draft_sampling = sampling_of(SPECDEC_SAMPLING_NAMES(draft_));
+  p.noise = noise_of(seed, position, step);
   p.rule = static_cast<Rule>(rule);
   p.over_acceptance = static_cast<float>(over_acceptance);
   p.rejected_from_target = rejected_from_target;
@@ -158,8 +183,8 @@ inline SampleParams sample_params(SPECDEC_SAMPLE_ARGS) {
   SampleParams p{};
   p.batch = logits.size(0);
   p.logits = logits_of(logits);
-  p.sampling = sampling_of(temperature, top_k, top_p, min_p);
-  p.noise = {vector_of<int64_t>(seed), vector_of<int64_t>(position), vector_of<int64_t>(step)};
+  p.sampling = sampling_of(SPECDEC_SAMPLING_NAMES());
+  p.noise = noise_of(seed, position, step);
   p.purpose = purpose;
   p.num_samples = num_samples;
   p.lane = vector_of<int64_t>(lane);
@@ -185,8 +210,8 @@ inline AcceptanceRatiosParams acceptance_ratios_params(SPECDEC_ACCEPTANCE_RATIOS
   p.target = logits_of(target_logits);
   p.draft = logits_of(draft_logits, p.target);
   p.cu_draft = vector_of<int32_t>(cu_draft);
-  p.sampling = sampling_of(temperature, top_k, top_p, min_p);
-  p.draft_sampling = sampling_of(draft_temperature, draft_top_k, draft_top_p, draft_min_p);
+  p.sampling = sampling_of(SPECDEC_SAMPLING_NAMES());
+  p.draft_sampling = sampling_of(SPECDEC_SAMPLING_NAMES(draft_));
   p.token_map = vector_of<int32_t>(token_map);
   p.allowed = allowed_of(allowed);
   p.ratio = output<float>(out_ratio);
@@ -202,11 +227,29 @@ inline ResidualParams residual_params(SPECDEC_RESIDUAL_ARGS) {
   p.draft = logits_of(draft_logits, p.target);
   p.a = vector_of<float>(a);
   p.b = vector_of<float>(b);
-  p.sampling = sampling_of(temperature, top_k, top_p, min_p);
-  p.draft_sampling = sampling_of(draft_temperature, draft_top_k, draft_top_p, draft_min_p);
+  p.sampling = sampling_of(SPECDEC_SAMPLING_NAMES());
+  p.draft_sampling = sampling_of(SPECDEC_SAMPLING_NAMES(draft_));
   p.token_map = vector_of<int32_t>(token_map);
   p.allowed = allowed_of(allowed);
   p.draft_ids = vector_of<int64_t>(draft_ids);
+  return p;
+}
+
+inline ResidualParams residual_probs_params(SPECDEC_RESIDUAL_PROBS_ARGS) {
+  ResidualParams p = residual_params(SPECDEC_RESIDUAL_NAMES);
+  p.probs = output<float>(out_probs);
+  p.mass = output<float>(out_mass);
+  p.status = output<int32_t>(out_status);
+  return p;
+}
+
+inline ResidualParams residual_sample_params(SPECDEC_RESIDUAL_SAMPLE_ARGS) {
+  ResidualParams p = residual_params(SPECDEC_RESIDUAL_NAMES);
+  p.noise = noise_of(seed, position, step);
+  p.purpose = purpose;
+  p.token_ids = output<int64_t>(out_token_ids);
+  p.mass = output<float>(out_mass);
+  p.status = output<int32_t>(out_status);
   return p;
 }
 

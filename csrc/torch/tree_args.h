@@ -69,9 +69,9 @@ inline VerifyTreeParams verify_tree_params(SPECDEC_VERIFY_TREE_ARGS) {
   p.parents = ids_of(parents);
   p.target = logits_of(target_logits);
   p.draft = logits_of(draft_logits, p.target);
-  p.sampling = sampling_of(temperature, top_k, top_p, min_p);
-  p.draft_sampling = sampling_of(draft_temperature, draft_top_k, draft_top_p, draft_min_p);
-  p.noise = {vector_of<int64_t>(seed), vector_of<int64_t>(position), vector_of<int64_t>(step)};
+  p.sampling = sampling_of(SPECDEC_SAMPLING_NAMES());
+  p.draft_sampling = sampling_of(SPECDEC_SAMPLING_NAMES(draft_));
+  p.noise = noise_of(seed, position, step);
   p.rule = static_cast<TreeRule>(rule);
   p.replacement = replacement;
   p.token_map = vector_of<int32_t>(token_map);

@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from .rows import is_active
+
 
 class Chain(NamedTuple):
     """Drafted ids: [batch, width], or flat [total] with cu int32 [batch + 1]."""
@@ -13,6 +15,7 @@ class Chain(NamedTuple):
     cu: Any
     total: Any
     width: Any  # widest draft of the batch
+    sampling: Any  # of the target, which says who is active
 
 
 class Columns(NamedTuple):
@@ -24,7 +27,10 @@ class Columns(NamedTuple):
 
 @triton.jit
 def chain_of(chain, b, vocab, KP: tl.constexpr):
-    """(ids [KP] padded with -1, length K, ends at a bad id, first, bad layout, lost) of request b (int64)."""
+    """(ids [KP] padded with -1, length K, ends at a bad id, first, bad layout, lost) of request b (int64).
+
+    Nothing is read of a request that is lost: its first row is unknown, or it is not active.
+    """
     j = tl.arange(0, KP)
     if chain.cu is None:
         first = b * chain.width
@@ -37,6 +43,8 @@ def chain_of(chain, b, vocab, KP: tl.constexpr):
         lost = (first < 0) | (first > chain.total)
         bad = lost | (last < first) | (last > chain.total) | (last - first > chain.width) | ((b == 0) & (first != 0))
         length = tl.where(bad, 0, last - first)
+    active = is_active(chain.sampling, b)
+    lost, bad, length = lost | (active == 0), bad & active, tl.where(active, length, 0)
     ids = tl.load(chain.ids + first + j, mask=(j < length) & (j < chain.width), other=-1).to(tl.int64)
     ends = (ids < 0) | (ids >= vocab)
     k = tl.min(tl.where(ends, j, KP), axis=0)

@@ -7,13 +7,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .._types import Sampling
 from . import launch as host
 from .chains import Chain
 from .digest import T_FIELDS, Digest, digest_kernel
 from .gather import S_FIELDS, SHARE, gather_kernel
 from .plan import P_FIELDS, Plan, plan_kernel
 from .records import Q_FIELDS, R_FIELDS
-from .rows import Noise, Rows, Sampling
+from .rows import Noise, Rows
 from .settle import settle_again_kernel, settle_kernel
 from .thresholds import Work
 
@@ -35,7 +36,7 @@ class Look(NamedTuple):
 
 def _work(logits: Tensor, rows: int, tiles: int, sampling: Sampling) -> Work | None:
     """Scratch of the filters; None where no filter is given."""
-    if all(value is None for value in sampling[1:]):
+    if sampling.top_k is None and sampling.top_p is None and sampling.min_p is None:
         return None
     return Work(
         logits.new_empty(rows * host.CAPACITY), host.CAPACITY, logits.new_empty(rows * 2, dtype=torch.int32),

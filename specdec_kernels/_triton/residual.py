@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .._types import ResidualArguments
 from . import launch as host
 from . import scratch
 from .chains import Chain
@@ -18,7 +19,7 @@ from .laws import law_of
 from .look import digest_rows, look, plan_chain
 from .pairs import TILES, Pairs, add_tiles, draft_probs, target_probs
 from .records import BAD, Q_STATE, get_record_i
-from .rows import Noise, Sampling, sampling_of
+from .rows import Noise, is_active, sampling_of
 
 
 class Scaled(NamedTuple):
@@ -34,7 +35,8 @@ def residual_case(pairs, scaled, b, ROWS: tl.constexpr):
     """(drafted id, q is a point mass, q is a row, bad target row, status) of request b. A bad draft row is no draft."""
     zero = tl.full([], 0, tl.int64)
     inv_t, _, _, _, _, _, greedy, bad_value = sampling_of(pairs.sampling, b, pairs.target.vocab)
-    bad = get_record_i(pairs.ws, _row(pairs, b, ROWS), Q_STATE, b >= 0) == BAD
+    active = is_active(pairs.sampling, b)
+    bad = (active == 0) | (get_record_i(pairs.ws, _row(pairs, b, ROWS), Q_STATE, b >= 0) == BAD)
     status = tl.where(bad_value, S_SAMPLING, 0) | tl.where(bad, S_TARGET, 0)
     known = b < 0
     x = zero
@@ -53,7 +55,7 @@ def residual_case(pairs, scaled, b, ROWS: tl.constexpr):
         status = status | tl.where(bad_draft_value, S_SAMPLING, 0) | tl.where(bad_row, S_DRAFT, 0)
         point = known & draft_greedy
         is_row = (draft_greedy == 0) & (bad_row == 0)
-    return x, point, is_row, bad, status, inv_t, greedy
+    return x, point, is_row, bad, tl.where(active, status, 0), inv_t, greedy
 
 
 @triton.jit
@@ -88,8 +90,9 @@ def mass_kernel(pairs, scaled, sums, ROWS: tl.constexpr, TILE: tl.constexpr):
     b = pid // tiles
     x, point, is_row, bad, code, inv_t, greedy = residual_case(pairs, scaled, b, ROWS)
     tile = (pid % tiles).to(tl.int32)
-    logits, p, weight = residual_tile(pairs, scaled, b, tile, x, point, is_row, inv_t, greedy, ROWS, TILE)
-    weight = tl.where(bad, 0.0, weight)
+    weight = tl.zeros([TILE], tl.float32)
+    if bad == 0:
+        _, _, weight = residual_tile(pairs, scaled, b, tile, x, point, is_row, inv_t, greedy, ROWS, TILE)
     tl.store(sums + pid, tl.sum(weight, axis=0))
     tl.store(sums + tl.num_programs(0) + pid, tl.max(weight, axis=0))
 
@@ -105,23 +108,22 @@ def mass_of(pairs, sums, b, batch):
     return add_tiles(sums + b * tiles, tiles), most
 
 
-def pairs_of(
-    target_logits: Tensor, draft_logits: Tensor | None, sampling: Sampling, draft_sampling: Sampling,
-    token_map: Tensor | None, allowed: Tensor | None, scaled: Scaled, noise: Noise | None,
-) -> tuple[Pairs, Tensor]:  # fmt: skip
-    """Digest and settle the rows, sum the weights; (what the next launch reads, those sums)."""
+def pairs_of(given: ResidualArguments, noise: Noise | None) -> tuple[Pairs, Scaled, Tensor]:
+    """Digest and settle the rows, sum the weights; (what the next launch reads, the scales, those sums)."""
+    target_logits, draft_logits, sampling = given.target_logits, given.draft_logits, given.sampling
     batch, vocab = target_logits.shape
+    scaled = Scaled(given.a, given.b, given.draft_ids)
     has_rows = draft_logits is not None
-    target = scratch.rows_of(target_logits.unsqueeze(1), allowed=allowed)
+    target = scratch.rows_of(target_logits.unsqueeze(1), allowed=given.allowed)
     draft = target if draft_logits is None else scratch.rows_of(draft_logits.unsqueeze(1))
-    on = look(batch, target, draft, sampling, draft_sampling, 1, int(has_rows))
-    chain = Chain(scaled.a, None, 0, 0)
+    on = look(batch, target, draft, sampling, given.draft_sampling, 1, int(has_rows))
+    chain = Chain(scaled.a, None, 0, 0, sampling)
     plan_chain(on, batch, chain, noise, more_target=1, more_draft=1, skips_greedy=False)
     digest_rows(on, None)
     pairs = Pairs(
-        chain, target, draft, scratch.columns(token_map if has_rows else None, vocab), sampling, draft_sampling,
-        on.digest, on.plan,
+        chain, target, draft, scratch.columns(given.token_map if has_rows else None, vocab), sampling,
+        given.draft_sampling, on.digest, on.plan,
     )  # fmt: skip
     sums = torch.empty(2 * batch * on.digest.tiles, dtype=torch.float32, device=target_logits.device)
     host.launch(mass_kernel, batch * on.digest.tiles, pairs, scaled, sums, ROWS=has_rows, TILE=host.TILE)
-    return pairs, sums
+    return pairs, scaled, sums

@@ -17,15 +17,6 @@ class Rows(NamedTuple):
     allowed_row: Any
 
 
-class Sampling(NamedTuple):
-    """Sampling parameters, each [batch] or None."""
-
-    temperature: Any
-    top_k: Any
-    top_p: Any
-    min_p: Any
-
-
 class Noise(NamedTuple):
     """Names of the random numbers, int64 [batch]; step and lane may be None."""
 
@@ -48,6 +39,15 @@ def fact(condition):
 
 
 @triton.jit
+def is_active(s, b):
+    """Whether request b takes part."""
+    if s.active is None:
+        return b >= 0
+    else:
+        return tl.load(s.active + b) != 0
+
+
+@triton.jit
 def sampling_of(s, b, vocab):
     """(inv_t, T, top_k, top_p, min_p, filtered, greedy, bad) of request b; 0, 1, 0 are what is off."""
     t = tl.full([], 1.0, tl.float32)
@@ -62,7 +62,7 @@ def sampling_of(s, b, vocab):
         p = tl.load(s.top_p + b)
     if s.min_p is not None:
         floor = tl.load(s.min_p + b)
-    bad = (t != t) | (t < 0) | (k < 0) | (p != p) | (floor != floor)
+    bad = is_active(s, b) & ((t != t) | (t < 0) | (k < 0) | (p != p) | (floor != floor))
     inv_t = tl.div_rn(tl.full([], 1.0, tl.float32), t)
     greedy = bad | (t == 0) | (tl.abs(inv_t) == float("inf"))
     t = tl.where(greedy, 1.0, t)

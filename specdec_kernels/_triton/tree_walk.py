@@ -20,7 +20,7 @@ from .noise import words
 from .pairs import draft_probs, target_probs
 from .plan import put_row
 from .records import BAD, Q_ARG, Q_STATE, get_record_i
-from .rows import sampling_of
+from .rows import is_active, sampling_of
 from .trees import any_of, children_of, neighbours, root_only, tree_of
 from .walk import FIXED, NOTHING, draft_at, logprob_at, target_logits_at
 
@@ -125,7 +125,8 @@ def open_kernel(
     tl.store(call.ids + at, ids, mask=n < call.nodes)
     children = children_of(parent, NP)
     tl.store(call.children + at, children, mask=n < call.nodes)
-    queued = (depth >= 0) if RULE == TRAVERSAL else (n == 0)
+    active = is_active(call.sampling, b)
+    queued = active & ((depth >= 0) if RULE == TRAVERSAL else (n == 0))
     tl.store(call.queue + b * NT + n, tl.where(queued, n, -1), mask=n < NT)
     plan_nodes(call, b, n, tl.where(queued, n, -1), depth, children, NT, ND, ROWS)
     if RULE == TYPICAL:
@@ -136,11 +137,13 @@ def open_kernel(
     if READS_DRAFT:
         _, _, _, _, _, _, _, bad_draft_value = sampling_of(call.draft_sampling, b, call.draft.vocab)
         has_candidates = any_of((parent == 0) & (ids >= 0))
-        bad_value = bad_value | (bad_draft_value & (greedy == 0) & has_candidates)
-    status = tl.where(bad, S_LAYOUT, 0)
+        bad_value = bad_value | (bad_draft_value & (greedy == 0) & has_candidates & active)
+    status = tl.where(bad & active, S_LAYOUT, 0)
     if RULE != GREEDY:
         status = tl.where(bad_value, status | S_SAMPLING, status)
-    tl.store(call.walk + b * W_FIELDS + W_STATUS, status)
+    plan_draw(call, b, 0, 0, NOTHING, status, 0)
+    tl.store(call.num_accepted + b, 0)  # results of a request that does not walk
+    tl.store(call.status + b, status)
     width = call.max_depth + 1
     for start in range(0, width, NP):
         mask = start + n < width

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+import specdec_kernels  # noqa: F401 - declares the ops
+from specdec_kernels._op import OPS
 
 DRAFT, NODES, SMALL = 5, 1024, 64
 VOCABULARIES = (32000, 128256, 151936, 262144)
@@ -50,8 +52,8 @@ class Size(NamedTuple):
         return self.zeros(dtype=FP32)
 
     def filters(self, given: bool) -> tuple[Tensor | None, ...]:
-        """(top_k, top_p, min_p)."""
-        return (self.ints, self.numbers, self.numbers) if given else (None, None, None)
+        """(top_k, top_p, min_p, active)."""
+        return (self.ints, self.numbers, self.numbers, None) if given else (None, None, None, None)
 
 
 class Case(NamedTuple):
@@ -70,7 +72,8 @@ class Case(NamedTuple):
 
 
 def _launcher(op: str) -> Any:
-    return getattr(importlib.import_module(f"specdec_kernels.ops.{op}.triton_kernel"), f"{op}_out")
+    """The backend of an op: its flat arguments, then the results."""
+    return OPS[op]._triton_out
 
 
 def _chain(rule: str, dtype: torch.dtype, filters: bool = False, mask: bool = False, stats: bool = False) -> Case:

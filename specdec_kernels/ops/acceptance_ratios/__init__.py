@@ -101,7 +101,7 @@ def acceptance_ratios(
             fail(name, "draft_sampling", "given with draft_logits: the distribution the drafts were drawn from", None)
     token_map = check.token_map(token_map, draft_vocab, vocab)
     sampling = check.sampling("sampling", sampling, batch)
-    drafted = check.sampling("draft_sampling", draft_sampling or Sampling(), batch)
+    drafted = check.draft_sampling(draft_sampling, batch)
     rows = draft_ids.shape[0] + batch if cu_draft is not None else batch * (width + 1)
     shards = _shards.shards_of(name, group, vocab_offsets, vocab, backend)
     allowed = check.allowed(allowed, rows, vocab if shards is None else shards.size)
@@ -109,5 +109,6 @@ def acceptance_ratios(
         draft_ids, target_logits, draft_logits, cu_draft, width, *sampling, *drafted, token_map, allowed
     )  # fmt: skip
     if shards is not None:
-        return RatioResult(*op.deliver(arguments, reference.compare(shards, *op.structured(arguments)), out))
+        (structured,) = op.structured(arguments)
+        return RatioResult(*op.deliver(arguments, reference.compare(structured, shards), out))
     return RatioResult(*op(*arguments, device=draft_ids.device, backend=backend, out=out))

@@ -7,48 +7,34 @@ from torch import Tensor
 
 from ... import _chains, _rows
 from ..._codes import Status
-from ..._types import Sampling
+from ..._types import RatioArguments
 from ..._vocabulary import Table, Vocabulary
 
 
-def acceptance_ratios(
-    draft_ids: Tensor,
-    target_logits: Tensor,
-    draft_logits: Tensor | None,
-    cu_draft: Tensor | None,
-    max_draft: int,
-    sampling: Sampling,
-    draft_sampling: Sampling,
-    token_map: Tensor | None,
-    allowed: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+def acceptance_ratios(given: RatioArguments) -> tuple[Tensor, Tensor, Tensor]:
     """See `specdec_kernels.acceptance_ratios`."""
-    vocabulary = Vocabulary(target_logits.shape[-1])
-    given = (draft_ids, target_logits, draft_logits, cu_draft, max_draft)
-    return compare(vocabulary, *given, sampling, draft_sampling, token_map, allowed)
+    return compare(given, Vocabulary(given.target_logits.shape[-1]))
 
 
-def compare(
-    vocabulary: Vocabulary, draft_ids: Tensor, target_logits: Tensor, draft_logits: Tensor | None,
-    cu_draft: Tensor | None, max_draft: int, sampling: Sampling, draft_sampling: Sampling, token_map: Tensor | None,
-    allowed: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+def compare(given: RatioArguments, vocabulary: Vocabulary) -> tuple[Tensor, Tensor, Tensor]:
     """The same where this rank holds a part of the vocabulary: 2 exchanges, 4 with filters."""
-    chains = _chains.chains(draft_ids, target_logits, draft_logits, cu_draft, max_draft)
-    (batch, width), device = chains.ids.shape, draft_ids.device
-    target = _rows.parameters(batch, device, sampling)
-    draft = _rows.parameters(batch, device, draft_sampling)
+    chains = _chains.chains(*given[:5])
+    (batch, width), device = chains.ids.shape, given.draft_ids.device
+    target = _rows.parameters(batch, device, given.sampling)
+    draft = _rows.parameters(batch, device, given.draft_sampling)
     has_rows = chains.has_draft_rows()
     bad_sampling = target.bad | (draft.bad & chains.has_drafts(vocabulary.size)) if has_rows else target.bad
     status = torch.where(chains.bad, Status.BAD_LAYOUT, 0) | torch.where(bad_sampling, Status.BAD_SAMPLING, 0)
 
     request = torch.arange(batch, device=device)[:, None].expand(batch, width).flatten()
-    bits = None if allowed is None else chains.allowed_rows(allowed, width + 1).unflatten(0, (batch, width + 1))[:, :-1]
+    bits = None
+    if given.allowed is not None:
+        bits = chains.allowed_rows(given.allowed, width + 1).unflatten(0, (batch, width + 1))[:, :-1].flatten(0, 1)
     rows = vocabulary.pad(chains.target_rows(width).flatten(0, 1))
-    rows = _rows.mask_allowed(rows, None if bits is None else bits.flatten(0, 1), vocabulary.first)
+    rows = _rows.mask_allowed(rows, bits, vocabulary.first)
     tables = [Table(rows, target.of_rows(request))]
     if has_rows:
-        drafted = vocabulary.by_id(chains.draft_rows(width).flatten(0, 1), token_map)
+        drafted = vocabulary.by_id(chains.draft_rows(width).flatten(0, 1), given.token_map)
         tables.append(Table(drafted, draft.of_rows(request)))
     (row, *others), _ = vocabulary.distributions(tables)()
 
@@ -77,4 +63,5 @@ def compare(
     ):
         status = status | torch.where(fault.any(1), bit, 0)
     accept = torch.where(qx > 0, px / qx.clamp(min=1e-300), 0.0).clamp(max=1.0)
-    return torch.where(good, accept, 0.0).float(), torch.where(good, shared, 0.0).float(), status.int()
+    ratio, overlap = torch.where(good, accept, 0.0).float(), torch.where(good, shared, 0.0).float()
+    return _rows.where_active(given.sampling, (ratio, 0), (overlap, 0), (status.int(), 0))

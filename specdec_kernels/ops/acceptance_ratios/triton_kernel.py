@@ -16,8 +16,9 @@ from ..._triton.laws import law_of, prob
 from ..._triton.look import digest_rows, look, plan_chain
 from ..._triton.pairs import Pairs, add_tiles, draft_probs, target_probs
 from ..._triton.records import BAD, Q_ARG, Q_STATE, get_record_i
-from ..._triton.rows import Sampling, sampling_of
+from ..._triton.rows import sampling_of
 from ..._triton.walk import any_of, target_logits_at
+from ..._types import RatioArguments
 
 
 @triton.jit
@@ -94,21 +95,16 @@ def _overlap_kernel(pairs, sums, NT, ND, TILE: tl.constexpr, KP: tl.constexpr):
 
 
 def acceptance_ratios_out(
-    draft_ids: Tensor, target_logits: Tensor, draft_logits: Tensor | None, cu_draft: Tensor | None, max_draft: int,
-    temperature: Tensor | None, top_k: Tensor | None, top_p: Tensor | None, min_p: Tensor | None,
-    draft_temperature: Tensor | None, draft_top_k: Tensor | None, draft_top_p: Tensor | None,
-    draft_min_p: Tensor | None, token_map: Tensor | None, allowed: Tensor | None,
-    ratio: Tensor, overlap: Tensor, status: Tensor,
+    given: RatioArguments, ratio: Tensor, overlap: Tensor, status: Tensor,
 ) -> None:  # fmt: skip
     """Write the results of `reference.acceptance_ratios`."""
     batch = status.shape[0]
+    draft_ids, target_logits, draft_logits, cu_draft, max_draft, sampling, draft_sampling, token_map, allowed = given
     flat, vocab = cu_draft is not None, target_logits.shape[-1]
     has_rows = draft_logits is not None and draft_logits.numel() > 0
     draft = draft_logits if has_rows and draft_logits is not None else target_logits
     nt, nd, kp = max_draft, max_draft if has_rows else 0, host.power(max(max_draft, 16))
-    sampling = Sampling(temperature, top_k, top_p, min_p)
-    draft_sampling = Sampling(draft_temperature, draft_top_k, draft_top_p, draft_min_p)
-    chain = Chain(draft_ids, cu_draft, draft_ids.shape[0] if flat else 0, max_draft)
+    chain = Chain(draft_ids, cu_draft, draft_ids.shape[0] if flat else 0, max_draft, sampling)
     target_rows = scratch.rows_of(target_logits, flat=flat, allowed=allowed)
     draft_rows = scratch.rows_of(draft, flat=flat)
     on = look(batch, target_rows, draft_rows if has_rows else None, sampling, draft_sampling, nt, nd)

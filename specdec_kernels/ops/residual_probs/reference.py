@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ... import _rows
 from ..._codes import Status
 from ..._residual import residual
 from ..._types import ResidualArguments
@@ -17,4 +18,4 @@ def residual_probs(given: ResidualArguments) -> tuple[Tensor, Tensor, Tensor]:
     probs = r.weight.double() / r.mass.double().clamp(min=1e-300)[:, None]
     probs = torch.where(empty[:, None], r.row.probs(), probs)
     probs = torch.where(r.row.bad[:, None], 0.0, probs)
-    return probs.float(), r.mass, r.status.int()
+    return _rows.where_active(given.sampling, (probs.float(), 0), (r.mass, 0), (r.status.int(), 0))

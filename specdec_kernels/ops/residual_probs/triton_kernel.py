@@ -1,4 +1,3 @@
-# ruff: noqa: RUF059 - `if` on a constexpr prunes code, and tuples are taken apart by name
 """residual_probs in Triton: digest and settle both rows, sum the weights, write the probabilities."""
 
 from __future__ import annotations
@@ -9,9 +8,9 @@ from torch import Tensor
 
 from ..._triton import launch as host
 from ..._triton.codes import S_EMPTY
-from ..._triton.residual import Scaled, mass_of, pairs_of, residual_case, residual_tile
-from ..._triton.rows import Sampling
+from ..._triton.residual import mass_of, pairs_of, residual_case, residual_tile
 from ..._triton.visit import TINY
+from ..._types import ResidualArguments
 
 
 @triton.jit
@@ -26,28 +25,21 @@ def _write_kernel(pairs, scaled, sums, batch, mass, status, probs, ROWS: tl.cons
     if tile == 0:
         tl.store(mass + b, total)
         tl.store(status + b, tl.where(empty, code | S_EMPTY, code))
-    logits, p, weight = residual_tile(pairs, scaled, b, tile, x, point, is_row, inv_t, greedy, ROWS, TILE)
-    share = tl.div_rn(weight, tl.maximum(total, TINY))
-    share = tl.where(bad, 0.0, tl.where(empty, p, share))
+    share = tl.zeros([TILE], tl.float32)
+    if bad == 0:
+        _, p, weight = residual_tile(pairs, scaled, b, tile, x, point, is_row, inv_t, greedy, ROWS, TILE)
+        share = tl.where(empty, p, tl.div_rn(weight, tl.maximum(total, TINY)))
     v = tile * TILE + tl.arange(0, TILE)
     tl.store(probs + b * pairs.target.vocab + v, share, mask=v < pairs.target.vocab)
 
 
 def residual_probs_out(
-    target_logits: Tensor, draft_logits: Tensor | None, a: Tensor, b: Tensor,
-    temperature: Tensor | None, top_k: Tensor | None, top_p: Tensor | None, min_p: Tensor | None,
-    draft_temperature: Tensor | None, draft_top_k: Tensor | None, draft_top_p: Tensor | None,
-    draft_min_p: Tensor | None, token_map: Tensor | None, allowed: Tensor | None, draft_ids: Tensor | None,
-    probs: Tensor, mass: Tensor, status: Tensor,
+    given: ResidualArguments, probs: Tensor, mass: Tensor, status: Tensor,
 ) -> None:  # fmt: skip
     """Write the results of `reference.residual_probs`."""
-    scaled = Scaled(a, b, draft_ids)
-    pairs, sums = pairs_of(
-        target_logits, draft_logits, Sampling(temperature, top_k, top_p, min_p),
-        Sampling(draft_temperature, draft_top_k, draft_top_p, draft_min_p), token_map, allowed, scaled, None,
-    )  # fmt: skip
+    pairs, scaled, sums = pairs_of(given, None)
     batch = mass.shape[0]
     host.launch(
         _write_kernel, batch * pairs.ws.tiles, pairs, scaled, sums, batch, mass, status, probs,
-        ROWS=draft_logits is not None, TILE=host.TILE,
+        ROWS=given.draft_logits is not None, TILE=host.TILE,
     )  # fmt: skip

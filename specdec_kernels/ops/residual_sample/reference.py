@@ -30,4 +30,5 @@ def residual_sample(given: ResidualArguments, rng: RngKey, purpose: int) -> tupl
     empty = (r.status & Status.EMPTY_RESIDUAL) != 0
     token = torch.where(r.point, scores.argmax(1), torch.where(r.plain | empty, _rows.plain_draw(r.row, noise), drawn))
     token = torch.where(r.point & empty, _rows.plain_draw(r.row, noise), token)
-    return torch.where(r.row.bad, -1, token), r.mass, r.status.int()
+    token = torch.where(r.row.bad, -1, token)
+    return _rows.where_active(given.sampling, (token, -1), (r.mass, 0), (r.status.int(), 0))

@@ -15,9 +15,10 @@ from ..._triton.laws import kept, law_of, prob
 from ..._triton.noise import log, noise_of
 from ..._triton.race import better, race_scores
 from ..._triton.records import Q_ARG, get_record_i
-from ..._triton.residual import Scaled, mass_of, pairs_of, residual_case
-from ..._triton.rows import Noise, Sampling, logits_at, sampling_of
+from ..._triton.residual import mass_of, pairs_of, residual_case
+from ..._triton.rows import Noise, logits_at, sampling_of
 from ..._triton.visit import TINY, Rest, draw
+from ..._types import ResidualArguments, RngKey
 
 
 @triton.jit
@@ -78,21 +79,14 @@ def _draw_kernel(
 
 
 def residual_sample_out(
-    target_logits: Tensor, draft_logits: Tensor | None, a: Tensor, b: Tensor,
-    temperature: Tensor | None, top_k: Tensor | None, top_p: Tensor | None, min_p: Tensor | None,
-    draft_temperature: Tensor | None, draft_top_k: Tensor | None, draft_top_p: Tensor | None,
-    draft_min_p: Tensor | None, token_map: Tensor | None, allowed: Tensor | None, draft_ids: Tensor | None,
-    seed: Tensor, position: Tensor, step: Tensor | None, purpose: int,
-    token_ids: Tensor, mass: Tensor, status: Tensor,
+    given: ResidualArguments, rng: RngKey, purpose: int, token_ids: Tensor, mass: Tensor,
+    status: Tensor,
 ) -> None:  # fmt: skip
     """Write the results of `reference.residual_sample`."""
-    scaled, noise = Scaled(a, b, draft_ids), Noise(seed, position, step, None)
-    pairs, sums = pairs_of(
-        target_logits, draft_logits, Sampling(temperature, top_k, top_p, min_p),
-        Sampling(draft_temperature, draft_top_k, draft_top_p, draft_min_p), token_map, allowed, scaled, noise,
-    )  # fmt: skip
+    noise = Noise(*rng, None)
+    pairs, scaled, sums = pairs_of(given, noise)
     batch = mass.shape[0]
     host.launch_alone(
         _draw_kernel, batch, pairs, scaled, sums, batch, noise, token_ids, mass, status,
-        PURPOSE=purpose, ROWS=draft_logits is not None, TILE=host.TILE,
+        PURPOSE=purpose, ROWS=given.draft_logits is not None, TILE=host.TILE,
     )  # fmt: skip

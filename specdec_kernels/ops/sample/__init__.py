@@ -40,7 +40,7 @@ class SampleResult(NamedTuple):
 
 
 def _allocate(logits: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    batch, count = logits.shape[0], rest[8]
+    batch, count = logits.shape[0], rest[-6]
     return (
         logits.new_empty(batch, count, dtype=torch.int64),
         logits.new_empty(batch, count, dtype=torch.float32),

@@ -18,9 +18,10 @@ from ..._triton.look import digest_rows, look, plan_chain
 from ..._triton.plan import P_BITS, P_OFFSET, P_POSITION, planned
 from ..._triton.race import pop
 from ..._triton.records import BAD, Q_ARG, Q_STATE, R_MASS, R_RAW, get_record_f, get_record_i
-from ..._triton.rows import Noise, Sampling, logits_at, sampling_of
+from ..._triton.rows import Noise, is_active, logits_at, sampling_of
 from ..._triton.settle import view_of
 from ..._triton.visit import GROUPS, is_excluded, least_kernel, race
+from ..._types import SampleArguments
 
 
 class Draw(NamedTuple):
@@ -46,14 +47,15 @@ def _draw_kernel(
     """Ids = the n largest of log-weight - log E over the kept ids of a row, in order. Grid: batch."""
     b = tl.program_id(0).to(tl.int64)
     inv_t, _, _, _, _, _, greedy, bad_value = sampling_of(sampling, b, target.vocab)
-    bad = get_record_i(digest, b, Q_STATE, b >= 0) == BAD
+    active = is_active(sampling, b)
+    bad = (active == 0) | (get_record_i(digest, b, Q_STATE, b >= 0) == BAD)  # an inactive row has no record
     law = law_of(digest, b)
     view = view_of(digest, digest.blocks, target, b, planned(plan, b, P_OFFSET), planned(plan, b, P_BITS), TILE)
     exclude = None
     if out.exclude is not None:
         exclude = out.exclude + b * out.excluded
     lane = tl.arange(0, NP)
-    argmax = get_record_i(digest, b, Q_ARG, b >= 0)
+    argmax = get_record_i(digest, b, Q_ARG, active)
     columns = lane * 0 + argmax
     ids = columns
     if out.token_map is not None:
@@ -70,10 +72,11 @@ def _draw_kernel(
             least, n, PURPOSE, NP,
         )  # fmt: skip
     log_mass = tl.log(get_record_f(digest, b, R_MASS, b >= 0))
-    tl.store(out.status + b, tl.where(bad_value, S_SAMPLING, 0) | tl.where(bad, S_TARGET, 0))
+    tl.store(out.status + b, tl.where(bad_value, S_SAMPLING, 0) | tl.where(bad & active, S_TARGET, 0))
     lse = tl.where(greedy, 0.0, law[0] * inv_t + log_mass)
-    tl.store(out.logsumexp + b, tl.where(bad, float("nan"), lse))
-    tl.store(out.threshold + b, tl.where(bad, float("nan"), law[3]))
+    unknown = tl.where(active, float("nan"), 0.0)
+    tl.store(out.logsumexp + b, tl.where(bad, unknown, lse))
+    tl.store(out.threshold + b, tl.where(bad, unknown, law[3]))
     for j in range(0, n):
         _score, token, column, best = pop(best, ids, columns)
         drawn = column >= 0
@@ -89,28 +92,29 @@ def _draw_kernel(
 
 
 def sample_out(
-    logits: Tensor, temperature: Tensor | None, top_k: Tensor | None, top_p: Tensor | None, min_p: Tensor | None,
-    seed: Tensor, position: Tensor, step: Tensor | None, purpose: int, num_samples: int, lane: Tensor | None,
-    exclude_ids: Tensor | None, token_map: Tensor | None, allowed: Tensor | None, logprobs_mode: int,
-    token_ids: Tensor, logprobs: Tensor, logsumexp: Tensor, threshold: Tensor, status: Tensor,
+    given: SampleArguments, token_ids: Tensor, logprobs: Tensor, logsumexp: Tensor, threshold: Tensor,
+    status: Tensor,
 ) -> None:  # fmt: skip
     """Write the results of `reference.sample`."""
+    logits, sampling, exclude_ids, token_map = given.logits, given.sampling, given.exclude_ids, given.token_map
     batch, vocab = logits.shape
-    rows = scratch.rows_of(logits.unsqueeze(1), allowed=allowed)
-    sampling, noise = Sampling(temperature, top_k, top_p, min_p), Noise(seed, position, step, lane)
+    rows = scratch.rows_of(logits.unsqueeze(1), allowed=given.allowed)
+    noise = Noise(*given.rng, given.lane)
     on = look(batch, rows, None, sampling, sampling, 1, 0)
-    plan_chain(on, batch, Chain(seed, None, 0, 0), noise, more_target=1, more_draft=0, skips_greedy=False)
-    digest_rows(on, noise, raw=logprobs_mode == RAW_LOGPROBS.value)
+    plan_chain(
+        on, batch, Chain(noise.seed, None, 0, 0, sampling), noise, more_target=1, more_draft=0, skips_greedy=False
+    )
+    digest_rows(on, noise, raw=given.logprobs_mode == RAW_LOGPROBS.value)
     least, blocks, excluded = None, triton.cdiv(vocab, 64), 0 if exclude_ids is None else exclude_ids.shape[1]
     if token_map is not None:
         least = torch.empty(batch * blocks, dtype=torch.float32, device=logits.device)
         spans = triton.cdiv(blocks, GROUPS.value)
-        host.launch(least_kernel, batch * spans, least, token_map, noise, vocab, blocks, PURPOSE=purpose)
+        host.launch(least_kernel, batch * spans, least, token_map, noise, vocab, blocks, PURPOSE=given.purpose)
     out = Draw(
         exclude_ids if excluded else None, excluded, token_map, least, blocks,
         token_ids, logprobs, logsumexp, threshold, status,
     )  # fmt: skip
     host.launch_alone(
-        _draw_kernel, batch, on.digest, on.plan, rows, sampling, noise, out, num_samples,
-        PURPOSE=purpose, NP=host.power(num_samples), LOGPROBS=logprobs_mode, TILE=host.TILE,
+        _draw_kernel, batch, on.digest, on.plan, rows, sampling, noise, out, given.num_samples,
+        PURPOSE=given.purpose, NP=host.power(given.num_samples), LOGPROBS=given.logprobs_mode, TILE=host.TILE,
     )  # fmt: skip

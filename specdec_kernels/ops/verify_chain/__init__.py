@@ -145,7 +145,7 @@ def verify_chain(
             fail(name, "draft_sampling", "given with draft_logits: the distribution the drafts were drawn from", None)
     token_map = check.token_map(token_map, draft_vocab, vocab)
     sampling = check.sampling("sampling", sampling, batch)
-    drafted = check.sampling("draft_sampling", draft_sampling or Sampling(), batch)
+    drafted = check.draft_sampling(draft_sampling, batch)
     rng = check.rng(rng, batch)
     stats: tuple[Tensor | None, Tensor | None] = (None, None)
     if draft_stats is not None:

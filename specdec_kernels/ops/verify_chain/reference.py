@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ... import _chains, _trees, _walks
+from ... import _chains, _rows, _trees, _walks
 from ..._codes import CHAIN_RULES, RESIDUAL_PURPOSE, Status
 from ..._nodes import Drafted, Nodes, at
 from ..._types import ChainArguments
@@ -59,7 +59,9 @@ def decide(given: ChainArguments, vocabulary: Vocabulary) -> tuple[Tensor, Tenso
     seen = Status.BAD_LAYOUT | Status.BAD_SAMPLING
     status = torch.where(chains.lost, end.status & seen, end.status)
     tokens, _, accepted, logprobs = _walks.result(nodes, end, silent, max_draft, mode)
-    return tokens.to(given.draft_ids.dtype), accepted.int(), status.int(), logprobs
+    return _rows.where_active(
+        given.sampling, (tokens.to(given.draft_ids.dtype), -1), (accepted.int(), 0), (status.int(), 0), (logprobs, 0)
+    )
 
 
 def _walk_chain(nodes: Nodes, given: ChainArguments, rule: str, status: Tensor) -> End:

@@ -18,7 +18,7 @@ from ..._triton.emit import draw_next
 from ..._triton.laws import law_of
 from ..._triton.look import digest_rows, look, plan_chain
 from ..._triton.pairs import add_tiles, draft_probs, target_probs
-from ..._triton.rows import Noise, Sampling, load_logits, sampling_of
+from ..._triton.rows import Noise, load_logits, sampling_of
 from ..._triton.visit import Rest
 from ..._triton.walk import (
     BLOCK,
@@ -40,6 +40,7 @@ from ..._triton.walk import (
     walk_target,
     write_outputs,
 )  # fmt: skip
+from ..._types import ChainArguments, Sampling
 
 
 @triton.jit
@@ -154,51 +155,54 @@ def _decide_kernel(
 
 
 def verify_chain_out(
-    draft_ids: Tensor, target_logits: Tensor, draft_logits: Tensor | None, draft_logsumexp: Tensor | None,
-    draft_threshold: Tensor | None, cu_draft: Tensor | None, max_draft: int,
-    temperature: Tensor | None, top_k: Tensor | None, top_p: Tensor | None, min_p: Tensor | None,
-    draft_temperature: Tensor | None, draft_top_k: Tensor | None, draft_top_p: Tensor | None,
-    draft_min_p: Tensor | None, seed: Tensor, position: Tensor, step: Tensor | None,
-    rule: int, over_acceptance: float, rejected_from_target: bool, token_map: Tensor | None, allowed: Tensor | None,
-    typical_epsilon: float, typical_delta: float, top_m: int, max_distance: int, min_block: int, logprobs_mode: int,
-    token_ids: Tensor, num_accepted: Tensor, status: Tensor, logprobs: Tensor,
+    given: ChainArguments, token_ids: Tensor, num_accepted: Tensor, status: Tensor, logprobs: Tensor,
 ) -> None:  # fmt: skip
     """Write the results of `reference.verify_chain`."""
-    batch, device = seed.shape[0], target_logits.device
+    draft_ids, target_logits, draft_logits, cu_draft = (
+        given.draft_ids,
+        given.target_logits,
+        given.draft_logits,
+        given.cu_draft,
+    )
+    rule, max_draft, logprobs_mode = given.rule, given.max_draft, given.logprobs_mode
+    batch, device = status.shape[0], target_logits.device
     if batch == 0:
         return
     flat, vocab = cu_draft is not None, target_logits.shape[-1]
     draft = target_logits if draft_logits is None else draft_logits
     has_draft = draft_logits is not None and draft.numel() > 0 and rule <= BLOCK.value
-    has_stats = has_draft and draft_logsumexp is not None and draft_threshold is not None
+    has_stats = has_draft and given.draft_logsumexp is not None and given.draft_threshold is not None
     has_rows = has_draft and (not has_stats or rule == BLOCK.value)
     draft = draft if has_draft else target_logits
     nt, nd, kp = max_draft + 1, max_draft if has_rows else 0, host.power(max(max_draft + 1, 16))
     # greedy, topm and distance read no sampling parameter; with draft_stats the draft's filters are in its threshold.
     reads_sampling = rule <= MATCH.value or rule == TYPICAL.value
-    sampling = Sampling(temperature, top_k, top_p, min_p) if reads_sampling else Sampling(None, None, None, None)
-    draft_sampling = Sampling(draft_temperature, draft_top_k, draft_top_p, draft_min_p)
+    sampling = given.sampling if reads_sampling else Sampling(active=given.sampling.active)
+    draft_sampling = given.draft_sampling
     if has_stats or not has_rows:
-        draft_sampling = Sampling(draft_temperature, None, None, None)
-    noise = Noise(seed, position, step, None)
-    chain = Chain(draft_ids, cu_draft, draft_ids.shape[0] if flat else 0, max_draft)
-    target_rows = scratch.rows_of(target_logits, flat=flat, allowed=allowed)
+        draft_sampling = Sampling(draft_sampling.temperature)
+    noise = Noise(*given.rng, None)
+    chain = Chain(draft_ids, cu_draft, draft_ids.shape[0] if flat else 0, max_draft, given.sampling)
+    target_rows = scratch.rows_of(target_logits, flat=flat, allowed=given.allowed)
     draft_rows = scratch.rows_of(draft, flat=flat)
     on = look(batch, target_rows, draft_rows if has_rows else None, sampling, draft_sampling, nt, nd)
     plan_chain(on, batch, chain, noise, more_target=1, more_draft=0, skips_greedy=True)
     races = {MATCH.value: TARGET_PURPOSE.value, TYPICAL.value: RESIDUAL_PURPOSE.value}
     mass = rule <= BLOCK.value or rule == TYPICAL.value or logprobs_mode == PROCESSED_LOGPROBS.value
     digest_rows(
-        on, noise, purpose=races.get(rule, -1), top_m=top_m if rule == TOPM.value else 0,
+        on, noise, purpose=races.get(rule, -1), top_m=given.top_m if rule == TOPM.value else 0,
         mass=mass or on.work is not None, entropy=rule == TYPICAL.value, raw=logprobs_mode == RAW_LOGPROBS.value,
     )  # fmt: skip
     is_block = rule == BLOCK.value
     call = Call(
-        chain, target_rows, draft_rows, scratch.columns(token_map if has_draft else None, vocab),
-        Sampling(temperature, top_k, top_p, min_p),
-        Sampling(draft_temperature, draft_top_k, draft_top_p, draft_min_p), noise,
-        draft_logsumexp if has_stats else None, draft_threshold if has_stats else None,
-        Knobs(over_acceptance, typical_epsilon, typical_delta, top_m, max_distance, min_block), on.digest, on.plan,
+        chain, target_rows, draft_rows, scratch.columns(given.token_map if has_draft else None, vocab),
+        given.sampling, given.draft_sampling, noise,
+        given.draft_logsumexp if has_stats else None, given.draft_threshold if has_stats else None,
+        Knobs(
+            given.over_acceptance, given.typical_epsilon, given.typical_delta, given.top_m, given.max_distance,
+            given.min_block,
+        ),
+        on.digest, on.plan,
         torch.empty(batch * D_FIELDS.value, dtype=torch.int32, device=device) if is_block else None,
         torch.empty(batch * 2 * kp, dtype=torch.float32, device=device) if is_block else None,
         token_ids, num_accepted, status, logprobs if logprobs_mode else None,
@@ -212,6 +216,6 @@ def verify_chain_out(
             host.launch(_mass_kernel, sums.numel(), call, sums, nt, nd, STATS=has_stats, TILE=host.TILE, KP=kp)
     draws = {} if rule <= BLOCK.value else {"num_warps": 1}
     host.launch_alone(
-        _decide_kernel, batch, call, sums, nt, nd, RULE=rule, FROM_TARGET=rejected_from_target, LOGPROBS=logprobs_mode,
-        TILE=host.TILE, **draws, **flags,
+        _decide_kernel, batch, call, sums, nt, nd, RULE=rule, FROM_TARGET=given.rejected_from_target,
+        LOGPROBS=logprobs_mode, TILE=host.TILE, **draws, **flags,
     )  # fmt: skip

@@ -150,7 +150,7 @@ def verify_tree(
         if draft_sampling is None:
             fail(name, "draft_sampling", "given with draft_logits: the distribution the drafts were drawn from", None)
     sampling = check.sampling("sampling", sampling, batch)
-    drafted = check.sampling("draft_sampling", draft_sampling or Sampling(), batch)
+    drafted = check.draft_sampling(draft_sampling, batch)
     rng = check.rng(rng, batch)
     if rule == "traversal" and rng.step is None:
         fail(name, "rng.step", "given for rule 'traversal': position alone biases it", None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ... import _trees, _walks
+from ... import _rows, _trees, _walks
 from ..._codes import TREE_RULES, Status
 from ..._nodes import Drafted, Nodes, at
 from ..._types import TreeArguments
@@ -69,4 +69,7 @@ def decide(
     lost = at(nodes.bad, end.stand)
     status = flag(end.status, lost, Status.BAD_TARGET)
     tokens, path, accepted, logprobs = _walks.result(nodes, end, lost, max_depth, mode)
-    return tokens.to(given.token_ids.dtype), path.int(), accepted.int(), status.int(), logprobs
+    tokens = tokens.to(given.token_ids.dtype)
+    return _rows.where_active(
+        given.sampling, (tokens, -1), (path.int(), -1), (accepted.int(), 0), (status.int(), 0), (logprobs, 0)
+    )

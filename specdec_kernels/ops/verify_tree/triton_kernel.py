@@ -20,7 +20,7 @@ from ..._triton.codes import PROCESSED_LOGPROBS, RAW_LOGPROBS, RESIDUAL_PURPOSE,
 from ..._triton.emit import draw_next
 from ..._triton.laws import law_of
 from ..._triton.look import digest_rows, look
-from ..._triton.rows import Noise, Sampling, sampling_of
+from ..._triton.rows import Noise, sampling_of
 from ..._triton.traversal import traverse
 from ..._triton.tree_rules import Marks, descends, walk_on, walk_typical
 from ..._triton.tree_walk import (
@@ -50,6 +50,7 @@ from ..._triton.visit import Rest
 from ..._triton.walk import FIXED, MATCH, NOTHING, RATIO, RESIDUAL, Knobs
 from ..._triton.walk import GREEDY as GREEDY_ROW
 from ..._triton.walk import TYPICAL as TYPICAL_ROW
+from ..._types import Sampling, TreeArguments
 
 FRONTIER = 8  # nodes that a level of rule typical reads
 
@@ -101,7 +102,8 @@ def _decide_kernel(
     NR = NT + ND
     walks = tl.load(call.queue + b * NT) >= 0
     if RULE == TRAVERSAL:
-        traverse(call, b, NT, NR, LOGPROBS, ROWS, TILE, NP)
+        if walks:
+            traverse(call, b, NT, NR, LOGPROBS, ROWS, TILE, NP)
     elif RULE == TYPICAL:
         walk_typical(call, b, NT, NR, ROW_RULE, LOGPROBS, NP)
     else:
@@ -128,15 +130,12 @@ def _levels(rule: int, nodes: int, max_depth: int) -> int:
 
 
 def verify_tree_out(
-    token_ids: Tensor, parents: Tensor, target_logits: Tensor, draft_logits: Tensor | None, max_depth: int,
-    temperature: Tensor | None, top_k: Tensor | None, top_p: Tensor | None, min_p: Tensor | None,
-    draft_temperature: Tensor | None, draft_top_k: Tensor | None, draft_top_p: Tensor | None,
-    draft_min_p: Tensor | None, seed: Tensor, position: Tensor, step: Tensor | None, rule: int, replacement: bool,
-    token_map: Tensor | None, allowed: Tensor | None, typical_epsilon: float, typical_delta: float, logprobs_mode: int,
-    out_ids: Tensor, path: Tensor, num_accepted: Tensor, status: Tensor, logprobs: Tensor,
+    given: TreeArguments, out_ids: Tensor, path: Tensor, num_accepted: Tensor, status: Tensor, logprobs: Tensor,
 ) -> None:  # fmt: skip
     """Write the results of `reference.verify_tree`."""
-    (batch, nodes), device, vocab = token_ids.shape, parents.device, target_logits.shape[-1]
+    token_ids, target_logits, draft_logits, rule = given.token_ids, given.target_logits, given.draft_logits, given.rule
+    max_depth, logprobs_mode = given.max_depth, given.logprobs_mode
+    (batch, nodes), device, vocab = token_ids.shape, token_ids.device, target_logits.shape[-1]
     if batch == 0:
         return
     reads_draft = draft_logits is not None and rule in (RECURSIVE.value, GREEDY_MULTI_DRAFT.value, TRAVERSAL.value)
@@ -153,27 +152,26 @@ def verify_tree_out(
     def floats(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
-    sampling = Sampling(temperature, top_k, top_p, min_p)
+    sampling, draft_sampling = given.sampling, given.draft_sampling
     if rule == GREEDY.value:  # reads no sampling parameter
-        sampling = Sampling(None, None, None, None)
-    draft_sampling = Sampling(draft_temperature, draft_top_k, draft_top_p, draft_min_p)
-    target_rows, draft_rows = scratch.rows_of(target_logits, allowed=allowed), scratch.rows_of(draft)
+        sampling = Sampling(active=sampling.active)
+    target_rows, draft_rows = scratch.rows_of(target_logits, allowed=given.allowed), scratch.rows_of(draft)
     on = look(batch, target_rows, draft_rows if has_rows else None, sampling, draft_sampling, nt, nd)
-    noise, marks = Noise(seed, position, step, None), None
+    noise, marks = Noise(*given.rng, None), None
     if is_typical:
         score = floats(batch, nodes, dtype=torch.float64)
         marks = Marks(ints(batch, nodes), score, floats(batch, nodes), ints(batch, nodes), floats(batch, nodes))
     parent, depth, rank, ids, children = (ints(batch, nodes) for _ in range(5))
     call = Walk(
-        Chain(token_ids, None, 0, nodes - 1),
-        target_rows, draft_rows, scratch.columns(token_map if has_rows else None, vocab), sampling, draft_sampling,
-        noise, Knobs(0.0, typical_epsilon, typical_delta, 0, 0, 0), on.digest, on.plan,
-        nodes, max_depth, token_ids, parents,
+        Chain(token_ids, None, 0, nodes - 1, sampling),
+        target_rows, draft_rows, scratch.columns(given.token_map if has_rows else None, vocab), sampling,
+        draft_sampling, noise, Knobs(0.0, given.typical_epsilon, given.typical_delta, 0, 0, 0), on.digest, on.plan,
+        nodes, max_depth, token_ids, given.parents,
         parent, depth, rank, ids, children, ints(batch, nt), ints(batch, nt), ints(batch, W_FIELDS.value),
         floats(batch, 2), ints(batch, nodes), floats(batch, nodes), marks,
         out_ids, path, num_accepted, status, logprobs if logprobs_mode else None,
     )  # fmt: skip
-    flags: dict[str, Any] = {"RULE": rule, "REPLACEMENT": replacement, "ROWS": has_rows, "NP": padded(nodes)}
+    flags: dict[str, Any] = {"RULE": rule, "REPLACEMENT": given.replacement, "ROWS": has_rows, "NP": padded(nodes)}
     host.launch(open_kernel, batch, call, nt, nd, READS_DRAFT=reads_draft, **flags)
     races = {MATCH.value: TARGET_PURPOSE.value, TYPICAL_ROW.value: RESIDUAL_PURPOSE.value}
     draws = rule in (RECURSIVE.value, GREEDY_MULTI_DRAFT.value, TARGET_ONLY.value, TRAVERSAL.value)
