@@ -118,10 +118,10 @@ def _gather_tile(
     mass = (weights(x, maximum, inv_t) * UNIT).to(tl.int64)
     at = row * digest.tiles + tile
     sums = work.sums + at * S_FIELDS
-    tl.store(sums + S_IN, tl.sum(inside.to(tl.int64), axis=0))
-    tl.store(sums + S_ABOVE, tl.sum(above.to(tl.int64), axis=0))
-    tl.store(sums + S_HIGH, tl.sum((real & (key == high)).to(tl.int64), axis=0))
-    tl.store(sums + S_LOW, tl.sum((real & (key == low) & (low < high)).to(tl.int64), axis=0))
+    tl.store(sums + S_IN, tl.sum(inside.to(tl.int32), axis=0))
+    tl.store(sums + S_ABOVE, tl.sum(above.to(tl.int32), axis=0))
+    tl.store(sums + S_HIGH, tl.sum((real & (key == high)).to(tl.int32), axis=0))
+    tl.store(sums + S_LOW, tl.sum((real & (key == low) & (low < high)).to(tl.int32), axis=0))
     tl.store(sums + S_MASS, tl.sum(tl.where(above, mass, 0), axis=0))
     tl.store(sums + S_INSIDE, tl.sum(tl.where(inside, mass, 0), axis=0))
     least = key_of(min_p_threshold(maximum, t, floor))

@@ -20,22 +20,25 @@ MANY_WARPS = 16
 OPTIONS = {"enable_fp_fusion": False}
 
 
-def launch(kernel: Any, programs: int, *args: Any, **meta: Any) -> None:
-    """Launch a 1-D grid; every kernel of the package goes through here."""
-    if programs > 0:
-        kernel[(programs,)](*args, **{"num_warps": NUM_WARPS, **OPTIONS, **meta})
-
-
 @functools.cache
-def _registers(driver: Any) -> dict[str, int]:
-    """A limit for NVIDIA's assembler, which else spills for an occupancy that a lone program does not need."""
-    return {"maxnreg": 128} if driver.get_current_target().backend == "cuda" else {}
+def _is_nvidia(driver: Any) -> bool:
+    return bool(driver.get_current_target().backend == "cuda")
+
+
+def launch(kernel: Any, programs: int, *args: Any, registers: int | None = None, **meta: Any) -> None:
+    """Launch a 1-D grid; every kernel of the package goes through here.
+
+    registers: most of a thread. NVIDIA's assembler else spills for an occupancy that some kernels do not need.
+    """
+    if programs > 0:
+        if registers and isinstance(kernel, triton.JITFunction) and _is_nvidia(triton.runtime.driver.active):
+            meta["maxnreg"] = registers
+        kernel[(programs,)](*args, **{"num_warps": NUM_WARPS, **OPTIONS, **meta})
 
 
 def launch_alone(kernel: Any, programs: int, *args: Any, **meta: Any) -> None:
     """Launch programs each of which has a row or a request to itself."""
-    more = _registers(triton.runtime.driver.active) if isinstance(kernel, triton.JITFunction) else {}
-    launch(kernel, programs, *args, **{"num_warps": MANY_WARPS, **more, **meta})
+    launch(kernel, programs, *args, **{"num_warps": MANY_WARPS, "registers": 65536 // (32 * MANY_WARPS), **meta})
 
 
 def tiles_of(vocab: int) -> int:

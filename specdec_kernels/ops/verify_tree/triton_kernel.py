@@ -181,8 +181,9 @@ def verify_tree_out(
             on, noise, purpose=races.get(row_rule, -1), mass=mass, entropy=is_typical,
             raw=logprobs_mode == RAW_LOGPROBS.value,
         )  # fmt: skip
-        host.launch_alone(
+        # Half the threads of launch_alone: recursive spills at 128 registers a thread, and needs 190 to 200.
+        host.launch(
             _decide_kernel, batch, call, nt, nd, ROW_RULE=row_rule, LOGPROBS=logprobs_mode, DRAWS=draws,
-            TILE=host.TILE, SLOTS=host.power(nt), **flags,
+            TILE=host.TILE, SLOTS=host.power(nt), registers=255, **flags,
         )  # fmt: skip
         call = call._replace(queue=call.following, following=call.queue)
