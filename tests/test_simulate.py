@@ -53,6 +53,12 @@ def test_any_function_of_three_bits_keeps_its_truth_table(table: int) -> None:
     assert evaluate(lowered, a=a, b=b, c=c)["d"] & 0xFF == table
 
 
+def test_the_limits_of_a_kernel_are_those_that_the_simulator_reads() -> None:
+    lowered = ptx.lower(".visible .entry f()\n.reqntid 512\n.maxnreg 128\n{\nret;\n}\n")
+    assert ".maxntid 512, 1, 1" in lowered
+    assert "maxnreg" not in lowered
+
+
 def test_bfloat16_is_rounded_as_torch_does_and_keeps_nan() -> None:
     x = torch.cat([torch.randn(50) * 10.0 ** torch.randint(-30, 30, (50,)), torch.tensor([float("inf"), -0.0, 3.4e38])])
     ties = torch.tensor([0x3F808000, 0x3F818000, 0x7F7FFFFF, 0x00000001], dtype=torch.int32).view(torch.float32)

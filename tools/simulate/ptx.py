@@ -65,6 +65,7 @@ def lower(text: str, timed: bool = False) -> str:
     text = re.sub(
         r"\.(?:req|max)ntid\s+(\d+)(?:,\s*(\d+))?(?:,\s*\d+)?", lambda m: f".maxntid {m[1]}, {m[2] or 1}, 1", text
     )
+    text = re.sub(r"\.maxnreg\s+\d+", "", text)
     text = re.sub(r"\.ptr(\s+\.\w+)?\s+\.align\s+\d+", "", text)
     text = re.sub(r"\{\s*(%\w+)\s*\}", r"\1", text)  # a vector of one
     parts = re.split(r"(?m)^(?=\s*(?:\.visible\s+|\.weak\s+)?\.(?:entry|func)\b)", text)
