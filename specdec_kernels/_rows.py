@@ -106,14 +106,11 @@ def parameters(batch: int, device: torch.device, sampling: Sampling) -> Paramete
     )
 
 
-def where_active(sampling: Sampling, *results: tuple[Tensor, int]) -> tuple[Tensor, ...]:
-    """Results of a call, each beside the number that it has for requests which are not active."""
-    if sampling.active is None:
-        return tuple(values for values, _ in results)
-    return tuple(
-        torch.where(sampling.active.view(-1, *[1] * (values.dim() - 1)), values, idle) if values.numel() else values
-        for values, idle in results
-    )
+def of_active(sampling: Sampling, values: Tensor, idle: int = 0) -> Tensor:
+    """A result [batch, ...] of a call, with `idle` for requests that are not active."""
+    if sampling.active is None or not values.numel():
+        return values
+    return torch.where(sampling.active.view(-1, *[1] * (values.dim() - 1)), values, idle)
 
 
 def _weights(logits: Tensor, maximum: Tensor, inv_t: Tensor, kept: Tensor) -> Tensor:

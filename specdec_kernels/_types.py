@@ -30,6 +30,11 @@ class Sampling(NamedTuple):
     min_p: Tensor | None = None
     active: Tensor | None = None
 
+    @property
+    def has_filters(self) -> bool:
+        """Whether top-k, top-p or min-p is given."""
+        return self.top_k is not None or self.top_p is not None or self.min_p is not None
+
     @classmethod
     def full(
         cls,

@@ -35,7 +35,7 @@ def verify_chain(
 ) -> tuple[Tensor, Tensor]:
     """(token ids [batch, draft + 1], number accepted [batch])."""
     batch, draft = draft_ids.shape
-    if sampling[1:4] == (None, None, None):
+    if not sampling.has_filters:
         # Nothing full-size but what logsumexp needs: the division by T is done on its result's inputs once.
         target, drafted = target_logits.float(), draft_logits.float()
         inverse = (1 / sampling.temperature)[:, None, None]

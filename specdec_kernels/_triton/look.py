@@ -36,7 +36,7 @@ class Look(NamedTuple):
 
 def _work(logits: Tensor, rows: int, tiles: int, sampling: Sampling) -> Work | None:
     """Scratch of the filters; None where no filter is given."""
-    if sampling.top_k is None and sampling.top_p is None and sampling.min_p is None:
+    if not sampling.has_filters:
         return None
     return Work(
         logits.new_empty(rows * host.CAPACITY), host.CAPACITY, logits.new_empty(rows * 2, dtype=torch.int32),

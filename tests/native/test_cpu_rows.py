@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec_kernels import _native
+from specdec_kernels import Sampling, _native
 from specdec_kernels.ops.sample import op as sample_op
 from specdec_kernels.ops.verify_chain import op as verify_op
 
@@ -37,9 +37,10 @@ def _use(name: str) -> None:
         pytest.skip(f"this machine has no {name}")
 
 
-def _filters(batch: int, name: str) -> tuple[Tensor | None, ...]:
+def _sampling(batch: int, name: str) -> Sampling:
     top_k, top_p, min_p = FILTERS[name]
-    return (
+    return Sampling(
+        torch.full((batch,), 0.8),
         None if top_k is None else torch.full((batch,), top_k, dtype=torch.int32),
         None if top_p is None else torch.full((batch,), top_p),
         None if min_p is None else torch.full((batch,), min_p),
@@ -51,11 +52,8 @@ def _sample(vocab: int, filters: str, dtype: torch.dtype, rows: slice = slice(No
     logits = (3 * torch.randn(5, vocab, generator=generator)).to(dtype)[rows]
     batch = len(logits)
     seed = torch.arange(5)[rows]
-    temperature = torch.full((batch,), 0.8)
     rng = (seed, seed * 3, None)
-    return sample_op.overload("cpu")(
-        logits, temperature, *_filters(batch, filters), *rng, 3, 3, None, None, None, None, 1
-    )
+    return sample_op.overload("cpu")(logits, *_sampling(batch, filters), *rng, 3, 3, None, None, None, None, 1)
 
 
 def _verify(vocab: int, filters: str, dtype: torch.dtype, rule: int, rows: slice = slice(None)) -> tuple[Tensor, ...]:
@@ -64,7 +62,7 @@ def _verify(vocab: int, filters: str, dtype: torch.dtype, rule: int, rows: slice
     draft = target[:, :3] + 0.5 * torch.randn(5, 3, vocab, generator=generator)
     ids = torch.multinomial((draft / 0.8).softmax(-1).flatten(0, 1), 1, generator=generator).view(5, 3)
     batch = len(ids[rows])
-    distribution = (torch.full((batch,), 0.8), *_filters(batch, filters))
+    distribution = _sampling(batch, filters)
     seed = torch.arange(5)[rows]
     return verify_op.overload("cpu")(
         ids[rows], target.to(dtype)[rows], draft.to(dtype)[rows], None, None, None, 3, *distribution, *distribution,

@@ -131,7 +131,9 @@ def test_opcheck_and_out(backend: str, device: str) -> None:
             move(case["draft_logits"], device),
             one,
             one,
-            *[None] * 11,
+            *Sampling(),
+            *Sampling(),
+            *[None] * 3,
             *rng,
             2,
         )

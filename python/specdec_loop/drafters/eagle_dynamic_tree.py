@@ -65,7 +65,7 @@ class EagleDynamicTree(GrownTree):
         is_sampled = sequences.lengths > 0 if warm is None else warm > COLD
         self._counts_by_rank = (is_sampled & (rule == "match"))[:, None, None]
         self._by_rank = int(self._counts_by_rank.sum())  # so many requests
-        self._is_known = self._by_rank == sequences.batch and self._race[1:] == (None, None, None)  # the tree
+        self._is_known = self._by_rank == sequences.batch and not self._race.has_filters  # the tree
         self._shapes: dict[int, Shape] = {}  # of each length
         device, rank = sequences.tokens.device, torch.arange(self.width, device=sequences.tokens.device)
         self._chances = math.log(FIRST) + rank * math.log(NEXT)

@@ -64,4 +64,8 @@ def compare(given: RatioArguments, vocabulary: Vocabulary) -> tuple[Tensor, Tens
         status = status | torch.where(fault.any(1), bit, 0)
     accept = torch.where(qx > 0, px / qx.clamp(min=1e-300), 0.0).clamp(max=1.0)
     ratio, overlap = torch.where(good, accept, 0.0).float(), torch.where(good, shared, 0.0).float()
-    return _rows.where_active(given.sampling, (ratio, 0), (overlap, 0), (status.int(), 0))
+    return (
+        _rows.of_active(given.sampling, ratio),
+        _rows.of_active(given.sampling, overlap),
+        _rows.of_active(given.sampling, status.int()),
+    )

@@ -18,4 +18,8 @@ def residual_probs(given: ResidualArguments) -> tuple[Tensor, Tensor, Tensor]:
     probs = r.weight.double() / r.mass.double().clamp(min=1e-300)[:, None]
     probs = torch.where(empty[:, None], r.row.probs(), probs)
     probs = torch.where(r.row.bad[:, None], 0.0, probs)
-    return _rows.where_active(given.sampling, (probs.float(), 0), (r.mass, 0), (r.status.int(), 0))
+    return (
+        _rows.of_active(given.sampling, probs.float()),
+        _rows.of_active(given.sampling, r.mass),
+        _rows.of_active(given.sampling, r.status.int()),
+    )

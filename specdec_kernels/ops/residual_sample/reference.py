@@ -31,4 +31,8 @@ def residual_sample(given: ResidualArguments, rng: RngKey, purpose: int) -> tupl
     token = torch.where(r.point, scores.argmax(1), torch.where(r.plain | empty, _rows.plain_draw(r.row, noise), drawn))
     token = torch.where(r.point & empty, _rows.plain_draw(r.row, noise), token)
     token = torch.where(r.row.bad, -1, token)
-    return _rows.where_active(given.sampling, (token, -1), (r.mass, 0), (r.status.int(), 0))
+    return (
+        _rows.of_active(given.sampling, token, -1),
+        _rows.of_active(given.sampling, r.mass),
+        _rows.of_active(given.sampling, r.status.int()),
+    )

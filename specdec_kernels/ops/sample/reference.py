@@ -45,11 +45,10 @@ def draw(given: SampleArguments, vocabulary: Vocabulary) -> tuple[Tensor, Tensor
     status = torch.where(parameter.bad, Status.BAD_SAMPLING, 0)
     status = status | torch.where(distribution.bad, Status.BAD_TARGET, 0)
     nan = torch.full_like(distribution.maximum, float("nan"))
-    return _rows.where_active(
-        given.sampling,
-        (torch.where(drawn, won.ids, -1), -1),
-        (torch.where(drawn, source.logprob(won.logit), 0.0), 0),
-        (torch.where(distribution.bad, nan, distribution.logsumexp()), 0),
-        (torch.where(distribution.bad, nan, distribution.threshold), 0),
-        (status.int(), 0),
+    return (
+        _rows.of_active(given.sampling, torch.where(drawn, won.ids, -1), -1),
+        _rows.of_active(given.sampling, torch.where(drawn, source.logprob(won.logit), 0.0)),
+        _rows.of_active(given.sampling, torch.where(distribution.bad, nan, distribution.logsumexp())),
+        _rows.of_active(given.sampling, torch.where(distribution.bad, nan, distribution.threshold)),
+        _rows.of_active(given.sampling, status.int()),
     )

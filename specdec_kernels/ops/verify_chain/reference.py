@@ -59,8 +59,11 @@ def decide(given: ChainArguments, vocabulary: Vocabulary) -> tuple[Tensor, Tenso
     seen = Status.BAD_LAYOUT | Status.BAD_SAMPLING
     status = torch.where(chains.lost, end.status & seen, end.status)
     tokens, _, accepted, logprobs = _walks.result(nodes, end, silent, max_draft, mode)
-    return _rows.where_active(
-        given.sampling, (tokens.to(given.draft_ids.dtype), -1), (accepted.int(), 0), (status.int(), 0), (logprobs, 0)
+    return (
+        _rows.of_active(given.sampling, tokens.to(given.draft_ids.dtype), -1),
+        _rows.of_active(given.sampling, accepted.int()),
+        _rows.of_active(given.sampling, status.int()),
+        _rows.of_active(given.sampling, logprobs),
     )
 
 

@@ -70,6 +70,10 @@ def decide(
     status = flag(end.status, lost, Status.BAD_TARGET)
     tokens, path, accepted, logprobs = _walks.result(nodes, end, lost, max_depth, mode)
     tokens = tokens.to(given.token_ids.dtype)
-    return _rows.where_active(
-        given.sampling, (tokens, -1), (path.int(), -1), (accepted.int(), 0), (status.int(), 0), (logprobs, 0)
+    return (
+        _rows.of_active(given.sampling, tokens, -1),
+        _rows.of_active(given.sampling, path.int(), -1),
+        _rows.of_active(given.sampling, accepted.int()),
+        _rows.of_active(given.sampling, status.int()),
+        _rows.of_active(given.sampling, logprobs),
     )
