@@ -20,6 +20,7 @@ from ._random import race_noise, random_words
 from ._tree_build import PathTree, tree_from_lookahead, tree_from_parents, tree_from_paths
 from ._tree_links import LinkedTree, TreeLinks, tree_from_links, tree_links
 from ._types import CandidateTree, RngKey, Sampling
+from ._warmup import warmup
 from .ops.acceptance_ratios import RatioResult, acceptance_ratios
 from .ops.compact_cache import compact_cache
 from .ops.gather_nodes import GatherResult, gather_nodes
@@ -93,5 +94,6 @@ __all__ = [
     "use_backend",
     "verify_chain",
     "verify_tree",
+    "warmup",
 ]
 __version__ = "0.2.0"

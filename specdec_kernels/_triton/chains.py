@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from .rows import is_active
+from .launch import entry
+from .rows import is_active, size_of
 
 
 class Chain(NamedTuple):
@@ -13,7 +14,7 @@ class Chain(NamedTuple):
 
     ids: Any
     cu: Any
-    total: Any
+    total: Any  # `launch.size`, as the next
     width: Any  # widest draft of the batch
     sampling: Any  # of the target, which says who is active
 
@@ -32,23 +33,24 @@ def chain_of(chain, b, vocab, KP: tl.constexpr):
     Nothing is read of a request that is lost: its first row is unknown, or it is not active.
     """
     j = tl.arange(0, KP)
+    width, total = size_of(chain.width), size_of(chain.total)
     if chain.cu is None:
-        first = b * chain.width
-        length = tl.full([], 0, tl.int64) + chain.width
+        first = b * width
+        length = tl.full([], 0, tl.int64) + width
         bad = b < 0
         lost = b < 0
     else:
         first = tl.load(chain.cu + b).to(tl.int64)
         last = tl.load(chain.cu + b + 1).to(tl.int64)
-        lost = (first < 0) | (first > chain.total)
-        bad = lost | (last < first) | (last > chain.total) | (last - first > chain.width) | ((b == 0) & (first != 0))
+        lost = (first < 0) | (first > total)
+        bad = lost | (last < first) | (last > total) | (last - first > width) | ((b == 0) & (first != 0))
         length = tl.where(bad, 0, last - first)
     active = is_active(chain.sampling, b)
     lost, bad, length = lost | (active == 0), bad & active, tl.where(active, length, 0)
-    ids = tl.load(chain.ids + first + j, mask=(j < length) & (j < chain.width), other=-1).to(tl.int64)
+    ids = tl.load(chain.ids + first + j, mask=(j < length) & (j < width), other=-1).to(tl.int64)
     ends = (ids < 0) | (ids >= vocab)
     k = tl.min(tl.where(ends, j, KP), axis=0)
-    k = tl.minimum(k, chain.width)
+    k = tl.minimum(k, width)
     bad_id = tl.max(((j == k) & ends & (ids != -1)).to(tl.int32), axis=0) > 0
     return ids, k, bad_id, first, bad, lost
 
@@ -57,7 +59,7 @@ def chain_of(chain, b, vocab, KP: tl.constexpr):
 def row_offset(rows, chain, first, b, i, EXTRA: tl.constexpr):
     """Element offset of row i (EXTRA 1: target rows, of which each request has one more)."""
     if chain.cu is None:
-        return b * rows.request + i.to(tl.int64) * rows.row
+        return b * size_of(rows.request) + i.to(tl.int64) * rows.row
     else:
         return (first + EXTRA * b + i) * rows.row
 
@@ -66,7 +68,7 @@ def row_offset(rows, chain, first, b, i, EXTRA: tl.constexpr):
 def bits_of(rows, chain, first, b, i):
     """First mask word of target row i."""
     if chain.cu is None:
-        return (b * (chain.width + 1) + i) * rows.allowed_row
+        return (b * (size_of(chain.width) + 1) + i) * rows.allowed_row
     else:
         return (first + b + i) * rows.allowed_row
 
@@ -83,7 +85,7 @@ def column_of(columns, v, mask, draft_vocab):
         return tl.where(inside & (back == v), c, -1)
 
 
-@triton.jit
+@entry
 def invert_kernel(token_map, inverse, draft_vocab, vocab, BLOCK: tl.constexpr):
     """inverse[token_map[c]] = c. Grid: blocks of draft columns. Entries no column maps to stay unwritten."""
     c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

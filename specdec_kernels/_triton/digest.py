@@ -27,7 +27,7 @@ class Digest(NamedTuple):
     draft_blocks: Any  # ... of a draft row
     record_f: Any  # float32 [rows, R_FIELDS]
     record_i: Any  # int32 [rows, Q_FIELDS]
-    rows: Any
+    rows: Any  # 0 but in kernels that get it apart: see `sized`
     tiles: Any
 
 

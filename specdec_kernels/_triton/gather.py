@@ -137,7 +137,7 @@ def _gather_tile(
     tl.store(listed + place, x.to(listed.dtype.element_ty), mask=inside & (place < TILE // SHARE))
 
 
-@triton.jit(do_not_specialize=["count", "tiles", "vocab", "draft_vocab", "NT", "ND"])
+@triton.jit(do_not_specialize=["sampling", "draft_sampling", "count", "tiles", "vocab", "draft_vocab", "NT", "ND"])
 def gather_kernel(
     digest, plan, work, draft_work, target, draft, sampling, draft_sampling, count, tiles, vocab, draft_vocab, NT, ND,
     ENTROPY: tl.constexpr, FILTERS: tl.constexpr, DRAFT_FILTERS: tl.constexpr, TILE: tl.constexpr,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from typing import Any
 
 import triton
@@ -23,6 +24,20 @@ OPTIONS = {"enable_fp_fusion": False}
 @functools.cache
 def _is_nvidia(driver: Any) -> bool:
     return bool(driver.get_current_target().backend == "cuda")
+
+
+def entry(function: Any) -> Any:
+    """A kernel that is compiled for the types of its arguments alone: neither for values nor for addresses."""
+    given = inspect.signature(function).parameters.values()
+    return triton.jit(function, do_not_specialize=[p.name for p in given if "constexpr" not in str(p.annotation)])
+
+
+def size(n: int) -> int:
+    """A size as a tuple takes it to a kernel, where `rows.size_of` gives it back.
+
+    Triton compiles for the numbers in a tuple: anew for 1, and for multiples of 16. This is neither.
+    """
+    return 16 * n + 8
 
 
 def launch(kernel: Any, programs: int, *args: Any, registers: int | None = None, **meta: Any) -> None:

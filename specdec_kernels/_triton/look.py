@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .._types import Sampling
 from . import launch as host
+from . import scratch
 from .chains import Chain
 from .digest import T_FIELDS, Digest, digest_kernel
 from .gather import S_FIELDS, SHARE, gather_kernel
@@ -32,6 +33,7 @@ class Look(NamedTuple):
     draft_sampling: Sampling
     nt: int  # target rows of a request
     nd: int
+    rows: int  # of all requests
 
 
 def _work(logits: Tensor, rows: int, tiles: int, sampling: Sampling) -> Work | None:
@@ -62,13 +64,13 @@ def look(
         draft_blocks = blocks if draft.ptr.dtype == blocks.dtype else torch.empty_like(blocks, dtype=draft.ptr.dtype)
     digest = Digest(
         make(T_FIELDS.value, rows, tiles), blocks, draft_blocks, make(rows, R_FIELDS.value),
-        make(rows, Q_FIELDS.value, dtype=torch.int32), rows, tiles,
+        make(rows, Q_FIELDS.value, dtype=torch.int32), 0, tiles,
     )  # fmt: skip
     return Look(
         digest, Plan(make(rows, P_FIELDS.value, dtype=torch.int64), make(rows)),
         _work(target.ptr, rows, tiles, sampling),
         None if draft is None else _work(draft.ptr, rows, tiles, draft_sampling),
-        target, draft, sampling, draft_sampling, nt, nd,
+        target, draft, scratch.sampling_of(sampling, device), scratch.sampling_of(draft_sampling, device), nt, nd, rows,
     )  # fmt: skip
 
 
@@ -83,13 +85,9 @@ def plan_chain(
     )  # fmt: skip
 
 
-def _is_aligned(rows: Rows) -> bool:
-    return bool(rows.request % 16 == 0 and rows.row % 16 == 0)
-
-
 def _pointers(rows: Rows | None) -> Rows | None:
     """Rows without their sizes."""
-    return None if rows is None else rows._replace(request=0, row=0, vocab=0, allowed_row=0)
+    return None if rows is None else rows._replace(request=0, row=0, vocab=0, allowed_row=0, aligned=None)
 
 
 def digest_rows(
@@ -100,11 +98,11 @@ def digest_rows(
     draft, tiles = on.draft is not None, on.digest.tiles
     # Sizes go apart: kernels are not specialised on them.
     digest, (target, drafts) = on.digest._replace(rows=0, tiles=0), (_pointers(rows) for rows in (on.target, on.draft))
-    sizes = (on.digest.rows, tiles, on.target.vocab, on.draft.vocab if on.draft is not None else 0)
+    sizes = (on.rows, tiles, on.target.vocab, on.draft.vocab if on.draft is not None else 0)
     host.launch(
-        digest_kernel, on.digest.rows * tiles, digest, on.plan, target, drafts, *sizes,
-        MASS=mass, ENTROPY=entropy, RAW=raw, DRAFT=draft, ALIGNED=_is_aligned(on.target),
-        DRAFT_ALIGNED=on.draft is not None and _is_aligned(on.draft), TILE=host.TILE,
+        digest_kernel, on.rows * tiles, digest, on.plan, target, drafts, *sizes,
+        MASS=mass, ENTROPY=entropy, RAW=raw, DRAFT=draft, ALIGNED=on.target.aligned is not None,
+        DRAFT_ALIGNED=on.draft is not None and on.draft.aligned is not None, TILE=host.TILE,
         num_warps=host.STREAM_WARPS * (2 if entropy or raw or on.target.allowed is not None else 1),
     )  # fmt: skip
     filters: dict[str, Any] = {"FILTERS": on.work is not None, "DRAFT_FILTERS": on.draft_work is not None}
@@ -124,12 +122,12 @@ def digest_rows(
     )
     is_long = purpose >= 0 or top_m > 0 or any(filters.values())
     (host.launch_alone if is_long else host.launch)(
-        settle_kernel, on.digest.rows, *given, noise, top_m, RANKS=top_m > 0, MASS=mass, ENTROPY=entropy, RAW=raw,
+        settle_kernel, on.rows, *given, noise, top_m, RANKS=top_m > 0, MASS=mass, ENTROPY=entropy, RAW=raw,
         **races,
     )  # fmt: skip
     if any(filters.values()):
         host.launch(
-            gather_kernel, on.digest.rows * tiles, *given, ENTROPY=entropy, TILE=host.TILE, num_warps=host.MANY_WARPS,
+            gather_kernel, on.rows * tiles, *given, ENTROPY=entropy, TILE=host.TILE, num_warps=host.MANY_WARPS,
             **filters,
         )  # fmt: skip
-        host.launch_alone(settle_again_kernel, on.digest.rows, *given, noise, **races)
+        host.launch_alone(settle_again_kernel, on.rows, *given, noise, **races)

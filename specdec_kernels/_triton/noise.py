@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from .codes import COIN_PURPOSE, TARGET_PURPOSE
+from .rows import entry_or
 
 BLOCK = tl.constexpr(64)  # ids of a block of the noise
 MINIMA, PLACES = tl.constexpr(2**29), tl.constexpr(3 * 2**28)  # first counters of a block's minimum and its place
@@ -32,22 +33,13 @@ def high_word(x):
 
 
 @triton.jit
-def load_or_zero(ptr, b):
-    """int64 entry b of an optional tensor."""
-    value = tl.full([], 0, tl.int64)
-    if ptr is not None:
-        value = tl.load(ptr + b)
-    return value
-
-
-@triton.jit
 def _counters(noise, b, position, purpose: tl.constexpr, counter):
     """The four words of each Philox counter of request b."""
     seed = tl.load(noise.seed + b)
     step = tl.full([], 0, tl.int64)
     if purpose != TARGET_PURPOSE:  # plain decoding must not depend on the decode step
-        step = load_or_zero(noise.step, b)
-    lane = load_or_zero(noise.lane, b)
+        step = entry_or(noise.step, b, 0)
+    lane = entry_or(noise.lane, b, 0)
     zero = tl.zeros_like(counter).to(tl.uint32)
     tag = low_word(lane * 4 + purpose)
     return philox(
@@ -72,7 +64,7 @@ def words(noise, b, position, purpose: tl.constexpr, index, first: tl.constexpr 
 def coins(noise, b, position):
     """Acceptance coins at the positions (int64 tensor)."""
     seed = tl.load(noise.seed + b)
-    step = load_or_zero(noise.step, b)
+    step = entry_or(noise.step, b, 0)
     zero = tl.zeros_like(position).to(tl.uint32)
     word, _, _, _ = philox(
         low_word(seed) + zero,

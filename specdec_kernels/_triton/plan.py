@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from .chains import bits_of, chain_of, row_offset
+from .launch import entry
 from .rows import sampling_of
 
 # What is known of a row, int64: its first element, -1 if it is not read; the first word of its mask, -1 for a draft
@@ -41,7 +42,7 @@ def planned(plan, row, field: tl.constexpr):
     return tl.load(plan.at + row * P_FIELDS + field)
 
 
-@triton.jit
+@entry
 def plan_kernel(
     plan, chain, target, draft, sampling, draft_sampling, noise, NT, ND, more_target, more_draft,
     SKIPS_GREEDY: tl.constexpr, KP: tl.constexpr,

@@ -82,7 +82,7 @@ def residual_tile(pairs, scaled, b, tile, x, point, is_row, inv_t, greedy, ROWS:
     return logits, p, tl.maximum(weight, 0.0)
 
 
-@triton.jit
+@host.entry
 def mass_kernel(pairs, scaled, sums, ROWS: tl.constexpr, TILE: tl.constexpr):
     """Sum and largest of (a p - b q)+ of each tile, [2, batch, tiles]. Grid: batch * tiles."""
     pid = tl.program_id(0).to(tl.int64)
@@ -117,12 +117,12 @@ def pairs_of(given: ResidualArguments, noise: Noise | None) -> tuple[Pairs, Scal
     target = scratch.rows_of(target_logits.unsqueeze(1), allowed=given.allowed)
     draft = target if draft_logits is None else scratch.rows_of(draft_logits.unsqueeze(1))
     on = look(batch, target, draft, sampling, given.draft_sampling, 1, int(has_rows))
-    chain = Chain(scaled.a, None, 0, 0, sampling)
+    chain = Chain(scaled.a, None, host.size(0), host.size(0), on.sampling)
     plan_chain(on, batch, chain, noise, more_target=1, more_draft=1, skips_greedy=False)
     digest_rows(on, None)
     pairs = Pairs(
-        chain, target, draft, scratch.columns(given.token_map if has_rows else None, vocab), sampling,
-        given.draft_sampling, on.digest, on.plan,
+        chain, target, draft, scratch.columns(given.token_map if has_rows else None, vocab), on.sampling,
+        on.draft_sampling, on.digest, on.plan,
     )  # fmt: skip
     sums = torch.empty(2 * batch * on.digest.tiles, dtype=torch.float32, device=target_logits.device)
     host.launch(mass_kernel, batch * on.digest.tiles, pairs, scaled, sums, ROWS=has_rows, TILE=host.TILE)

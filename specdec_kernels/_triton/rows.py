@@ -10,15 +10,16 @@ class Rows(NamedTuple):
     """Logit rows of all requests: row i of request b starts at b * request + i * row."""
 
     ptr: Any
-    request: Any  # stride between requests; 0 in a flat layout
+    request: Any  # stride between requests, a `launch.size`; 0 in a flat layout
     row: Any  # stride between rows
     vocab: Any
     allowed: Any  # int32 bits [rows, ceil(vocab / 32)] or None
     allowed_row: Any
+    aligned: Any = None  # not None: every row begins at a multiple of 16 bytes
 
 
 class Noise(NamedTuple):
-    """Names of the random numbers, int64 [batch]; step and lane may be None."""
+    """Names of the random numbers, int64 [batch]; step and lane may be null pointers."""
 
     seed: Any
     position: Any
@@ -39,29 +40,28 @@ def fact(condition):
 
 
 @triton.jit
+def size_of(n):
+    """A size that came in a tuple: `launch.size`."""
+    return n >> 4
+
+
+@triton.jit
+def entry_or(ptr, b, otherwise):
+    """Entry b of an optional tensor: one that is not given is a null pointer, so that no kernel is compiled for it."""
+    return tl.load(ptr + b, mask=ptr.to(tl.int64) != 0, other=otherwise)
+
+
+@triton.jit
 def is_active(s, b):
     """Whether request b takes part."""
-    if s.active is None:
-        return b >= 0
-    else:
-        return tl.load(s.active + b) != 0
+    return entry_or(s.active, b, 1) != 0
 
 
 @triton.jit
 def sampling_of(s, b, vocab):
     """(inv_t, T, top_k, top_p, min_p, filtered, greedy, bad) of request b; 0, 1, 0 are what is off."""
-    t = tl.full([], 1.0, tl.float32)
-    k = tl.full([], 0, tl.int32)
-    p = tl.full([], 1.0, tl.float32)
-    floor = tl.full([], 0.0, tl.float32)
-    if s.temperature is not None:
-        t = tl.load(s.temperature + b)
-    if s.top_k is not None:
-        k = tl.load(s.top_k + b)
-    if s.top_p is not None:
-        p = tl.load(s.top_p + b)
-    if s.min_p is not None:
-        floor = tl.load(s.min_p + b)
+    t, k = entry_or(s.temperature, b, 1.0), entry_or(s.top_k, b, 0)
+    p, floor = entry_or(s.top_p, b, 1.0), entry_or(s.min_p, b, 0.0)
     bad = is_active(s, b) & ((t != t) | (t < 0) | (k < 0) | (p != p) | (floor != floor))
     inv_t = tl.div_rn(tl.full([], 1.0, tl.float32), t)
     greedy = bad | (t == 0) | (tl.abs(inv_t) == float("inf"))
@@ -78,7 +78,10 @@ def sampling_of(s, b, vocab):
 def load_logits(rows, offset, start, TILE: tl.constexpr):
     """float32 logits start .. start + TILE - 1 of the row at `offset`; -inf past the end."""
     v = start + tl.arange(0, TILE)
-    return tl.load(rows.ptr + offset + v, mask=v < rows.vocab, other=float("-inf")).to(tl.float32)
+    row = rows.ptr + offset
+    if rows.aligned is not None:
+        row = tl.multiple_of(row, 16)
+    return tl.load(row + v, mask=v < rows.vocab, other=float("-inf")).to(tl.float32)
 
 
 @triton.jit

@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import triton
 from torch import Tensor
 
+from .._check import SAMPLING_DTYPES
+from .._types import RngKey, Sampling
 from . import launch as host
 from .chains import Columns, invert_kernel
-from .rows import Rows
+from .rows import Noise, Rows
+
+
+@functools.cache
+def _null(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A null pointer: what a kernel gets for a tensor that is not given."""
+    return torch.empty(0, dtype=dtype, device=device)
+
+
+def sampling_of(sampling: Sampling, device: torch.device) -> Sampling:
+    """Sampling parameters as kernels take them."""
+    given = zip(sampling, SAMPLING_DTYPES, strict=True)
+    return Sampling(*(_null(dtype, device) if part is None else part for part, dtype in given))
+
+
+def noise_of(rng: RngKey, lane: Tensor | None = None) -> Noise:
+    """Names of the random numbers as kernels take them."""
+    none = _null(torch.int64, rng.seed.device)
+    return Noise(rng.seed, rng.position, none if rng.step is None else rng.step, none if lane is None else lane)
 
 
 def rows_of(logits: Tensor, *, flat: bool = False, allowed: Tensor | None = None) -> Rows:
@@ -16,7 +38,9 @@ def rows_of(logits: Tensor, *, flat: bool = False, allowed: Tensor | None = None
     batch_stride = 0 if flat else logits.stride(0)
     row_stride = logits.stride(0 if flat else 1)
     allowed_stride = 0 if allowed is None else allowed.stride(0)
-    return Rows(logits, batch_stride, row_stride, logits.shape[-1], allowed, allowed_stride)
+    is_aligned = batch_stride % 16 == 0 and row_stride % 16 == 0 and logits.data_ptr() % 16 == 0
+    aligned = 16 if is_aligned else None
+    return Rows(logits, host.size(batch_stride), row_stride, logits.shape[-1], allowed, allowed_stride, aligned)
 
 
 def columns(token_map: Tensor | None, vocab: int) -> Columns:

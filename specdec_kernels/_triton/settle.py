@@ -212,7 +212,20 @@ def _settle_planned(
             _settle(digest, view, draft_work, row, draft_sampling, b, True, False, False, DRAFT_FILTERS, AGAIN, TILE)
 
 
-@triton.jit(do_not_specialize=["count", "tiles", "vocab", "draft_vocab", "NT", "ND", "top_m"])
+@triton.jit(
+    do_not_specialize=[
+        "sampling",
+        "draft_sampling",
+        "noise",
+        "count",
+        "tiles",
+        "vocab",
+        "draft_vocab",
+        "NT",
+        "ND",
+        "top_m",
+    ]
+)
 def settle_kernel(
     digest, plan, work, draft_work, target, draft, sampling, draft_sampling, count, tiles, vocab, draft_vocab, NT, ND,
     noise, top_m,
@@ -227,7 +240,9 @@ def settle_kernel(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["count", "tiles", "vocab", "draft_vocab", "NT", "ND"])
+@triton.jit(
+    do_not_specialize=["sampling", "draft_sampling", "noise", "count", "tiles", "vocab", "draft_vocab", "NT", "ND"]
+)
 def settle_again_kernel(
     digest, plan, work, draft_work, target, draft, sampling, draft_sampling, count, tiles, vocab, draft_vocab, NT, ND,
     noise, PURPOSE: tl.constexpr, FILTERS: tl.constexpr, DRAFT_FILTERS: tl.constexpr, DRAFT: tl.constexpr,

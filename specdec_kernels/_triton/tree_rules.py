@@ -10,6 +10,7 @@ import triton.language as tl
 
 from .codes import NO_LOGPROBS, S_DRAFT, S_ID, S_TARGET, S_ZERO
 from .records import Q_ARG, Q_WINNER, R_ENTROPY, get_record_f, get_record_i
+from .rows import size_of
 from .tree_walk import (
     GREEDY,
     GREEDY_MULTI_DRAFT,
@@ -225,7 +226,7 @@ def _accept_typical(
     call, b, node, row, n, ids, parent, inv_t, greedy, ROW_RULE: tl.constexpr, LOGPROBS: tl.constexpr
 ):  # fmt: skip
     """Accept children by p(x) > min(epsilon, delta exp(-H)); mark what follows the node. Returns status bits."""
-    at = b * call.nodes
+    at = b * size_of(call.nodes)
     is_child = (parent == node) & (n > 0)
     bad = is_bad(call, row)
     tested = is_child & (ids >= 0) & (bad == 0)
@@ -256,7 +257,7 @@ def walk_typical(
 ):  # fmt: skip
     """Every accepted node is looked at; in the end the deepest, then the likeliest, then the lowest one stands."""
     n = tl.arange(0, NP)
-    at = b * call.nodes
+    at = b * size_of(call.nodes)
     status = tl.load(call.walk + b * W_FIELDS + W_STATUS)
     walking = tl.load(call.queue + b * NT) >= 0
     slots = tl.arange(0, NP)
@@ -270,10 +271,10 @@ def walk_typical(
                 status |= _accept_typical(
                     call, b, node, b * NR + i, n, ids, parent, inv_t, greedy, ROW_RULE, LOGPROBS
                 )  # fmt: skip
-        state = tl.load(call.marks.state + at + n, mask=n < call.nodes, other=0)
+        state = tl.load(call.marks.state + at + n, mask=n < size_of(call.nodes), other=0)
         waits = (state == 1) & (load_nodes(call, call.children, b, NP) > 0)
         if any_of(waits) == 0:
-            score = tl.load(call.marks.score + at + n, mask=n < call.nodes, other=0.0)
+            score = tl.load(call.marks.score + at + n, mask=n < size_of(call.nodes), other=0.0)
             depth = tl.where(state > 0, load_nodes(call, call.depth, b, NP), -1)
             deepest = depth == tl.max(depth, axis=0)
             best = tl.max(tl.where(deepest, score, float("-inf")), axis=0)
@@ -289,12 +290,12 @@ def walk_typical(
 @triton.jit
 def _write_best(call, b, stand, status, LOGPROBS: tl.constexpr):
     """The path to the accepted node, and the token after it."""
-    width = call.max_depth + 1
+    width = size_of(call.max_depth) + 1
     depth = node_field(call, call.depth, b, stand)
-    token = tl.load(call.marks.token + b * call.nodes + stand)
+    token = tl.load(call.marks.token + b * size_of(call.nodes) + stand)
     emit(call, b, depth, token, -1)
     if LOGPROBS != NO_LOGPROBS:
-        value = tl.load(call.marks.token_logprob + b * call.nodes + stand)
+        value = tl.load(call.marks.token_logprob + b * size_of(call.nodes) + stand)
         tl.store(call.logprobs + b * width + depth, value)
     tl.store(call.num_accepted + b, depth)
     tl.store(call.status + b, status)
@@ -303,6 +304,6 @@ def _write_best(call, b, stand, status, LOGPROBS: tl.constexpr):
         column = depth - 1 - i
         emit(call, b, column, node_field(call, call.ids, b, node), node)
         if LOGPROBS != NO_LOGPROBS:
-            value = tl.load(call.marks.logprob + b * call.nodes + node)
+            value = tl.load(call.marks.logprob + b * size_of(call.nodes) + node)
             tl.store(call.logprobs + b * width + column, value)
         node = node_field(call, call.parent, b, node)

@@ -15,12 +15,13 @@ import triton.language as tl
 from .._codes import TREE_RULES
 from .chains import bits_of, row_offset
 from .codes import COIN_PURPOSE, NO_LOGPROBS, S_LAYOUT, S_SAMPLING, S_TARGET
+from .launch import entry
 from .laws import law_of, prob
 from .noise import words
 from .pairs import draft_probs, target_probs
 from .plan import put_row
 from .records import BAD, Q_ARG, Q_STATE, get_record_i
-from .rows import is_active, sampling_of
+from .rows import is_active, sampling_of, size_of
 from .trees import any_of, children_of, neighbours, root_only, tree_of
 from .walk import FIXED, NOTHING, draft_at, logprob_at, target_logits_at
 
@@ -45,7 +46,7 @@ class Walk(NamedTuple):
     knobs: Any
     ws: Any
     plan: Any
-    nodes: Any
+    nodes: Any  # `launch.size`, as the next
     max_depth: Any
     raw_ids: Any  # as given, [batch, nodes]
     parents: Any
@@ -91,11 +92,11 @@ def plan_queue(call, b, NT, ND, ROWS: tl.constexpr, SLOTS: tl.constexpr):
     """Plan the rows of the nodes that come next."""
     slot = tl.arange(0, SLOTS)
     node = tl.load(call.following + b * NT + slot, mask=slot < NT, other=-1)
-    at = b * call.nodes + tl.maximum(node, 0)
+    at = b * size_of(call.nodes) + tl.maximum(node, 0)
     plan_nodes(call, b, slot, node, tl.load(call.depth + at), tl.load(call.children + at), NT, ND, ROWS)
 
 
-@triton.jit
+@entry
 def open_kernel(
     call, NT, ND, RULE: tl.constexpr, REPLACEMENT: tl.constexpr, READS_DRAFT: tl.constexpr,
     ROWS: tl.constexpr, NP: tl.constexpr,
@@ -103,8 +104,10 @@ def open_kernel(
     """Checks the tree, ranks its nodes, empties the results, queues and plans the root, or all nodes. Grid: batch."""
     b = tl.program_id(0).to(tl.int64)
     n = tl.arange(0, NP)
-    parent, depth, bad = tree_of(call.parents, b, call.nodes, call.max_depth, NP)
-    raw = tl.load(call.raw_ids + b * call.nodes + n, mask=(n > 0) & (n < call.nodes), other=-1).to(tl.int64)
+    parent, depth, bad = tree_of(call.parents, b, size_of(call.nodes), size_of(call.max_depth), NP)
+    raw = tl.load(call.raw_ids + b * size_of(call.nodes) + n, mask=(n > 0) & (n < size_of(call.nodes)), other=-1).to(
+        tl.int64
+    )
     ids = tl.where((raw < -1) | (raw >= call.target.vocab), OUTSIDE, raw).to(tl.int32)
     if not REPLACEMENT:
         named = (parent >= 0) & (ids >= 0)
@@ -118,20 +121,20 @@ def open_kernel(
     levels = tl.histogram(tl.maximum(depth, 0), NP, mask=depth >= 0)
     first = tl.cumsum(levels, axis=0) - levels
     rank = n - tl.gather(first, tl.minimum(ordered // NP, NP - 1), 0)
-    at = b * call.nodes + n
-    tl.store(call.rank + b * call.nodes + ordered % NP, rank, mask=ordered % NP < call.nodes)
-    tl.store(call.parent + at, parent, mask=n < call.nodes)
-    tl.store(call.depth + at, depth, mask=n < call.nodes)
-    tl.store(call.ids + at, ids, mask=n < call.nodes)
+    at = b * size_of(call.nodes) + n
+    tl.store(call.rank + b * size_of(call.nodes) + ordered % NP, rank, mask=ordered % NP < size_of(call.nodes))
+    tl.store(call.parent + at, parent, mask=n < size_of(call.nodes))
+    tl.store(call.depth + at, depth, mask=n < size_of(call.nodes))
+    tl.store(call.ids + at, ids, mask=n < size_of(call.nodes))
     children = children_of(parent, NP)
-    tl.store(call.children + at, children, mask=n < call.nodes)
+    tl.store(call.children + at, children, mask=n < size_of(call.nodes))
     active = is_active(call.sampling, b)
     queued = active & ((depth >= 0) if RULE == TRAVERSAL else (n == 0))
     tl.store(call.queue + b * NT + n, tl.where(queued, n, -1), mask=n < NT)
     plan_nodes(call, b, n, tl.where(queued, n, -1), depth, children, NT, ND, ROWS)
     if RULE == TYPICAL:
-        tl.store(call.marks.state + at, (n == 0).to(tl.int32), mask=n < call.nodes)
-        tl.store(call.marks.score + at, n.to(tl.float64) * 0, mask=n < call.nodes)
+        tl.store(call.marks.state + at, (n == 0).to(tl.int32), mask=n < size_of(call.nodes))
+        tl.store(call.marks.score + at, n.to(tl.float64) * 0, mask=n < size_of(call.nodes))
 
     _, _, _, _, _, _, greedy, bad_value = sampling_of(call.sampling, b, call.target.vocab)
     if READS_DRAFT:
@@ -144,7 +147,7 @@ def open_kernel(
     plan_draw(call, b, 0, 0, NOTHING, status, 0)
     tl.store(call.num_accepted + b, 0)  # results of a request that does not walk
     tl.store(call.status + b, status)
-    width = call.max_depth + 1
+    width = size_of(call.max_depth) + 1
     for start in range(0, width, NP):
         mask = start + n < width
         tl.store(call.token_ids + b * width + start + n, n * 0 - 1, mask=mask)
@@ -155,14 +158,14 @@ def open_kernel(
 
 @triton.jit
 def node_field(call, table, b, node):
-    return tl.load(table + b * call.nodes + node)
+    return tl.load(table + b * size_of(call.nodes) + node)
 
 
 @triton.jit
 def load_nodes(call, table, b, NP: tl.constexpr):
     """A table of all nodes of a request; -1 past the end."""
     n = tl.arange(0, NP)
-    return tl.load(table + b * call.nodes + n, mask=n < call.nodes, other=-1)
+    return tl.load(table + b * size_of(call.nodes) + n, mask=n < size_of(call.nodes), other=-1)
 
 
 @triton.jit
@@ -207,7 +210,7 @@ def candidates_at(
 @triton.jit
 def list_nodes(call, b, n, ids, weight, chosen):
     """List the ids of the chosen nodes with their weights; returns how many."""
-    place = b * call.nodes + tl.cumsum(chosen.to(tl.int32), axis=0) - 1
+    place = b * size_of(call.nodes) + tl.cumsum(chosen.to(tl.int32), axis=0) - 1
     tl.debug_barrier()  # who still reads the list before
     tl.store(call.listed + place, ids, mask=chosen)
     tl.store(call.listed_weight + place, weight, mask=chosen)
@@ -219,8 +222,8 @@ def list_nodes(call, b, n, ids, weight, chosen):
 def with_listed(call, b, v, weight, q, count):
     """(weights with those of the listed ids in their place, q without them)."""
     for i in range(0, count):
-        hit = v == tl.load(call.listed + b * call.nodes + i)
-        weight = tl.where(hit, tl.load(call.listed_weight + b * call.nodes + i), weight)
+        hit = v == tl.load(call.listed + b * size_of(call.nodes) + i)
+        weight = tl.where(hit, tl.load(call.listed_weight + b * size_of(call.nodes) + i), weight)
         q = tl.where(hit, 0.0, q)
     return weight, q
 
@@ -248,7 +251,7 @@ def masses(
 @triton.jit
 def emit(call, b, column, token, node):
     """A token of the result and, -1 if it was drawn, its node."""
-    at = b * (call.max_depth + 1) + column
+    at = b * (size_of(call.max_depth) + 1) + column
     tl.store(call.token_ids + at, token)
     tl.store(call.path + at, node)
 
@@ -258,7 +261,7 @@ def emit_logprob(call, b, column, token, above, row, ROW_RULE: tl.constexpr, LOG
     """Log-probability of an emitted token under the row of the node above it."""
     if LOGPROBS != NO_LOGPROBS:
         value = logprob_at(call, b, b * 0, above, token, token >= 0, row, ROW_RULE, LOGPROBS)
-        tl.store(call.logprobs + b * (call.max_depth + 1) + column, value)
+        tl.store(call.logprobs + b * (size_of(call.max_depth) + 1) + column, value)
 
 
 @triton.jit

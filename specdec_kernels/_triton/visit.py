@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from .launch import entry
 from .laws import draft_logits_at, kept, prob
 from .noise import BLOCK, block_noise, least_at, least_of, log, noise_of
 from .race import race_scores, winner
@@ -87,7 +88,7 @@ def is_excluded(v, exclude, excluded):
     return out
 
 
-@triton.jit
+@entry
 def least_kernel(table, token_map, noise, vocab, blocks, PURPOSE: tl.constexpr):
     """Smallest noise in each block of columns that stand for other ids. Grid: batch * ceil(blocks / GROUPS)."""
     pid = tl.program_id(0).to(tl.int64)

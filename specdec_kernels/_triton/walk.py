@@ -15,7 +15,7 @@ from .codes import NO_LOGPROBS, PROCESSED_LOGPROBS, S_DRAFT, S_ID, S_LAYOUT, S_S
 from .laws import kept, law_of, prob
 from .noise import coins
 from .records import BAD, Q_ARG, Q_RANK, Q_STATE, Q_WINNER, R_ENTROPY, R_MASS, R_RAW, get_record_f, get_record_i
-from .rows import logits_at, sampling_of
+from .rows import logits_at, sampling_of, size_of
 
 RATIO, BLOCK, MATCH, GREEDY, TYPICAL, TOPM, DISTANCE = map(tl.constexpr, CHAIN_RULES.values())
 # How the token after the accepted ones comes about: not at all, drawn from the row, from the residual, from the row
@@ -219,7 +219,7 @@ def walk_block(call, b, KP: tl.constexpr, NT, NR, ROWS: tl.constexpr, STATS: tl.
     w = tl.full([], 1.0, tl.float32)
     at = call.scale + b * 2 * KP
     tl.store(at, w)
-    for j in range(0, call.chain.width):
+    for j in range(0, size_of(call.chain.width)):
         w = tl.minimum(w * pick(ratio, i, j), 1.0)
         tl.store(at + j + 1, w)
     tl.store(at + KP + i, tl.maximum(1.0 - p, 0.0))
@@ -239,7 +239,7 @@ def settle_block(call, b, mass, KP: tl.constexpr, NR):
     at = call.decision + b * D_FIELDS
     length = tl.load(at + D_LENGTH)
     how = tl.load(at + D_HOW)
-    w = tl.load(call.scale + b * 2 * KP + i, mask=i <= call.chain.width, other=0.0)
+    w = tl.load(call.scale + b * 2 * KP + i, mask=i <= size_of(call.chain.width), other=0.0)
     point_mass = w * tl.load(call.scale + b * 2 * KP + KP + i)
     mass = tl.where(how == RESIDUAL, mass, point_mass)
     free = mass + (1.0 - w)
@@ -283,7 +283,7 @@ def write_outputs(
     """Accepted prefix, the token, -1 behind; and the log-probability of each emitted id."""
     ids, _, _, first, _, _ = chain_of(call.chain, b, call.target.vocab, KP)
     j = tl.arange(0, KP)
-    width = call.chain.width + 1
+    width = size_of(call.chain.width) + 1
     emitted = tl.where(j < accepted, ids, -1)
     emitted = tl.where((j == accepted) & (how != NOTHING), token.to(tl.int64), emitted)
     tl.store(call.token_ids + b * width + j, emitted, mask=j < width)

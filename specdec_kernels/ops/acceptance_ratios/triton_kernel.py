@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -16,12 +15,12 @@ from ..._triton.laws import law_of, prob
 from ..._triton.look import digest_rows, look, plan_chain
 from ..._triton.pairs import Pairs, add_tiles, draft_probs, target_probs
 from ..._triton.records import BAD, Q_ARG, Q_STATE, get_record_i
-from ..._triton.rows import sampling_of
+from ..._triton.rows import sampling_of, size_of
 from ..._triton.walk import any_of, target_logits_at
 from ..._types import RatioArguments
 
 
-@triton.jit
+@host.entry
 def _decide_kernel(pairs, sums, ratio, overlap, status, NT, ND, ROWS: tl.constexpr, KP: tl.constexpr):
     """Ratio = min(1, p(x) / q(x)), and overlap: p(x) of a point mass, 0 of no row. Grid: batch."""
     b = tl.program_id(0).to(tl.int64)
@@ -58,7 +57,7 @@ def _decide_kernel(pairs, sums, ratio, overlap, status, NT, ND, ROWS: tl.constex
     code = tl.where(bad_id & (lost == 0), code | S_ID, code)
     code = tl.where(bad_value, code | S_SAMPLING, code)
     value = tl.where(q > 0, tl.minimum(tl.div_rn(p, tl.where(q > 0, q, 1.0)), 1.0), 0.0)
-    width = pairs.chain.width
+    width = size_of(pairs.chain.width)
     tl.store(ratio + b * width + i, tl.where(good, value, 0.0), mask=i < width)
     shared = tl.where(good, p, 0.0)
     if ROWS:
@@ -69,7 +68,7 @@ def _decide_kernel(pairs, sums, ratio, overlap, status, NT, ND, ROWS: tl.constex
     tl.store(status + b, code)
 
 
-@triton.jit
+@host.entry
 def _overlap_kernel(pairs, sums, NT, ND, TILE: tl.constexpr, KP: tl.constexpr):
     """Sum_v min(p(v), q(v)) of each tile of the drafted positions. Grid: batch * width * tiles."""
     pid = tl.program_id(0).to(tl.int64)
@@ -104,15 +103,16 @@ def acceptance_ratios_out(
     has_rows = draft_logits is not None and draft_logits.numel() > 0
     draft = draft_logits if has_rows and draft_logits is not None else target_logits
     nt, nd, kp = max_draft, max_draft if has_rows else 0, host.power(max(max_draft, 16))
-    chain = Chain(draft_ids, cu_draft, draft_ids.shape[0] if flat else 0, max_draft, sampling)
+    whole = scratch.sampling_of(sampling, status.device)
+    chain = Chain(draft_ids, cu_draft, host.size(draft_ids.shape[0] if flat else 0), host.size(max_draft), whole)
     target_rows = scratch.rows_of(target_logits, flat=flat, allowed=allowed)
     draft_rows = scratch.rows_of(draft, flat=flat)
     on = look(batch, target_rows, draft_rows if has_rows else None, sampling, draft_sampling, nt, nd)
     plan_chain(on, batch, chain, None, more_target=0, more_draft=0, skips_greedy=False)
     digest_rows(on, None)
     pairs = Pairs(
-        chain, target_rows, draft_rows, scratch.columns(token_map if has_rows else None, vocab), sampling,
-        draft_sampling, on.digest, on.plan,
+        chain, target_rows, draft_rows, scratch.columns(token_map if has_rows else None, vocab), on.sampling,
+        on.draft_sampling, on.digest, on.plan,
     )  # fmt: skip
     sums = None
     if has_rows:

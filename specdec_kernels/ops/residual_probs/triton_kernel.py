@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -13,7 +12,7 @@ from ..._triton.visit import TINY
 from ..._types import ResidualArguments
 
 
-@triton.jit
+@host.entry
 def _write_kernel(pairs, scaled, sums, batch, mass, status, probs, ROWS: tl.constexpr, TILE: tl.constexpr):
     """Probs = (a p - b q)+ / mass, p where that is empty, 0 on a bad row. Grid: batch * tiles, a tile a program."""
     pid = tl.program_id(0).to(tl.int64)

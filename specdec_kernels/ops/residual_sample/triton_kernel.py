@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..._triton import launch as host
+from ..._triton import scratch
 from ..._triton.chains import row_offset
 from ..._triton.codes import S_EMPTY
 from ..._triton.emit import target_view
@@ -16,7 +17,7 @@ from ..._triton.noise import log, noise_of
 from ..._triton.race import better, race_scores
 from ..._triton.records import Q_ARG, get_record_i
 from ..._triton.residual import mass_of, pairs_of, residual_case
-from ..._triton.rows import Noise, logits_at, sampling_of
+from ..._triton.rows import logits_at, sampling_of
 from ..._triton.visit import TINY, Rest, draw
 from ..._types import ResidualArguments, RngKey
 
@@ -33,7 +34,7 @@ def _score_of(pairs, scaled, noise, b, x, view, law, inv_t, PURPOSE: tl.constexp
     return race_scores((logit - law[0]) * inv_t + log(share), alive, neg_log_e)
 
 
-@triton.jit
+@host.entry
 def _draw_kernel(
     pairs, scaled, sums, batch, noise, token_ids, mass, status,
     PURPOSE: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
@@ -83,7 +84,7 @@ def residual_sample_out(
     status: Tensor,
 ) -> None:  # fmt: skip
     """Write the results of `reference.residual_sample`."""
-    noise = Noise(*rng, None)
+    noise = scratch.noise_of(rng)
     pairs, scaled, sums = pairs_of(given, noise)
     batch = mass.shape[0]
     host.launch_alone(

@@ -18,7 +18,7 @@ from ..._triton.look import digest_rows, look, plan_chain
 from ..._triton.plan import P_BITS, P_OFFSET, P_POSITION, planned
 from ..._triton.race import pop
 from ..._triton.records import BAD, Q_ARG, Q_STATE, R_MASS, R_RAW, get_record_f, get_record_i
-from ..._triton.rows import Noise, is_active, logits_at, sampling_of
+from ..._triton.rows import is_active, logits_at, sampling_of
 from ..._triton.settle import view_of
 from ..._triton.visit import GROUPS, is_excluded, least_kernel, race
 from ..._types import SampleArguments
@@ -39,7 +39,7 @@ class Draw(NamedTuple):
     status: Any
 
 
-@triton.jit
+@host.entry
 def _draw_kernel(
     digest, plan, target, sampling, noise, out, n,
     PURPOSE: tl.constexpr, NP: tl.constexpr, LOGPROBS: tl.constexpr, TILE: tl.constexpr,
@@ -99,10 +99,16 @@ def sample_out(
     logits, sampling, exclude_ids, token_map = given.logits, given.sampling, given.exclude_ids, given.token_map
     batch, vocab = logits.shape
     rows = scratch.rows_of(logits.unsqueeze(1), allowed=given.allowed)
-    noise = Noise(*given.rng, given.lane)
+    noise = scratch.noise_of(given.rng, given.lane)
     on = look(batch, rows, None, sampling, sampling, 1, 0)
     plan_chain(
-        on, batch, Chain(noise.seed, None, 0, 0, sampling), noise, more_target=1, more_draft=0, skips_greedy=False
+        on,
+        batch,
+        Chain(noise.seed, None, host.size(0), host.size(0), on.sampling),
+        noise,
+        more_target=1,
+        more_draft=0,
+        skips_greedy=False,
     )
     digest_rows(on, noise, raw=given.logprobs_mode == RAW_LOGPROBS.value)
     least, blocks, excluded = None, triton.cdiv(vocab, 64), 0 if exclude_ids is None else exclude_ids.shape[1]
@@ -115,6 +121,6 @@ def sample_out(
         token_ids, logprobs, logsumexp, threshold, status,
     )  # fmt: skip
     host.launch_alone(
-        _draw_kernel, batch, on.digest, on.plan, rows, sampling, noise, out, given.num_samples,
+        _draw_kernel, batch, on.digest, on.plan, rows, on.sampling, noise, out, given.num_samples,
         PURPOSE=given.purpose, NP=host.power(given.num_samples), LOGPROBS=given.logprobs_mode, TILE=host.TILE,
     )  # fmt: skip

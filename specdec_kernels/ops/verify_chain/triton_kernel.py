@@ -18,7 +18,7 @@ from ..._triton.emit import draw_next
 from ..._triton.laws import law_of
 from ..._triton.look import digest_rows, look, plan_chain
 from ..._triton.pairs import add_tiles, draft_probs, target_probs
-from ..._triton.rows import Noise, load_logits, sampling_of
+from ..._triton.rows import load_logits, sampling_of, size_of
 from ..._triton.visit import Rest
 from ..._triton.walk import (
     BLOCK,
@@ -52,15 +52,15 @@ def _draft_law(call, b, i, first, NT, NR, STATS: tl.constexpr):
         return law_of(call.ws, b * NR + NT + i)
 
 
-@triton.jit
+@host.entry
 def _mass_kernel(call, sums, NT, ND, STATS: tl.constexpr, TILE: tl.constexpr, KP: tl.constexpr):
     """Rule block: S[i] = sum_v (w[i] p_i(v) - q_i(v))+ of rows 1 .. K - 1. Grid: batch * (width - 1) * tiles."""
     pid = tl.program_id(0).to(tl.int64)
     tiles = call.ws.tiles
     tile = (pid % tiles).to(tl.int32)
     pair = pid // tiles
-    b = pair // (call.chain.width - 1)
-    i = (pair % (call.chain.width - 1)).to(tl.int32) + 1
+    b = pair // (size_of(call.chain.width) - 1)
+    i = (pair % (size_of(call.chain.width) - 1)).to(tl.int32) + 1
     at = call.decision + b * D_FIELDS
     if (tl.load(at + D_LENGTH) > i) & (tl.load(at + D_HOW) == RESIDUAL):
         _, _, _, first, _, _ = chain_of(call.chain, b, call.target.vocab, KP)
@@ -80,7 +80,7 @@ def _masses(call, sums, b, KP: tl.constexpr):
     mass = tl.zeros([KP], tl.float32)
     if tl.load(at + D_HOW) == RESIDUAL:
         for i in range(1, tl.load(at + D_LENGTH)):
-            part = add_tiles(sums + (b * (call.chain.width - 1) + i - 1) * tiles, tiles)
+            part = add_tiles(sums + (b * (size_of(call.chain.width) - 1) + i - 1) * tiles, tiles)
             mass = tl.where(lane == i, part, mass)
     return mass
 
@@ -121,13 +121,13 @@ def _draw(
     )
 
 
-@triton.jit
+@host.entry
 def _block_kernel(call, NT, ND, ROWS: tl.constexpr, STATS: tl.constexpr, KP: tl.constexpr):
     """First half of rule block. Grid: batch."""
     walk_block(call, tl.program_id(0).to(tl.int64), KP, NT, NT + ND, ROWS, STATS)
 
 
-@triton.jit
+@host.entry
 def _decide_kernel(
     call, sums, NT, ND,
     RULE: tl.constexpr, ROWS: tl.constexpr, STATS: tl.constexpr, FROM_TARGET: tl.constexpr, LOGPROBS: tl.constexpr,
@@ -181,8 +181,9 @@ def verify_chain_out(
     draft_sampling = given.draft_sampling
     if has_stats or not has_rows:
         draft_sampling = Sampling(draft_sampling.temperature)
-    noise = Noise(*given.rng, None)
-    chain = Chain(draft_ids, cu_draft, draft_ids.shape[0] if flat else 0, max_draft, given.sampling)
+    whole = scratch.sampling_of(given.sampling, device)
+    noise = scratch.noise_of(given.rng)
+    chain = Chain(draft_ids, cu_draft, host.size(draft_ids.shape[0] if flat else 0), host.size(max_draft), whole)
     target_rows = scratch.rows_of(target_logits, flat=flat, allowed=given.allowed)
     draft_rows = scratch.rows_of(draft, flat=flat)
     on = look(batch, target_rows, draft_rows if has_rows else None, sampling, draft_sampling, nt, nd)
@@ -196,7 +197,7 @@ def verify_chain_out(
     is_block = rule == BLOCK.value
     call = Call(
         chain, target_rows, draft_rows, scratch.columns(given.token_map if has_draft else None, vocab),
-        given.sampling, given.draft_sampling, noise,
+        whole, scratch.sampling_of(given.draft_sampling, device), noise,
         given.draft_logsumexp if has_stats else None, given.draft_threshold if has_stats else None,
         Knobs(
             given.over_acceptance, given.typical_epsilon, given.typical_delta, given.top_m, given.max_distance,

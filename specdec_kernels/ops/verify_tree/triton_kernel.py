@@ -20,7 +20,7 @@ from ..._triton.codes import PROCESSED_LOGPROBS, RAW_LOGPROBS, RESIDUAL_PURPOSE,
 from ..._triton.emit import draw_next
 from ..._triton.laws import law_of
 from ..._triton.look import digest_rows, look
-from ..._triton.rows import Noise, sampling_of
+from ..._triton.rows import sampling_of, size_of
 from ..._triton.traversal import traverse
 from ..._triton.tree_rules import Marks, descends, walk_on, walk_typical
 from ..._triton.tree_walk import (
@@ -74,7 +74,7 @@ def _draw(
             law = law_of(call.ws, tl.where(how == RESIDUAL, row + NT, -1))
             a, scale = tl.load(call.scale + b * 2), tl.load(call.scale + b * 2 + 1)
             rest = Rest(call.draft, call.columns, offset, law, draft_inv_t, a, scale)
-        at = b * call.nodes
+        at = b * size_of(call.nodes)
         token, status = draw_next(
             call, b, row, how, tl.load(task + W_STATUS), tl.full([], -1, tl.int32), inv_t, rest, b < 0,
             call.listed + at, count, call.listed_weight + at, ROWS, TILE, NP,
@@ -92,7 +92,7 @@ def _draw(
             tl.store(call.following + b, child)
 
 
-@triton.jit
+@host.entry
 def _decide_kernel(
     call, NT, ND, RULE: tl.constexpr, ROW_RULE: tl.constexpr, REPLACEMENT: tl.constexpr, ROWS: tl.constexpr,
     LOGPROBS: tl.constexpr, DRAWS: tl.constexpr, TILE: tl.constexpr, NP: tl.constexpr, SLOTS: tl.constexpr,
@@ -157,16 +157,16 @@ def verify_tree_out(
         sampling = Sampling(active=sampling.active)
     target_rows, draft_rows = scratch.rows_of(target_logits, allowed=given.allowed), scratch.rows_of(draft)
     on = look(batch, target_rows, draft_rows if has_rows else None, sampling, draft_sampling, nt, nd)
-    noise, marks = Noise(*given.rng, None), None
+    noise, marks = scratch.noise_of(given.rng), None
     if is_typical:
         score = floats(batch, nodes, dtype=torch.float64)
         marks = Marks(ints(batch, nodes), score, floats(batch, nodes), ints(batch, nodes), floats(batch, nodes))
     parent, depth, rank, ids, children = (ints(batch, nodes) for _ in range(5))
     call = Walk(
-        Chain(token_ids, None, 0, nodes - 1, sampling),
-        target_rows, draft_rows, scratch.columns(given.token_map if has_rows else None, vocab), sampling,
-        draft_sampling, noise, Knobs(0.0, given.typical_epsilon, given.typical_delta, 0, 0, 0), on.digest, on.plan,
-        nodes, max_depth, token_ids, given.parents,
+        Chain(token_ids, None, 0, host.size(nodes - 1), on.sampling),
+        target_rows, draft_rows, scratch.columns(given.token_map if has_rows else None, vocab), on.sampling,
+        on.draft_sampling, noise, Knobs(0.0, given.typical_epsilon, given.typical_delta, 0, 0, 0), on.digest, on.plan,
+        host.size(nodes), host.size(max_depth), token_ids, given.parents,
         parent, depth, rank, ids, children, ints(batch, nt), ints(batch, nt), ints(batch, W_FIELDS.value),
         floats(batch, 2), ints(batch, nodes), floats(batch, nodes), marks,
         out_ids, path, num_accepted, status, logprobs if logprobs_mode else None,

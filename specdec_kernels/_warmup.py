@@ -1,0 +1,208 @@
+"""Compile and load what a configuration will run, before the first request."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ._check import fail
+from ._codes import Backend
+from ._types import RngKey, Sampling
+from .ops.acceptance_ratios import acceptance_ratios
+from .ops.residual_probs import residual_probs
+from .ops.residual_sample import residual_sample
+from .ops.sample import sample
+from .ops.verify_chain import verify_chain
+from .ops.verify_tree import verify_tree
+
+RowOp = Literal[
+    "sample", "verify_chain", "verify_tree", "acceptance_ratios", "residual_probs", "residual_sample"
+]  # fmt: skip
+_OPS: dict[str, Callable[..., Any]] = {
+    f.__name__: f for f in (sample, verify_chain, verify_tree, acceptance_ratios, residual_probs, residual_sample)
+}
+
+
+class _Rows(NamedTuple):
+    """What the rows of a call look like."""
+
+    vocab: int
+    draft_vocab: int | None  # None: no draft rows
+    dtype: torch.dtype
+    draft_stats: bool
+    allowed: bool
+    flat: bool
+    device: torch.device
+
+    def logits(self, vocab: int | None, *shape: int) -> Tensor | None:
+        return None if vocab is None else torch.zeros(*shape, vocab, dtype=self.dtype, device=self.device)
+
+    def longs(self, *shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=torch.int64, device=self.device)
+
+    def common(self, rows: int) -> dict[str, Any]:
+        """Arguments that all ops know."""
+        named: dict[str, Any] = {}
+        if self.draft_vocab is not None and self.draft_vocab != self.vocab:
+            named["token_map"] = torch.arange(self.draft_vocab, dtype=torch.int32, device=self.device)
+        if self.allowed:
+            words = (self.vocab + 31) // 32
+            named["allowed"] = torch.full((rows, words), -1, dtype=torch.int32, device=self.device)
+        return named
+
+    def chain(self, draft: int) -> dict[str, Any]:
+        """One request with so many drafts."""
+        at = () if self.flat else (1,)
+        named = {
+            "draft_ids": self.longs(*at, draft), "target_logits": self.logits(self.vocab, *at, draft + 1),
+            "draft_logits": self.logits(self.draft_vocab, *at, draft), **self.common(draft + 1),
+        }  # fmt: skip
+        if self.flat:
+            named["cu_draft"] = torch.tensor([0, draft], dtype=torch.int32, device=self.device)
+            named["max_draft"] = draft
+        if self.draft_stats:
+            named["draft_stats"] = (torch.zeros(*at, draft, device=self.device),) * 2
+        return named
+
+    def tree(self, nodes: int) -> dict[str, Any]:
+        """One request with so many nodes, of which the root counts."""
+        parents = torch.arange(-1, nodes - 1, device=self.device)[None]
+        return {
+            "token_ids": self.longs(1, nodes), "parents": parents, "max_depth": 1,
+            "target_logits": self.logits(self.vocab, 1, nodes), "draft_logits": self.logits(self.draft_vocab, 1, nodes),
+            **self.common(nodes),
+        }  # fmt: skip
+
+
+def _sizes(largest: int, first: int, less: int) -> list[int]:
+    """Sizes that are compiled apart: powers of two from `first`, less `less`, below the largest; and that one."""
+    sizes = [largest]
+    while first - less < largest:
+        sizes.append(first - less)
+        first *= 2
+    return sorted(sizes)
+
+
+def _inputs(op: str, rows: _Rows, max_draft: int, nodes: int) -> Iterator[dict[str, Any]]:
+    """Rows and ids of each call."""
+    if op == "sample":
+        yield {"logits": rows.logits(rows.draft_vocab or rows.vocab, 1), **rows.common(1)}
+    elif op in ("verify_chain", "acceptance_ratios"):
+        yield from map(rows.chain, _sizes(max_draft, 16, 1))
+    elif op == "verify_tree":
+        yield from map(rows.tree, _sizes(nodes, 1, 0))
+    else:
+        target, draft = rows.logits(rows.vocab, 1), rows.logits(rows.draft_vocab, 1)
+        yield {"target_logits": target, "draft_logits": draft, "draft_ids": rows.longs(1), **rows.common(1)}
+
+
+def warmup(
+    op: RowOp,
+    *,
+    vocab: int,
+    dtypes: Sequence[torch.dtype] = (torch.bfloat16,),
+    rules: Sequence[str] | None = None,
+    filters: Sequence[bool] = (False, True),
+    drafted: bool = True,
+    draft_vocab: int | None = None,
+    draft_stats: bool = False,
+    allowed: bool = False,
+    flat: bool = False,
+    max_draft: int = 15,
+    nodes: int = 64,
+    device: torch.device | str = "cuda",
+    backend: Backend | None = None,
+    report: Callable[[str], None] | None = None,
+    **options: Any,
+) -> None:
+    """Call an op once for each kernel that a configuration can need: later calls compile and load nothing.
+
+    A kernel knows dtypes, the rule, whether there are filters, a mask, draft rows, and the layout; it knows neither
+    the batch, nor the number of drafts (but for the next power of two), nor which sampling parameters are given. Call
+    it before the first request and before a graph is captured; it waits for the device.
+
+    Args:
+        op: ``"sample"``, ``"verify_chain"``, ``"verify_tree"``, ``"acceptance_ratios"``, ``"residual_probs"`` or
+            ``"residual_sample"``.
+        vocab: size of the target's vocabulary. Tensors begin at multiples of 16 bytes, as torch allocates them.
+        dtypes: of the logits.
+        rules: of `verify_chain` or `verify_tree`; by default the op's own default rule.
+        filters: whether requests come with top-k, top-p or min-p: ``(False, True)`` is both.
+        drafted: draft rows are given, where the op and its rule take any.
+        draft_vocab: of the drafter, if it is not the target's: a `token_map` is given. `sample` then draws from rows of
+            this size, without a mask.
+        draft_stats: they are given with the draft rows, see `verify_chain`.
+        allowed: a mask of the vocabulary is given.
+        flat: chains come with `cu_draft`.
+        max_draft: longest draft of a chain.
+        nodes: largest tree.
+        device: where the tensors live.
+        backend: see `verify_chain`.
+        report: is called with a line for each call.
+        options: passed to the op: ``logprobs``, ``purpose``, ``num_samples``, ``rejected_from``, ``replacement``.
+
+    Raises:
+        ValueError: arguments that the op refuses.
+        RuntimeError: a call failed; its message says which.
+
+    Example:
+        >>> from specdec_kernels import warmup
+        >>> warmup("verify_chain", vocab=1000, rules=("ratio", "match"), max_draft=5, device="cpu")
+    """
+    if op not in _OPS:
+        fail("warmup", "op", "one of " + ", ".join(map(repr, _OPS)), repr(op))
+    if rules is not None and op not in ("verify_chain", "verify_tree"):
+        fail("warmup", "rules", f"None for {op}", rules)
+    place, takes_drafts = torch.device(device), op != "sample"
+    if op == "sample":
+        options.setdefault("purpose", "target")
+    for dtype, rule in itertools.product(dtypes, rules or (None,)):
+        drafts = drafted and takes_drafts and rule not in ("match", "greedy", "typical", "topm", "distance")
+        drafts = drafts and rule != "target_only"
+        columns = (draft_vocab or vocab) if drafts else draft_vocab if op == "sample" else None
+        rows = _Rows(vocab, columns, dtype, draft_stats and drafts, allowed, flat, place)
+        for inputs in _inputs(op, rows, max_draft, nodes):
+            for target, draft in itertools.product(filters, filters if drafts else filters[:1]):
+                named = dict(inputs, **options)
+                if rule is not None:
+                    named["rule"] = rule
+                named |= _requests(op, place, target, draft if takes_drafts else None)
+                words = [op, *([rule] if rule else []), str(dtype).removeprefix("torch.")]
+                words += [word for word, on in (("filters", target), ("draft filters", draft and drafts)) if on]
+                _call(op, named, backend, " ".join(words), report)
+    if place.type == "cuda":
+        torch.cuda.synchronize(place)
+
+
+def _requests(op: str, device: torch.device, filters: bool, draft_filters: bool | None) -> dict[str, Any]:
+    """Sampling parameters and random numbers of the one request."""
+
+    def sampling(filtered: bool) -> Sampling:
+        given = {"top_k": 2, "top_p": 0.9, "min_p": 0.01} if filtered else {}
+        return Sampling.full(1, temperature=0.7, device=device, **given)  # type: ignore[arg-type]
+
+    named: dict[str, Any] = {"sampling": sampling(filters)}
+    if draft_filters is not None:
+        named["draft_sampling"] = sampling(draft_filters)
+    if op not in ("acceptance_ratios", "residual_probs"):
+        zero = torch.zeros(1, dtype=torch.int64, device=device)
+        named["rng"] = RngKey(zero, zero, zero)
+    return named
+
+
+def _call(op: str, named: dict[str, Any], backend: Backend | None, what: str, report: Any) -> None:
+    begin = time.perf_counter()
+    try:
+        with torch.no_grad():
+            _OPS[op](**named, backend=backend)
+    except ValueError:
+        raise
+    except Exception as error:
+        raise RuntimeError(f"warmup: {what} failed: {error}") from error
+    if report is not None:
+        report(f"{what}: {time.perf_counter() - begin:.2f} s")

@@ -1,0 +1,142 @@
+"""Prints, as JSON, what calls would compile for a GPU after `warmup`: in a process of its own, without the interpreter.
+
+A stand-in for the driver poses as the GPU, and a kernel that would be compiled is written down in place of that.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import specdec_kernels as ops
+from specdec_kernels import RngKey, Sampling, _backends, warmup
+from tools.gpu_model.triton_run import TARGETS, _driver
+
+BF16 = torch.bfloat16
+BATCHES, DRAFTS, NODES = (1, 3, 16), (1, 5, 15, 16, 20), (1, 7, 16, 33)
+
+
+def sampling(batch: int, filters: str, is_full: bool) -> Sampling:
+    """Parameters of which some are given."""
+    some = {"top_k": {"top_k": 3}, "top_p": {"top_p": 0.5}, "min_p": {"min_p": 0.1}}.get(filters, {})
+    made = Sampling.full(batch, temperature=0.5 if is_full else None, **some)  # type: ignore[arg-type]
+    return made._replace(active=torch.ones(batch, dtype=torch.bool)) if is_full else made
+
+
+def rng(batch: int, has_step: bool) -> RngKey:
+    zero = torch.zeros(batch, dtype=torch.int64)
+    return RngKey(zero, zero, zero if has_step else None)
+
+
+def chains(rule: str, vocab: int, flat: bool) -> Iterator[Any]:
+    has_rows = rule in ("ratio", "block")
+    for batch, draft, filters, full in itertools.product(BATCHES, DRAFTS, ("", "top_k", "top_p"), (False, True)):
+        at = (batch * draft,) if flat else (batch, draft)
+        more: dict[str, Any] = {}
+        if flat:
+            more = {"cu_draft": torch.arange(0, batch * draft + 1, draft).int(), "max_draft": draft}
+        target = torch.zeros(*((batch * (draft + 1),) if flat else (batch, draft + 1)), vocab, dtype=BF16)
+        if has_rows:
+            more["draft_logits"] = torch.zeros(*at, vocab, dtype=BF16)
+            more["draft_sampling"] = sampling(batch, "top_p" if batch == 3 else filters, full)
+        more |= {"sampling": sampling(batch, filters, full), "rng": rng(batch, full or rule == "block")}
+        yield lambda at=at, target=target, more=more: ops.verify_chain(
+            torch.zeros(at).long(), target, rule=rule, **more
+        )
+
+
+def trees(rule: str, vocab: int) -> Iterator[Any]:
+    for batch, nodes, filters, full in itertools.product(BATCHES, NODES, ("", "min_p"), (False, True)):
+        rows = torch.zeros(batch, nodes, vocab, dtype=BF16)
+        ids, parents = torch.zeros(batch, nodes).long(), torch.arange(-1, nodes - 1).repeat(batch, 1)
+        given = {"sampling": sampling(batch, filters, full), "rng": rng(batch, full or rule == "traversal")}
+        if rule in ("recursive", "traversal"):
+            given |= {"draft_logits": rows, "draft_sampling": sampling(batch, filters, full)}
+        yield lambda ids=ids, parents=parents, rows=rows, given=given: ops.verify_tree(
+            ids, parents, rows, max_depth=3, rule=rule, **given
+        )
+
+
+def samples(vocab: int) -> Iterator[Any]:
+    for batch, filters, full in itertools.product(BATCHES, ("", "top_k", "top_p"), (False, True)):
+        rows = torch.zeros(batch, vocab, dtype=BF16)
+        given: dict[str, Any] = {"sampling": sampling(batch, filters, full)}
+        given |= {"lane": torch.zeros(batch).long() if full else 0, "rng": rng(batch, full)}
+        yield lambda rows=rows, given=given: ops.sample(rows, **given, purpose="target")
+
+
+def pairs(op: str, vocab: int) -> Iterator[Any]:
+    for batch, filters, full in itertools.product(BATCHES, ("", "min_p"), (False, True)):
+        given: dict[str, Any] = {"sampling": sampling(batch, filters, full)}
+        given["draft_sampling"] = sampling(batch, filters, full)
+        if op == "acceptance_ratios":
+            rows, draft = torch.zeros(batch, 6, vocab, dtype=BF16), torch.zeros(batch, 5, vocab, dtype=BF16)
+            yield lambda rows=rows, draft=draft, given=given: ops.acceptance_ratios(
+                torch.zeros(len(rows), 5).long(), rows, draft, **given
+            )
+            continue
+        rows, given["draft_ids"] = torch.zeros(batch, vocab, dtype=BF16), torch.zeros(batch).long()
+        if op == "residual_sample":
+            given["rng"] = rng(batch, full)
+        yield lambda rows=rows, given=given: getattr(ops, op)(rows, rows, **given)
+
+
+CASES: dict[str, tuple[dict[str, Any], Callable[[int], Iterator[Any]]]] = {
+    **{
+        f"verify_chain {rule}{' flat' * flat}": (
+            {"op": "verify_chain", "rules": (rule,), "max_draft": max(DRAFTS), "flat": flat},
+            lambda vocab, rule=rule, flat=flat: chains(rule, vocab, flat),
+        )
+        for rule, flat in (("ratio", False), ("ratio", True), ("block", False), ("match", True), ("topm", False))
+    },
+    **{
+        f"verify_tree {rule}": (
+            {"op": "verify_tree", "rules": (rule,), "nodes": max(NODES)},
+            lambda vocab, rule=rule: trees(rule, vocab),
+        )
+        for rule in ("match", "typical", "recursive", "traversal")
+    },
+    "sample": ({"op": "sample"}, samples),
+    "too little, sample": ({"op": "sample", "filters": (False,)}, samples),
+    **{
+        op: ({"op": op, "max_draft": 5}, lambda vocab, op=op: pairs(op, vocab))
+        for op in ("acceptance_ratios", "residual_probs", "residual_sample")
+    },
+}  # type: ignore[misc]
+
+
+def main() -> None:
+    """For each case: the kernels that warmup compiled, how often, and those that calls compiled after it."""
+    found: list[str] = []
+
+    def note(kernel: Any, key: str, *_: object) -> None:
+        if key not in seen.setdefault(kernel.__name__, set()):
+            seen[kernel.__name__].add(key)
+            found.append(kernel.__name__)
+
+    seen: dict[str, set[str]] = {}
+    driver.set_active(_driver(TARGETS["cuda:90"]))
+    no_refusal = mock.patch.object(_backends, "_refusal", return_value=None)
+    with mock.patch.object(JITFunction, "_do_compile", note), no_refusal, ops.use_backend("triton"):
+        for (name, (given, calls)), vocab in itertools.product(CASES.items(), (512, 5003)):
+            seen.clear()
+            warmup(**given, vocab=vocab, device="cpu")
+            warm = len(found)
+            for call in calls(vocab):
+                call()
+            print(json.dumps([f"{name}, {vocab} ids", found[:warm], found[warm:]]), flush=True)
+            found.clear()
+
+
+if __name__ == "__main__":
+    main()
