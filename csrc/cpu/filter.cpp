@@ -1,4 +1,5 @@
-// What top-k and min-p keep, found in the blocks that can hold it, and the search for top-p.
+// What top-k and min-p keep, found in the blocks that can hold it, and the search for top-p: the
+// logits in question are narrowed by a sample and one pass over them, again and again.
 #include "filter.h"
 
 #include <algorithm>
@@ -13,24 +14,20 @@
 namespace specdec::cpu {
 namespace {
 
-// At most this many logits are sorted. bfloat16 rows hold hundreds of equal logits near the
-// threshold, which no pass can part.
-constexpr int64_t kSortLimit = 1024;
-// Of a list that passes narrow, so many are left to the sort: a pass over 1000 costs 1 us, a
-// sort 40.
-constexpr int64_t kNarrowed = 96;
-// Logits in question are listed once they are at most vocabulary / kListShare.
-constexpr int64_t kListShare = 4;
-// Columns of blocks a logit that top-k keeps: fewer are selected from faster, and bound it worse.
-constexpr uint64_t kColumnShare = 4;
 // Blocks whose logits may hold what top-p keeps, tried in turn before the whole row is searched.
 constexpr int64_t kNuclei[] = {32, 256};
-
-// A sample of 64 logits a tile is trusted if it weighs its share within kSampleError; the threshold
-// then lies where it weighs top_p +- kSampleSlack. 128256 normal logits, top_p = .9: 2 passes, 4
-// without the sample.
-constexpr double kSampleError = 0.25, kSampleSlack = 0.03;
-constexpr int kSamplePasses = 4;
+// min-p lists what it keeps where that lies in fewer than one block of so many.
+constexpr size_t kSparse = 4;
+// Logits of these blocks at most, else equal ones are many.
+constexpr size_t kCrowd = 4096;
+// Columns of blocks a logit that top-k keeps: fewer are selected from faster, and bound it worse.
+constexpr uint64_t kColumnShare = 4;
+// Logits in question are sampled, so many at a time, and sorted once they are few.
+constexpr int64_t kSample = 4096;
+constexpr size_t kSorted = 64;
+constexpr int kBins = 512;  // of a sample, by value
+// Standard deviations of the sampled mass that a bracket allows for; one that fails costs a pass.
+constexpr double kDeviations = 2.5;
 
 double weight_of(const RowLaw& law, float logit) {
   return std::exp((static_cast<double>(logit) - law.max) * law.params.inv_t);
@@ -51,160 +48,163 @@ void sum_kept(const Team& team, RowLaw& law) {
   }
 }
 
-// Sorts kept logits, raises the threshold to top-p's, and sets the mass. `above` is the mass of the
-// kept logits that are not in the list, all of them larger.
-void raise_to_top_p(RowLaw& law, float* values, int64_t n, double above, double wanted) {
-  std::sort(values, values + n, std::greater<>());
-  law.mass = above;
-  for (int64_t i = 0; i < n; ++i) {
-    law.mass += weight_of(law, values[i]);
-    law.threshold = values[i];
-    const bool ends_group = i + 1 == n || values[i + 1] != values[i];
-    if (ends_group && law.mass >= wanted) return;
+// The weights of a list of logits.
+std::vector<float> weigh(const RowLaw& law, std::vector<float>& values) {
+  const size_t n = values.size();
+  values.resize((n + kPad - 1) / kPad * kPad, -kInf);
+  std::vector<float> weights(values.size());
+  const Weighting w = law.weighting(1);
+  for (size_t i = 0; i < n; i += kTile) {
+    const auto length = static_cast<int>(std::min<size_t>(kTile, values.size() - i));
+    tiles().residual(values.data() + i, nullptr, length, w, w, 1, 0, weights.data() + i);
   }
+  values.resize(n);
+  weights.resize(n);
+  return weights;
 }
 
-void sum_sorted(RowLaw& law, const float* values, int64_t n) {
+double sum_of(const std::vector<float>& weights) {
+  return std::accumulate(weights.begin(), weights.end(), 0.0);
+}
+
+// Sums over the logits of a list that are kept.
+void sum_list(RowLaw& law, std::vector<float>& values) {
+  const size_t n = values.size();
+  values.resize((n + kPad - 1) / kPad * kPad, -kInf);
   law.mass = law.mass_log = 0;
-  for (int64_t i = 0; i < n && values[i] >= law.threshold; ++i) {
-    const double x = (static_cast<double>(values[i]) - law.max) * law.params.inv_t;
-    const double w = std::exp(x);
-    law.mass += w;
-    law.mass_log += w * x;
+  for (size_t i = 0; i < n; i += kTile) {
+    const auto length = static_cast<int>(std::min<size_t>(kTile, values.size() - i));
+    const ExpSums s = tiles().exp_sums(values.data() + i, length, law.weighting(1));
+    law.mass += s.sum;
+    law.mass_log += s.sum_log;
   }
+  values.resize(n);
 }
 
-// Floats as integers of the same order, for bisection that always ends.
-int64_t ordered(float x) {
-  const uint32_t bits = float_bits(x);
-  return bits & 0x80000000u ? -static_cast<int64_t>(bits & 0x7fffffffu)
-                            : static_cast<int64_t>(bits);
-}
-
-float from_ordered(int64_t n) {
-  return bits_float(n < 0 ? static_cast<uint32_t>(-n) | 0x80000000u : static_cast<uint32_t>(n));
-}
-
-// mass{l >= low} >= wanted > mass{l >= high}
+// low <= threshold < high
 struct Bracket {
   float low, high;
-  double mass_high;
-  int64_t count_low, count_high;
-
-  int64_t count() const { return count_low - count_high; }
-  bool is_one_value() const { return ordered(high) - ordered(low) <= 1; }
 };
 
-struct PivotTotals {
-  double mass[kPivots] = {};
-  int64_t count[kPivots] = {};
+// Logits in question, in index order, with their mass and that of the larger ones.
+struct Question {
+  std::vector<float> values;
+  double above = 0, inside = 0;
 
-  void add(const PivotSums& s) {
-    for (int j = 0; j < kPivots; ++j) {
-      mass[j] += s.mass[j];
-      count[j] += s.count[j];
+  bool holds(double wanted) const { return above < wanted && above + inside >= wanted; }
+};
+
+// A sample by value: bin 0 begins at its smallest logit, the last one ends at its largest.
+struct Bins {
+  float low, high, per_bin;
+  double weight = 0, squares = 0, mass[kBins] = {};
+
+  Bins(const std::vector<float>& values, const std::vector<float>& weights) {
+    float least[8], most[8];  // eight chains each, that no sum waits for the one before
+    double sum[8] = {}, sum2[8] = {};
+    std::fill(least, least + 8, kInf);
+    std::fill(most, most + 8, -kInf);
+    const size_t whole = values.size() / 8 * 8;
+    const auto take = [&](size_t i, int j) {
+      const float v = values[i + j];
+      const double w = weights[i + j];
+      least[j] = v < least[j] ? v : least[j];
+      most[j] = v > most[j] ? v : most[j];
+      sum[j] += w;
+      sum2[j] += w * w;
+    };
+    for (size_t i = 0; i < whole; i += 8) {
+      for (int j = 0; j < 8; ++j) take(i, j);
+    }
+    for (size_t i = whole; i < values.size(); ++i) take(i, 0);
+    low = *std::min_element(least, least + 8);
+    high = *std::max_element(most, most + 8);
+    weight = std::accumulate(sum, sum + 8, 0.0);
+    squares = std::accumulate(sum2, sum2 + 8, 0.0);
+    per_bin = kBins / (high - low);
+    if (!has_width()) return;
+    int bin[kPad];
+    for (size_t i = 0; i < values.size(); i += kPad) {
+      const size_t n = std::min<size_t>(kPad, values.size() - i);
+      for (size_t j = 0; j < n; ++j) bin[j] = static_cast<int>((values[i + j] - low) * per_bin);
+      for (size_t j = 0; j < n; ++j) mass[std::min(bin[j], kBins - 1)] += weights[i + j];
     }
   }
+  bool has_width() const { return per_bin > 0 && per_bin <= FLT_MAX; }
+  float edge(int bin) const { return low + static_cast<float>(bin) / per_bin; }
 };
 
-PivotTotals pivot_row(const Team& team, const RowLaw& law, const float* pivots) {
-  std::vector<PivotSums> sums(law.source.tile_count(), PivotSums{});
+// Narrows what is in question by a sample of it, or by all of it.
+Bracket narrow(const RowLaw& law, const Question& asked, std::vector<float>& sample, bool is_all,
+               double wanted, Bracket now) {
+  const std::vector<float> weights = weigh(law, sample);
+  const Bins bins(sample, weights);
+  if (!(bins.weight > 0) || !bins.has_width()) return now;
+  const double unit = asked.inside / bins.weight;
+  const double share = std::clamp((wanted - asked.above) / asked.inside, 0.0, 1.0);
+  const double slack =
+      is_all ? 0 : kDeviations * unit * std::sqrt(bins.squares * share * (1 - share));
+  double above = asked.above;
+  int bin = kBins;
+  for (; bin > 0 && above + unit * bins.mass[bin - 1] < wanted - slack; --bin) {
+    above += unit * bins.mass[bin - 1];
+  }
+  if (bin < kBins) now.high = std::min(bins.edge(bin), now.high);
+  for (; bin > 0 && above < wanted + slack; --bin) above += unit * bins.mass[bin - 1];
+  if (bin > 0) now.low = std::max(bins.edge(bin), now.low);
+  return now;
+}
+
+// Of the logits in question those inside a bracket.
+Question look_into(const RowLaw& law, const Question& asked, const Bracket& b) {
   const Weighting w = law.weighting(1);
-  const float lowest = *std::min_element(pivots, pivots + kPivots);
-  for_tiles(team, law, lowest, [&](int, int t, const float* tile, int n) {
-    sums[t] = tiles().pivot_sums(tile, n, w, pivots);
-  });
-  PivotTotals out;
-  for (const PivotSums& s : sums) out.add(s);
+  Question out;
+  out.above = asked.above;
+  out.values.resize(asked.values.size() + kPad);
+  size_t count = 0;
+  for (size_t i = 0; i < asked.values.size(); i += kTile) {
+    const auto n = static_cast<int>(std::min<size_t>(kTile, asked.values.size() - i));
+    alignas(64) float rest[kTile];
+    const float* values = asked.values.data() + i;
+    if (n < kTile) {
+      std::fill(std::copy(values, values + n, rest), rest + kTile, -kInf);
+      values = rest;
+    }
+    const Bracketed in = tiles().bracket(values, (n + kPad - 1) / kPad * kPad, w, b.low, b.high,
+                                         out.values.data() + count);
+    out.above += in.above;
+    out.inside += in.inside;
+    count += in.count;
+  }
+  out.values.resize(count);
   return out;
 }
 
-// The same over a list of the logits of one bracket, which is padded like a tile.
-PivotTotals pivot_list(const RowLaw& law, const std::vector<float>& list, const Bracket& listed,
-                       const float* pivots) {
-  const Weighting w = law.weighting(1);
-  PivotTotals out;
-  for (size_t i = 0; i < list.size(); i += kTile) {
-    const auto n = static_cast<int>(std::min<size_t>(kTile, list.size() - i));
-    out.add(tiles().pivot_sums(list.data() + i, n, w, pivots));
+// Raises the threshold to top-p's, which is one of the values in question, and sets the mass.
+void raise_to_top_p(RowLaw& law, Question& asked, double wanted) {
+  std::vector<float>& values = asked.values;
+  while (values.size() > kSorted) {
+    const size_t step = (values.size() + kSample - 1) / kSample;
+    std::vector<float> sample;
+    for (size_t i = 0; i < values.size(); i += step) sample.push_back(values[i]);
+    const Bracket b = narrow(law, asked, sample, step == 1, wanted, {-FLT_MAX, kInf});
+    Question next = look_into(law, asked, b);
+    if (!next.holds(wanted) || next.values.size() == values.size()) break;
+    asked = std::move(next);
   }
-  for (int j = 0; j < kPivots; ++j) {
-    out.mass[j] += listed.mass_high;
-    out.count[j] += listed.count_high;
+  if (std::equal(values.begin() + 1, values.end(), values.begin())) {
+    law.threshold = values[0];
+    law.mass = asked.above + static_cast<double>(values.size()) * weight_of(law, values[0]);
+    return;
   }
-  return out;
-}
-
-void narrow(Bracket& b, const float* pivots, const PivotTotals& found, double wanted) {
-  for (int j = 0; j < kPivots; ++j) {
-    if (found.mass[j] >= wanted) {
-      if (pivots[j] > b.low) {
-        b.low = pivots[j];
-        b.count_low = found.count[j];
-      }
-    } else if (pivots[j] < b.high) {
-      b.high = pivots[j];
-      b.mass_high = found.mass[j];
-      b.count_high = found.count[j];
-    }
+  std::sort(values.begin(), values.end(), std::greater<>());
+  law.mass = asked.above;
+  for (size_t i = 0; i < values.size(); ++i) {
+    law.mass += weight_of(law, values[i]);
+    law.threshold = values[i];
+    const bool ends_group = i + 1 == values.size() || values[i + 1] != values[i];
+    if (ends_group && law.mass >= wanted) return;
   }
-}
-
-// Cuts a bracket in four, by value while that works well, then by the order of floats.
-void cut(const Bracket& b, int pass, float* pivots) {
-  constexpr int kByValue = 8;
-  for (int j = 0; j < kPivots; ++j) {
-    if (pass < kByValue) {
-      const float part = static_cast<float>(j + 1) / (kPivots + 1);
-      pivots[j] = b.low * (1 - part) + b.high * part;
-    } else {
-      const int64_t low = ordered(b.low), high = ordered(b.high);
-      pivots[j] = from_ordered(low + ((high - low) * (j + 1) + kPivots) / (kPivots + 1));
-    }
-  }
-}
-
-// A few logits of every tile.
-std::vector<float> sample_row(const RowSource& row) {
-  alignas(64) float buffer[kPad];
-  std::vector<float> sample;
-  for (int64_t first = 0; first + kPad <= row.vocab; first += kTile) {
-    const float* span = row.span(first, kPad, buffer);
-    sample.insert(sample.end(), span, span + kPad);
-  }
-  return sample;
-}
-
-// Pivots of the first pass. Below `level` all logits together weigh less than top-p may drop. Where
-// a sample weighs about what it should, they enclose the threshold that it suggests.
-void first_pivots(const RowLaw& law, const Bracket& b, double mass, float* pivots) {
-  const auto vocab = static_cast<double>(law.source.vocab);
-  const double dropped = (1 - law.params.top_p) * mass / vocab;
-  const double level = law.max + law.params.temperature * (std::log(dropped) - 1e-3);
-  float low = std::isfinite(level) ? static_cast<float>(level) : -FLT_MAX;
-  low = std::min(std::max(low, b.low), law.max);
-  float high = law.max;
-  const std::vector<float> sample = sample_row(law.source);
-  const auto found = [&](const float* at) { return pivot_list(law, sample, {}, at); };
-  const float all[kPivots] = {b.low, law.max, law.max};
-  const double weight = found(all).mass[0];
-  const double share = mass * static_cast<double>(sample.size()) / vocab;
-  if (std::abs(weight - share) <= kSampleError * share) {
-    Bracket part[2] = {{low, high, 0, 0, 0}, {low, high, 0, 0, 0}};
-    for (int j = 0; j < 2; ++j) {
-      const double wanted = weight * (law.params.top_p + (j == 0 ? kSampleSlack : -kSampleSlack));
-      for (int pass = 0; pass < kSamplePasses; ++pass) {
-        float at[kPivots];
-        cut(part[j], pass, at);
-        narrow(part[j], at, found(at), wanted);
-      }
-    }
-    low = part[0].low;
-    high = part[1].high;
-  }
-  pivots[0] = low;
-  pivots[1] = low * 0.5f + high * 0.5f;
-  pivots[2] = high;
 }
 
 // The logits in [low, high) of a row's spans of n ids, given by number.
@@ -248,6 +248,11 @@ float bound_of(const RowLaw& law, int64_t k) {
   return best[k - 1];
 }
 
+int64_t count_blocks(const RowLaw& law, float low) {
+  const auto is_read = [=](float max) { return max >= low; };
+  return std::count_if(law.block_max.begin(), law.block_max.end(), is_read);
+}
+
 // The logits of at least `low`, in index order.
 std::vector<float> gather_from(const Team& team, const RowLaw& law, float low) {
   std::vector<int> blocks;
@@ -257,35 +262,16 @@ std::vector<float> gather_from(const Team& team, const RowLaw& law, float low) {
   return gather_spans(team, law.source, blocks, kNoiseBlock, low, kInf);
 }
 
-// Sets the threshold of top-k and min-p, and returns the logits that they keep.
-std::vector<float> keep_largest(const Team& team, RowLaw& law) {
-  const int64_t k = law.params.has_k(law.source.vocab) ? law.params.top_k : 0;
-  float tau = law.params.has_m() ? add_rn(law.max, min_p_offset(law.params)) : -kInf;
-  const float bound = k > 0 ? bound_of(law, k) : -kInf;
-  std::vector<float> values = gather_from(team, law, std::max({tau, bound, -FLT_MAX}));
-  if (k > 0 && static_cast<int64_t>(values.size()) >= k) {
+// Raises the threshold to that of top-k, k > 0, and returns the logits from there on.
+std::vector<float> keep_largest(const Team& team, RowLaw& law, int64_t k) {
+  const float low = std::max({law.threshold, bound_of(law, k), -FLT_MAX});
+  std::vector<float> values = gather_from(team, law, low);
+  if (static_cast<int64_t>(values.size()) >= k) {
     std::nth_element(values.begin(), values.begin() + (k - 1), values.end(), std::greater<>());
-    tau = std::max(tau, values[k - 1]);
+    law.threshold = std::max(law.threshold, values[k - 1]);
   }
-  std::erase_if(values, [=](float v) { return v < tau; });
-  law.threshold = std::min(tau, law.max);
+  std::erase_if(values, [&](float v) { return v < law.threshold; });
   return values;
-}
-
-// The logits of a bracket in index order, padded with -inf.
-std::vector<float> list_bracket(const Team& team, const RowLaw& law, const Bracket& b) {
-  std::vector<int> kept;
-  for (int t = 0; t < law.source.tile_count(); ++t) {
-    if (law.tile_max[t] >= b.low) kept.push_back(t);
-  }
-  std::vector<float> list = gather_spans(team, law.source, kept, kTile, b.low, b.high);
-  list.resize((list.size() + kPad - 1) / kPad * kPad, -kInf);
-  return list;
-}
-
-void set_one_value(RowLaw& law, const Bracket& b) {
-  law.threshold = b.low;
-  law.mass = b.mass_high + static_cast<double>(b.count()) * weight_of(law, b.low);
 }
 
 // How many logits equal the maximum.
@@ -297,65 +283,89 @@ int64_t count_largest(const Team& team, const RowLaw& law) {
   return std::accumulate(counts.begin(), counts.end(), int64_t{0});
 }
 
-// Raises the threshold of a law whose {l >= threshold} weighs `mass` to top-p's, and sets its mass:
-// passes over the row until few logits are in question, then passes over those, then a sort.
-void search_top_p(const Team& team, RowLaw& law, int64_t count, double mass) {
-  const double wanted = static_cast<double>(law.params.top_p) * mass;
-  // Equal rows and capped ones may end at the maximum, whose logits no pass can part.
-  const int64_t ties = count_largest(team, law);
-  if (static_cast<double>(ties) >= wanted) {
-    law.threshold = law.max;
-    law.mass = static_cast<double>(ties);
-    return;
-  }
-  Bracket b{std::max(law.threshold, -FLT_MAX), law.max, static_cast<double>(ties), count, ties};
-  const int64_t few = std::max(kSortLimit, law.source.vocab / kListShare);
-  int pass = 0;
-  float pivots[kPivots];
-  for (; b.count() > few && !b.is_one_value(); ++pass) {
-    if (pass == 0) {
-      first_pivots(law, b, mass, pivots);
-    } else {
-      cut(b, pass, pivots);
-    }
-    narrow(b, pivots, pivot_row(team, law, pivots), wanted);
-  }
-  if (b.is_one_value()) return set_one_value(law, b);
-  const Bracket listed = b;
-  std::vector<float> list = list_bracket(team, law, b);
-  for (pass = std::max(pass, 1); b.count() > kNarrowed && !b.is_one_value(); ++pass) {
-    cut(b, pass, pivots);
-    narrow(b, pivots, pivot_list(law, list, listed, pivots), wanted);
-  }
-  if (b.is_one_value()) return set_one_value(law, b);
-  std::vector<float> left(list.size() + kPad);
-  int64_t n = 0;
-  for (size_t i = 0; i < list.size(); i += kTile) {
-    const auto length = static_cast<int>(std::min<size_t>(kTile, list.size() - i));
-    n += tiles().gather(list.data() + i, length, b.low, b.high, left.data() + n);
-  }
-  raise_to_top_p(law, left.data(), n, b.mass_high, wanted);
+// Only the largest logits are kept.
+void set_largest(RowLaw& law, double count) {
+  law.threshold = law.max;
+  law.mass = count;
+  law.mass_log = 0;
 }
 
-// Top-p alone, where a few of the largest logits weigh enough; false where they do not.
-bool close_top_p(const Team& team, RowLaw& law) {
-  const double wanted = static_cast<double>(law.params.top_p) * law.mass;
+// The largest logits of a row: all of at least `low`.
+struct Nucleus {
+  float low;
+  double mass;
+};
+
+// Top-p alone, where a few of the largest logits weigh enough; true where they do. Else `nucleus`
+// holds what is known of them.
+bool close_top_p(const Team& team, RowLaw& law, double wanted, Nucleus& nucleus) {
   for (const int64_t blocks : kNuclei) {
     const float low = bound_of(law, blocks);
-    const auto is_read = [=](float max) { return max >= low; };
-    if (low == -kInf) return false;
-    if (std::count_if(law.block_max.begin(), law.block_max.end(), is_read) > 4 * blocks)
-      return false;
-    std::vector<float> values = gather_from(team, law, low);
-    const auto count = static_cast<int64_t>(values.size());
-    if (count > kSortLimit) return false;
-    double weight = 0;
-    for (const float v : values) weight += weight_of(law, v);
-    if (weight < wanted) continue;
-    raise_to_top_p(law, values.data(), count, 0, wanted);
+    if (low == -kInf || count_blocks(law, low) > 4 * blocks) return false;
+    Question asked{gather_from(team, law, low)};
+    if (asked.values.size() > kCrowd) return false;
+    asked.inside = sum_of(weigh(law, asked.values));
+    nucleus = {low, asked.inside};
+    if (nucleus.mass < wanted) continue;
+    raise_to_top_p(law, asked, wanted);
     return true;
   }
   return false;
+}
+
+// Some kept logits of every tile that lie below a value.
+std::vector<float> sample_row(const RowLaw& law, float below) {
+  alignas(64) float buffer[kPad], kept[2 * kPad];
+  std::vector<float> sample;
+  for (int64_t first = 0; first + kPad <= law.source.vocab; first += kTile) {
+    const float* span = law.source.span(first, kPad, buffer);
+    const int n = tiles().gather(span, kPad, law.weighting(1).threshold, below, kept);
+    sample.insert(sample.end(), kept, kept + n);
+  }
+  return sample;
+}
+
+// The logits of a row inside a bracket.
+Question look_into(const Team& team, const RowLaw& law, const Bracket& b) {
+  std::vector<std::vector<float>> found(team.chunks());
+  std::vector<Bracketed> sums(law.source.tile_count(), Bracketed{});
+  const Weighting w = law.weighting(1);
+  for_tiles(team, law, b.low, [&](int chunk, int t, const float* tile, int n) {
+    float kept[kTile + kPad];
+    sums[t] = tiles().bracket(tile, n, w, b.low, b.high, kept);
+    found[chunk].insert(found[chunk].end(), kept, kept + sums[t].count);
+  });
+  Question out{std::move(found[0])};
+  for (size_t c = 1; c < found.size(); ++c) {
+    out.values.insert(out.values.end(), found[c].begin(), found[c].end());
+  }
+  for (const Bracketed& s : sums) {
+    out.above += s.above;
+    out.inside += s.inside;
+  }
+  return out;
+}
+
+// Raises the threshold of a row that weighs law.mass to top-p's, and sets its mass: one pass over
+// the row, two where the sample misled, then passes over what lies in question.
+void search_top_p(const Team& team, RowLaw& law) {
+  const double mass = law.mass, wanted = static_cast<double>(law.params.top_p) * mass;
+  Nucleus nucleus{kInf, 0};
+  if (close_top_p(team, law, wanted, nucleus)) return;
+  if (nucleus.low > law.max) {  // equal logits: they may hold the threshold, and no pass parts them
+    nucleus = {law.max, static_cast<double>(count_largest(team, law))};
+    if (nucleus.mass >= wanted) return set_largest(law, nucleus.mass);
+  }
+  // Below this level all logits together weigh less than top-p may drop.
+  const double dropped = (1 - law.params.top_p) * mass / static_cast<double>(law.source.vocab);
+  const double level = law.max + law.params.temperature * (std::log(dropped) - 1e-3);
+  const float least = law.weighting(1).threshold;
+  const Bracket all{level > least ? static_cast<float>(level) : least, nucleus.low};
+  const Question rest{{}, nucleus.mass, mass - nucleus.mass};
+  std::vector<float> sample = sample_row(law, nucleus.low);
+  Question asked = look_into(team, law, narrow(law, rest, sample, false, wanted, all));
+  if (!asked.holds(wanted)) asked = look_into(team, law, all);
+  raise_to_top_p(law, asked, wanted);
 }
 
 }  // namespace
@@ -366,25 +376,27 @@ float min_p_offset(const RowParams& params) {
 }
 
 void finish_filters(const Team& team, RowLaw& law, bool entropy) {
-  const bool is_whole = !law.params.has_k(law.source.vocab) && !law.params.has_m();
-  int64_t count = law.source.vocab;
-  if (is_whole) {
-    if (close_top_p(team, law)) return entropy ? sum_kept(team, law) : void();
-  } else {
-    std::vector<float> values = keep_largest(team, law);
-    count = static_cast<int64_t>(values.size());
-    if (count <= kSortLimit) {
-      std::sort(values.begin(), values.end(), std::greater<>());
-      sum_sorted(law, values.data(), count);
-      if (!law.params.has_p()) return;
-      const double wanted = static_cast<double>(law.params.top_p) * law.mass;
-      raise_to_top_p(law, values.data(), count, 0, wanted);
-      return sum_sorted(law, values.data(), count);
-    }
-    sum_kept(team, law);
+  const int64_t k = law.params.has_k(law.source.vocab) ? law.params.top_k : 0;
+  if (law.params.has_m()) {
+    law.threshold = std::min(add_rn(law.max, min_p_offset(law.params)), law.max);
   }
+  if (k > 0 && bound_of(law, k) >= law.max) {
+    return set_largest(law, static_cast<double>(count_largest(team, law)));
+  }
+  const bool is_sparse =
+      count_blocks(law, law.threshold) < static_cast<int64_t>(law.block_max.size() / kSparse);
+  if (k > 0 || (law.params.has_m() && is_sparse)) {
+    std::vector<float> values =
+        k > 0 ? keep_largest(team, law, k) : gather_from(team, law, law.threshold);
+    sum_list(law, values);
+    if (!law.params.has_p()) return;
+    Question asked{values, 0, law.mass};
+    raise_to_top_p(law, asked, static_cast<double>(law.params.top_p) * law.mass);
+    return sum_list(law, values);
+  }
+  if (law.params.has_m()) sum_kept(team, law);
   if (!law.params.has_p()) return;
-  search_top_p(team, law, count, law.mass);
+  search_top_p(team, law);
   if (entropy) sum_kept(team, law);
 }
 

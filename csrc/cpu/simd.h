@@ -179,6 +179,18 @@ struct Exp2 {
     std::memcpy(table, kEighths, sizeof table);
   }
   SPECDEC_ALWAYS_INLINE F add(F l, F sum) const {
+    F scale;
+    const F y = parted(l, &scale);
+    return fma(scale, y, sum);
+  }
+  SPECDEC_ALWAYS_INLINE F operator()(F l) const {
+    F scale;
+    const F y = parted(l, &scale);
+    return scale * y;
+  }
+
+ private:
+  SPECDEC_ALWAYS_INLINE F parted(F l, F* scale) const {
     l = max(lowest, l);  // the second operand where one is NaN
     const F shifted = fma(l, k, magic);
     const F minus_n = magic - shifted;
@@ -187,8 +199,8 @@ struct Exp2 {
     y = fma(y, r, splat(0.2402576357126236f));
     y = fma(y, r, splat(0.6931472420692444f));
     y = fma(y, r, splat(1.f));
-    const F scale = (F)((U)pick(table, (U)shifted) + ((U)shifted << 20));
-    return fma(scale, y, sum);
+    *scale = (F)((U)pick(table, (U)shifted) + ((U)shifted << 20));
+    return y;
   }
 };
 #else
@@ -196,9 +208,8 @@ struct Exp2 {
   F center, inv_t, lowest;
   explicit Exp2(const ExpShift& s)
       : center(splat(s.center)), inv_t(splat(s.inv_t)), lowest(splat(s.lowest)) {}
-  SPECDEC_ALWAYS_INLINE F add(F l, F sum) const {
-    return sum + exp((max(lowest, l) - center) * inv_t);
-  }
+  SPECDEC_ALWAYS_INLINE F add(F l, F sum) const { return sum + (*this)(l); }
+  SPECDEC_ALWAYS_INLINE F operator()(F l) const { return exp((max(lowest, l) - center) * inv_t); }
 };
 #endif
 

@@ -17,7 +17,6 @@ namespace specdec::cpu {
 // ms; verify_tree, match, batch 8, float32 2.6 / 2.4 / 2.6 ms.
 constexpr int kTile = 2048;
 constexpr int kPad = 64;  // tiles are padded with -inf to a multiple of this
-constexpr int kPivots = 3;
 constexpr int kTileBlocks =
     kTile / kNoiseBlock;  // blocks of a tile, each with a maximum of its own
 
@@ -53,9 +52,9 @@ struct SumMax {
   float sum, max;
 };
 
-struct PivotSums {
-  float mass[kPivots];
-  int count[kPivots];
+struct Bracketed {
+  float above, inside;  // sums of weights
+  int count;            // inside
 };
 
 struct Counts {
@@ -73,7 +72,10 @@ struct TileTable {
   // The same and the sum of weights, not filtered. A NaN makes the sum NaN; where the maximum
   // exceeds shift.highest, the sum means nothing.
   SumMax (*exp_sum[3])(const void* logits, int n, const ExpShift& shift, float* blocks);
-  PivotSums (*pivot_sums)(const float* tile, int n, const Weighting& w, const float* pivots);
+  // Copies low <= l < high to `out`, which has room for n + kPad, and sums the weights of these and
+  // of l >= high; none may exceed w.max.
+  Bracketed (*bracket)(const float* tile, int n, const Weighting& w, float low, float high,
+                       float* out);
   Counts (*count)(const float* tile, int n, float logit);
   int (*find)(const float* tile, int n, float value);                          // first index, or n
   int (*gather)(const float* tile, int n, float low, float high, float* out);  // low <= l < high

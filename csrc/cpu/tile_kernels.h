@@ -165,33 +165,29 @@ ExpSums tile_exp_sums(const float* tile, int n, const Weighting& weighting) {
   return {sum.total(), sum_log.total()};
 }
 
-// mass[j] = sum of weights of l >= pivots[j], count[j] = how many; nothing below the threshold.
-PivotSums tile_pivot_sums(const float* tile, int n, const Weighting& weighting,
-                          const float* pivots) {
-  const Weigh w(weighting);
-  Sum mass[kPivots];
-  I count[kPivots] = {};
-  float lowest = pivots[0];
-  for (int j = 1; j < kPivots; ++j) lowest = pivots[j] < lowest ? pivots[j] : lowest;
+Bracketed tile_bracket(const float* tile, int n, const Weighting& w, float low, float high,
+                       float* out) {
+  const float k = w.inv_t < 2e38f ? w.inv_t * 1.44269504f : 2e38f;
+  const float lowest = static_cast<float>(-kExpRoom) / k;
+  const Exp2 weigh({0, w.inv_t, k, 0, lowest > -FLT_MAX ? lowest : -FLT_MAX, 0});
+  const F max = splat(w.max), from = splat(low), to = splat(high);
+  F above[kParts] = {}, inside[kParts] = {};
+  int count = 0;
   for (int i = 0; i < n; i += kLanes) {
     for (int k = 0; k < kParts; ++k) {
       const F l = load<F>(tile + i + k * kWidth);
-      if (!any(ge(l, splat(lowest)))) continue;
-      const F e = w(l);
-      for (int j = 0; j < kPivots; ++j) {
-        const Mask in = ge(l, splat(pivots[j]));
-        mass[j].add(k, select(in, e, F{}));
-        count[j] += ones(in);
-      }
+      const Mask is_above = ge(l, to), is_inside = ge(l, from) & lt(l, to);
+      if (!any(is_above | is_inside)) continue;
+      const F e = weigh(l - max);
+      above[k] = select(is_above, above[k] + e, above[k]);
+      inside[k] = select(is_inside, inside[k] + e, inside[k]);
+      count += compress(l, is_inside, out + count);
     }
   }
-  PivotSums out;
-  for (int j = 0; j < kPivots; ++j) {
-    out.mass[j] = mass[j].total();
-    out.count[j] = 0;
-    for (int i = 0; i < kWidth; ++i) out.count[j] += count[j][i];
-  }
-  return out;
+  Sum sums[2];
+  std::memcpy(sums[0].part, above, sizeof above);
+  std::memcpy(sums[1].part, inside, sizeof inside);
+  return {sums[0].total(), sums[1].total(), count};
 }
 
 Counts tile_count(const float* tile, int n, float logit) {
@@ -279,7 +275,7 @@ constexpr TileTable kTable = {
     .exp_sums = tile_exp_sums,
     .exp_sum = {tile_exp_sum<LogitType::kFloat32>, tile_exp_sum<LogitType::kBFloat16>,
                 tile_exp_sum<LogitType::kFloat16>},
-    .pivot_sums = tile_pivot_sums,
+    .bracket = tile_bracket,
     .count = tile_count,
     .find = tile_find,
     .gather = tile_gather,

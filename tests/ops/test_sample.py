@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -117,6 +118,31 @@ def test_every_size_of_top_p(backend: str, device: str, top_p: float) -> None:
     logits = torch.randn(4, 9999) * torch.tensor([0.05, 1.0, 3.0, 6.0])[:, None]
     compare(logits, device, sampling=Sampling.full(4, top_p=top_p), rng=make_rng(4), purpose="draft")
     compare(logits, device, sampling=Sampling.full(4, top_p=top_p, top_k=3000), rng=make_rng(4), purpose="draft")
+
+
+SHAPES: dict[str, Callable[[Tensor], Tensor]] = {
+    "normal": lambda x: x, "wide": lambda x: 3 * x, "huge": lambda x: 6e4 * x.clamp(-1, 1), "equal": torch.zeros_like,
+    "capped": lambda x: (6 * x).clamp(max=5), "two values": lambda x: (x > 0) * 1.0,
+    "spikes": lambda x: 2 * x + 4 * (x.abs() - 3).clamp(min=0), "masked": lambda x: x.masked_fill(x.abs() < 1, -INF),
+    "ramp": lambda x: torch.arange(x.shape[-1]).expand_as(x) * (20 / x.shape[-1]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("filters", ["top_p", "top_k", "min_p"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_top_p_of_every_shape_of_row_and_instruction_set(isa: str, shape: str, filters: str) -> None:
+    p = torch.tensor([0.05, 0.5, 0.8, 0.9, 0.95, 0.99, 0.999, 1 - 1e-6])
+    temperature = torch.tensor([1.0, 0.3, 1.0, 50.0, 1.0, 2.0, 1e30, 1.0])
+    for seed, (vocab, dtype) in enumerate([(700, torch.float32), (32000, torch.bfloat16), (50257, torch.float16)]):
+        torch.manual_seed(seed)
+        order = torch.randperm(8)
+        sampling = Sampling(temperature=temperature[order], top_p=p)
+        if filters == "top_k":
+            sampling = sampling._replace(top_k=torch.tensor([0, 1000, 0, 5, 0, 3000, 60, 600], dtype=torch.int32))
+        if filters == "min_p":
+            sampling = sampling._replace(min_p=torch.tensor([0, 0.01, 0, 0.2, 1e-4, 0, 0, 0.05]))
+        rows = SHAPES[shape](torch.randn(8, vocab)).to(dtype)
+        compare(rows, "cpu", sampling=sampling, rng=make_rng(8), purpose="target", backend="cpu")
 
 
 def test_thresholds_equal_a_sort(backend: str, device: str) -> None:
