@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("triton", reason="the model compiles Triton kernels")
 
-from tools.gpu_model import cuda, limits, page, triton_calls
+from tools.gpu_model import collect, cuda, limits, page, triton_calls
 from tools.gpu_model.__main__ import FIRST, RESULTS
 from tools.gpu_model.count import Counts, Stream, Work, count, registers, width
 from tools.gpu_model.machines import A100, H100, issue_slots, resident_blocks, unit_of
@@ -260,6 +260,13 @@ def test_results_are_stale_once_a_source_changed() -> None:
     for made_of in content["made_of"].values():
         made_of.pop("sample bf16", None)
     assert "sample bf16" in limits.missing(content)
+
+
+def test_a_case_is_made_of_what_its_launcher_imports() -> None:
+    names = {op: {path.name for path in collect.triton_sources(op)} for op in ("tree_mask", "sample")}
+    assert "launch.py" in names["tree_mask"]
+    assert "gather.py" not in names["tree_mask"]
+    assert {"look.py", "gather.py", "records.py"} <= names["sample"]  # look.py imports the others
 
 
 def test_comments_are_no_change(tmp_path: Path) -> None:

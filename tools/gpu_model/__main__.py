@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import sys
 import time
@@ -50,16 +51,34 @@ def dump(value: Any, depth: int, indent: str = "") -> str:
     return "{\n" + ",\n".join(rows) + "\n" + indent + "}"
 
 
-def run_triton(content: dict[str, Any], target: str, vocab: int, chosen: list[triton_calls.Case], place: str) -> None:
-    """Compile and count cases."""
-    kept = content[place].setdefault(f"{target} {vocab}", {})
+CASES = {case.name: case for case in triton_calls.ROW_CASES + triton_calls.OTHER_CASES}
+
+
+def compile_case(work: tuple[str, int, str]) -> list[dict[str, Any]]:
+    """One of our cases, in a process of its own."""
+    target, vocab, name = work
+    return collect.triton_case(target, CASES[name], vocab)
+
+
+def run_triton(content: dict[str, Any], target: str, vocab: int, chosen: list[triton_calls.Case]) -> None:
+    """Compile and count cases, on every core."""
+    kept = content["triton"].setdefault(f"{target} {vocab}", {})
     made_of = content["made_of"].setdefault(f"{target} {vocab}", {})
-    for case in chosen:
-        started = time.monotonic()
+    sources = {case.name: cuda.digest(collect.triton_sources(case.op)) for case in chosen}
+    with multiprocessing.get_context("spawn").Pool() as pool:
+        works = [(target, vocab, case.name) for case in chosen]
+        for case, found in zip(chosen, pool.imap(compile_case, works), strict=True):
+            kept[case.name], made_of[case.name] = found, sources[case.name]
+            say(f"{target} {vocab} {case.name}")
+            save(content)
+
+
+def run_rivals(content: dict[str, Any], target: str, vocab: int) -> None:
+    """The same for kernels of others; their cases hold functions that no other process gets."""
+    kept = content["rivals"].setdefault(f"{target} {vocab}", {})
+    for case in rivals.cases(vocab):
         kept[case.name] = collect.triton_case(target, case, vocab)
-        if place == "triton":
-            made_of[case.name] = cuda.digest(collect.triton_sources(case.op))
-        say(f"{target} {vocab} {case.name}: {time.monotonic() - started:.1f} s")
+        say(f"{target} {vocab} {case.name}")
         save(content)
 
 
@@ -73,13 +92,13 @@ def run(options: argparse.Namespace, content: dict[str, Any]) -> None:
     for vocab in options.vocab:
         for arch in options.arch:
             target = next(t for t in TARGETS if t.endswith(str(arch)))
-            run_triton(content, target, vocab, rows, "triton")
+            run_triton(content, target, vocab, rows)
             if arch != 942 and not options.case:
-                run_triton(content, target, vocab, rivals.cases(vocab), "rivals")
+                run_rivals(content, target, vocab)
                 run_cuda(content, arch)
     for arch in options.arch:
         target = next(t for t in TARGETS if t.endswith(str(arch)))
-        run_triton(content, target, 0, others, "triton")
+        run_triton(content, target, 0, others)
 
 
 def run_cuda(content: dict[str, Any], arch: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import hashlib
 import json
@@ -29,10 +30,20 @@ def code_version() -> str:
     return cuda.digest([HERE / name for name in ("sass.py", "count.py", "machines.py")])
 
 
+@functools.cache
 def triton_sources(op: str) -> list[Path]:
-    """Files that the Triton kernels of an op are made of."""
+    """Files that the Triton kernels of an op are made of: its own, and of `_triton` what is imported from there on."""
     package = cuda.ROOT / "specdec_kernels"
-    return [*sorted((package / "_triton").glob("*.py")), package / "ops" / op / "triton_kernel.py"]
+    shared = {path.stem: path for path in (package / "_triton").glob("*.py")}
+    waiting, found = [package / "ops" / op / "triton_kernel.py"], set[Path]()
+    while waiting:
+        path = waiting.pop()
+        found.add(path)
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                names = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
+                waiting += [shared[name] for name in names if name in shared and shared[name] not in found]
+    return sorted(found)
 
 
 def to_json(kernel: Kernel) -> list[Any]:
