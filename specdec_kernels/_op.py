@@ -3,9 +3,9 @@
 For op `f` and backend `b` two operators exist. `f_out.b` does the work and writes preallocated results; it is all
 that a native library or a Triton file implements. `f.b` allocates the results and calls it; it is functional but for
 the arguments it is declared to mutate, so torch.compile may move it. The reference's signature is the schema, the
-allocator is the fake: each is written once. In a schema a NamedTuple stands as its fields, `draft_sampling: Sampling`
-as draft_temperature, draft_top_k, ...; allocators and native backends take these flat arguments, the reference and
-Triton's launchers the structures.
+shapes of the results make the fake: each is written once. In a schema a NamedTuple stands as its fields,
+`draft_sampling: Sampling` as draft_temperature, draft_top_k, ...; `shapes` and native backends take these flat
+arguments, the reference and Triton's launchers the structures.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ _library = torch.library.Library(NAMESPACE, "DEF")
 OPS: dict[str, Op] = {}
 
 Tensors = tuple[Tensor, ...]
+Shape = tuple[Sequence[int], torch.dtype]  # of a result
 
 
 class Op:
@@ -33,17 +34,17 @@ class Op:
     def __init__(
         self,
         reference: Callable[..., Any],
-        allocate: Callable[..., Any],
+        shapes: Callable[..., tuple[Shape, ...]],
         *,
         results: Sequence[str],
         backends: Sequence[str] = ("cpu", "triton", "cuda"),
         mutates: Sequence[str] = (),
     ) -> None:
-        """Declare `reference` as an op whose results, in order, are named `results`; `mutates` names what it writes."""
+        """Declare `reference` as an op with these results of these `shapes`; `mutates` names what it writes."""
         self.name = reference.__name__
         self.reference = reference
         self.results = tuple(results)
-        self._allocate = allocate
+        self._shapes = shapes
         self._layouts = [_layout(kind) for name, kind in get_type_hints(reference).items() if name != "return"]
         self._package = reference.__module__.rpartition(".")[0]
         schema = torch.library.infer_schema(_flat(reference), mutates_args=tuple(mutates))
@@ -66,13 +67,16 @@ class Op:
             _library.impl(out, self._triton_out, "CompositeExplicitAutograd")
         out_call = getattr(getattr(getattr(torch.ops, NAMESPACE), f"{self.name}_out"), backend)
 
+        def allocate(*args: Any) -> Any:
+            return self._allocate(args, next(a for a in args if isinstance(a, Tensor)).device)
+
         def allocate_and_run(*args: Any) -> Any:
-            results = self._allocate(*args)
+            results = allocate(*args)
             out_call(*args, *_listed(results))
             return results
 
         _library.define(functional + self._schema)
-        torch.library.register_fake(f"{NAMESPACE}::{functional}", self._allocate, lib=_library)
+        torch.library.register_fake(f"{NAMESPACE}::{functional}", allocate, lib=_library)
         _library.impl(functional, allocate_and_run, "CompositeExplicitAutograd")
         self._calls[backend] = (getattr(getattr(getattr(torch.ops, NAMESPACE), self.name), backend), out_call)
         self.backends = tuple(self._calls)
@@ -101,9 +105,14 @@ class Op:
         if out is None and torch.compiler.is_compiling():
             return self._calls[chosen][0](*args)
         # The functional operator does the same, after a second trip through the dispatcher (25 us).
-        results = self._allocate(*args) if out is None else out
+        results = self._allocate(args, device) if out is None else out
         self._calls[chosen][1](*args, *_listed(results))
         return results
+
+    def _allocate(self, args: Sequence[Any], device: torch.device) -> Any:
+        """Empty results of a call; an op of one result returns it bare."""
+        results = tuple([torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self._shapes(*args)])
+        return results if len(results) > 1 else results[0]
 
     def structured(self, args: Sequence[Any]) -> list[Any]:
         """The reference's arguments, from the flat ones."""
@@ -120,12 +129,10 @@ class Op:
         if not isinstance(out, tuple) or len(out) != len(self.results):
             wanted = ", ".join(self.results)
             raise ValueError(f"{self.name}: out must be what {self.name} returns ({wanted}), got {type(out).__name__}")
-        with torch.device("meta"):
-            allocated = self._allocate(*(a.to("meta") if isinstance(a, Tensor) else a for a in args))
-        for name, want, have in zip(self.results, _listed(allocated), out, strict=True):
-            if not isinstance(have, Tensor) or (have.shape, have.dtype) != (want.shape, want.dtype):
+        for name, (shape, dtype), have in zip(self.results, self._shapes(*args), out, strict=True):
+            if not isinstance(have, Tensor) or have.dtype != dtype or have.shape != shape:
                 got = f"{have.dtype} {list(have.shape)}" if isinstance(have, Tensor) else type(have).__name__
-                raise ValueError(f"{self.name}: out.{name} must be {want.dtype} {list(want.shape)}, got {got}")
+                raise ValueError(f"{self.name}: out.{name} must be {dtype} {list(shape)}, got {got}")
             if have.device != device:
                 raise ValueError(f"{self.name}: out.{name} must be on {device}, got {have.device}")
             if not have.is_contiguous():

@@ -11,7 +11,7 @@ from torch import Tensor
 from ... import _shards
 from ..._check import Checker, fail
 from ..._codes import Backend
-from ..._op import Op
+from ..._op import Op, Shape
 from ..._types import Sampling
 from . import reference
 
@@ -30,18 +30,13 @@ class RatioResult(NamedTuple):
     status: Tensor
 
 
-def _allocate(draft_ids: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _shapes(draft_ids: Tensor, *rest: Any) -> tuple[Shape, ...]:
     cu_draft, width = rest[2], rest[3]
     batch = cu_draft.shape[0] - 1 if isinstance(cu_draft, Tensor) else draft_ids.shape[0]
-    shape = (batch, width)
-    return (
-        draft_ids.new_empty(*shape, dtype=torch.float32),
-        draft_ids.new_empty(*shape, dtype=torch.float32),
-        draft_ids.new_empty(batch, dtype=torch.int32),
-    )
+    return ((batch, width), torch.float32), ((batch, width), torch.float32), ((batch,), torch.int32)
 
 
-op = Op(reference.acceptance_ratios, _allocate, results=RatioResult._fields)
+op = Op(reference.acceptance_ratios, _shapes, results=RatioResult._fields)
 
 
 def acceptance_ratios(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..._check import ID_DTYPES, Checker, fail
 from ..._codes import Backend
-from ..._op import Op
+from ..._op import Op, Shape
 from . import reference
 
 
@@ -25,12 +25,12 @@ class GatherResult(NamedTuple):
     status: Tensor
 
 
-def _allocate(values: Tensor, path: Tensor) -> tuple[Tensor, Tensor]:
+def _shapes(values: Tensor, path: Tensor) -> tuple[Shape, ...]:
     batch, columns = path.shape
-    return values.new_empty(batch, columns, values.shape[2]), values.new_empty(batch, dtype=torch.int32)
+    return ((batch, columns, values.shape[2]), values.dtype), ((batch,), torch.int32)
 
 
-op = Op(reference.gather_nodes, _allocate, results=GatherResult._fields)
+op = Op(reference.gather_nodes, _shapes, results=GatherResult._fields)
 
 
 def gather_nodes(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..._check import check_residual
 from ..._codes import Backend
-from ..._op import Op
+from ..._op import Op, Shape
 from ..._types import Sampling
 from . import reference
 
@@ -28,16 +28,12 @@ class ResidualProbs(NamedTuple):
     status: Tensor
 
 
-def _allocate(target_logits: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
-    batch = target_logits.shape[0]
-    return (
-        target_logits.new_empty(target_logits.shape, dtype=torch.float32),
-        target_logits.new_empty(batch, dtype=torch.float32),
-        target_logits.new_empty(batch, dtype=torch.int32),
-    )
+def _shapes(target_logits: Tensor, *_: object) -> tuple[Shape, ...]:
+    batch = target_logits.shape[:1]
+    return (target_logits.shape, torch.float32), (batch, torch.float32), (batch, torch.int32)
 
 
-op = Op(reference.residual_probs, _allocate, results=ResidualProbs._fields)
+op = Op(reference.residual_probs, _shapes, results=ResidualProbs._fields)
 
 
 def residual_probs(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..._check import check_residual
 from ..._codes import PURPOSES, Backend, Purpose
-from ..._op import Op
+from ..._op import Op, Shape
 from ..._types import RngKey, Sampling
 from . import reference
 
@@ -28,16 +28,12 @@ class ResidualSample(NamedTuple):
     status: Tensor
 
 
-def _allocate(target_logits: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
-    batch = target_logits.shape[0]
-    return (
-        target_logits.new_empty(batch, dtype=torch.int64),
-        target_logits.new_empty(batch, dtype=torch.float32),
-        target_logits.new_empty(batch, dtype=torch.int32),
-    )
+def _shapes(target_logits: Tensor, *_: object) -> tuple[Shape, ...]:
+    batch = target_logits.shape[:1]
+    return (batch, torch.int64), (batch, torch.float32), (batch, torch.int32)
 
 
-op = Op(reference.residual_sample, _allocate, results=ResidualSample._fields)
+op = Op(reference.residual_sample, _shapes, results=ResidualSample._fields)
 
 
 def residual_sample(

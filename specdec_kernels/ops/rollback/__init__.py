@@ -10,7 +10,7 @@ from torch import Tensor
 from ..._cache import CacheLayout
 from ..._check import Checker, fail
 from ..._codes import Backend
-from ..._op import Op
+from ..._op import Op, Shape
 from . import reference
 
 
@@ -32,22 +32,19 @@ class RollbackResult(NamedTuple):
     status: Tensor
 
 
-def _allocate(
+def _shapes(
     tensors: object, table: object, block_table: Tensor | None, page_size: int, num_pages: int,
     lengths: Tensor, num_accepted: Tensor, max_tail: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    batch = lengths.shape[0]
-    new_lengths, status = torch.empty_like(lengths), lengths.new_empty(batch, dtype=torch.int32)
-    if block_table is None:
-        freed = lengths.new_empty(0, dtype=torch.int32)
-    else:
+) -> tuple[Shape, ...]:  # fmt: skip
+    freed: Shape = ((0,), torch.int32)
+    if block_table is not None:
         blocks = (max_tail + page_size - 1) // page_size
-        freed = block_table.new_empty(batch * min(block_table.shape[1], blocks))
-    return new_lengths, freed, lengths.new_empty(1, dtype=torch.int32), status
+        freed = ((lengths.shape[0] * min(block_table.shape[1], blocks),), block_table.dtype)
+    return (lengths.shape, lengths.dtype), freed, ((1,), torch.int32), (lengths.shape, torch.int32)
 
 
 op = Op(
-    reference.rollback, _allocate,
+    reference.rollback, _shapes,
     results=RollbackResult._fields, mutates=("tensors", "block_table"),
 )  # fmt: skip
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from ... import _shards
 from ..._check import Checker, fail
 from ..._codes import LOGPROBS, PURPOSES, Backend, DrawPurpose, Logprobs
-from ..._op import Op
+from ..._op import Op, Shape
 from ..._types import RngKey, Sampling
 from . import reference
 
@@ -39,18 +39,15 @@ class SampleResult(NamedTuple):
     status: Tensor
 
 
-def _allocate(logits: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    batch, count = logits.shape[0], rest[-6]
+def _shapes(logits: Tensor, *rest: Any) -> tuple[Shape, ...]:
+    batch, drawn = logits.shape[:1], (logits.shape[0], rest[-6])
     return (
-        logits.new_empty(batch, count, dtype=torch.int64),
-        logits.new_empty(batch, count, dtype=torch.float32),
-        logits.new_empty(batch, dtype=torch.float32),
-        logits.new_empty(batch, dtype=torch.float32),
-        logits.new_empty(batch, dtype=torch.int32),
-    )
+        (drawn, torch.int64), (drawn, torch.float32), (batch, torch.float32), (batch, torch.float32),
+        (batch, torch.int32),
+    )  # fmt: skip
 
 
-op = Op(reference.sample, _allocate, results=SampleResult._fields)
+op = Op(reference.sample, _shapes, results=SampleResult._fields)
 
 
 def sample(

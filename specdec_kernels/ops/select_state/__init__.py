@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from ..._cache import CacheLayout
 from ..._check import Checker, fail
 from ..._codes import Backend
-from ..._op import Op
+from ..._op import Op, Shape
 from . import reference
 
 
-def _allocate(*args: object) -> Tensor:
-    num_accepted = args[-1]
-    assert isinstance(num_accepted, Tensor)
-    return torch.empty_like(num_accepted, dtype=torch.int32)
+def _shapes(*args: Any) -> tuple[Shape, ...]:
+    return ((args[-1].shape, torch.int32),)
 
 
-op = Op(reference.select_state, _allocate, results=("status",), mutates=("tensors",))
+op = Op(reference.select_state, _shapes, results=("status",), mutates=("tensors",))
 
 
 def select_state(

@@ -7,24 +7,17 @@ from torch import Tensor
 
 from ..._check import ID_DTYPES, LOGIT_DTYPES, Checker
 from ..._codes import Backend
-from ..._op import Op
+from ..._op import Op, Shape
 from ..._types import CandidateTree
 from . import reference
 
 
-def _allocate(
-    token_ids: Tensor, parents: Tensor, scores: Tensor, num_nodes: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    shape = (token_ids.shape[0], num_nodes)
-    return (
-        token_ids.new_empty(*shape),
-        token_ids.new_empty(*shape, dtype=torch.int32),
-        token_ids.new_empty(*shape, dtype=torch.int32),
-        token_ids.new_empty(shape[0], dtype=torch.int32),
-    )
+def _shapes(token_ids: Tensor, parents: Tensor, scores: Tensor, num_nodes: int) -> tuple[Shape, ...]:
+    batch, shape = token_ids.shape[:1], (token_ids.shape[0], num_nodes)
+    return (shape, token_ids.dtype), (shape, torch.int32), (shape, torch.int32), (batch, torch.int32)
 
 
-op = Op(reference.select_tree, _allocate, results=CandidateTree._fields)
+op = Op(reference.select_tree, _shapes, results=CandidateTree._fields)
 
 
 def select_tree(

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..._cache import FORMATS, PAGED
 from ..._check import ID_DTYPES, LOGIT_DTYPES, MAX_NODES, Checker, fail
 from ..._codes import Backend, CacheFormat
-from ..._op import Op
+from ..._op import Op, Shape
 from . import reference
 
 MAX_DIM = 256
@@ -39,16 +39,12 @@ class TreeAttention(NamedTuple):
     status: Tensor
 
 
-def _allocate(query: Tensor, key: Tensor, value: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor]:
-    batch, nodes, heads, _ = query.shape
-    return (
-        query.new_empty(batch, nodes, heads, value.shape[-1]),
-        query.new_empty(batch, nodes, heads, dtype=torch.float32),
-        query.new_empty(batch, dtype=torch.int32),
-    )
+def _shapes(query: Tensor, key: Tensor, value: Tensor, *rest: object) -> tuple[Shape, ...]:
+    rows = query.shape[:3]
+    return ((*rows, value.shape[-1]), query.dtype), (rows, torch.float32), (rows[:1], torch.int32)
 
 
-op = Op(reference.tree_attention, _allocate, results=TreeAttention._fields, backends=("cpu", "triton"))
+op = Op(reference.tree_attention, _shapes, results=TreeAttention._fields, backends=("cpu", "triton"))
 
 
 def tree_attention(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..._check import Checker
 from ..._codes import Backend
-from ..._op import Op
+from ..._op import Op, Shape
 from . import reference
 
 
@@ -37,24 +37,16 @@ class TreeLayout(NamedTuple):
     status: Tensor
 
 
-def _allocate(parents: Tensor, lengths: Tensor | None, max_depth: int, max_leaves: int) -> tuple[Tensor, ...]:
+def _shapes(parents: Tensor, lengths: Tensor | None, max_depth: int, max_leaves: int) -> tuple[Shape, ...]:
     batch, nodes = parents.shape
-
-    def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
-        return parents.new_empty(*shape, dtype=dtype)
-
+    each = (parents.shape, torch.int32)
     return (
-        empty(batch, nodes),
-        empty(batch, nodes, dtype=torch.int64),
-        empty(batch, nodes),
-        empty(batch, nodes),
-        empty(batch, nodes, (nodes + 31) // 32),
-        empty(batch, max_leaves, max_depth + 1),
-        empty(batch),
-    )
+        each, (parents.shape, torch.int64), each, each, ((batch, nodes, (nodes + 31) // 32), torch.int32),
+        ((batch, max_leaves, max_depth + 1), torch.int32), ((batch,), torch.int32),
+    )  # fmt: skip
 
 
-op = Op(reference.tree_layout, _allocate, results=TreeLayout._fields)
+op = Op(reference.tree_layout, _shapes, results=TreeLayout._fields)
 
 
 def tree_layout(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..._check import Checker, fail, outputs
 from ..._codes import MASK_FORMATS, Backend, MaskFormat
-from ..._op import Op
+from ..._op import Op, Shape
 from . import reference
 
 _WORDS = {"int32": torch.int32, "int64": torch.int64, "xqa": torch.uint16}
@@ -42,19 +42,15 @@ def _shape(batch: int, nodes: int, size: int, code: int, dtype: torch.dtype) -> 
     return batch, nodes, {torch.int64: (words + 1) // 2, torch.uint16: 2 * words}.get(dtype, words)
 
 
-def _allocate(parents: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor]:
+def _shapes(parents: Tensor, *rest: Any) -> tuple[Shape, ...]:
     size, code, dtype = rest[3:]
-    assert isinstance(size, int) and isinstance(code, int) and isinstance(dtype, torch.dtype)
     batch, nodes = parents.shape
     is_flat = code in (MASK_FORMATS["flat"], MASK_FORMATS["flat_packed"])
-    return (
-        parents.new_empty(_shape(batch, nodes, size, code, dtype), dtype=dtype),
-        parents.new_empty((batch + 1 if is_flat else 0,), dtype=torch.int64),
-        parents.new_empty(batch, dtype=torch.int32),
-    )
+    mask = _shape(batch, nodes, size, code, dtype)
+    return (mask, dtype), ((batch + 1 if is_flat else 0,), torch.int64), ((batch,), torch.int32)
 
 
-op = Op(reference.tree_mask, _allocate, results=TreeMask._fields)
+op = Op(reference.tree_mask, _shapes, results=TreeMask._fields)
 
 
 def tree_mask(

@@ -11,7 +11,7 @@ from torch import Tensor
 from ... import _shards
 from ..._check import Checker, fail, outputs
 from ..._codes import CHAIN_RULES, LOGPROBS, REJECTED_FROM, Backend, ChainRule, Logprobs, RejectedFrom
-from ..._op import Op
+from ..._op import Op, Shape
 from ..._types import RngKey, Sampling
 from . import reference
 
@@ -32,19 +32,17 @@ class ChainResult(NamedTuple):
     logprobs: Tensor | None
 
 
-def _allocate(draft_ids: Tensor, target_logits: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _shapes(draft_ids: Tensor, target_logits: Tensor, *rest: Any) -> tuple[Shape, ...]:
     cu_draft, max_draft, logprobs_mode = rest[3], rest[4], rest[-1]
     batch = cu_draft.shape[0] - 1 if isinstance(cu_draft, Tensor) else draft_ids.shape[0]
-    shape = (batch, max_draft + 1)  # type: ignore[operator]
+    shape = (batch, max_draft + 1)
     return (
-        draft_ids.new_empty(*shape),
-        draft_ids.new_empty(batch, dtype=torch.int32),
-        draft_ids.new_empty(batch, dtype=torch.int32),
-        draft_ids.new_empty(*shape if logprobs_mode else (0,), dtype=torch.float32),
-    )
+        (shape, draft_ids.dtype), ((batch,), torch.int32), ((batch,), torch.int32),
+        (shape if logprobs_mode else (0,), torch.float32),
+    )  # fmt: skip
 
 
-op = Op(reference.verify_chain, _allocate, results=("token_ids", "num_accepted", "status", "logprobs"))
+op = Op(reference.verify_chain, _shapes, results=("token_ids", "num_accepted", "status", "logprobs"))
 
 
 def verify_chain(

@@ -11,7 +11,7 @@ from torch import Tensor
 from ... import _shards
 from ..._check import ID_DTYPES, Checker, fail, outputs
 from ..._codes import LOGPROBS, TREE_RULES, Backend, Logprobs, TreeRule
-from ..._op import Op
+from ..._op import Op, Shape
 from ..._types import RngKey, Sampling
 from . import reference
 
@@ -36,19 +36,16 @@ class TreeResult(NamedTuple):
     logprobs: Tensor | None
 
 
-def _allocate(token_ids: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _shapes(token_ids: Tensor, *rest: Any) -> tuple[Shape, ...]:
     max_depth, mode = rest[3], rest[-1]
-    shape = (token_ids.shape[0], max_depth + 1)
+    batch, shape = token_ids.shape[:1], (token_ids.shape[0], max_depth + 1)
     return (
-        token_ids.new_empty(*shape),
-        token_ids.new_empty(*shape, dtype=torch.int32),
-        token_ids.new_empty(shape[0], dtype=torch.int32),
-        token_ids.new_empty(shape[0], dtype=torch.int32),
-        token_ids.new_empty(*shape if mode else (0,), dtype=torch.float32),
-    )
+        (shape, token_ids.dtype), (shape, torch.int32), (batch, torch.int32), (batch, torch.int32),
+        (shape if mode else (0,), torch.float32),
+    )  # fmt: skip
 
 
-op = Op(reference.verify_tree, _allocate, results=TreeResult._fields)
+op = Op(reference.verify_tree, _shapes, results=TreeResult._fields)
 
 
 def verify_tree(
