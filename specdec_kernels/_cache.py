@@ -6,11 +6,13 @@ one page b, a pool of slots one whose pages hold a single slot. Kernels see thes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import MutableMapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ._check import ID_DTYPES, fail
 from ._codes import CacheFormat
@@ -23,6 +25,28 @@ FORMATS: dict[CacheFormat, tuple[int, int]] = {  # axes (page, slot)
     "slots": (0, 1),
 }
 PAGED = ("hnd", "nhd", "slots")
+
+
+class Description(NamedTuple):
+    """What launches need to know of the views of a cache, on the host."""
+
+    addresses: tuple[int, ...]
+    pointers: Tensor  # the same on the device
+    unit: int  # the largest power of two up to 16 that all addresses and strides are multiples of
+    widest: int  # bytes of a token's row over all heads
+    fields: tuple[int, ...] | None  # strides, heads and bytes of a row where all views have the same
+
+
+descriptions: MutableMapping[Tensor, Description] = WeakTensorKeyDictionary()  # of the table of each CacheLayout
+
+
+def describe(views: Sequence[Tensor], pointers: Tensor) -> Description:
+    """Views of a cache, whose addresses are `pointers` on the device."""
+    addresses = tuple(t.data_ptr() for t in views)
+    unit = math.gcd(16, *addresses, *(n for t in views for n in (*t.stride()[:3], t.shape[3])))
+    shapes = {(*t.stride()[:3], *t.shape[2:]) for t in views}
+    widest = max(t.shape[2] * t.shape[3] for t in views)
+    return Description(addresses, pointers, unit, widest, shapes.pop() if len(shapes) == 1 else None)
 
 
 class CacheLayout:
@@ -78,8 +102,11 @@ class CacheLayout:
             fail("CacheLayout", "tensors", "of at least one slot", "length 0")
         self.block_table = self._checked(block_table)
         # Strides of page, slot and head, number of heads, bytes of a row: what a kernel on a device needs of a view.
-        numbers = [[*t.stride()[:3], t.shape[2], t.shape[3]] for t in self.tensors]
+        # The addresses of all views follow them.
+        numbers = [n for t in self.tensors for n in (*t.stride()[:3], t.shape[2], t.shape[3])]
+        numbers += [t.data_ptr() for t in self.tensors]
         self.table = torch.tensor(numbers, dtype=torch.int64).to(first.device)
+        descriptions[self.table] = describe(self.tensors, self.table[-len(self.tensors) :])
         self.parts = self._parts()
 
     def _checked(self, block_table: Tensor | None) -> Tensor | None:

@@ -1,14 +1,13 @@
 """Rows of a cache on a device: where they lie, and moving the rows of one request.
 
 Kernels see every tensor as units (the largest integers that all addresses and strides are multiples of), and reach it
-through a table of addresses, since a launch cannot take a list of pointers. That table is built on the first call for
-a list of tensors; a call that is captured into a graph finds it there, as it finds the kernel compiled.
+through a table of addresses, since a launch cannot take a list of pointers. A CacheLayout has that table. Where a call
+gets other tensors than the layout's (torch.compile may copy what it mutates), a table of theirs is built.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any, NamedTuple
 
 import torch
@@ -16,12 +15,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .. import _cache
 from .launch import power
 
 ROWS = 8  # rows of a request that a program holds at once
 UNITS = 256  # units of each of these rows
 ITEMS = 2048  # programs that are enough to fill a GPU; more splits of a row would only look its place up again
-FIELDS = 5  # of CacheLayout.table: strides of page, slot, head; heads; bytes of a row
 ELEMENTS = {8: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.int8}
 
 _captured: list[Tensor] = []  # tables that a graph will read again
@@ -31,7 +30,7 @@ class Views(NamedTuple):
     """The tensors of a cache."""
 
     address: Any  # int64 [tensors]
-    table: Any  # int64 [tensors, FIELDS], or None where they all have the same
+    table: Any  # int64 [tensors, 5]: strides of page, slot, head; heads; bytes of a row. None where all have the same
     fields: Any  # these then, else None
     tensors: Any
     splits: Any  # programs that share a row
@@ -54,20 +53,19 @@ def _address_table(addresses: tuple[int, ...], device: torch.device) -> Tensor:
 
 def views(tensors: list[Tensor], table: Tensor, requests: int) -> tuple[Views, dict[str, Any]]:
     """The tensors as kernels take them, and the constants (unit, tile) that go with them."""
-    addresses = tuple(t.data_ptr() for t in tensors)
-    device = tensors[0].device
-    known = _address_table(addresses, device)
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        _captured.append(known)
-    unit = math.gcd(16, *addresses, *(n for t in tensors for n in (*t.stride()[:3], t.shape[3])))
-    size = min(unit, 8)
-    widest = max(t.shape[2] * t.shape[3] for t in tensors) // size
+    known = _cache.descriptions.get(table)
+    addresses = tuple([t.data_ptr() for t in tensors])
+    if known is None or known.addresses != addresses:
+        device = tensors[0].device
+        known = _cache.describe(tensors, _address_table(addresses, device))
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            _captured.append(known.pointers)
+    size, fields = min(known.unit, 8), known.fields
+    widest = known.widest // size
     columns = min(power(widest), UNITS)
     splits = min(triton.cdiv(widest, columns), max(1, ITEMS // max(len(tensors) * requests, 1)))
-    shapes = {(*t.stride()[:3], *t.shape[2:]) for t in tensors}
-    fields = shapes.pop() if len(shapes) == 1 else None
     constants = {"COLUMNS": columns, "UNIT": size, "ELEMENT": ELEMENTS[size], "num_warps": 4}
-    return Views(known, None if fields else table, fields, len(tensors), splits), constants
+    return Views(known.pointers, None if fields else table, fields, len(tensors), splits), constants
 
 
 def blocks(block_table: Tensor | None, page_size: int, num_pages: int) -> Blocks:

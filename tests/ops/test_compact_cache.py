@@ -316,3 +316,15 @@ def test_wrong_arguments_say_what_to_do(change: dict[str, Any], message: str) ->
     }  # fmt: skip
     with pytest.raises(ValueError, match="compact_cache: " + message):
         compact_cache(**arguments)
+
+
+def test_a_layout_brings_the_table_of_its_addresses() -> None:
+    """Other tensors than the layout's, which torch.compile may hand over, get a table of their own."""
+    triton_cache = pytest.importorskip("specdec_kernels._triton.cache")
+    layout = CacheLayout([torch.zeros(2, 3, 8, 4), torch.zeros(2, 3, 8, 6)], "bhld")
+    views, _ = triton_cache.views(layout.tensors, layout.table, 2)
+    assert views.address.tolist() == [t.data_ptr() for t in layout.tensors]
+    assert views.address.untyped_storage().data_ptr() == layout.table.untyped_storage().data_ptr()
+    copies = [t.clone() for t in layout.tensors]
+    views, _ = triton_cache.views(copies, layout.table, 2)
+    assert views.address.tolist() == [t.data_ptr() for t in copies]
