@@ -75,8 +75,11 @@ def _depth(tree, b, node, mask):
 
 
 @triton.jit
-def _need(tree, blocks, b, NODES: tl.constexpr):
-    """(length, nodes up to the last that is present, first cached position that is read, bad) of request b."""
+def _need(tree, blocks, b, NODES: tl.constexpr, PAGES: tl.constexpr):
+    """(length, nodes up to the last that is present, first cached position that is read, bad) of request b.
+
+    PAGES: a page that is none makes the request bad. Who only reads rows need not know: it finds none there.
+    """
     node = tl.arange(0, NODES)
     length = tl.load(tree.lengths + b).to(tl.int64)
     width = tl.max(tl.where(_present(tree, b, node, node < tree.nodes), node + 1, 0), axis=0).to(tl.int64)
@@ -85,7 +88,7 @@ def _need(tree, blocks, b, NODES: tl.constexpr):
     first = length * 0
     if tree.window > 0:
         first = tl.maximum(length - tree.window + 1, 0)
-    if blocks.entries is not None:
+    if PAGES and blocks.entries is not None:
         last = tl.where(bad | (width == 0), 0, (length + width - 1) // blocks.page_size + 1)
         for i in range(first // blocks.page_size, last, ENTRIES):
             entry = i + tl.arange(0, ENTRIES)
@@ -174,9 +177,11 @@ def _merge(
 
 
 @triton.jit
-def _cut(tree, blocks, b, group, NODES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+def _cut(
+    tree, blocks, b, group, NODES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PAGES: tl.constexpr
+):  # fmt: skip
     """(length, width, first key, bad tree, blocks of rows with nodes, keys of a split, splits) of a request."""
-    length, width, first, bad = _need(tree, blocks, b, NODES)
+    length, width, first, bad = _need(tree, blocks, b, NODES, PAGES)
     busy = (width * group + BLOCK_M - 1) // BLOCK_M
     longest = (length - first + SPLITS - 1) // SPLITS
     span = tl.maximum(busy * SPAN, (longest + BLOCK_N - 1) // BLOCK_N * BLOCK_N)
@@ -203,7 +208,7 @@ def _merge_kernel(
     block = pid % row_blocks
     b = pid // row_blocks // kv_heads
     h = pid // row_blocks % kv_heads
-    _, width, _, bad, busy, _, splits = _cut(tree, blocks, b, group, NODES, BLOCK_M, BLOCK_N)
+    _, width, _, bad, busy, _, splits = _cut(tree, blocks, b, group, NODES, BLOCK_M, BLOCK_N, True)
     if (block == 0) & (h == 0):
         tl.store(results.status + b, tl.where(bad, S_LAYOUT, 0))
     _, _, is_row, present, row = _rows_of(tree, b, h, block, width, kv_heads, group, BLOCK_M)
@@ -228,7 +233,7 @@ def _attend_kernel(
     u = pid % units
     h = pid // units % kv_heads
     b = pid // units // kv_heads
-    length, width, first, _bad, busy, span, splits = _cut(tree, blocks, b, group, NODES, BLOCK_M, BLOCK_N)
+    length, width, first, _bad, busy, span, splits = _cut(tree, blocks, b, group, NODES, BLOCK_M, BLOCK_N, False)
     block, split = u % tl.maximum(busy, 1), u // tl.maximum(busy, 1)
     if u < busy * splits:
         node, head, _is_row, present, _row = _rows_of(tree, b, h, block, width, kv_heads, group, BLOCK_M)
