@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kThreads) ratios_kernel(const __grid_constant_
         task.a = task.b = 1.f;
         task.x = -1;
         task.target = target_law(row, q.target);
-        const float px = task.target.at(target_logit(p, q.chain, b, i, x), x);
+        const float px = task.target.at(target_row(p, q.chain, b, i).at(x), x);
         float qx = 1.f;
         overlap = px;
         if (q.has_draft_law) {
@@ -64,21 +64,7 @@ __global__ void __launch_bounds__(kThreads) overlap_kernel(const __grid_constant
 void acceptance_ratios_out(const AcceptanceRatiosParams& v, const Tensor& like) {
   const DeviceGuard guard(like);
   const Stream stream = current_stream(like);
-  Problem p = base_problem(Task::kRatios, v.batch, v.target, v.draft, v.sampling, v.draft_sampling);
-  p.max_draft = static_cast<int>(v.max_draft);
-  p.total = v.total;
-  p.is_flat = static_cast<bool>(v.cu_draft);
-  p.target = LogitTable(v.target, v.target.batch_stride, v.target.row_stride);
-  p.draft = LogitTable(v.draft, v.draft.batch_stride, v.draft.row_stride);
-  p.draft_given = static_cast<bool>(p.draft);
-  p.draft_ids = GlobalIds(const_cast<void*>(v.draft_ids.data), v.draft_ids.wide);
-  p.ids_batch_stride = v.max_draft;
-  p.ids_stride = v.draft_ids.stride;
-  p.cu_draft = GlobalVector(v.cu_draft);
-  p.token_map = GlobalVector(v.token_map);
-  p.allowed = Global<const int32_t>(v.allowed.data);
-  p.allowed_row_stride = v.allowed.row_stride;
-  p.allowed_rows = v.max_draft + 1;
+  Problem p = chain_problem(Task::kRatios, v, v.draft);
   p.target_rows = p.max_draft > 0 ? p.max_draft : 1;
   p.draft_rows = p.draft ? p.max_draft : 0;
   p.filters = p.sampling.filters() || (p.draft && p.draft_sampling.filters());
@@ -88,9 +74,7 @@ void acceptance_ratios_out(const AcceptanceRatiosParams& v, const Tensor& like) 
   p.status = Global<int32_t>(v.status);
   p.flags = kWantsMass;
   const Reserved reserved(&p, like);
-  launch_columns(p, stream);
-  launch_digest(p, stream);
-  launch_settle(p, stream);
+  launch_rows(p, stream);
   launch_phase(ratios_kernel, p.batch, kThreads, stream, p);
   if (!p.draft) return;
   launch_pairs(p, Pass::kOverlap, stream);

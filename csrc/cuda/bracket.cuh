@@ -147,7 +147,7 @@ __device__ inline GatheredRow load_gathered(const FilteredRow& f, int64_t slot) 
   using Counts = int[kThreads];
   SPECDEC_SHARED(Counts, start);
   SPECDEC_SHARED(Counts, count);
-  const LogitRow lists(f.p.work.lists.data(), 0, f.row.logits.type());
+  const LogitRow lists(f.p.work.lists.data(), 0, f.row.type());
   GatheredRow own{};
   int listed = 0;
   for (int first = 0; first < f.row.tiles(); first += kThreads) {

@@ -118,7 +118,7 @@ __device__ inline Fact examine(const Problem& p, const Request& q, int64_t b, in
     return f;
   }
   const int64_t x = draft_id(p, c, b, i);
-  const float logit = target_logit(p, c, b, i, x);
+  const float logit = target_row(p, c, b, i).at(x);
   const Law law = target_law(row, q.target);
   if ((p.rule != Rule::kRatio && p.rule != Rule::kBlock) || q.target.greedy) {
     f.verdict = passes_target_rule(p, q, row, law, i, x, logit) ? kAccept : kReject;
@@ -161,7 +161,7 @@ __device__ inline void write_chain(const Problem& p, const Request& q, int64_t b
     if (p.logprobs_mode == LogprobsMode::kNone) continue;
     float logprob = 0.f;
     if (id >= 0) {
-      const float logit = target_logit(p, q.chain, b, i, id);
+      const float logit = target_row(p, q.chain, b, i).at(id);
       logprob = token_logprob(p, target_stats(p, b, i), q.target, logit, id);
     }
     p.logprobs.store(b * width + i, logprob);

@@ -288,7 +288,7 @@ __device__ inline void find_share(const Problem& p, Share* shared) {
   if (threadIdx.x != 0) return;
   t.slot = slot;
   t.base = (blockIdx.x - slot * chunks) * static_cast<int64_t>(C::kIds);
-  if (t.base >= t.row.size || t.row.logits.type() != kType) t.row.active = false;
+  if (t.base >= t.row.size || t.row.type() != kType) t.row.active = false;
   t.first_tile = static_cast<int>(t.base / kTile);
   t.tiles = t.row.tiles() - t.first_tile;
   t.maxima = p.work.maxima + slot * p.maxima_bytes + t.base / kBlock * (16 / C::kPer);
@@ -313,7 +313,7 @@ __global__ void __launch_bounds__(kThreads, 4) digest_kernel(const __grid_consta
   if (!t.row.active) return;
 
   Words v[kLoads];
-  load_chunk<kType>(t.row.logits, t.base, t.row.size, v);
+  load_chunk<kType>(t.row.values.logits, t.base, t.row.size, v);
   const int warp = threadIdx.x / 32;
   const Global<uint8_t> maxima = t.maxima + warp * (kTileBlocks / kWarps * (16 / C::kPer));
   float most[C::kTiles], raw_most[C::kTiles] = {};
@@ -328,11 +328,11 @@ __global__ void __launch_bounds__(kThreads, 4) digest_kernel(const __grid_consta
       }
     }
     if constexpr (kMasked) {
-      if (t.row.allowed) {
+      if (t.row.values.allowed) {
 #pragma unroll
         for (int i = 0; i < C::kOfTile; ++i) {
           const int64_t id = t.base + C::offset(tile * C::kOfTile + i);
-          const unsigned bits = id < t.row.size ? allowed_bits(t.row.allowed, id & ~7) : 0u;
+          const unsigned bits = id < t.row.size ? t.row.values.bits(id & ~7) : 0u;
           mask_words<kType>(bits >> (id & 7), of_tile + i);
         }
       }

@@ -53,7 +53,7 @@ __device__ inline Key draw_key(const Problem& p, const PairRows& r, int64_t b, i
   __syncthreads();
   const PairTask& t = r.task;
   const Law& law = t.target;
-  const LogitRow maxima = block_maxima_of(p, p.row_slot(b, t.slot), r.target.type());
+  const LogitRow maxima = block_maxima_of(p, p.row_slot(b, t.slot), r.target.logits.type());
   const float log_scale = t.kind == kPair ? fast_log(fmaxf(t.a, 0.f)) + fast_log(law.scale) : 0.f;
   const auto of_block = [&](int64_t block) {
     if (law.only >= 0) return law.only / kBlock == block ? 1e30f : -INFINITY;
@@ -63,7 +63,7 @@ __device__ inline Key draw_key(const Problem& p, const PairRows& r, int64_t b, i
   };
   int saw = 0;
   const auto of_eight = [&](int64_t first, float (&w)[8]) {
-    r.load8(p, first, w);
+    r.target.load8(first, p.vocab, w);
     if (t.kind == kPair) {
       float q[8];
       r.load_draft8(p, first, q);

@@ -161,6 +161,7 @@ class LogitTable {  // [batch, rows, vocab]
   LogitTable() = default;
   LogitTable(const Logits& l, int64_t batch_stride, int64_t row_stride)
       : data_(l.data), batch_stride_(batch_stride), row_stride_(row_stride), type_(l.type) {}
+  explicit LogitTable(const Logits& l) : LogitTable(l, l.batch_stride, l.row_stride) {}
   SPECDEC_HD explicit operator bool() const { return data_ != nullptr; }
   __device__ LogitRow row(int64_t b, int64_t i) const {
     return LogitRow(data_, b * batch_stride_ + i * row_stride_, type_);

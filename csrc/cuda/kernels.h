@@ -5,6 +5,15 @@
 
 namespace specdec {
 
+// The map of a reduced vocabulary, and the packed bits: `rows` of them a request when dense.
+inline void set_vocabulary(Problem* p, const Vector<int32_t>& token_map, const Allowed& allowed,
+                           int64_t rows) {
+  p->token_map = GlobalVector(token_map);
+  p->allowed = Global<const int32_t>(allowed.data);
+  p->allowed_row_stride = allowed.row_stride;
+  p->allowed_rows = rows;
+}
+
 // Scratch of one call, from torch's allocator.
 class Reserved {
  public:
@@ -21,12 +30,31 @@ void launch_digest(const Problem& p, Stream stream);
 // What the digests say of each row: statistics, filters, races (settle.cu).
 void launch_settle(const Problem& p, Stream stream);
 
+// All three.
+void launch_rows(const Problem& p, Stream stream);
+
 // A second pass over pairs of rows and what follows from it (pair.cu).
 enum class Pass { kMass, kOverlap, kProbs };
 void launch_pairs(const Problem& p, Pass pass, Stream stream);
 
-// What the checks of every op's problem have in common.
+// What the problems of all ops have in common.
 Problem base_problem(Task task, int64_t batch, const Logits& target, const Logits& draft,
                      const Sampling& sampling, const Sampling& draft_sampling);
+
+// Those of the ops on chains, from VerifyChainParams or AcceptanceRatiosParams.
+template <class Params>
+Problem chain_problem(Task task, const Params& v, const Logits& draft) {
+  Problem p = base_problem(task, v.batch, v.target, draft, v.sampling, v.draft_sampling);
+  p.max_draft = static_cast<int>(v.max_draft);
+  p.total = v.total;
+  p.is_flat = static_cast<bool>(v.cu_draft);
+  p.draft_ids = GlobalIds(const_cast<void*>(v.draft_ids.data), v.draft_ids.wide);
+  p.ids_batch_stride = v.max_draft;
+  p.ids_stride = v.draft_ids.stride;
+  p.cu_draft = GlobalVector(v.cu_draft);
+  p.draft_given = static_cast<bool>(v.draft);
+  set_vocabulary(&p, v.token_map, v.allowed, v.max_draft + 1);
+  return p;
+}
 
 }  // namespace specdec

@@ -1,7 +1,7 @@
 // A second pass over pairs of rows, with weights w[v] = (a p[v] - b q[v])+:
 //   mass     sum_v w[v]      overlap   sum_v min(p[v], q[v])      probs    w[v] / mass
 // grid = [batch * pairs * tiles]; a block owns kTile target ids of one pair. Sums of tiles are
-// merged in index order by whoever needs them (merged).
+// merged in index order by the kernel that needs the sum (`merged`).
 #include "kernels.h"
 #include "pair.cuh"
 

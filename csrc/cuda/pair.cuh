@@ -6,17 +6,9 @@ namespace specdec {
 
 struct PairRows {
   PairTask task;
-  LogitRow target, draft;
-  Global<const int32_t> allowed;
+  MaskedRow target;
+  LogitRow draft;
 
-  // Target logits of eight ids; -inf past the end and where not allowed.
-  __device__ void load8(const Problem& p, int64_t first, float* v) const {
-    target.load8(first, p.vocab, v);
-    if (!allowed || first >= p.vocab) return;
-    const unsigned bits = allowed_bits(allowed, first);
-#pragma unroll
-    for (int j = 0; j < 8; ++j) v[j] = (bits >> j & 1u) != 0 ? v[j] : -INFINITY;
-  }
   // Draft logits of eight target ids.
   __device__ void load_draft8(const Problem& p, int64_t first, float* v) const {
     if (!p.token_map) return draft.load8(first, p.draft_vocab, v);
@@ -43,7 +35,6 @@ __device__ inline PairRows load_pair(const Problem& p, int64_t b, const PairTask
   if (task.kind == kNothing) return r;
   const Chain chain = open_chain(p, b);
   r.target = target_row(p, chain, b, task.row);
-  r.allowed = allowed_row(p, chain, b, task.row);
   if (task.kind == kPair) r.draft = draft_row(p, chain, b, task.row);
   return r;
 }
@@ -59,7 +50,7 @@ __device__ inline void load_pair_tile(const Problem& p, const PairRows& r, int64
 #pragma unroll
   for (int j = 0; j < kPerThread; ++j) l[j] = -INFINITY;
 #pragma unroll
-  for (int run = 0; run < 2; ++run) r.load8(p, first_of(base, run), v + 8 * run);
+  for (int run = 0; run < 2; ++run) r.target.load8(first_of(base, run), p.vocab, v + 8 * run);
   if (r.task.kind != kPair) return;
 #pragma unroll
   for (int run = 0; run < 2; ++run) r.load_draft8(p, first_of(base, run), l + 8 * run);

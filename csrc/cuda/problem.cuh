@@ -273,24 +273,37 @@ __device__ inline Chain load_chain(const Problem& p, int64_t b) {
   return c;
 }
 
-__device__ inline LogitRow target_row(const Problem& p, const Chain& c, int64_t b, int64_t i) {
-  return p.is_flat ? p.target.row(0, c.first + b + i) : p.target.row(b, i);
-}
+// A row of logits and the packed bits of what is allowed of it, if there are any.
+struct MaskedRow {
+  LogitRow logits;
+  Global<const int32_t> allowed;
 
-// Bits of eight ids from `first` on, a multiple of 8.
-__device__ __forceinline__ unsigned allowed_bits(Global<const int32_t> allowed, int64_t first) {
-  return allowed.as<const uint8_t>().load(first >> 3);
+  // Bits of eight ids from `first` on, a multiple of 8.
+  __device__ __forceinline__ unsigned bits(int64_t first) const {
+    return allowed.as<const uint8_t>().load(first >> 3);
+  }
+  __device__ float at(int64_t id) const {
+    const bool is_allowed = !allowed || (allowed.load(id >> 5) >> (id & 31) & 1) != 0;
+    return is_allowed ? logits.at(id) : -INFINITY;
+  }
+  // The values from id `first` on, a multiple of 8; -inf past the end and where not allowed.
+  __device__ __forceinline__ void load8(int64_t first, int64_t size, float* v) const {
+    logits.load8(first, size, v);
+    if (!allowed || first >= size) return;
+    const unsigned kept = bits(first);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) v[j] = (kept >> j & 1u) != 0 ? v[j] : -INFINITY;
+  }
+};
+
+__device__ inline MaskedRow target_row(const Problem& p, const Chain& c, int64_t b, int64_t i) {
+  const int64_t at = p.is_flat ? c.first + b + i : b * p.allowed_rows + i;  // among the mask's rows
+  return {p.is_flat ? p.target.row(0, at) : p.target.row(b, i),
+          p.allowed ? p.allowed + at * p.allowed_row_stride : p.allowed};
 }
 
 __device__ inline LogitRow draft_row(const Problem& p, const Chain& c, int64_t b, int64_t i) {
   return p.is_flat ? p.draft.row(0, c.first + i) : p.draft.row(b, i);
-}
-
-__device__ inline Global<const int32_t> allowed_row(const Problem& p, const Chain& c, int64_t b,
-                                                    int64_t i) {
-  if (!p.allowed) return p.allowed;
-  const int64_t row = p.is_flat ? c.first + b + i : b * p.allowed_rows + i;
-  return p.allowed + row * p.allowed_row_stride;
 }
 
 // Whether a draft row has a law of its own: otherwise the draft is a point mass.

@@ -43,20 +43,9 @@ __device__ __forceinline__ Key score_key(float log_weight, float e, int64_t id) 
 
 struct Race {
   NoiseStream noise;
-  Global<const int64_t> excluded;  // [count], every `stride`
-  int64_t count, stride;
   GlobalVector<int32_t> token_map;  // noise is indexed by target id
   int64_t size;                     // ids
 
-  __device__ bool is_named() const { return count > 0 || token_map; }
-  __device__ bool is_excluded(int64_t id) const {
-    if (count == 0) return false;
-    const int64_t target = token_map ? token_map.load(id) : id;
-    for (int64_t i = 0; i < count; ++i) {
-      if (excluded.load(i * stride) == target) return true;
-    }
-    return false;
-  }
   __device__ float exponential_of(int64_t id) const {
     return noise_of(noise, token_map ? token_map.load(id) : id);
   }

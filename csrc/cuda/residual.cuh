@@ -17,10 +17,7 @@ inline Problem residual_problem(const ResidualParams& r) {
   p.a = GlobalVector(r.a);
   p.b = GlobalVector(r.b);
   p.point_ids = GlobalVector(r.draft_ids);
-  p.token_map = GlobalVector(r.token_map);
-  p.allowed = Global<const int32_t>(r.allowed.data);
-  p.allowed_row_stride = r.allowed.row_stride;
-  p.allowed_rows = 1;
+  set_vocabulary(&p, r.token_map, r.allowed, 1);
   p.target_rows = 1;
   p.draft_rows = p.draft ? 1 : 0;
   p.filters = p.sampling.filters() || (p.draft && p.draft_sampling.filters());
@@ -77,7 +74,7 @@ __global__ void __launch_bounds__(kThreads) residual_kernel(const __grid_constan
   } else {
     t.target = target_law(row, target);
     if (t.kind == kPoint) {
-      const float px = t.target.at(target_logit(p, Chain{}, b, 0, id), id);
+      const float px = t.target.at(target_row(p, Chain{}, b, 0).at(id), id);
       const float rest = fmaxf(t.a * px - t.b, 0.f);
       if (rest >= kTiny) t.point_left = log_normal(fmaxf(rest / fmaxf(t.a * px, kTiny), kTiny));
     }
@@ -88,9 +85,7 @@ __global__ void __launch_bounds__(kThreads) residual_kernel(const __grid_constan
 
 // Everything before the results: p.work has the mass of each pair.
 inline void launch_residual(const Problem& p, Stream stream) {
-  launch_columns(p, stream);
-  launch_digest(p, stream);
-  launch_settle(p, stream);
+  launch_rows(p, stream);
   launch_phase(residual_kernel, (p.batch + kThreads - 1) / kThreads, kThreads, stream, p);
   launch_pairs(p, Pass::kMass, stream);
 }

@@ -11,33 +11,19 @@ struct Row {
   int place;         // of the token it speaks of, behind the position
   int has_children;  // of the node
   int64_t size;
-  LogitRow logits;
+  MaskedRow values;
   Parameters parameters;
-  Global<const int32_t> allowed;
   Chain chain;
 
   __device__ int tiles() const { return tiles_of(size); }
   __device__ int64_t blocks() const { return (size + kBlock - 1) / kBlock; }
+  __device__ LogitType type() const { return values.logits.type(); }
   // The values from id `first` on, a multiple of 8; -inf past the end and where not allowed.
   __device__ __forceinline__ void load8(int64_t first, float* v) const {
-    logits.load8(first, size, v);
-    if (!allowed || first >= size) return;
-    const unsigned bits = allowed_bits(allowed, first);
-#pragma unroll
-    for (int j = 0; j < 8; ++j) v[j] = (bits >> j & 1u) != 0 ? v[j] : -INFINITY;
+    values.load8(first, size, v);
   }
-  __device__ float at(int64_t id) const {
-    if (allowed && (allowed.load(id >> 5) >> (id & 31) & 1) == 0) return -INFINITY;
-    return logits.at(id);
-  }
+  __device__ float at(int64_t id) const { return values.at(id); }
 };
-
-__device__ inline float target_logit(const Problem& p, const Chain& c, int64_t b, int64_t i,
-                                     int64_t id) {
-  const Global<const int32_t> allowed = allowed_row(p, c, b, i);
-  if (allowed && (allowed.load(id >> 5) >> (id & 31) & 1) == 0) return -INFINITY;
-  return target_row(p, c, b, i).at(id);
-}
 
 // The node of a tree whose row this is. Rows of a level are those of the nodes in the queue; all at
 // once, each node has its own.
@@ -80,8 +66,11 @@ __device__ inline Row make_row(const Problem& p, int64_t b, int r) {
   if (!t.active) return t;
   t.size = t.is_target ? p.vocab : p.draft_vocab;
   t.parameters = t.is_target ? target : draft;
-  t.logits = t.is_target ? target_row(p, t.chain, b, t.index) : draft_row(p, t.chain, b, t.index);
-  if (t.is_target) t.allowed = allowed_row(p, t.chain, b, t.index);
+  if (t.is_target) {
+    t.values = target_row(p, t.chain, b, t.index);
+  } else {
+    t.values.logits = draft_row(p, t.chain, b, t.index);
+  }
   return t;
 }
 

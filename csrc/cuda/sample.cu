@@ -24,10 +24,7 @@ void sample_out(const SampleParams& s, const Tensor& like) {
   p.num_exclude = s.num_exclude;
   p.exclude_row_stride = s.exclude_ids.row_stride;
   p.exclude_stride = s.exclude_ids.stride;
-  p.token_map = GlobalVector(s.token_map);
-  p.allowed = Global<const int32_t>(s.allowed.data);
-  p.allowed_row_stride = s.allowed.row_stride;
-  p.allowed_rows = 1;
+  set_vocabulary(&p, s.token_map, s.allowed, 1);
   p.logprobs_mode = s.logprobs_mode;
   p.token_ids = GlobalIds(s.token_ids, true);
   p.logprobs = Global<float>(s.logprobs);
@@ -36,8 +33,7 @@ void sample_out(const SampleParams& s, const Tensor& like) {
   p.status = Global<int32_t>(s.status);
   p.flags = kWantsMass | (p.logprobs_mode == LogprobsMode::kRaw ? kWantsRaw : 0u);
   const Reserved reserved(&p, like);
-  launch_digest(p, stream);
-  launch_settle(p, stream);
+  launch_rows(p, stream);
 }
 
 }  // namespace specdec

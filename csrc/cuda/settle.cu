@@ -134,12 +134,7 @@ __device__ inline Race row_race(const Problem& p, int64_t b, const Row& row) {
                                                    : kPurposeResidual;
   race.noise = p.noise(b, row.place, purpose);
   race.size = row.size;
-  if (is_sample) {
-    race.excluded = p.exclude_ids ? p.exclude_ids + b * p.exclude_row_stride : p.exclude_ids;
-    race.count = p.num_exclude;
-    race.stride = p.exclude_stride;
-    race.token_map = p.token_map;
-  }
+  if (is_sample) race.token_map = p.token_map;
   return race;
 }
 
@@ -169,7 +164,7 @@ __device__ inline Key race_row(const Problem& p, int64_t b, const Row& row, cons
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
       w[j] = log_weight(w[j]);
-      if (w[j] > -INFINITY && race.is_excluded(first + j)) w[j] = -INFINITY;
+      if (w[j] > -INFINITY && is_excluded(p, b, first + j)) w[j] = -INFINITY;
     }
   };
   if (p.task != Task::kSample || p.num_samples == 1) {
@@ -199,7 +194,7 @@ __global__ void __launch_bounds__(kThreads) settle_kernel(const __grid_constant_
   if (p.task == Task::kSample && !row.active && !p.again) write_no_sample(p, b);
   if (!row.active || (p.again && r.unknown == kSettled)) return;
   const Parameters& s = row.parameters;
-  const LogitRow maxima = block_maxima_of(p, slot, row.logits.type());
+  const LogitRow maxima = block_maxima_of(p, slot, row.type());
   if (!p.again) {
     if (threadIdx.x < 32) {
       const RowSum sum = merge_tiles(p, slot, row.tiles(), s.inv_t);
@@ -272,7 +267,7 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(const __grid_constant_
     const int64_t at = slot * p.tiles + tile;
     const Gathered g = gather_tile(f, tile, {r.low, r.high}, scratch.list, kListed);
     for (int i = threadIdx.x; i < g.listed && g.listed <= kListed; i += kThreads) {
-      store_as(row.logits.type(), p.work.lists, at * kListed + i, scratch.list[i]);
+      store_as(row.type(), p.work.lists, at * kListed + i, scratch.list[i]);
     }
     if (threadIdx.x == 0) p.work.gathered.store(at, g);
   }
@@ -292,6 +287,12 @@ __global__ void __launch_bounds__(kThreads) columns_kernel(const __grid_constant
 void launch_columns(const Problem& p, Stream stream) {
   if (!p.work.columns) return;
   launch_phase(columns_kernel, (p.draft_vocab + kThreads - 1) / kThreads, kThreads, stream, p);
+}
+
+void launch_rows(const Problem& p, Stream stream) {
+  launch_columns(p, stream);
+  launch_digest(p, stream);
+  launch_settle(p, stream);
 }
 
 void launch_settle(const Problem& problem, Stream stream) {

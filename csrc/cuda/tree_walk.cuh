@@ -34,7 +34,7 @@ __device__ inline float node_coin(const Problem& p, int64_t b, int64_t depth, in
 }
 
 __device__ inline float target_prob(const Problem& p, const Stand& s, int64_t b, int id) {
-  return s.target.at(target_logit(p, Chain{}, b, s.node, id), id);
+  return s.target.at(target_row(p, Chain{}, b, s.node).at(id), id);
 }
 
 __device__ inline float draft_prob(const Problem& p, const Stand& s, int64_t b, int id) {
@@ -128,7 +128,7 @@ __device__ inline void read_next(const Problem& p, int64_t b, WalkState s, int n
 __device__ inline float prob_log(const Problem& p, const Parameters& target, const Stand& s,
                                  int64_t b, int64_t id) {
   if (p.logprobs_mode == LogprobsMode::kNone) return 0.f;
-  return token_logprob(p, s.row, target, target_logit(p, Chain{}, b, s.node, id), id);
+  return token_logprob(p, s.row, target, target_row(p, Chain{}, b, s.node).at(id), id);
 }
 
 // Writes the path to `stand`, `accepted` levels down, and the token that follows it.

@@ -1,6 +1,6 @@
 // verify_chain: accept a prefix of the draft and draw the token after it.
 //   digest, settle      of every row (digest.cu, settle.cu)
-//   chain_kernel         grid = [batch]; the accepted prefix, the draw (draw.cuh), all results
+//   chain_kernel        grid = [batch]; the accepted prefix, the draw (draw.cuh), all results
 // Rule block sums (w p - q)+ of its rows behind the walk (pair.cu), and ends in
 //   block_kernel        grid = [batch]
 #include "../torch/args.h"
@@ -139,7 +139,7 @@ __device__ inline void finish_block(const Problem& p, const Request& q, int64_t 
       } else {
         const int64_t x = draft_id(p, q.chain, b, i);
         const Law law = target_law(target_stats(p, b, i), q.target);
-        mass = w * (1.f - law.at(target_logit(p, q.chain, b, i, x), x));
+        mass = w * (1.f - law.at(target_row(p, q.chain, b, i).at(x), x));
       }
       const float free = mass + 1.f - w;
       h = free > 0.f ? mass / free : 1.f;
@@ -179,18 +179,8 @@ __global__ void __launch_bounds__(kThreads) block_kernel(const __grid_constant__
   if (!q.target.greedy) finish_block(p, q, b);
 }
 
-void fill_inputs(const VerifyChainParams& v, Problem* problem) {
+void fill_statistics_and_noise(const VerifyChainParams& v, Problem* problem) {
   Problem& p = *problem;
-  p.rule = v.rule;
-  p.max_draft = static_cast<int>(v.max_draft);
-  p.total = v.total;
-  p.is_flat = static_cast<bool>(v.cu_draft);
-  p.target = LogitTable(v.target, v.target.batch_stride, v.target.row_stride);
-  p.draft = LogitTable(v.draft, v.draft.batch_stride, v.draft.row_stride);
-  p.draft_ids = GlobalIds(const_cast<void*>(v.draft_ids.data), v.draft_ids.wide);
-  p.ids_batch_stride = v.max_draft;
-  p.ids_stride = v.draft_ids.stride;
-  p.cu_draft = GlobalVector(v.cu_draft);
   p.has_stats = static_cast<bool>(v.draft_logsumexp) && static_cast<bool>(v.draft);
   p.logsumexp = GlobalVector(Vector<float>{v.draft_logsumexp.data, 1});
   p.draft_threshold = GlobalVector(Vector<float>{v.draft_threshold.data, 1});
@@ -198,14 +188,11 @@ void fill_inputs(const VerifyChainParams& v, Problem* problem) {
   p.seed = GlobalVector(v.noise.seed);
   p.position = GlobalVector(v.noise.position);
   p.step = GlobalVector(v.noise.step);
-  p.token_map = GlobalVector(v.token_map);
-  p.allowed = Global<const int32_t>(v.allowed.data);
-  p.allowed_row_stride = v.allowed.row_stride;
-  p.allowed_rows = v.max_draft + 1;
 }
 
 void fill_knobs_and_results(const VerifyChainParams& v, Problem* problem) {
   Problem& p = *problem;
+  p.rule = v.rule;
   p.over_acceptance = v.over_acceptance;
   p.rejected_from_target = v.rejected_from_target;
   p.typical_epsilon = v.typical_epsilon;
@@ -228,12 +215,9 @@ void verify_chain_out(const VerifyChainParams& v, const Tensor& like) {
   const bool reads_draft = v.rule == Rule::kRatio || v.rule == Rule::kBlock;
   const bool is_argmax =
       v.rule == Rule::kGreedy || v.rule == Rule::kTopM || v.rule == Rule::kDistance;
-  Logits draft = v.draft;
-  if (!reads_draft) draft = Logits{};
-  Problem p = base_problem(Task::kChain, v.batch, v.target, draft, v.sampling, v.draft_sampling);
-  fill_inputs(v, &p);
+  Problem p = chain_problem(Task::kChain, v, reads_draft ? v.draft : Logits{});
+  fill_statistics_and_noise(v, &p);
   fill_knobs_and_results(v, &p);
-  if (!reads_draft) p.draft = LogitTable();
   p.draft_given = static_cast<bool>(v.draft);
   p.target_rows = p.max_draft + 1;
   const bool reads_draft_rows = p.draft && !(p.has_stats && v.rule == Rule::kRatio);
@@ -248,9 +232,7 @@ void verify_chain_out(const VerifyChainParams& v, const Tensor& like) {
   if (v.rule == Rule::kTypical) p.flags |= kWantsEntropy;
   if (p.logprobs_mode == LogprobsMode::kRaw) p.flags |= kWantsRaw;
   const Reserved reserved(&p, like);
-  launch_columns(p, stream);
-  launch_digest(p, stream);
-  launch_settle(p, stream);
+  launch_rows(p, stream);
   launch_phase(chain_kernel, p.batch, kThreads, stream, p);
   if (!p.sums_masses) return;
   launch_pairs(p, Pass::kMass, stream);

@@ -82,6 +82,8 @@ Problem base_problem(Task task, int64_t batch, const Logits& target, const Logit
   Problem p{};
   p.task = task;
   p.batch = batch;
+  p.target = LogitTable(target);
+  if (draft) p.draft = LogitTable(draft);
   p.vocab = target.vocab;
   p.draft_vocab = draft.vocab;
   STD_TORCH_CHECK(p.vocab < 0x7fffffff, "vocabulary of ", p.vocab, " ids: at most 2^31 - 2");
