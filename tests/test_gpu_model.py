@@ -108,6 +108,18 @@ def test_counts_of_a_stream_stop_at_the_ticket() -> None:
     assert found.tickets == 1
 
 
+def test_a_loop_that_turns_once_is_straight_code() -> None:
+    found = count(graph_of(LOOP), nothing, nothing, 8, lambda one: one.name == "MUFU")
+    (stream,) = found.streams
+    assert not stream.loops and stream.read == 32 and stream.work.issued == 11 + 8
+
+
+def test_what_the_first_turn_alone_runs_counts_once() -> None:
+    found = count(graph_of(LOOP), nothing, nothing, 8, first_turn=lambda one: one.name in ("LDG", "IADD3", "FMNMX"))
+    assert [(s.loops, s.read) for s in found.streams] == [(False, 32), (False, 0)]
+    assert found.streams[1].work.issued < found.streams[0].work.issued == 11
+
+
 def test_only_the_last_block_of_a_row_merges() -> None:
     found = count(graph_of(LOOP), nothing, nothing, warps=8)
     # Behind the ticket's block: load, add, store, exit; the add waits for the load.
@@ -217,6 +229,12 @@ def test_a_loop_turns_until_its_bytes_are_read() -> None:
     assert time.bytes == pytest.approx(1e9 / 3.0e12)
     assert time.latency == pytest.approx(turns * 0.7e-6)
     assert time.issue == pytest.approx(256 * turns * 16 / (128 * 0.7 * 1.75e9))
+
+
+def test_a_kernel_that_looks_into_blocks_takes_two_turns_of_its_loops_only() -> None:
+    straight, loop = kernel(16, 32, 32), kernel(16, 32, 32, loops=True)
+    assert kernel_time(H100, Launch(loop, 1, looks=True)).latency == pytest.approx(2 * 0.7e-6)
+    assert kernel_time(H100, Launch(straight, 1, looks=True)).latency == pytest.approx(0.7e-6)
 
 
 def test_launches_add_up_and_the_share_counts_needed_bytes_only() -> None:

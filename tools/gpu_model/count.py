@@ -122,8 +122,19 @@ def widest(code: Iterable[Instruction], one_thread: Matcher) -> Matcher:
     return lambda one: one.name in ("LDG", "LDGSTS") and width(one) == best and not one_thread(one)
 
 
-def count(graph: Graph, skip: Matcher, one_thread: Matcher, warps: int) -> Counts:
-    """Counts of the hot path of a kernel with `warps` warps a block."""
+def count(
+    graph: Graph,
+    skip: Matcher,
+    one_thread: Matcher,
+    warps: int,
+    one_turn: Matcher = lambda _: False,
+    first_turn: Matcher = lambda _: False,
+) -> Counts:
+    """Counts of the hot path of a kernel with `warps` warps a block.
+
+    A loop with a line that is `one_turn` is no loop. One with a piece that only its `first_turn` runs is two pieces of
+    straight code: that turn, and one without the piece.
+    """
     is_ticket = [any(one.name in TICKETS for one in block.code) for block in graph.blocks]
 
     def weight(block: int) -> float:
@@ -138,7 +149,10 @@ def count(graph: Graph, skip: Matcher, one_thread: Matcher, warps: int) -> Count
     path = graph.path(weight, ends=ends)
     hot = [b for b in path if weight(b) >= 0]
     code_of = lambda blocks: [one for b in blocks for one in graph.blocks[b].code]  # noqa: E731
-    loops = [loop for loop in graph.loops if any(b in loop.blocks for b in hot)]
+    inside = lambda loop: {b for other in graph.loops if other.blocks < loop.blocks for b in other.blocks}  # noqa: E731
+    turns_once = lambda loop: any(one_turn(one) for one in code_of(loop.blocks - inside(loop)))  # noqa: E731
+    loops = [loop for loop in graph.loops if any(b in loop.blocks for b in hot) and not turns_once(loop)]
+    nothing: Matcher = lambda _: False  # noqa: E731
     streams, used = [], set[int]()
     for loop in loops:
         body = [b for b in hot if b in loop.blocks and b not in used]
@@ -146,7 +160,13 @@ def count(graph: Graph, skip: Matcher, one_thread: Matcher, warps: int) -> Count
         streamed = widest(code, one_thread)
         read = sum(width(one) for one in code if streamed(one))
         if read >= 8 and len(code) > 8 and sum(map(one_thread, code)) * 2 < len(code):
-            streams.append(_stream(code, streamed, share, True))
+            later = code_of(
+                b for b in body if sum(map(first_turn, graph.blocks[b].code)) * 2 <= len(graph.blocks[b].code)
+            )
+            if len(later) < len(code):
+                streams += [_stream(code, streamed, share, False), _stream(later, nothing, share, False)]
+            else:
+                streams.append(_stream(code, streamed, share, True))
             used.update(body)
     rest = [b for b in hot if b not in used]
     if not streams:

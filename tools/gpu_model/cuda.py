@@ -32,8 +32,10 @@ DRAFT = 5
 # Paths for rows of another dtype, in code that picks its dtype at run time, and for rows that are not aligned.
 OTHER_DTYPES = (
     r"kFloat32|0x1p30f /|is_aligned && first|count_read\(4\)|count_read\(2\)|i \* 4|at\(i \+ j\)|scaled|rest\b|"
-    r"ragged_words|half_at|word_at"
+    r"load_ragged|half_at|word_at"
 )
+# Flat rows, of which there is no call here; trees, whose rows are found in another way.
+OTHER_LAYOUTS = r"open_flat|find_tree_row"
 # What the tests' build for the host has in place of a GPU's code; group 1 is the GPU's.
 HOST = re.compile(
     r"^#ifdef SPECDEC_HOST\n(?:(?!#else|#endif).*\n)*(?:#else\n((?:(?!#endif).*\n)*))?#endif", re.MULTILINE
@@ -41,12 +43,19 @@ HOST = re.compile(
 # By one thread, or one warp of eight.
 ONE_THREAD = (
     r"if \(.*threadIdx\.x == 0|threadIdx\.x < 32|load_pair\(|make_row\(|find_share|load_request|merge_warps|"
-    r"\.merged\(|partials\.store|merge_tiles"
+    r"\.merged\(|partials\.store|plain_stats\("
 )
+# Here every warp has a row of its own.
+EVERY_WARP = "stats_kernel"
 RARE = (
-    r"apply_list|token_map|mapped_minimum|column|excluded\.load|i < count|is_among_largest|race_for_best|write_sample|"
-    r"is_listed|find_argmax|kind == kPlain|search_row|draw\("
+    r"apply_list|token_map|mapped_minimum|column|is_excluded|i < count|is_among_largest|race_for_best|write_sample|"
+    r"is_listed|num_listed|watch_draft|has_stats|active\.get|find_argmax|plain_weights|search_row|logprob|drafted_logit"
 )
+# Loops that turn once: over the 131072 ids that a race has bounds of, over 256 positions, over 32 tiles or ids; and a
+# draw that finds something at its first look.
+ONE_TURN = r"window \+= kWindow|base \+= (kThreads|32)|tile \+= 32|width; i \+= kThreads|\+\+look"
+# A race looks into blocks; its next turn finds no bound that reaches the best score, and all warps skip the look.
+FIRST_TURN = r"best_of_eight\(|weights\(first, w\)"
 
 
 class Part(NamedTuple):
@@ -76,10 +85,15 @@ MASS, ENTROPY, RAW, MASKED = 1, 2, 4, 8  # DigestFlag
 
 
 def _rows(rows: int, flags: int, *, filters: bool = False, races: bool = False) -> tuple[Part, ...]:
-    """Digest and settle, with the race of every row or (nearly) none; a block of the digest has four tiles of bf16."""
+    """Digest and settle, with the race of every row or none; a block of the digest has four tiles of bf16."""
     grid = lambda batch, _: batch * rows  # noqa: E731
-    digest = Part(f"digest_kernel<1,{flags}>", lambda batch, vocab: batch * rows * -(-tiles(vocab) // 4))
-    settle = Part(f"settle_kernel<{int(filters)}>", grid, (RARE,) if races else (RARE, "race_row"))
+    digest = Part(f"digest_kernel<1,{flags}>", lambda batch, vocab: batch * rows * -(-tiles(vocab) // 4), (RARE,))
+    unwanted = (r"has_raw|raw\.", *(() if flags & ENTROPY else ("kWantsEntropy|has_entropy",)))
+    settle = Part(f"settle_kernel<{int(filters)}>", grid, (RARE, *unwanted) if races else (RARE, *unwanted, "race_row"))
+    if not filters and not races:
+        # Of an argmax rule: the first id of the maximum is looked for.
+        cold = RARE if flags & MASS else RARE.replace("find_argmax|", "")
+        return digest, Part("stats_kernel", lambda batch, _: -(-batch * rows // 8), (cold, *unwanted))
     if not filters:
         return digest, settle
     gather = Part("gather_kernel", lambda batch, vocab: batch * rows * min(tiles(vocab), 8), is_idle=True)
@@ -90,24 +104,29 @@ def _pairs(name: str, pairs: int) -> Part:
     return Part(f"pair_kernel<{name}>", lambda batch, vocab: batch * pairs * tiles(vocab), (RARE,))
 
 
-def _once(name: str) -> Part:
-    return Part(name, lambda batch, _: batch, (RARE,))
+def _once(name: str, *cold: str) -> Part:
+    return Part(name, lambda batch, _: batch, (RARE, *cold))
 
 
 _BOTH, _ONE = 2 * DRAFT + 1, DRAFT + 1
 _WALK = _once("chain_kernel")
+_KNOWN = _once("chain_kernel", r"draw\(|kind == kPair|has_draft|Rule::kRatio")  # every row has its token
 CALLS = [
     Call("verify_chain ratio bf16", _BOTH, (*_rows(_BOTH, MASS), _WALK)),
     Call("verify_chain ratio bf16 mask", _BOTH, (*_rows(_BOTH, MASS | MASKED), _WALK)),
     Call("verify_chain ratio bf16 filters", _BOTH, (*_rows(_BOTH, MASS, filters=True), _WALK), True),
-    Call("verify_chain block bf16", _BOTH, (*_rows(_BOTH, MASS), _WALK, _pairs("0", DRAFT - 1), _once("block_kernel"))),
-    Call("verify_chain match bf16", _ONE, (*_rows(_ONE, 0, races=True), _WALK)),
-    Call("verify_chain match bf16 mask", _ONE, (*_rows(_ONE, MASKED, races=True), _WALK)),
-    Call("verify_chain match bf16 filters", _ONE, (*_rows(_ONE, MASS, filters=True, races=True), _WALK), True),
-    Call("verify_chain greedy bf16", _ONE, (*_rows(_ONE, 0), _WALK)),
-    Call("verify_chain typical bf16", _ONE, (*_rows(_ONE, MASS | ENTROPY, races=True), _WALK)),
-    Call("verify_chain topm bf16", _ONE, (*_rows(_ONE, 0), _WALK)),
-    Call("verify_chain distance bf16", _ONE, (*_rows(_ONE, 0), _WALK)),
+    Call(
+        "verify_chain block bf16",
+        _BOTH,
+        (*_rows(_BOTH, MASS), _once("weights_kernel"), _pairs("0", DRAFT - 1), _once("block_kernel", "examine")),
+    ),
+    Call("verify_chain match bf16", _ONE, (*_rows(_ONE, 0, races=True), _KNOWN)),
+    Call("verify_chain match bf16 mask", _ONE, (*_rows(_ONE, MASKED, races=True), _KNOWN)),
+    Call("verify_chain match bf16 filters", _ONE, (*_rows(_ONE, MASS, filters=True, races=True), _KNOWN), True),
+    Call("verify_chain greedy bf16", _ONE, (*_rows(_ONE, 0), _KNOWN)),
+    Call("verify_chain typical bf16", _ONE, (*_rows(_ONE, MASS | ENTROPY, races=True), _KNOWN)),
+    Call("verify_chain topm bf16", _ONE, (*_rows(_ONE, 0, races=True), _KNOWN)),
+    Call("verify_chain distance bf16", _ONE, (*_rows(_ONE, 0), _KNOWN)),
     Call("sample bf16", 1, _rows(1, MASS, races=True)),
     Call("sample bf16 filters", 1, _rows(1, MASS, filters=True, races=True), True),
     Call("acceptance_ratios bf16", 2 * DRAFT, (*_rows(2 * DRAFT, MASS), _once("ratios_kernel"), _pairs("1", DRAFT))),
@@ -223,8 +242,13 @@ def threads() -> int:
 
 def kernel_of(use: Usage, graph: Graph, cold: tuple[str, ...], block: int, name: str = "") -> Kernel:
     """Counts of one kernel, without the code that a call does not run."""
-    counts: Counts = count(graph, source_matches(OTHER_DTYPES, *cold), source_matches(ONE_THREAD), block // 32)
-    return Kernel(name or plain_name(use.kernel), use.arch, block, use.registers, use.shared, use.spills, counts)
+    name = name or plain_name(use.kernel)
+    skipped = source_matches(OTHER_DTYPES, *((OTHER_LAYOUTS, *cold) if cold else ()))
+    one_thread = source_matches(*((r"(?!)",) if name == EVERY_WARP else (ONE_THREAD,)))
+    counts: Counts = count(
+        graph, skipped, one_thread, block // 32, source_matches(ONE_TURN), source_matches(FIRST_TURN)
+    )
+    return Kernel(name, use.arch, block, use.registers, use.shared, use.spills, counts)
 
 
 def plain_name(mangled: str) -> str:

@@ -95,14 +95,14 @@ def kernel_time(machine: Machine, launch: Launch) -> Time:
     alone = once.waits * CACHED + (once.serial * DEPENDENT + once.barriers * BARRIER) / clock
     moved = 0.0
     for stream in kernel.counts.streams:
-        turns = 1.0
-        if launch.looks and not launch.is_idle:
+        turns, looks = 1.0, launch.looks and stream.loops
+        if looks and not launch.is_idle:
             turns = LOOK_TURNS
         elif stream.loops or launch.is_idle:
-            turns = launch.streamed / (blocks * kernel.threads * stream.read)
+            turns = launch.streamed / max(blocks * kernel.threads * stream.read, 1)
         moved += turns * blocks * kernel.threads * (stream.read + stream.written)
         slots += turns * issue_slots(kernel.arch, stream.work.issued, stream.work.units)
-        rounds = turns if launch.looks else turns * stream.read / max(stream.in_flight, 1)
+        rounds = turns if looks else turns * stream.read / max(stream.in_flight, 1)
         serial = (stream.work.serial * DEPENDENT + stream.work.barriers * BARRIER) / clock
         # A straight piece holds the block's set-up: all but one of its waits are for parameters, not for rows.
         other = max(stream.work.waits - math.ceil(stream.read / max(stream.in_flight, 1)), 0) * CACHED

@@ -23,12 +23,14 @@ what a multiprocessor issues (128 a clock, fewer on a slower unit: 16 exponentia
 and its waves of blocks, each as long as one block takes alone ({memory} us for each round of loads that miss the
 caches, {cached} us for each that hits, {dependent} clocks an instruction). To it are added {memory} us for the first
 load and the time of the merge behind the last ticket, where there is one. Kernels that look into a few blocks of their
-rows take two turns of each of their loops. A call is the sum of its kernels, 2 us for the first launch and
-1 us for each that follows. The share of the copy rate counts only the bytes that the rule must read.
+rows take two turns of each of their loops; in a CUDA race the second one finds nothing to look into. A call is the sum
+of its kernels, 2 us for the first launch and 1 us for each that follows. The share of the copy rate counts only the
+bytes that the rule must read.
 
 Counts are those of the longest path through the code that a streaming block runs up to its ticket. Slow paths of
-divisions, rows that are not aligned and other dtypes are left out. Where a kernel decides at run time what a rule needs
-(the CUDA kernels of the first design do), `tools/gpu_model/cuda.py` names the source lines that a call does not reach.
+divisions, rows that are not aligned, flat rows and other dtypes are left out. Where a CUDA kernel decides at run time
+what a rule needs, `tools/gpu_model/cuda.py` names the source lines that a call does not reach, and the loops that turn
+once. Calls ask for no log-probabilities.
 
 Machines: {machines}.
 """
