@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(kThreads) ratios_kernel(const __grid_constant_
   after_last_kernel();
   load_request(p, b, &q);
   __syncthreads();
-  int status = q.status | (p.draft_given && q.draft.bad && q.chain.length > 0 ? kBadSampling : 0);
+  int status = q.status | (p.draft && q.draft.bad && q.chain.length > 0 ? kBadSampling : 0);
   if (!q.chain.lost) status |= q.chain.end_status;
   for (int i = threadIdx.x; i < p.max_draft; i += kThreads) {
     float ratio = 0.f, overlap = 0.f;

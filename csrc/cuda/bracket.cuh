@@ -30,7 +30,7 @@ __device__ inline Bracket bracket_of(const FilteredRow& f, Unknown unknown, doub
                                      float floor) {
   const int size = take_sample(f);
   const bool is_rank = unknown == kRank;
-  const float scale = f.row.parameters.inv_t * 1.44269504f;
+  const float scale = f.row.parameters.inv_t * kLog2E;
   const auto weight = [&](float l) {
     if (l == -INFINITY) return 0.f;
     return is_rank ? 1.f : fast_exp2(fmaxf((l - f.maximum) * scale, -1000.f));

@@ -5,7 +5,8 @@
 namespace specdec {
 
 __device__ inline Law target_law(const RowStats& r, const Parameters& s) {
-  return {r.maximum, s.inv_t, 0.f, 1.f / r.mass, r.threshold, s.greedy ? r.argmax : -1};
+  return {
+      r.maximum, s.inv_t, 0.f, 1.f / r.mass, fmaxf(r.threshold, kLowest), s.greedy ? r.argmax : -1};
 }
 
 __device__ inline RowStats target_stats(const Problem& p, int64_t b, int64_t i) {
@@ -25,10 +26,11 @@ __device__ inline Law draft_law(const Problem& p, const Chain& c, int64_t b, int
                                 const Parameters& s) {
   if (p.has_stats) {
     const int64_t at = stats_index(p, c, b, i);
-    return {0.f, s.inv_t, p.logsumexp.load(at), 1.f, p.draft_threshold.load(at), -1};
+    return {0.f, s.inv_t, p.logsumexp.load(at), 1.f, fmaxf(p.draft_threshold.load(at), kLowest),
+            -1};
   }
   const RowStats r = draft_stats(p, b, i);
-  return {r.maximum, s.inv_t, 0.f, 1.f / r.mass, r.threshold, -1};
+  return {r.maximum, s.inv_t, 0.f, 1.f / r.mass, fmaxf(r.threshold, kLowest), -1};
 }
 
 // Draft column of a target id, or -1. The scratch is not initialised: an entry counts only if the
@@ -61,29 +63,11 @@ struct Fact {  // of one position
   float ratio, point_mass;  // rule block: p / q at the drafted id; p there if q is a point mass
 };
 
-struct Request {  // what all positions share
-  Chain chain;
-  Parameters target, draft;
-  bool has_draft_law;
-  bool is_draft_bad;  // the draft's sampling parameters are, and they would be read
-  int status;
-};
-
 // By the first warp, for all behind the next barrier.
 __device__ inline void load_request(const Problem& p, int64_t b, Request* shared) {
   if (threadIdx.x >= 32) return;
-  Request q{};
-  q.chain = load_chain(p, b);
-  if (threadIdx.x != 0) return;
-  q.target = target_parameters(p, b);
-  q.draft = neutral_parameters();
-  q.status = q.chain.status;
-  if (p.draft_given) q.draft = load_parameters(p.draft_sampling, b, p.draft_vocab);
-  q.has_draft_law = has_draft_law(p, q.target, q.draft);
-  const bool reads_draft = p.draft_given && (p.rule == Rule::kRatio || p.rule == Rule::kBlock);
-  q.is_draft_bad = reads_draft && q.draft.bad && !q.target.greedy;
-  if (q.target.bad || (q.is_draft_bad && q.chain.length > 0)) q.status |= kBadSampling;
-  *shared = q;
+  const Request q = make_request(p, b);
+  if (threadIdx.x == 0) *shared = q;
 }
 
 // The test of a draft id by a rule that looks at the target row alone.
@@ -102,37 +86,55 @@ __device__ inline bool passes_target_rule(const Problem& p, const Request& q, co
   return row.argmax == x;
 }
 
-// Position i <= length of request b, as if the walk reached it.
-__device__ inline Fact examine(const Problem& p, const Request& q, int64_t b, int64_t i) {
+struct Position {  // what lies at known places of position i <= length
+  RowStats row;
+  Law target, draft;  // draft: where it has a law and there is an id
+  int64_t x;          // the drafted id; -1 behind the last
+  bool has_draft, is_draft_bad;
+};
+
+__device__ inline Position load_position(const Problem& p, const Request& q, int64_t b, int64_t i) {
+  Position at{};
+  at.row = target_stats(p, b, i);
+  at.x = i < q.chain.length ? draft_id(p, q.chain, b, i) : -1;
+  at.has_draft = q.has_draft_law && i < q.chain.length;
+  if (at.has_draft) {
+    at.draft = draft_law(p, q.chain, b, i, q.draft);
+    const bool is_stored = !p.has_stats || p.rule == Rule::kBlock;
+    at.is_draft_bad = is_stored && draft_stats(p, b, i).bad;
+  }
+  at.target = target_law(at.row, q.target);
+  return at;
+}
+
+// The test of position i, as if the walk reached it.
+__device__ inline Fact examine(const Problem& p, const Request& q, int64_t b, int64_t i,
+                               const Position& at) {
   const Chain& c = q.chain;
-  Fact f{kAccept, 0, 1.f, 0.f};
-  if (i == c.length) f.status |= c.end_status;
-  const RowStats row = target_stats(p, b, i);
+  const RowStats& row = at.row;
+  const Law &law = at.target, &other = at.draft;
+  const int64_t x = at.x, column = at.has_draft ? column_of(p, x) : -1;
+  const float u = p.rule == Rule::kRatio && !q.target.greedy && x >= 0 ? p.coin_of(b, i) : 0.f;
+  const float logit = x < 0 ? 0.f : target_row(p, c, b, i).at(x);
+  const float drafted = column < 0 ? -INFINITY : draft_row(p, c, b, i).at(column);
+  Fact f{kAccept, x < 0 ? c.end_status : 0, 1.f, 0.f};
   if (row.bad) {
     f.status |= kBadTarget;
     f.verdict = kStop;
     return f;
   }
-  if (i == c.length) {
+  if (x < 0) {
     f.verdict = kEnd;
     return f;
   }
-  const int64_t x = draft_id(p, c, b, i);
-  const float logit = target_row(p, c, b, i).at(x);
-  const Law law = target_law(row, q.target);
   if ((p.rule != Rule::kRatio && p.rule != Rule::kBlock) || q.target.greedy) {
     f.verdict = passes_target_rule(p, q, row, law, i, x, logit) ? kAccept : kReject;
     return f;
   }
   const float px = law.at(logit, x);
   float qx = 1.f;
-  if (q.has_draft_law) {
-    const int64_t column = column_of(p, x);
-    const float drafted = column < 0 ? -INFINITY : draft_row(p, c, b, i).at(column);
-    const Law other = draft_law(p, c, b, i, q.draft);
-    bool bad = drafted != drafted || (p.has_stats && !is_finite(other.shift));
-    if (!p.has_stats || p.rule == Rule::kBlock) bad = bad || draft_stats(p, b, i).bad;
-    if (bad) {
+  if (at.has_draft) {
+    if (at.is_draft_bad || drafted != drafted || (p.has_stats && !is_finite(other.shift))) {
       f.status |= kBadDraft;
       f.verdict = kEnd;
       return f;
@@ -143,10 +145,19 @@ __device__ inline Fact examine(const Problem& p, const Request& q, int64_t b, in
   f.point_mass = px;
   f.ratio = qx > 0.f ? px / qx : 0.f;
   if (p.rule == Rule::kBlock) return f;
-  const bool passes =
-      px > 0.f && qx > 0.f && mul_rn(p.coin_of(b, i), qx) < add_rn(px, p.over_acceptance);
+  const bool passes = px > 0.f && qx > 0.f && mul_rn(u, qx) < add_rn(px, p.over_acceptance);
   f.verdict = passes ? kAccept : kReject;
   return f;
+}
+
+__device__ inline void write_logprob(const Problem& p, const Request& q, int64_t b, int64_t i,
+                                     int64_t id) {
+  float logprob = 0.f;
+  if (id >= 0) {
+    const float logit = target_row(p, q.chain, b, i).at(id);
+    logprob = token_logprob(p, target_stats(p, b, i), q.target, logit, id);
+  }
+  p.logprobs.store(b * (p.max_draft + 1) + i, logprob);
 }
 
 // Writes ids and log-probabilities: prefix, `token` (-1: none yet) at `accepted`, -1 behind.
@@ -158,34 +169,25 @@ __device__ inline void write_chain(const Problem& p, const Request& q, int64_t b
     if (i < accepted) id = draft_id(p, q.chain, b, i);
     if (i == accepted) id = token;
     p.token_ids.store(b * width + i, id);
-    if (p.logprobs_mode == LogprobsMode::kNone) continue;
-    float logprob = 0.f;
-    if (id >= 0) {
-      const float logit = target_row(p, q.chain, b, i).at(id);
-      logprob = token_logprob(p, target_stats(p, b, i), q.target, logit, id);
-    }
-    p.logprobs.store(b * width + i, logprob);
+    if (p.logprobs_mode != LogprobsMode::kNone) write_logprob(p, q, b, i, id);
   }
 }
 
-// How the token at row `accepted` is drawn. kPlain rows that have raced already have their winner.
-__device__ inline PairTask draw_task(const Problem& p, const Request& q, int64_t b, int accepted,
-                                     bool is_rejected, float scale) {
+// How the token at position i is drawn. kPlain rows that have raced already have their winner.
+__device__ inline PairTask draw_task(const Problem& p, const Position& at, int i, bool is_rejected,
+                                     float scale) {
+  const bool is_residual =
+      is_rejected && !p.rejected_from_target && (p.rule == Rule::kRatio || p.rule == Rule::kBlock);
   PairTask t{};
-  t.kind = kPlain;
-  t.row = t.place = t.slot = accepted;
+  t.kind = !is_residual ? kPlain : at.has_draft ? kPair : kPoint;
+  t.row = t.place = t.slot = i;
   t.a = scale;
   t.b = 1.f;
-  t.x = -1;
+  t.x = is_residual ? at.x : -1;
   t.point_left = -INFINITY;
-  t.target = target_law(target_stats(p, b, accepted), q.target);
-  if (!is_rejected || p.rejected_from_target) return t;
-  if (p.rule != Rule::kRatio && p.rule != Rule::kBlock) return t;
-  t.kind = q.has_draft_law ? kPair : kPoint;
-  t.x = draft_id(p, q.chain, b, accepted);
-  if (!q.has_draft_law) return t;
-  t.draft = draft_law(p, q.chain, b, accepted, q.draft);
-  t.watch_draft = p.has_stats && p.rule == Rule::kRatio;
+  t.target = at.target;
+  t.draft = at.draft;
+  t.watch_draft = t.kind == kPair && p.has_stats && p.rule == Rule::kRatio;
   return t;
 }
 

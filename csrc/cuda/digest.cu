@@ -4,106 +4,12 @@
 // largest logit, in the dtype of the row. NaN stays.
 //   grid = [batch * rows * chunks]; a thread block owns 32 KB of a row, and loads all of it before
 //   it uses any; a warp owns 512 consecutive ids of each tile
+#include "chunk.cuh"
 #include "kernels.h"
 #include "rows.cuh"
 
 namespace specdec {
 namespace {
-
-constexpr int kLoads = 8;  // of 16 bytes, a thread
-
-template <LogitType kType>
-struct Chunk {
-  static constexpr int kPer = kType == LogitType::kFloat32 ? 4 : 8;  // values of a load
-  static constexpr int kIds = kLoads * kThreads * kPer, kTiles = kIds / kTile;
-  static constexpr int kOfTile = kLoads / kTiles;  // loads
-  // First id of load i, behind the chunk's first.
-  static __device__ __forceinline__ int offset(int i) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    return i / kOfTile * kTile + warp * (kTile / kWarps) + (i % kOfTile * 32 + lane) * kPer;
-  }
-};
-
-template <LogitType kType>
-__device__ __forceinline__ uint32_t max_words(uint32_t a, uint32_t b) {  // NaN stays
-  if constexpr (kType == LogitType::kFloat32) {
-    return float_bits(max_nan(bits_float(a), bits_float(b)));
-  } else {
-    return max_halves<kType == LogitType::kBFloat16>(a, b);
-  }
-}
-
-template <LogitType kType>
-constexpr uint32_t kNothing32 = kType == LogitType::kFloat32    ? 0xff800000u
-                                : kType == LogitType::kBFloat16 ? 0xff80ff80u
-                                                                : 0xfc00fc00u;  // -inf
-
-// Value j of 16 bytes.
-template <LogitType kType>
-__device__ __forceinline__ float value_of(const Words& words, int j) {
-  if constexpr (kType == LogitType::kFloat32) return bits_float(words.w[j]);
-  const uint32_t word = words.w[j / 2];
-  if constexpr (kType == LogitType::kBFloat16) {
-    return bits_float(j % 2 == 0 ? word << 16 : word & 0xffff0000u);
-  }
-  return half_value(static_cast<uint16_t>(j % 2 == 0 ? word : word >> 16));
-}
-
-// What is left of the 16 bytes from value i on, one value at a time.
-template <LogitType kType>
-__device__ __forceinline__ Words ragged_words(const LogitRow& row, int64_t i, int64_t size) {
-  Words out;
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    if constexpr (kType == LogitType::kFloat32) {
-      out.w[j] = i + j < size ? row.word_at(i + j) : kNothing32<kType>;
-    } else {
-      const int64_t at = i + 2 * j;
-      const uint32_t low = at < size ? row.half_at(at) : kNothing32<kType> & 0xffffu;
-      const uint32_t high = at + 1 < size ? row.half_at(at + 1) : kNothing32<kType> & 0xffffu;
-      out.w[j] = low | high << 16;
-    }
-  }
-  return out;
-}
-
-// All of a whole chunk of an aligned row; else what is there, and -inf.
-template <LogitType kType>
-__device__ __forceinline__ void load_chunk(const LogitRow& row, int64_t base, int64_t size,
-                                           Words (&v)[kLoads]) {
-  using C = Chunk<kType>;
-  constexpr int kBytes = 16 / C::kPer;
-  const bool is_aligned = row.is_aligned();
-  if (is_aligned && base + C::kIds <= size) {
-#pragma unroll
-    for (int i = 0; i < kLoads; ++i) v[i] = row.template words_at<kBytes>(base + C::offset(i));
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < kLoads; ++i) {
-    const int64_t first = base + C::offset(i);
-    if (is_aligned && first + C::kPer <= size) {
-      v[i] = row.template words_at<kBytes>(first);
-    } else {
-      v[i] = ragged_words<kType>(row, first, size);
-    }
-  }
-}
-
-// -inf where the packed bits are 0.
-template <LogitType kType>
-__device__ __forceinline__ void mask_words(unsigned bits, Words* v) {
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    if constexpr (kType == LogitType::kFloat32) {
-      v->w[j] = (bits >> j & 1u) != 0 ? v->w[j] : kNothing32<kType>;
-    } else {
-      const uint32_t keep = ((bits >> 2 * j & 1u) != 0 ? 0x0000ffffu : 0u) |
-                            ((bits >> 2 * j & 2u) != 0 ? 0xffff0000u : 0u);
-      v->w[j] = (v->w[j] & keep) | (kNothing32<kType> & ~keep);
-    }
-  }
-}
 
 // Largest value of a warp's share of a tile; kStore: also of each of its eight blocks.
 template <LogitType kType, bool kStore>
@@ -230,7 +136,7 @@ __device__ __forceinline__ void merge_warps(float scale, float* maximum, Sums* s
   }
 }
 
-constexpr float kLog2E = 1.44269504f, kLn2 = 0.693147181f;
+constexpr float kLn2 = 0.693147181f;
 
 // Maximum and sums of the eight warps' shares of each tile.
 template <int kTiles, bool kMass, bool kEntropy>
@@ -271,8 +177,9 @@ struct WarpParts {
 };
 
 struct Share {  // of a thread block
-  Row row;
-  int64_t slot, base;
+  bool active, is_target;
+  MaskedRow values;
+  int64_t slot, base, size;
   Global<uint8_t> maxima;
   float scale;
   int first_tile, tiles;  // tiles: that the row has from there on
@@ -282,18 +189,21 @@ template <LogitType kType>  // by the first warp
 __device__ inline void find_share(const Problem& p, Share* shared) {
   using C = Chunk<kType>;
   const unsigned chunks = static_cast<unsigned>(p.tiles + C::kTiles - 1) / C::kTiles;
-  const unsigned slot = blockIdx.x / chunks, b = slot / static_cast<unsigned>(p.rows());
-  Share t;
-  t.row = make_row(p, b, static_cast<int>(slot - b * p.rows()));
+  const unsigned slot = blockIdx.x / chunks, chunk = blockIdx.x - slot * chunks;
+  const Row row = make_row(p, slot);
   if (threadIdx.x != 0) return;
+  Share t;
+  t.base = chunk * int64_t{C::kIds};
+  t.active = row.active && t.base < row.size && row.type() == kType;
+  t.is_target = row.is_target;
+  t.values = row.values;
   t.slot = slot;
-  t.base = (blockIdx.x - slot * chunks) * static_cast<int64_t>(C::kIds);
-  if (t.base >= t.row.size || t.row.type() != kType) t.row.active = false;
-  t.first_tile = static_cast<int>(t.base / kTile);
-  t.tiles = t.row.tiles() - t.first_tile;
+  t.size = row.size;
+  t.first_tile = static_cast<int>(chunk) * C::kTiles;
+  t.tiles = row.tiles() - t.first_tile;
   t.maxima = p.work.maxima + slot * p.maxima_bytes + t.base / kBlock * (16 / C::kPer);
   // Neither 0 (T infinite) nor infinite.
-  t.scale = fmaxf(fminf(t.row.parameters.inv_t * kLog2E, 3e38f), 1e-45f);
+  t.scale = fmaxf(fminf(row.parameters.inv_t * kLog2E, 3e38f), 1e-45f);
   *shared = t;
 }
 
@@ -310,10 +220,10 @@ __global__ void __launch_bounds__(kThreads, 4) digest_kernel(const __grid_consta
   after_last_kernel();
   if (threadIdx.x < 32) find_share<kType>(p, &t);
   __syncthreads();
-  if (!t.row.active) return;
+  if (!t.active) return;
 
   Words v[kLoads];
-  load_chunk<kType>(t.row.values.logits, t.base, t.row.size, v);
+  load_chunk<kType>(t.values.logits, t.base, t.size, v);
   const int warp = threadIdx.x / 32;
   const Global<uint8_t> maxima = t.maxima + warp * (kTileBlocks / kWarps * (16 / C::kPer));
   float most[C::kTiles], raw_most[C::kTiles] = {};
@@ -322,17 +232,17 @@ __global__ void __launch_bounds__(kThreads, 4) digest_kernel(const __grid_consta
   for (int tile = 0; tile < C::kTiles; ++tile) {
     Words* of_tile = v + tile * C::kOfTile;
     if constexpr (kRaw) {
-      if (t.row.is_target) {
+      if (t.is_target) {
         raw_most[tile] = warp_maximum<kType, false>(of_tile, {}, false);
         raw_sums[tile] = lane_sums<kType, false>(of_tile, raw_most[tile], kLog2E);
       }
     }
     if constexpr (kMasked) {
-      if (t.row.values.allowed) {
+      if (t.values.allowed) {
 #pragma unroll
         for (int i = 0; i < C::kOfTile; ++i) {
           const int64_t id = t.base + C::offset(tile * C::kOfTile + i);
-          const unsigned bits = id < t.row.size ? t.row.values.bits(id & ~7) : 0u;
+          const unsigned bits = id < t.size ? t.values.bits(id & ~7) : 0u;
           mask_words<kType>(bits >> (id & 7), of_tile + i);
         }
       }

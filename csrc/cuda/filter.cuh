@@ -62,8 +62,6 @@ __device__ float largest_with(float low, float high, T goal, const F& measure, T
   return from_ordered_bits(from);
 }
 
-constexpr float kLowest = -3.402823466e38f;
-
 // A lower bound of the k-th largest logit that only k blocks and few more reach.
 __device__ inline float block_bound(const FilteredRow& f, int k) {
   const auto count = [&](float t) { return count_from(f, t); };

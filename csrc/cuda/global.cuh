@@ -92,6 +92,12 @@ class LogitRow {
   __device__ LogitType type() const { return type_; }
   __device__ bool is_aligned() const { return data_ % 16 == 0; }
 
+  // The row from value i on.
+  __device__ LogitRow from(int64_t i, int bytes) const {
+    LogitRow rest = *this;
+    rest.data_ += i * bytes;
+    return rest;
+  }
   // The 16 bytes from value i on; of an aligned row.
   template <int kBytes>
   __device__ __forceinline__ Words words_at(int64_t i) const {
@@ -179,8 +185,10 @@ class GlobalIds {
   GlobalIds() = default;
   GlobalIds(void* data, bool wide) : data_(data), wide_(wide) {}
   __device__ int64_t load(int64_t i) const {
-    return wide_ ? Global<int64_t>(static_cast<int64_t*>(data_)).load(i)
-                 : Global<int32_t>(static_cast<int32_t*>(data_)).load(i);
+    const Global<const int32_t> words(static_cast<const int32_t*>(data_));
+    const int32_t low = words.load(wide_ ? 2 * i : i);
+    const int32_t high = wide_ ? words.load(2 * i + 1) : low >> 31;
+    return static_cast<int64_t>(high) << 32 | static_cast<uint32_t>(low);
   }
   __device__ void store(int64_t i, int64_t id) const {
     if (wide_) {

@@ -52,7 +52,6 @@ Problem chain_problem(Task task, const Params& v, const Logits& draft) {
   p.ids_batch_stride = v.max_draft;
   p.ids_stride = v.draft_ids.stride;
   p.cu_draft = GlobalVector(v.cu_draft);
-  p.draft_given = static_cast<bool>(v.draft);
   set_vocabulary(&p, v.token_map, v.allowed, v.max_draft + 1);
   return p;
 }

@@ -177,7 +177,11 @@ void launch_phase(Kernel kernel, int64_t blocks, int threads, Stream stream, con
   STD_TORCH_CHECK(error == cudaSuccess, "launch: ", cudaGetErrorString(error));
 }
 
-__device__ __forceinline__ float fast_log(float x) { return __logf(x); }
+__device__ __forceinline__ float fast_log(float x) {  // of a normal number, or 0
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y * 0.693147181f;
+}
 
 __device__ __forceinline__ float fast_exp2(float x) {  // within 2 units of the last place
   float y;

@@ -19,6 +19,13 @@ SPECDEC_HD int tiles_of(int64_t vocab) { return static_cast<int>((vocab + kTile 
 
 enum class Task : int { kSample, kChain, kRatios, kResidual, kTree };
 
+struct GivenSampling {  // of a request
+  float temperature = 1.f;
+  int top_k = 0;
+  float top_p = 1.f, min_p = 0.f;
+  bool active = true;
+};
+
 struct SamplingView {  // each [batch] or absent
   GlobalVector<float> temperature;
   GlobalVector<int32_t> top_k;
@@ -32,6 +39,11 @@ struct SamplingView {  // each [batch] or absent
         min_p(s.min_p),
         active(s.active) {}
   SPECDEC_HD bool filters() const { return top_k || top_p || min_p; }
+  __device__ GivenSampling load(int64_t b) const {
+    const GivenSampling off;
+    return {temperature.get(b, off.temperature), top_k.get(b, off.top_k), top_p.get(b, off.top_p),
+            min_p.get(b, off.min_p), active.get(b, true)};
+  }
 };
 
 // Sampling parameters of a request with the rules for bad values applied.
@@ -44,21 +56,19 @@ struct Parameters {
 
 __device__ inline Parameters neutral_parameters() { return {1.f, 1.f, 1.f, 0.f, 0, false, false}; }
 
-__device__ inline Parameters load_parameters(const SamplingView& s, int64_t b, int64_t vocab) {
+__device__ inline Parameters checked(const GivenSampling& s, int64_t vocab) {
   Parameters p = neutral_parameters();
-  if (!s.active.get(b, true)) return p;
-  const float t = s.temperature.get(b, 1.f);
-  const int k = s.top_k.get(b, 0);
-  const float top_p = s.top_p.get(b, 1.f), min_p = s.min_p.get(b, 0.f);
-  p.bad = !(t >= 0.f) || k < 0 || top_p != top_p || min_p != min_p;
-  p.greedy = p.bad || t == 0.f || !is_finite(1.f / t);
+  if (!s.active) return p;
+  const float t = s.temperature, inv_t = 1.f / t;
+  p.bad = !(t >= 0.f) || s.top_k < 0 || s.top_p != s.top_p || s.min_p != s.min_p;
+  p.greedy = p.bad || t == 0.f || !is_finite(inv_t);
   if (p.greedy) return p;
   p.temperature = t;
-  p.inv_t = 1.f / t;
-  p.top_k = k < vocab ? k : 0;
-  p.top_p = top_p < 1.f ? top_p : 1.f;
-  p.min_p = min_p > 0.f ? min_p : 0.f;
-  if (top_p <= 0.f) {  // the maximum alone
+  p.inv_t = inv_t;
+  p.top_k = s.top_k < vocab ? s.top_k : 0;
+  p.top_p = s.top_p < 1.f ? s.top_p : 1.f;
+  p.min_p = s.min_p > 0.f ? s.min_p : 0.f;
+  if (s.top_p <= 0.f) {  // the maximum alone
     p.top_k = 0;
     p.top_p = p.min_p = 1.f;
   }
@@ -94,14 +104,18 @@ struct Listed {
   int id;
 };
 
-// p(id) = exp((logit - maximum) * inv_t - shift) * scale where kept, or a point mass at `only`.
+constexpr float kLowest = -3.402823466e38f, kLog2E = 1.44269504f;
+
+// p(id) = exp((logit - maximum) * inv_t - shift) * scale where logit >= threshold, a finite number;
+// or a point mass at `only`.
 struct Law {
   float maximum, inv_t, shift, scale, threshold;
-  int64_t only;
-  __device__ float at(float logit, int64_t id) const {
-    if (only >= 0) return id == only ? 1.f : 0.f;
-    if (!(logit >= threshold) || logit == -INFINITY) return 0.f;
-    return expf((logit - maximum) * inv_t - shift) * scale;
+  int only;
+  __device__ __forceinline__ float at(float logit, int64_t id) const {
+    const float unit = fminf(inv_t * kLog2E, 3e38f);  // 0 times an infinite one would be NaN
+    const float e = fast_exp2(fmaf(logit - maximum, unit, -shift * kLog2E)) * scale;
+    const float p = logit >= threshold ? e : 0.f;
+    return only < 0 ? p : static_cast<int>(id) == only ? 1.f : 0.f;
   }
 };
 
@@ -179,7 +193,7 @@ struct Problem {
   int pairs;                               // pair tasks of a request
   int tiles;                               // of the wider vocabulary
   int64_t maxima_bytes;                    // of a row
-  bool is_flat, filters, has_stats, draft_given;
+  bool is_flat, filters, has_stats;
   LogitTable target, draft;
   GlobalIds draft_ids;  // [batch, max_draft] or [total]; strides below
   int64_t ids_batch_stride, ids_stride;
@@ -199,7 +213,6 @@ struct Problem {
   GlobalVector<int64_t> point_ids;           // residual ops
   float over_acceptance, typical_epsilon, typical_delta;
   bool rejected_from_target;
-  bool sums_masses;  // rule block: between two kernels of the walk
   int64_t top_m, max_distance, min_block;
   TreeRule tree_rule;  // verify_tree
   bool replacement;
@@ -238,20 +251,24 @@ __device__ inline int64_t draft_id(const Problem& p, const Chain& c, int64_t b, 
   return p.draft_ids.load(at * p.ids_stride);
 }
 
+// Where the ids of a request of flat rows lie, and how many there are.
+__device__ inline void open_flat(const Problem& p, int64_t b, Chain* c) {
+  c->first = p.cu_draft.load(b);
+  const int64_t last = p.cu_draft.load(b + 1);
+  c->lost = c->first < 0 || c->first > p.total;
+  const bool bad = c->lost || last < c->first || last > p.total || last - c->first > p.max_draft ||
+                   (b == 0 && c->first != 0);
+  if (bad) c->status = kBadLayout;
+  c->length = bad ? 0 : static_cast<int>(last - c->first);
+}
+
 // Where the ids of a request lie, and how many there are at most.
 __device__ inline Chain open_chain(const Problem& p, int64_t b) {
   Chain c{0, 0, 0, 0, !p.sampling.active.get(b, true)};
   if (c.lost) return c;
   if (p.task == Task::kSample || p.task == Task::kTree) return c;
   c.length = p.task == Task::kResidual ? 1 : p.max_draft;
-  if (!p.is_flat) return c;
-  c.first = p.cu_draft.load(b);
-  const int64_t last = p.cu_draft.load(b + 1);
-  c.lost = c.first < 0 || c.first > p.total;
-  const bool bad = c.lost || last < c.first || last > p.total || last - c.first > p.max_draft ||
-                   (b == 0 && c.first != 0);
-  if (bad) c.status = kBadLayout;
-  c.length = bad ? 0 : static_cast<int>(last - c.first);
+  if (p.is_flat) open_flat(p, b, &c);
   return c;
 }
 
@@ -262,12 +279,11 @@ __device__ inline Chain load_chain(const Problem& p, int64_t b) {
   const int lane = threadIdx.x % 32, width = c.length;
   for (int base = 0; base < width; base += 32) {
     const int64_t id = base + lane < width ? draft_id(p, c, b, base + lane) : 0;
-    int first = id < 0 || id >= p.vocab ? lane : 32;
-    const int end = warp_reduce(first, Smaller{});
-    if (end == 32) continue;
-    const int64_t what = __shfl_sync(0xffffffffu, id, end);
-    if (what != -1) c.end_status = kBadId;
-    c.length = base + end;
+    const bool ends = id < 0 || id >= p.vocab;
+    const int end = warp_reduce(ends ? 2 * lane + (id != -1 ? 1 : 0) : 64, Smaller{});
+    if (end == 64) continue;
+    if (end % 2 != 0) c.end_status = kBadId;
+    c.length = base + end / 2;
     break;
   }
   return c;
@@ -321,9 +337,38 @@ __device__ inline bool is_argmax_rule(const Problem& p) {
          (p.rule == Rule::kGreedy || p.rule == Rule::kTopM || p.rule == Rule::kDistance);
 }
 
-// Parameters under which the statistics of target rows are taken; argmax decoding reads none.
-__device__ inline Parameters target_parameters(const Problem& p, int64_t b) {
-  return is_argmax_rule(p) ? neutral_parameters() : load_parameters(p.sampling, b, p.vocab);
+// Whether every row that may be emitted from is drawn from before the walk (settle.cu).
+SPECDEC_HD bool races_rows(const Problem& p) {
+  if (p.task == Task::kSample) return true;
+  if (p.task != Task::kChain && p.task != Task::kTree) return false;
+  return p.rule == Rule::kMatch || p.rule == Rule::kTypical;
+}
+
+struct Request {  // what all its rows and positions share
+  Chain chain;
+  Parameters target, draft;
+  bool has_draft_law;
+  bool is_draft_bad;  // the draft's sampling parameters are, and they would be read
+  int status;
+};
+
+// A whole warp calls it, its first lane gets it. All is asked for before any of it is awaited.
+__device__ inline Request make_request(const Problem& p, int64_t b) {
+  Request q{};
+  GivenSampling target, draft;
+  if (threadIdx.x % 32 == 0) {
+    if (!is_argmax_rule(p)) target = p.sampling.load(b);  // argmax decoding reads none
+    if (p.draft) draft = p.draft_sampling.load(b);
+  }
+  q.chain = load_chain(p, b);
+  if (threadIdx.x % 32 != 0) return q;
+  q.target = checked(target, p.vocab);
+  q.draft = checked(draft, p.draft_vocab);
+  q.status = q.chain.status;
+  q.has_draft_law = has_draft_law(p, q.target, q.draft);
+  q.is_draft_bad = p.draft && q.draft.bad && !q.target.greedy;
+  if (q.target.bad || (q.is_draft_bad && q.chain.length > 0)) q.status |= kBadSampling;
+  return q;
 }
 
 }  // namespace specdec

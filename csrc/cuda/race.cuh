@@ -35,10 +35,13 @@ __device__ __forceinline__ float key_score(Key key) {
 __device__ __forceinline__ Key larger(Key a, Key b) { return a > b ? a : b; }
 
 // Key of an exact score; 0 if it is not finite.
-__device__ __forceinline__ Key score_key(float log_weight, float e, int64_t id) {
-  const float score = race_score(log_weight, e);
+__device__ __forceinline__ Key key_of(float score, int64_t id) {
   if (!is_finite(score)) return 0;
   return static_cast<Key>(ordered_bits(score)) << 31 | static_cast<Key>(0x7fffffff - id);
+}
+
+__device__ __forceinline__ Key score_key(float log_weight, float e, int64_t id) {
+  return key_of(race_score(log_weight, e), id);
 }
 
 struct Race {
@@ -60,8 +63,12 @@ __device__ __forceinline__ float rough_exponential(uint32_t word) {
 // E of eight ids from `first` on, within 1e-3; those of a token_map are exact.
 __device__ inline void rough_noise(const Race& race, int64_t first, float (&e)[kLanes]) {
   if (race.token_map) {
+#pragma unroll 1
+    for (int j = 0; j < 8; ++j) {
+      const float one = first + j < race.size ? race.exponential_of(first + j) : 1.f;
 #pragma unroll
-    for (int j = 0; j < 8; ++j) e[j] = first + j < race.size ? race.exponential_of(first + j) : 1.f;
+      for (int k = 0; k < 8; ++k) e[k] = j == k ? one : e[k];
+    }
     return;
   }
   const auto id = static_cast<uint32_t>(first);
@@ -77,15 +84,38 @@ __device__ inline void rough_noise(const Race& race, int64_t first, float (&e)[k
   }
 }
 
-// Best key of eight ids from `first` on, each of log-weight w[j] or -inf. Rough scores tell which
-// of the group's 64 ids can win; only those are scored exactly. All lanes of a warp call it.
-__device__ inline Key best_of_eight(const Race& race, const float (&w)[8], int64_t first,
-                                    float least) {
+// How the log-weight of a weight w > -inf is had; a rough one is within 1e-3.
+struct IsLogWeight {
+  __device__ float operator()(float w, bool /*is_exact*/) const { return w; }
+};
+
+// v[j] without a place in memory.
+__device__ __forceinline__ float chosen(const float (&v)[8], int j) {
+  float one = v[0];
+#pragma unroll
+  for (int k = 1; k < 8; ++k) one = j == k ? v[k] : one;
+  return one;
+}
+
+// Key of the j-th of eight ids from `first` on; 0 if its weight is -inf.
+template <class L>
+__device__ Key exact_key(const Race& race, const float (&w)[8], int64_t first, int j,
+                         const L& log_of) {
+  const float weight = chosen(w, j);
+  if (weight == -INFINITY) return 0;
+  return score_key(log_of(weight, true), race.exponential_of(first + j), first + j);
+}
+
+// Best key of eight ids from `first` on, each of weight w[j] or -inf. Rough scores tell which of
+// the group's 64 ids can win; only those are scored exactly. All lanes of a warp call it.
+template <class L>
+__device__ Key best_of_eight(const Race& race, const float (&w)[8], int64_t first, float least,
+                             const L& log_of) {
   float e[8], top = -INFINITY;
   rough_noise(race, first, e);
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
-    e[j] = w[j] - fast_log(e[j]);
+    e[j] = w[j] > -INFINITY ? log_of(w[j], false) - fast_log(e[j]) : -INFINITY;
     top = fmaxf(top, e[j]);
   }
 #pragma unroll
@@ -100,24 +130,26 @@ __device__ inline Key best_of_eight(const Race& race, const float (&w)[8], int64
   Key best = 0;
 #pragma unroll 1
   for (int j = 0; may_win != 0; ++j, may_win >>= 1) {
-    if ((may_win & 1) == 0) continue;
-    float weight = w[0];
-#pragma unroll
-    for (int k = 1; k < 8; ++k) weight = j == k ? w[k] : weight;
-    best = larger(best, score_key(weight, race.exponential_of(first + j), first + j));
+    if ((may_win & 1) != 0) best = larger(best, exact_key(race, w, first, j, log_of));
   }
   return best;
 }
 
-// Minima of the noise of blocks 4 quad .. 4 quad + 3. With a token_map: of the columns of each,
-// which the eight threads of a group share; all lanes of a warp call it.
-__device__ inline void block_minima(const Race& race, int64_t quad, float (&minimum)[4]) {
-  const PhiloxWords w =
-      noise_words(race.noise, static_cast<uint32_t>(kMinima >> 2) + static_cast<uint32_t>(quad));
+// Minima of the noise of eight blocks from `first` on, within 1e-3.
+__device__ inline void rough_minima(const Race& race, int first, float (&minimum)[8]) {
+  const uint32_t index = static_cast<uint32_t>(kMinima) + static_cast<uint32_t>(first);
 #pragma unroll
-  for (int j = 0; j < 4; ++j) minimum[j] = block_minimum(w.word[j]);
+  for (int quad = 0; quad < 8; quad += 4) {
+    const PhiloxWords w = noise_words(race.noise, (index + quad) >> 2);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      minimum[quad + j] = rough_exponential(w.word[j]) * (1.f / kNoiseBlock);
+    }
+  }
 }
 
+// With a token_map: the least of a block's columns, which the eight threads of a group share; all
+// lanes of a warp call it.
 __device__ inline float mapped_minimum(const Race& race, int64_t block) {
   const int64_t first = block * kNoiseBlock + threadIdx.x % kLanes * 8;
   float least = INFINITY, minimum = INFINITY;
@@ -137,95 +169,93 @@ __device__ inline float mapped_minimum(const Race& race, int64_t block) {
   return least;
 }
 
-// What the blocks of a row may score: block 4 q + j is that of group q % 32, of whose eight threads
-// each keeps 8.
-constexpr int kQuads = 2, kWindow = kThreads * kQuads * 4;  // blocks
+// What the blocks of a row may score. A thread keeps eight blocks behind one another, those of its
+// group lie kGroupsOf8 * 8 apart.
+constexpr int kWindow = kThreads * 8;  // blocks
 
 struct BlockQueue {
-  float bound[kQuads * 4];
-  int64_t first_quad;  // of this thread; others every kThreads
+  float bound[8];
+  int first;
 
-  __device__ int64_t block_of(int k) const { return 4 * (first_quad + k / 4 * kThreads) + k % 4; }
-  // log_weight(block): the largest of its ids, -inf if none competes.
+  // log_weight(block, l): the largest of the block's ids, whose largest logit is l; -inf if none
+  // competes.
   template <class F>
-  __device__ void fill(const Race& race, int64_t window, int64_t blocks, const F& log_weight) {
+  __device__ void fill(const Race& race, int window, int blocks, const LogitRow& maxima,
+                       const F& log_weight) {
     const int group = static_cast<int>(threadIdx.x) / kLanes, lane = threadIdx.x % kLanes;
-    first_quad = window / 4 + group + kGroupsOf8 * lane;
+    const int first_of_group = window + group * 8;
+    first = first_of_group + lane * (kGroupsOf8 * 8);
+    float minimum[8] = {}, most[8];
+    maxima.load8(first, blocks, most);
+    if (race.token_map) {
+#pragma unroll 1
+      for (int i = 0; i < kLanes * 8; ++i) {
+        const int block = first_of_group + i / 8 * (kGroupsOf8 * 8) + i % 8;
+        const float least = mapped_minimum(race, block);
 #pragma unroll
-    for (int q = 0; q < kQuads; ++q) {
-      float minimum[4];
-      if (race.token_map) {
-        for (int owner = 0; owner < kLanes; ++owner) {
-#pragma unroll
-          for (int j = 0; j < 4; ++j) {
-            const int64_t quad = window / 4 + group + kGroupsOf8 * owner + q * kThreads;
-            const float m = mapped_minimum(race, 4 * quad + j);
-            if (owner == lane) minimum[j] = m;
-          }
-        }
-      } else {
-        block_minima(race, first_quad + q * kThreads, minimum);
+        for (int j = 0; j < 8; ++j) minimum[j] = i == lane * 8 + j ? least : minimum[j];
       }
+    } else {
+      rough_minima(race, first, minimum);
+    }
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int64_t block = block_of(4 * q + j);
-        const float w = block < blocks ? log_weight(block) : -INFINITY;
-        // Scores are exact, bounds within their margin.
-        const float score = w - fast_log(minimum[j]);
-        bound[4 * q + j] = w > -INFINITY ? score + (1e-3f + 1e-5f * fabsf(score)) : -INFINITY;
-      }
+    for (int j = 0; j < 8; ++j) {
+      const float w = log_weight(first + j, most[j]);
+      // Scores are exact, bounds within their margin.
+      const float score = w - fast_log(minimum[j]);
+      bound[j] = w > -INFINITY ? score + (3e-3f + 1e-5f * fabsf(score)) : -INFINITY;
     }
   }
   // The group's best bound and its block, which leaves the queue if the bound reaches `least`.
-  __device__ int64_t pop(float least) {
+  __device__ int pop(float least) {
     float top = bound[0];
-    int64_t block = block_of(0);
+    int block = first;
 #pragma unroll
-    for (int k = 1; k < kQuads * 4; ++k) {
-      block = bound[k] > top ? block_of(k) : block;
+    for (int k = 1; k < 8; ++k) {
+      block = bound[k] > top ? first + k : block;
       top = fmaxf(bound[k], top);
     }
 #pragma unroll
     for (int mask = 1; mask < kLanes; mask *= 2) {
       const float other = __shfl_xor_sync(0xffffffffu, top, mask);
-      const int64_t its = __shfl_xor_sync(0xffffffffu, block, mask);
+      const int its = __shfl_xor_sync(0xffffffffu, block, mask);
       block = other > top || (other == top && its < block) ? its : block;
       top = fmaxf(other, top);
     }
     if (top == -INFINITY || top < least) return -1;
 #pragma unroll
-    for (int k = 0; k < kQuads * 4; ++k) bound[k] = block_of(k) == block ? -INFINITY : bound[k];
+    for (int k = 0; k < 8; ++k) bound[k] = first + k == block ? -INFINITY : bound[k];
     return block;
   }
 };
 
 // Whether a group of the warp looks into a block.
-__device__ __forceinline__ bool warp_looks(int64_t block) {
+__device__ __forceinline__ bool warp_looks(int block) {
   int looks = block >= 0 ? 1 : 0;
   looks |= __shfl_xor_sync(0xffffffffu, looks, 8);
   looks |= __shfl_xor_sync(0xffffffffu, looks, 16);
   return looks != 0;
 }
 
-// Best key of a row of `blocks` blocks and `best`, to all threads. weights(first, w): log-weights
-// of eight ids.
-template <class F, class G>
-__device__ Key race_blocks(const Race& race, int64_t blocks, Key best, const F& log_weight,
-                           const G& weights) {
-  for (int64_t window = 0; window < blocks; window += kWindow) {
+// Best key of a row of `blocks` blocks and `best`, to all threads. weights(first, w): weights of
+// eight ids, -inf where one is out.
+template <class F, class G, class L = IsLogWeight>
+__device__ Key race_blocks(const Race& race, int blocks, const LogitRow& maxima, Key best,
+                           const F& log_weight, const G& weights, const L& log_of = {}) {
+  for (int window = 0; window < blocks; window += kWindow) {
     BlockQueue queue;
-    queue.fill(race, window, blocks, log_weight);
+    queue.fill(race, window, blocks, maxima, log_weight);
     for (;;) {
       const float least = key_score(best);
-      const int64_t block = queue.pop(least);
+      const int block = queue.pop(least);
       Key key = 0;
       if (warp_looks(block)) {
         float w[8];
-        const int64_t first = block * kNoiseBlock + threadIdx.x % kLanes * 8;
+        const int64_t first = block * int64_t{kNoiseBlock} + threadIdx.x % kLanes * 8;
 #pragma unroll
         for (int j = 0; j < 8; ++j) w[j] = -INFINITY;
         if (block >= 0) weights(first, w);
-        key = best_of_eight(race, w, block >= 0 ? first : 0, least);
+        key = best_of_eight(race, w, block >= 0 ? first : 0, least, log_of);
         if (block >= 0) key = larger(key, kNobody);
       }
       key = block_reduce(key, Larger{});
@@ -236,20 +266,22 @@ __device__ Key race_blocks(const Race& race, int64_t blocks, Key best, const F& 
   return best > kNobody ? best : 0;
 }
 
-template <int kCount>
-struct RegisterKeys {
-  Key key[kCount];
+// Keys of eight ids, by their exact scores, and one more.
+struct NineKeys {
+  float score[8];  // -inf: out
+  int first;
+  Key other;
 };
 
 // out[0..n) = the n largest keys of the block in order. Keys are distinct but for 0.
-template <int kCount>
-__device__ void block_top_keys(const RegisterKeys<kCount>& mine, int n, Key* out) {
+__device__ inline void block_top_keys(const NineKeys& mine, int n, Key* out) {
   Key last = ~Key{0};
   for (int i = 0; i < n; ++i) {
-    Key best = 0;
-#pragma unroll
-    for (int j = 0; j < kCount; ++j) {
-      if (mine.key[j] < last && mine.key[j] > best) best = mine.key[j];
+    Key best = mine.other < last ? mine.other : 0;
+#pragma unroll 1  // eight keys at once are more than the registers hold
+    for (int j = 0; j < 8; ++j) {
+      const Key one = key_of(chosen(mine.score, j), mine.first + j);
+      if (one < last && one > best) best = one;
     }
     if (last != 0) last = block_reduce(best, Larger{});
     if (threadIdx.x == 0) out[i] = last;
@@ -259,29 +291,31 @@ __device__ void block_top_keys(const RegisterKeys<kCount>& mine, int n, Key* out
 
 // best[0..n): the n best keys of a row, in order; 0 where fewer compete. n <= kThreads.
 template <class F, class G>
-__device__ void race_for_best(const Race& race, int64_t blocks, int n, Key* best,
-                              const F& log_weight, const G& weights) {
+__device__ void race_for_best(const Race& race, int blocks, const LogitRow& maxima, int n,
+                              Key* best, const F& log_weight, const G& weights) {
   for (int i = threadIdx.x; i < n; i += kThreads) best[i] = 0;
   __syncthreads();
-  for (int64_t window = 0; window < blocks; window += kWindow) {
+  for (int window = 0; window < blocks; window += kWindow) {
     BlockQueue queue;
-    queue.fill(race, window, blocks, log_weight);
+    queue.fill(race, window, blocks, maxima, log_weight);
     for (;;) {
-      const int64_t block = queue.pop(key_score(best[n - 1]));
-      RegisterKeys<9> keys{};
-      if (block >= 0) {
-        float w[8];
-        const int64_t first = block * kNoiseBlock + threadIdx.x % kLanes * 8;
-        weights(first, w);
+      const int block = queue.pop(key_score(best[n - 1]));
+      NineKeys keys;
 #pragma unroll
+      for (float& score : keys.score) score = -INFINITY;
+      keys.first = block * kNoiseBlock + static_cast<int>(threadIdx.x) % kLanes * 8;
+      if (block >= 0) {
+        weights(keys.first, keys.score);
+#pragma unroll 1
         for (int j = 0; j < 8; ++j) {
-          if (w[j] > -INFINITY)
-            keys.key[j] = score_key(w[j], race.exponential_of(first + j), first + j);
+          const float one = key_score(exact_key(race, keys.score, keys.first, j, IsLogWeight{}));
+#pragma unroll
+          for (int k = 0; k < 8; ++k) keys.score[k] = j == k ? one : keys.score[k];
         }
       }
       if (block_reduce(block >= 0 ? 1 : 0, Or{}) == 0) break;
       const int mine = static_cast<int>(threadIdx.x);
-      keys.key[8] = mine < n ? best[mine] : 0;
+      keys.other = mine < n ? best[mine] : 0;
       __syncthreads();
       block_top_keys(keys, n, best);
     }

@@ -13,7 +13,6 @@ inline Problem residual_problem(const ResidualParams& r) {
       base_problem(Task::kResidual, r.batch, r.target, r.draft, r.sampling, r.draft_sampling);
   p.target = LogitTable(r.target, r.target.row_stride, 0);
   p.draft = LogitTable(r.draft, r.draft.row_stride, 0);
-  p.draft_given = static_cast<bool>(p.draft);
   p.a = GlobalVector(r.a);
   p.b = GlobalVector(r.b);
   p.point_ids = GlobalVector(r.draft_ids);
@@ -44,7 +43,7 @@ __global__ void __launch_bounds__(kThreads) residual_kernel(const __grid_constan
     p.work.states.store(b, {1, 0, 0});
     return;
   }
-  const Parameters target = target_parameters(p, b);
+  const Parameters target = checked(p.sampling.load(b), p.vocab);
   Parameters draft = neutral_parameters();
   const RowStats row = target_stats(p, b, 0);
   int status = (target.bad ? kBadSampling : 0) | (row.bad ? kBadTarget : 0);
@@ -58,7 +57,7 @@ __global__ void __launch_bounds__(kThreads) residual_kernel(const __grid_constan
   t.x = known ? id : -1;
   t.kind = known ? kPoint : kPlain;
   if (p.draft) {
-    draft = load_parameters(p.draft_sampling, b, p.draft_vocab);
+    draft = checked(p.draft_sampling.load(b), p.draft_vocab);
     if (draft.bad) status |= kBadSampling;
     if (!draft.greedy) {
       const RowStats drafted = draft_stats(p, b, 0);

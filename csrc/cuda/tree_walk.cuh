@@ -155,13 +155,19 @@ __device__ inline void write_tree(const Problem& p, int64_t b, int stand, int ac
   p.status.store(b, status);
 }
 
+// Out of line: it needs many registers, what calls it keeps few.
+static __device__ SPECDEC_NOINLINE Drawn draw_apart(const Problem& p, int64_t b,
+                                                    const PairTask& task) {
+  return draw(p, b, task, false);
+}
+
 // The token that follows s if the walk ends there; drawn as `task` says unless it is known.
 __device__ inline Drawn follow(const Problem& p, const Request& q, const Stand& s, int64_t b,
                                const PairTask& task) {
   if (s.row.bad != 0) return {-1, kBadTarget};
   if (q.target.greedy || is_argmax_rule(p)) return {s.row.argmax, 0};
   if (task.kind == kPlain && s.row.key != 0) return {key_id(s.row.key), 0};
-  return draw(p, b, task, false);
+  return draw_apart(p, b, task);
 }
 
 __device__ inline void end_walk(const Problem& p, const Request& q, const Stand& s, int64_t b,

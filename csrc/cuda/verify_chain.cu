@@ -1,8 +1,9 @@
 // verify_chain: accept a prefix of the draft and draw the token after it.
 //   digest, settle      of every row (digest.cu, settle.cu)
 //   chain_kernel        grid = [batch]; the accepted prefix, the draw (draw.cuh), all results
-// Rule block sums (w p - q)+ of its rows behind the walk (pair.cu), and ends in
-//   block_kernel        grid = [batch]
+// Rule block instead of it:
+//   weights_kernel      grid = [batch]; the weights w, and the masses (w p - q)+ that pair.cu sums
+//   block_kernel        grid = [batch]; the accepted prefix, the draw, all results
 #include "../torch/args.h"
 #include "draw.cuh"
 #include "kernels.h"
@@ -11,71 +12,54 @@ namespace specdec {
 
 namespace {
 
-// Outcome of the walk: the token that follows, and all outputs.
-__device__ inline void finish_chain(const Problem& p, const Request& q, int64_t b, int accepted,
-                                    int verdict, int status, float scale) {
-  SPECDEC_SHARED(PairTask, task);
-  SPECDEC_SHARED(int64_t, known);
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    known = -1;
-    task = PairTask{};
-    if (verdict != kStop) {
-      const RowStats row = target_stats(p, b, accepted);
-      task = draw_task(p, q, b, accepted, verdict == kReject, scale);
-      if (q.target.greedy || is_argmax_rule(p)) {
-        known = row.argmax;
-      } else if (task.kind == kPlain && row.key != 0) {
-        known = key_id(row.key);
-      }
-      if (known >= 0) task.kind = kNothing;
-    }
+constexpr int kVerdicts = 4, kGoesOn = 0x7fffffff;
+
+struct Outcome {  // of a walk; in all threads but for `at`, which is shared
+  int accepted, verdict, status;
+  float scale;  // of the target in the residual
+};
+
+// The token that follows, and all outputs. at: the position that is drawn from.
+__device__ inline void finish(const Problem& p, const Request& q, int64_t b, const Outcome& o,
+                              const Position& at) {
+  int64_t known = -1;
+  if (q.target.greedy || is_argmax_rule(p)) {
+    known = at.row.argmax;
+  } else if (at.row.key != 0) {  // the row has raced
+    known = key_id(at.row.key);
   }
-  __syncthreads();
-  Drawn drawn{known, 0};
-  if (task.kind != kNothing) drawn = draw(p, b, task, false);
-  if (threadIdx.x == 0) {
-    p.num_accepted.store(b, accepted);
-    p.status.store(b, status | drawn.status);
+  Drawn drawn{o.verdict == kStop ? -1 : known, 0};
+  if (o.verdict != kStop && known < 0) {
+    drawn = draw(p, b, draw_task(p, at, o.accepted, o.verdict == kReject, o.scale), false);
   }
-  write_chain(p, q, b, accepted, drawn.token);
+  if (threadIdx.x == 0) {
+    p.num_accepted.store(b, o.accepted);
+    p.status.store(b, o.status | drawn.status);
+  }
+  write_chain(p, q, b, o.accepted, drawn.token);
 }
 
 // First position that does not accept, over chunks of kThreads positions examined at once.
-__device__ inline void walk(const Problem& p, const Request& q, int64_t b) {
-  using Facts = Fact[kThreads];
-  SPECDEC_SHARED(Facts, facts);
-  SPECDEC_SHARED(int, verdict);
-  SPECDEC_SHARED(int, accepted);
-  SPECDEC_SHARED(int, status);
-  if (threadIdx.x == 0) {
-    verdict = kAccept;
-    accepted = 0;
-    status = q.status;
+__device__ inline Outcome walk(const Problem& p, const Request& q, int64_t b, Position* shared) {
+  int status = q.status, last = q.chain.lost ? int{kStop} : kGoesOn;
+  for (int base = 0; last == kGoesOn; base += kThreads) {
+    const int i = base + static_cast<int>(threadIdx.x);
+    Fact f{};
+    Position at;
+    if (i <= q.chain.length) {
+      at = load_position(p, q, b, i);
+      f = examine(p, q, b, i, at);
+    }
+    last = block_reduce(f.verdict != kAccept ? kVerdicts * i + f.verdict : kGoesOn, Smaller{});
+    status |= block_reduce(i <= last / kVerdicts ? f.status : 0, Or{});
+    if (i == last / kVerdicts) *shared = at;
   }
   __syncthreads();
-  if (q.chain.lost) {
-    finish_chain(p, q, b, 0, kStop, q.status, 1.f);
-    return;
-  }
-  for (int base = 0; verdict == kAccept; base += kThreads) {
-    const int i = base + static_cast<int>(threadIdx.x);
-    if (i <= q.chain.length) facts[threadIdx.x] = examine(p, q, b, i);
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      for (int j = 0; j < kThreads && base + j <= q.chain.length && verdict == kAccept; ++j) {
-        status |= facts[j].status;
-        verdict = facts[j].verdict;
-        accepted = base + j;
-      }
-    }
-    __syncthreads();
-  }
-  finish_chain(p, q, b, accepted, verdict, status, 1.f);
+  return {last / kVerdicts, last % kVerdicts, status, 1.f};
 }
 
 // Rule block, first half: weights w, and the masses S that are still to be summed (pair.cu).
-__device__ inline void walk_block(const Problem& p, Request& q, int64_t b) {
+__device__ inline void weigh(const Problem& p, Request& q, int64_t b) {
   using Facts = Fact[kThreads];
   SPECDEC_SHARED(Facts, facts);
   SPECDEC_SHARED(float, weight);
@@ -94,7 +78,7 @@ __device__ inline void walk_block(const Problem& p, Request& q, int64_t b) {
   __syncthreads();
   for (int base = 0; going != 0; base += kThreads) {
     const int i = base + static_cast<int>(threadIdx.x);
-    if (i <= q.chain.length) facts[threadIdx.x] = examine(p, q, b, i);
+    if (i <= q.chain.length) facts[threadIdx.x] = examine(p, q, b, i, load_position(p, q, b, i));
     __syncthreads();
     if (threadIdx.x == 0) {
       for (int j = 0; j < kThreads && going != 0; ++j) {
@@ -115,7 +99,8 @@ __device__ inline void walk_block(const Problem& p, Request& q, int64_t b) {
   __syncthreads();
   if (threadIdx.x == 0) p.work.states.store(b, {length, status, usable_bonus});
   for (int i = 1 + static_cast<int>(threadIdx.x); i < length; i += kThreads) {
-    PairTask t = draw_task(p, q, b, i, true, p.work.weights.load(b * (p.max_draft + 1) + i));
+    PairTask t = draw_task(p, load_position(p, q, b, i), i, true,
+                           p.work.weights.load(b * (p.max_draft + 1) + i));
     t.watch_draft = 0;
     if (t.kind == kPair) p.work.tasks.store(b * p.pairs + i, t);
   }
@@ -123,8 +108,8 @@ __device__ inline void walk_block(const Problem& p, Request& q, int64_t b) {
 }
 
 // Rule block, second half: tau = max{i : eta_i < h_i}.
-__device__ inline void finish_block(const Problem& p, const Request& q, int64_t b) {
-  SPECDEC_SHARED(int, shared_accepted);
+__device__ inline Outcome walk_weights(const Problem& p, const Request& q, int64_t b,
+                                       Position* shared) {
   SPECDEC_SHARED(ChainState, state);
   if (threadIdx.x == 0) state = p.work.states.load(b);
   __syncthreads();
@@ -147,16 +132,23 @@ __device__ inline void finish_block(const Problem& p, const Request& q, int64_t 
     if (p.coin_of(b, i - 1) < h) accepted = i;
   }
   accepted = block_reduce(accepted, Larger{});
-  if (threadIdx.x == 0) shared_accepted = accepted;
+  if (threadIdx.x == 0) *shared = load_position(p, q, b, accepted);
   __syncthreads();
-  const bool full = shared_accepted == state.length;
-  const int verdict = full ? (state.usable_bonus ? kEnd : kStop) : kReject;
-  const float scale = p.work.weights.load(b * (p.max_draft + 1) + shared_accepted);
-  finish_chain(p, q, b, shared_accepted, verdict, state.status, scale);
+  const int end = state.usable_bonus != 0 ? kEnd : kStop;
+  return {accepted, accepted == state.length ? end : int{kReject}, state.status,
+          p.work.weights.load(b * (p.max_draft + 1) + accepted)};
 }
 
-// Rule block with draft rows goes on when the masses are summed (block_kernel).
 __global__ void __launch_bounds__(kThreads) chain_kernel(const __grid_constant__ Problem p) {
+  SPECDEC_SHARED(Request, q);
+  SPECDEC_SHARED(Position, at);
+  after_last_kernel();
+  load_request(p, blockIdx.x, &q);
+  __syncthreads();
+  finish(p, q, blockIdx.x, walk(p, q, blockIdx.x, &at), at);
+}
+
+__global__ void __launch_bounds__(kThreads) weights_kernel(const __grid_constant__ Problem p) {
   SPECDEC_SHARED(Request, q);
   const int64_t b = blockIdx.x;
   after_last_kernel();
@@ -165,18 +157,17 @@ __global__ void __launch_bounds__(kThreads) chain_kernel(const __grid_constant__
   }
   load_request(p, b, &q);
   __syncthreads();
-  if (p.rule != Rule::kBlock || q.target.greedy) return walk(p, q, b);
-  walk_block(p, q, b);
-  if (!p.sums_masses) finish_block(p, q, b);
+  if (!q.target.greedy) weigh(p, q, b);
 }
 
 __global__ void __launch_bounds__(kThreads) block_kernel(const __grid_constant__ Problem p) {
   SPECDEC_SHARED(Request, q);
-  const int64_t b = blockIdx.x;
+  SPECDEC_SHARED(Position, at);
   after_last_kernel();
-  load_request(p, b, &q);
+  load_request(p, blockIdx.x, &q);
   __syncthreads();
-  if (!q.target.greedy) finish_block(p, q, b);
+  const int64_t b = blockIdx.x;
+  finish(p, q, b, q.target.greedy ? walk(p, q, b, &at) : walk_weights(p, q, b, &at), at);
 }
 
 void fill_statistics_and_noise(const VerifyChainParams& v, Problem* problem) {
@@ -218,14 +209,12 @@ void verify_chain_out(const VerifyChainParams& v, const Tensor& like) {
   Problem p = chain_problem(Task::kChain, v, reads_draft ? v.draft : Logits{});
   fill_statistics_and_noise(v, &p);
   fill_knobs_and_results(v, &p);
-  p.draft_given = static_cast<bool>(v.draft);
   p.target_rows = p.max_draft + 1;
   const bool reads_draft_rows = p.draft && !(p.has_stats && v.rule == Rule::kRatio);
   p.draft_rows = reads_draft_rows ? p.max_draft : 0;
   p.filters =
       !is_argmax && (p.sampling.filters() || (reads_draft_rows && p.draft_sampling.filters()));
-  p.sums_masses = v.rule == Rule::kBlock && p.draft && p.max_draft > 1;
-  p.pairs = p.sums_masses ? p.max_draft : 0;
+  p.pairs = v.rule == Rule::kBlock && p.draft && p.max_draft > 1 ? p.max_draft : 0;
   // Masses: of every law that draws, for top-p, and for processed log-probabilities.
   const bool draws = reads_draft || v.rule == Rule::kTypical;
   if (draws || p.filters || p.logprobs_mode != LogprobsMode::kNone) p.flags |= kWantsMass;
@@ -233,9 +222,9 @@ void verify_chain_out(const VerifyChainParams& v, const Tensor& like) {
   if (p.logprobs_mode == LogprobsMode::kRaw) p.flags |= kWantsRaw;
   const Reserved reserved(&p, like);
   launch_rows(p, stream);
-  launch_phase(chain_kernel, p.batch, kThreads, stream, p);
-  if (!p.sums_masses) return;
-  launch_pairs(p, Pass::kMass, stream);
+  if (v.rule != Rule::kBlock) return launch_phase(chain_kernel, p.batch, kThreads, stream, p);
+  launch_phase(weights_kernel, p.batch, kThreads, stream, p);
+  if (p.pairs > 0) launch_pairs(p, Pass::kMass, stream);
   launch_phase(block_kernel, p.batch, kThreads, stream, p);
 }
 

@@ -153,7 +153,6 @@ void verify_tree_out(const VerifyTreeParams& v, const Tensor& like) {
   p.nodes = static_cast<int>(v.nodes);
   STD_TORCH_CHECK(v.max_depth < 0x7fffffff, "verify_tree: max_depth ", v.max_depth);
   p.max_draft = static_cast<int>(v.max_depth);
-  p.draft_given = static_cast<bool>(p.draft);
   p.draft_ids = GlobalIds(const_cast<void*>(v.ids.data), v.ids.wide);
   p.parents = GlobalIds(const_cast<void*>(v.parents.data), v.parents.wide);
   p.seed = GlobalVector(v.noise.seed);

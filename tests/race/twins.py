@@ -71,16 +71,40 @@ TWINS = (
         "sample plain 5",
     ),
     Twin(
-        "walk: facts are read without a barrier",
+        "walk: the position that is drawn from is read without a barrier",
+        "verify_chain.cu",
+        """
+    if (i == last / kVerdicts) *shared = at;
+  }
+  __syncthreads();""",
+        """
+    if (i == last / kVerdicts) *shared = at;
+  }
+  if (!TWIN) __syncthreads();""",
+        "verify_chain ratio none",
+    ),
+    Twin(
+        "rule block: facts are read without a barrier",
         "verify_chain.cu",
         """
     __syncthreads();
     if (threadIdx.x == 0) {
-      for (int j = 0; j < kThreads && base + j <=""",
+      for (int j = 0; j < kThreads && going""",
         """
     if (!TWIN) __syncthreads();
     if (threadIdx.x == 0) {
-      for (int j = 0; j < kThreads && base + j <=""",
+      for (int j = 0; j < kThreads && going""",
+        "verify_chain block none",
+    ),
+    Twin(
+        "stats: a warp's row is read before it is written",
+        "settle.cu",
+        """
+  load_row(p, slot, &row);
+  __syncwarp();""",
+        """
+  load_row(p, slot, &row);
+  if (!TWIN) __syncwarp();""",
         "verify_chain ratio none",
     ),
     Twin(
@@ -103,10 +127,10 @@ TWINS = (
         "digest.cu",
         """
   __syncthreads();
-  if (!t.row.active) return;""",
+  if (!t.active) return;""",
         """
   if (!TWIN) __syncthreads();
-  if (!t.row.active) return;""",
+  if (!t.active) return;""",
         "sample plain 1",
     ),
     Twin(
@@ -133,25 +157,25 @@ TWINS = (
         "settle: a row's statistics are read without a barrier",
         "settle.cu",
         """
-        r.argmax = argmax;
-      }
+      if (threadIdx.x == 0) r = mine;
     }
-    __syncthreads();""",
+  }
+  __syncthreads();""",
         """
-        r.argmax = argmax;
-      }
+      if (threadIdx.x == 0) r = mine;
     }
-    if (!TWIN) __syncthreads();""",
+  }
+  if (!TWIN) __syncthreads();""",
         "sample plain 1",
     ),
     Twin(
         "race: the row's race is read without a barrier",
         "settle.cu",
         """
-  if (threadIdx.x == 0) race = row_race(p, b, row);
+  if (threadIdx.x == 0) race = row_race(p, row);
   __syncthreads();""",
         """
-  if (threadIdx.x == 0) race = row_race(p, b, row);
+  if (threadIdx.x == 0) race = row_race(p, row);
   if (!TWIN) __syncthreads();""",
         "sample plain 1",
     ),
@@ -192,13 +216,11 @@ TWINS = (
         "draw: the pair of rows is read without a barrier",
         "draw.cuh",
         """
-    race.size = p.vocab;
-  }
-  __syncthreads();""",
+  for (int look = is_empty ? 1 : 0; look < 2 && key == 0; ++look) {
+    __syncthreads();""",
         """
-    race.size = p.vocab;
-  }
-  if (!TWIN) __syncthreads();""",
+  for (int look = is_empty ? 1 : 0; look < 2 && key == 0; ++look) {
+    if (!TWIN) __syncthreads();""",
         "residual_sample none",
     ),
     Twin(

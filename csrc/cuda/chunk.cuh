@@ -1,0 +1,114 @@
+// 32 KB of a row in the registers of a thread block, in the dtype of the row: eight loads of 16
+// bytes a thread, all under way before the first is used.
+#pragma once
+#include "problem.cuh"
+
+namespace specdec {
+
+constexpr int kLoads = 8;  // of 16 bytes, a thread
+
+template <LogitType kType>
+struct Chunk {
+  static constexpr int kPer = kType == LogitType::kFloat32 ? 4 : 8;  // values of a load
+  static constexpr int kIds = kLoads * kThreads * kPer, kTiles = kIds / kTile;
+  static constexpr int kOfTile = kLoads / kTiles;  // loads
+  // First id of load i, behind the chunk's first, and behind that of load 0.
+  static __device__ __forceinline__ int offset(int i) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    return step(i) + warp * (kTile / kWarps) + lane * kPer;
+  }
+  static __device__ __forceinline__ int step(int i) {
+    return i / kOfTile * kTile + i % kOfTile * 32 * kPer;
+  }
+};
+
+template <LogitType kType>
+__device__ __forceinline__ uint32_t max_words(uint32_t a, uint32_t b) {  // NaN stays
+  if constexpr (kType == LogitType::kFloat32) {
+    return float_bits(max_nan(bits_float(a), bits_float(b)));
+  } else {
+    return max_halves<kType == LogitType::kBFloat16>(a, b);
+  }
+}
+
+template <LogitType kType>
+constexpr uint32_t kNothing32 = kType == LogitType::kFloat32    ? 0xff800000u
+                                : kType == LogitType::kBFloat16 ? 0xff80ff80u
+                                                                : 0xfc00fc00u;  // -inf
+
+// Value j of 16 bytes.
+template <LogitType kType>
+__device__ __forceinline__ float value_of(const Words& words, int j) {
+  if constexpr (kType == LogitType::kFloat32) return bits_float(words.w[j]);
+  const uint32_t word = words.w[j / 2];
+  if constexpr (kType == LogitType::kBFloat16) {
+    return bits_float(j % 2 == 0 ? word << 16 : word & 0xffff0000u);
+  }
+  return half_value(static_cast<uint16_t>(j % 2 == 0 ? word : word >> 16));
+}
+
+// What is left of the 16 bytes from value i on, one value at a time.
+template <LogitType kType>
+__device__ __forceinline__ Words ragged_words(const LogitRow& row, int64_t i, int64_t size) {
+  Words out;
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    if constexpr (kType == LogitType::kFloat32) {
+      out.w[j] = i + j < size ? row.word_at(i + j) : kNothing32<kType>;
+    } else {
+      const int64_t at = i + 2 * j;
+      const uint32_t low = at < size ? row.half_at(at) : kNothing32<kType> & 0xffffu;
+      const uint32_t high = at + 1 < size ? row.half_at(at + 1) : kNothing32<kType> & 0xffffu;
+      out.w[j] = low | high << 16;
+    }
+  }
+  return out;
+}
+
+// A chunk that the row does not fill, or of a row that is not aligned.
+template <LogitType kType>
+__device__ __forceinline__ void load_ragged(const LogitRow& row, int64_t base, int64_t size,
+                                            Words (&v)[kLoads]) {
+  using C = Chunk<kType>;
+#pragma unroll
+  for (int i = 0; i < kLoads; ++i) {
+    const int64_t first = base + C::offset(i);
+    if (row.is_aligned() && first + C::kPer <= size) {
+      v[i] = row.template words_at<16 / C::kPer>(first);
+    } else {
+      v[i] = ragged_words<kType>(row, first, size);
+    }
+  }
+}
+
+// All of a whole chunk of an aligned row; else what is there, and -inf.
+template <LogitType kType>
+__device__ __forceinline__ void load_chunk(const LogitRow& row, int64_t base, int64_t size,
+                                           Words (&v)[kLoads]) {
+  using C = Chunk<kType>;
+  constexpr int kBytes = 16 / C::kPer;
+  if (row.is_aligned() && base + C::kIds <= size) {
+    const LogitRow own = row.from(base + C::offset(0), kBytes);
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) v[i] = own.template words_at<kBytes>(C::step(i));
+    return;
+  }
+  load_ragged<kType>(row, base, size, v);
+}
+
+// -inf where the packed bits are 0.
+template <LogitType kType>
+__device__ __forceinline__ void mask_words(unsigned bits, Words* v) {
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    if constexpr (kType == LogitType::kFloat32) {
+      v->w[j] = (bits >> j & 1u) != 0 ? v->w[j] : kNothing32<kType>;
+    } else {
+      const uint32_t keep = ((bits >> 2 * j & 1u) != 0 ? 0x0000ffffu : 0u) |
+                            ((bits >> 2 * j & 2u) != 0 ? 0xffff0000u : 0u);
+      v->w[j] = (v->w[j] & keep) | (kNothing32<kType> & ~keep);
+    }
+  }
+}
+
+}  // namespace specdec
