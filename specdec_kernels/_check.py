@@ -249,9 +249,9 @@ def outputs(op: str, out: Any, kind: Any, name: str, dtype: torch.dtype, *, is_w
 
 def check_residual(
     op: str, target_logits: Any, draft_logits: Any, a: Any, b: Any, sampling: Any, draft_sampling: Any,
-    token_map: Any, allowed: Any, draft_ids: Any,
-) -> tuple[Checker, tuple[Any, ...]]:  # fmt: skip
-    """Check what residual_probs and residual_sample share; their flat arguments in order."""
+    token_map: Any, draft_ids: Any,
+) -> tuple[Checker, tuple[Any, ...], Tensor | None]:  # fmt: skip
+    """Check what residual_probs and residual_sample share: (checker, flat arguments up to the mask, draft_ids)."""
     check = Checker.of(op, "target_logits", target_logits, "[batch, vocab]")
     check.logits("target_logits", target_logits, ("batch", "vocab"))
     batch, vocab = target_logits.shape
@@ -264,8 +264,7 @@ def check_residual(
     sampling = check.sampling("sampling", sampling, batch)
     drafted = check.draft_sampling(draft_sampling, batch)
     token_map = check.token_map(token_map, draft_vocab, vocab)
-    allowed = check.allowed(allowed, batch, vocab)
     if draft_ids is not None:
         draft_ids = check.vector("draft_ids", draft_ids, torch.int64, batch)
     weights = check.weight("a", a, batch), check.weight("b", b, batch)
-    return check, (target_logits, draft_logits, *weights, *sampling, *drafted, token_map, allowed, draft_ids)
+    return check, (target_logits, draft_logits, *weights, *sampling, *drafted, token_map), draft_ids

@@ -15,7 +15,18 @@ from cases import FILTERS, RULES, make_chain, make_rng, mixed_sampling
 from torch import Tensor
 from tree_cases import TREE_RULES, distinct_tokens, make_tree
 
-from specdec_kernels import Sampling, acceptance_ratios, batch_sd, sample, use_backend, verify_chain, verify_tree
+from specdec_kernels import (
+    ResidualProbs,
+    Sampling,
+    acceptance_ratios,
+    batch_sd,
+    residual_probs,
+    residual_sample,
+    sample,
+    use_backend,
+    verify_chain,
+    verify_tree,
+)
 
 
 class Call(NamedTuple):
@@ -210,6 +221,48 @@ def ratio_calls(vocab: int, batch: int, filters: str) -> list[Call]:
     mapped = mapped_call(vocab, batch, filters)
     keywords = {name: mapped.keywords[name] for name in ("draft_ids", "sampling", "draft_sampling")}
     return [*calls, mapped._replace(name="ratios token_map", function=acceptance_ratios, keywords=keywords)]
+
+
+def whole_probs(*, group: Any = None, **keywords: Any) -> ResidualProbs:
+    """residual_probs with the ranks' columns put together."""
+    result = residual_probs(group=group, **keywords)
+    if group is None:
+        return result
+    parts: list[Any] = [None] * group.size()
+    dist.all_gather_object(parts, result.probs, group=group)
+    return result._replace(probs=torch.cat(parts, 1))
+
+
+def residual_calls(vocab: int, batch: int, filters: str) -> list[Call]:
+    """residual_sample and residual_probs: draft rows, point masses, a smaller drafter; empty and bad rows, too."""
+    g = torch.Generator().manual_seed(vocab)
+    target = 2.5 * torch.randn(batch, vocab, generator=g)
+    draft = target + torch.randn(batch, vocab, generator=g)
+    draft[7] = target[7]  # nothing is left
+    spoil(target)
+    draft[3, 2] = float("nan")
+    ids = torch.randint(-2, vocab + 1, (batch,), generator=g)
+    keywords: dict[str, Any] = {
+        "a": torch.rand(batch, generator=g) + 0.5, "b": torch.rand(batch, generator=g), "draft_ids": ids,
+        "sampling": mixed_sampling(batch, FILTERS[filters], 5),
+    }  # fmt: skip
+    keywords["a"][7] = keywords["b"][7] = keywords["b"][2] = 1.0
+    drafted = keywords | {"draft_sampling": mixed_sampling(batch, FILTERS[filters], 3)}
+    both = {"target_logits": target, "draft_logits": draft}
+    budget = allowed_exchanges(filters)
+    token_map = torch.tensor([v for v in range(vocab) if v % 7 != 3], dtype=torch.int32)
+    smaller = both | {"draft_logits": draft[:, token_map.long()].contiguous()}
+    calls = []
+    for name, function, more in (
+        ("residual_sample", residual_sample, {"rng": make_rng(batch, 5)}),
+        ("residual_probs", whole_probs, {}),
+    ):
+        calls += [
+            Call(f"{name} rows", function, both, drafted | more, vocab, budget),
+            Call(f"{name} point", function, {"target_logits": target}, keywords | more, vocab, budget),
+            Call(f"{name} token_map", function, smaller, drafted | more, vocab, budget, {}, token_map),
+        ]
+    return calls
 
 
 def branch_call(vocab: int, batch: int, seed: int) -> Call:

@@ -15,14 +15,16 @@ from shard_cases import (
     layout_calls,
     mapped_call,
     ratio_calls,
+    residual_calls,
     run_on_ranks,
     sample_calls,
     tree_calls,
+    whole_probs,
     wide_call,
 )
 from torch import Tensor
 
-from specdec_kernels import Sampling, acceptance_ratios, sample, verify_chain, verify_tree
+from specdec_kernels import Sampling, acceptance_ratios, residual_sample, sample, verify_chain, verify_tree
 
 BYTES_A_ROW = 64  # without filters
 LOGPROBS = dict(zip(FILTERS, (None, "processed", "raw", None, "processed", "raw"), strict=True))
@@ -86,6 +88,11 @@ def test_acceptance_ratios_are_those_of_one_rank(ranks: int, filters: str) -> No
     check(ranks, ratio_calls(61, 16, filters))
 
 
+@pytest.mark.parametrize(("ranks", "filters"), [(2, "none"), (4, "all"), (8, "top_p")])
+def test_residuals_are_those_of_one_rank(ranks: int, filters: str) -> None:
+    check(ranks, residual_calls(61, 16, filters))
+
+
 def test_ranks_leave_out_requests_that_are_not_active() -> None:
     batch = 12
     active = torch.arange(batch) % 3 != 1
@@ -94,6 +101,7 @@ def test_ranks_leave_out_requests_that_are_not_active() -> None:
         *calls_with("none", batch=batch)[::4],
         *ratio_calls(40, batch, "top_p"),
         *sample_calls(40, batch, "all", 0),
+        *residual_calls(40, batch, "none"),
     ]:
         sharded = {name: rows.clone() for name, rows in call.sharded.items()}
         for rows in sharded.values():
@@ -102,7 +110,8 @@ def test_ranks_leave_out_requests_that_are_not_active() -> None:
         if len(call.keywords["sampling"].temperature) == batch:
             sampling = call.keywords["sampling"]._replace(active=active)
             calls.append(call._replace(sharded=sharded, keywords={**call.keywords, "sampling": sampling}))
-    assert {call.function for call in calls} == {verify_chain, verify_tree, acceptance_ratios, sample}
+    functions = {verify_chain, verify_tree, acceptance_ratios, sample, residual_sample, whole_probs}
+    assert {call.function for call in calls} == functions
     check(2, calls)
     for call in calls:
         status = call.one_rank().status

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ... import _shards
 from ..._check import check_residual
 from ..._codes import Backend
 from ..._op import Op, Shape
@@ -18,7 +20,7 @@ class ResidualProbs(NamedTuple):
     """Result of `residual_probs`.
 
     Attributes:
-        probs: float32 ``[batch, vocab]``; p where the residual is empty, 0 on a bad row.
+        probs: float32, of the shape of target_logits; p where the residual is empty, 0 on a bad row.
         mass: float32 ``[batch]``: ``sum (a p - b q)+`` before normalising.
         status: int32 ``[batch]``: 1 bad target row, 2 bad draft row (then q = 0), 4 bad draft id, 8 empty, 64.
     """
@@ -47,6 +49,8 @@ def residual_probs(
     token_map: Tensor | None = None,
     allowed: Tensor | None = None,
     draft_ids: Tensor | None = None,
+    group: Any = None,
+    vocab_offsets: Sequence[int] | None = None,
     out: ResidualProbs | None = None,
     backend: Backend | None = None,
 ) -> ResidualProbs:
@@ -65,6 +69,8 @@ def residual_probs(
         token_map: int32 ``[draft_vocab]``: target id of each draft column.
         allowed: int32 ``[batch, ceil(vocab / 32)]`` packed bits of the target row.
         draft_ids: int64 ``[batch]``: where q is a point mass; -1 is no draft.
+        group: process group whose ranks hold a part of the vocabulary each, see `verify_chain`.
+        vocab_offsets: with `group`, the first id of each rank, then the size of the vocabulary.
         out: preallocated results.
         backend: see `verify_chain`.
 
@@ -81,7 +87,15 @@ def residual_probs(
         >>> residual_probs(p, q, sampling=Sampling(), draft_sampling=Sampling()).probs
         tensor([[0., 1.]])
     """
-    _, prepared = check_residual(
-        "residual_probs", target_logits, draft_logits, a, b, sampling, draft_sampling, token_map, allowed, draft_ids
+    name = "residual_probs"
+    check, prepared, draft_ids = check_residual(
+        name, target_logits, draft_logits, a, b, sampling, draft_sampling, token_map, draft_ids
     )
-    return ResidualProbs(*op(*prepared, device=target_logits.device, backend=backend, out=out))
+    batch, vocab = target_logits.shape
+    shards = _shards.shards_of(name, group, vocab_offsets, vocab, backend)
+    allowed = check.allowed(allowed, batch, vocab if shards is None else shards.size)
+    arguments: tuple[Any, ...] = (*prepared, allowed, draft_ids)
+    if shards is not None:
+        (given,) = op.structured(arguments)
+        return ResidualProbs(*op.deliver(arguments, reference.normalise(given, shards), out))
+    return ResidualProbs(*op(*arguments, device=target_logits.device, backend=backend, out=out))

@@ -6,20 +6,25 @@ import torch
 from torch import Tensor
 
 from ... import _rows
-from ..._codes import Status
 from ..._residual import residual
 from ..._types import ResidualArguments
+from ..._vocabulary import Vocabulary
 
 
 def residual_probs(given: ResidualArguments) -> tuple[Tensor, Tensor, Tensor]:
     """See `specdec_kernels.residual_probs`."""
-    r = residual(given)
-    empty = (r.status & Status.EMPTY_RESIDUAL) != 0
-    probs = r.weight.double() / r.mass.double().clamp(min=1e-300)[:, None]
+    return normalise(given, Vocabulary(given.target_logits.shape[1]))
+
+
+def normalise(given: ResidualArguments, vocabulary: Vocabulary) -> tuple[Tensor, Tensor, Tensor]:
+    """The same where this rank holds a part of the vocabulary: 2 exchanges, 4 with filters."""
+    r = residual(given, vocabulary)
+    mass, empty, status = r.settle(*vocabulary.sum(*r.sums))
+    probs = r.weight.double() / mass.double().clamp(min=1e-300)[:, None]
     probs = torch.where(empty[:, None], r.row.probs(), probs)
-    probs = torch.where(r.row.bad[:, None], 0.0, probs)
+    probs = torch.where(r.row.bad[:, None], 0.0, probs)[:, : given.target_logits.shape[1]]
     return (
         _rows.of_active(given.sampling, probs.float()),
-        _rows.of_active(given.sampling, r.mass),
-        _rows.of_active(given.sampling, r.status.int()),
+        _rows.of_active(given.sampling, mass),
+        _rows.of_active(given.sampling, status.int()),
     )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ... import _shards
 from ..._check import check_residual
 from ..._codes import PURPOSES, Backend, Purpose
 from ..._op import Op, Shape
@@ -49,6 +51,8 @@ def residual_sample(
     token_map: Tensor | None = None,
     allowed: Tensor | None = None,
     draft_ids: Tensor | None = None,
+    group: Any = None,
+    vocab_offsets: Sequence[int] | None = None,
     out: ResidualSample | None = None,
     backend: Backend | None = None,
 ) -> ResidualSample:
@@ -66,6 +70,8 @@ def residual_sample(
         draft_ids: int64 ``[batch]``: where q is a point mass; -1 is no draft.
         rng: names the random numbers; the position is that of the drawn token.
         purpose: ``"residual"`` unless a rule says otherwise. Never the purpose the draft was drawn with.
+        group: process group whose ranks hold a part of the vocabulary each, see `verify_chain`.
+        vocab_offsets: with `group`, the first id of each rank, then the size of the vocabulary.
         out: preallocated results.
         backend: see `verify_chain`.
 
@@ -83,10 +89,17 @@ def residual_sample(
         >>> residual_sample(p, q, sampling=Sampling(), draft_sampling=Sampling(), rng=rng).token_ids
         tensor([1])
     """
-    check, prepared = check_residual(
-        "residual_sample", target_logits, draft_logits, a, b, sampling, draft_sampling, token_map, allowed, draft_ids
+    name = "residual_sample"
+    check, prepared, draft_ids = check_residual(
+        name, target_logits, draft_logits, a, b, sampling, draft_sampling, token_map, draft_ids
     )
-    rng = check.rng(rng, target_logits.shape[0])
-    code = check.choice("purpose", purpose, PURPOSES)
-    results = op(*prepared, *rng, code, device=target_logits.device, backend=backend, out=out)
-    return ResidualSample(*results)
+    batch, vocab = target_logits.shape
+    shards = _shards.shards_of(name, group, vocab_offsets, vocab, backend)
+    allowed = check.allowed(allowed, batch, vocab if shards is None else shards.size)
+    arguments: tuple[Any, ...] = (*prepared, allowed, draft_ids)
+    rng = check.rng(rng, batch)
+    arguments = (*arguments, *rng, check.choice("purpose", purpose, PURPOSES))
+    if shards is not None:
+        given, noise_key, code = op.structured(arguments)
+        return ResidualSample(*op.deliver(arguments, reference.draw(given, noise_key, code, shards), out))
+    return ResidualSample(*op(*arguments, device=target_logits.device, backend=backend, out=out))

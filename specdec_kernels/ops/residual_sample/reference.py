@@ -5,34 +5,38 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ... import _random, _rows
-from ..._codes import Status
+from ... import _random, _rows, _vocabulary
 from ..._residual import residual
 from ..._types import ResidualArguments, RngKey
+from ..._vocabulary import Vocabulary, added
 
 
 def residual_sample(given: ResidualArguments, rng: RngKey, purpose: int) -> tuple[Tensor, Tensor, Tensor]:
     """See `specdec_kernels.residual_sample`."""
-    r = residual(given)
-    vocab = given.target_logits.shape[1]
-    noise = _random.vocab_noise(rng, purpose, None, vocab)
-    drawn = _rows.residual_scores(r.weight, noise).argmax(1)
+    return draw(given, rng, purpose, Vocabulary(given.target_logits.shape[1]))
+
+
+def draw(
+    given: ResidualArguments, rng: RngKey, purpose: int, vocabulary: Vocabulary
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """The same where this rank holds a part of the vocabulary: 2 exchanges, 4 with filters."""
+    r = residual(given, vocabulary)
+    noise, ids = vocabulary.noise(rng, purpose), vocabulary.columns(given.target_logits.device)
     # Where q is a point mass the other ids keep their plain weights (as verify_chain draws), and the id itself what
     # is left of its own: log(a p - b) - log(a) relative to them.
-    point = torch.nn.functional.one_hot(r.ids, vocab).bool() & r.point[:, None]
-    rest = r.weight.gather(1, r.ids[:, None])
-    share = rest / (given.a.float()[:, None] * r.row.probs().float().gather(1, r.ids[:, None])).clamp(min=_rows.TINY)
-    plain_weight = r.row.log_weights()
-    left = plain_weight + _random.log(share.clamp(min=_rows.TINY))
-    scores = _rows.race_scores(
-        torch.where(point, left, plain_weight), r.row.kept & (~point | (rest >= _rows.TINY)), noise
-    )
-    empty = (r.status & Status.EMPTY_RESIDUAL) != 0
-    token = torch.where(r.point, scores.argmax(1), torch.where(r.plain | empty, _rows.plain_draw(r.row, noise), drawn))
-    token = torch.where(r.point & empty, _rows.plain_draw(r.row, noise), token)
-    token = torch.where(r.row.bad, -1, token)
+    share = r.weight / (given.a.float()[:, None] * r.row.probs().float()).clamp(min=_rows.TINY)
+    weights = r.row.log_weights()
+    left = torch.where(r.at_point, weights + _random.log(share.clamp(min=_rows.TINY)), weights)
+    scores = _rows.race_scores(left, r.row.kept & (~r.at_point | (r.weight >= _rows.TINY)), noise)
+    corrected = torch.where(r.point[:, None], scores, _rows.residual_scores(r.weight, noise))
+    plain = _rows.plain_scores(r.row, noise)
+    races = [part for score in (corrected, plain) for part in _vocabulary.best(score, ids, r.row.logits)]
+    total, count, *won = vocabulary.send(*r.sums, *races)()
+    mass, empty, status = r.settle(added(total), added(count))
+    from_residual, from_target = (_vocabulary.winner(*won[i : i + 3]).ids[:, 0] for i in (0, 3))
+    token = torch.where(r.plain | empty, from_target, from_residual)
     return (
-        _rows.of_active(given.sampling, token, -1),
-        _rows.of_active(given.sampling, r.mass),
-        _rows.of_active(given.sampling, r.status.int()),
+        _rows.of_active(given.sampling, torch.where(r.row.bad, -1, token), -1),
+        _rows.of_active(given.sampling, mass),
+        _rows.of_active(given.sampling, status.int()),
     )
