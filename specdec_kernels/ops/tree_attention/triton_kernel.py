@@ -17,8 +17,8 @@ from ..._triton.codes import S_LAYOUT
 # (rows, keys) of a program by the bytes of an element and whether dims exceed 128: the largest that
 # tools/compile_triton.py sees in registers on every GPU. Exact float32 products take no tensor cores, so fewer rows.
 BLOCKS = {(2, False): (64, 32), (2, True): (32, 16), (4, False): (16, 32), (4, True): (16, 16)}
-# Most registers of a thread. A multiprocessor holds one such program; for a second sm_120's assembler would spill.
-REGISTERS = {(4, True): 255}
+# Most registers of a thread, by the bytes of an element: without a limit sm_80 and sm_120 spill for a second program.
+REGISTERS = {4: 255}
 # A request of R blocks of rows is cut into spans of at least SPAN * R keys, so it makes about length / SPAN programs a
 # key head, and its partial results are at most half as large as the keys and values it reads once.
 SPAN = tl.constexpr(256)
@@ -285,8 +285,7 @@ def tree_attention_out(
     blocks = cache.blocks(block_table, page_size, num_pages)
     group = heads // kv_heads
     block_d, block_dv = max(host.power(dim), 16), max(host.power(value_dim), 16)
-    shape = query.element_size(), max(block_d, block_dv) > 128
-    block_m, block_n = BLOCKS[shape]
+    block_m, block_n = BLOCKS[query.element_size(), max(block_d, block_dv) > 128]
     row_blocks = triton.cdiv(nodes * group, block_m)
     capacity = page_size * blocks.blocks
     units = min(SPLITS.value * row_blocks, capacity // SPAN.value + row_blocks)
@@ -299,7 +298,7 @@ def tree_attention_out(
     host.launch(
         _attend_kernel, programs, *map(_rows, (query, key, value)), tree, blocks, results, scale / LOG_2.value,
         kv_heads, group, units, D=block_d, INTERPRETED=triton.knobs.runtime.interpret,
-        registers=REGISTERS.get(shape), **sizes,
+        registers=REGISTERS.get(query.element_size()), **sizes,
     )  # fmt: skip
     host.launch(
         _merge_kernel, batch * kv_heads * row_blocks, tree, blocks, results, value_dim, kv_heads, group, row_blocks,
