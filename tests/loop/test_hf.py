@@ -226,7 +226,7 @@ def test_calls_and_distribution_together_are_all_processors_in_any_order(count: 
         rows = LogitsProcessorList(calls)(nothing, logits.clone())
         got = processed(rows, **{n: x.tolist()[0] for n, x in sampling._asdict().items() if x is not None})
         assert torch.allclose(got.float(), want, atol=1e-5), names
-    assert len(likely(listed, batch=1, device=torch.device("cpu"))) == 4
+    assert isinstance(likely(listed, batch=1, device=torch.device("cpu")), Sampling)
 
 
 @pytest.mark.parametrize("make", [TopPLogitsWarper, MinPLogitsWarper])
