@@ -246,3 +246,11 @@ def test_the_readme_names_the_two_commands() -> None:
     text = (ROOT / "README.md").read_text()
     assert "make demo" in text
     assert "make test" in text
+
+
+def test_every_fault_to_inject_finds_its_place() -> None:
+    """`make mutants` runs for hours and is no part of this: its table would rot unseen."""
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.11 reads the table")
+    table = tomllib.loads((ROOT / "tests/mutants/patches.toml").read_text())["patch"]
+    counts = {entry["name"]: (ROOT / entry["path"]).read_text().count(entry["old"]) for entry in table}
+    no_faults([f"{fault}: its old text stands {count} times" for fault, count in counts.items() if count != 1])
