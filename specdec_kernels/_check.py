@@ -245,26 +245,3 @@ def outputs(op: str, out: Any, kind: Any, name: str, dtype: torch.dtype, *, is_w
         fail(op, "out", f"a {kind.__name__}", type(out).__name__)
     given = getattr(out, name) if is_wanted else None
     return tuple(out._replace(**{name: out.status.new_empty(0, dtype=dtype) if given is None else given}))
-
-
-def check_residual(
-    op: str, target_logits: Any, draft_logits: Any, a: Any, b: Any, sampling: Any, draft_sampling: Any,
-    token_map: Any, draft_ids: Any,
-) -> tuple[Checker, tuple[Any, ...], Tensor | None]:  # fmt: skip
-    """Check what residual_probs and residual_sample share: (checker, flat arguments up to the mask, draft_ids)."""
-    check = Checker.of(op, "target_logits", target_logits, "[batch, vocab]")
-    check.logits("target_logits", target_logits, ("batch", "vocab"))
-    batch, vocab = target_logits.shape
-    draft_vocab = vocab
-    if draft_logits is not None:
-        check.logits("draft_logits", draft_logits, (batch, "draft_vocab"))
-        draft_vocab = draft_logits.shape[1]
-        if draft_sampling is None:
-            fail(op, "draft_sampling", "given with draft_logits: the distribution of the draft", None)
-    sampling = check.sampling("sampling", sampling, batch)
-    drafted = check.draft_sampling(draft_sampling, batch)
-    token_map = check.token_map(token_map, draft_vocab, vocab)
-    if draft_ids is not None:
-        draft_ids = check.vector("draft_ids", draft_ids, torch.int64, batch)
-    weights = check.weight("a", a, batch), check.weight("b", b, batch)
-    return check, (target_logits, draft_logits, *weights, *sampling, *drafted, token_map), draft_ids

@@ -1,6 +1,7 @@
 """Tensor parallelism: each rank holds a part of the vocabulary, and ranks exchange numbers about rows, never rows.
 
 * `group.py`: who holds which ids, and the one collective.
+* `residual.py`: checks what residual_probs and residual_sample share, group included.
 * `thresholds.py`: distributions of sharded rows. Without filters a maximum and a sum; thresholds of filters by two
 further exchanges.
 
@@ -10,5 +11,6 @@ the device.
 """
 
 from .group import shards_of
+from .residual import check_residual
 
-__all__ = ["shards_of"]
+__all__ = ["check_residual", "shards_of"]

@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ... import _shards
-from ..._check import check_residual
 from ..._codes import Backend
 from ..._op import Op, Shape
+from ..._shards import check_residual
 from ..._types import Sampling
 from . import reference
 
@@ -87,14 +86,10 @@ def residual_probs(
         >>> residual_probs(p, q, sampling=Sampling(), draft_sampling=Sampling()).probs
         tensor([[0., 1.]])
     """
-    name = "residual_probs"
-    check, prepared, draft_ids = check_residual(
-        name, target_logits, draft_logits, a, b, sampling, draft_sampling, token_map, draft_ids
-    )
-    batch, vocab = target_logits.shape
-    shards = _shards.shards_of(name, group, vocab_offsets, vocab, backend)
-    allowed = check.allowed(allowed, batch, vocab if shards is None else shards.size)
-    arguments: tuple[Any, ...] = (*prepared, allowed, draft_ids)
+    _, arguments, shards = check_residual(
+        "residual_probs", target_logits, draft_logits, a, b, sampling, draft_sampling,
+        token_map, allowed, draft_ids, group, vocab_offsets, backend,
+    )  # fmt: skip
     if shards is not None:
         (given,) = op.structured(arguments)
         return ResidualProbs(*op.deliver(arguments, reference.normalise(given, shards), out))

@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ... import _shards
-from ..._check import check_residual
 from ..._codes import PURPOSES, Backend, Purpose
 from ..._op import Op, Shape
+from ..._shards import check_residual
 from ..._types import RngKey, Sampling
 from . import reference
 
@@ -89,15 +88,11 @@ def residual_sample(
         >>> residual_sample(p, q, sampling=Sampling(), draft_sampling=Sampling(), rng=rng).token_ids
         tensor([1])
     """
-    name = "residual_sample"
-    check, prepared, draft_ids = check_residual(
-        name, target_logits, draft_logits, a, b, sampling, draft_sampling, token_map, draft_ids
-    )
-    batch, vocab = target_logits.shape
-    shards = _shards.shards_of(name, group, vocab_offsets, vocab, backend)
-    allowed = check.allowed(allowed, batch, vocab if shards is None else shards.size)
-    arguments: tuple[Any, ...] = (*prepared, allowed, draft_ids)
-    rng = check.rng(rng, batch)
+    check, arguments, shards = check_residual(
+        "residual_sample", target_logits, draft_logits, a, b, sampling, draft_sampling,
+        token_map, allowed, draft_ids, group, vocab_offsets, backend,
+    )  # fmt: skip
+    rng = check.rng(rng, target_logits.shape[0])
     arguments = (*arguments, *rng, check.choice("purpose", purpose, PURPOSES))
     if shards is not None:
         given, noise_key, code = op.structured(arguments)
