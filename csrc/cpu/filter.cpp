@@ -48,18 +48,25 @@ void sum_kept(const Team& team, RowLaw& law) {
   }
 }
 
-// The weights of a list of logits.
-std::vector<float> weigh(const RowLaw& law, std::vector<float>& values) {
+// Calls visit(i, length) for the tiles of a list, i its first value, padded like those of a row.
+template <class Visit>
+void for_list(std::vector<float>& values, const Visit& visit) {
   const size_t n = values.size();
   values.resize((n + kPad - 1) / kPad * kPad, -kInf);
-  std::vector<float> weights(values.size());
-  const Weighting w = law.weighting(1);
   for (size_t i = 0; i < n; i += kTile) {
-    const auto length = static_cast<int>(std::min<size_t>(kTile, values.size() - i));
-    tiles().residual(values.data() + i, nullptr, length, w, w, 1, 0, weights.data() + i);
+    visit(i, static_cast<int>(std::min<size_t>(kTile, values.size() - i)));
   }
   values.resize(n);
-  weights.resize(n);
+}
+
+// The weights of a list of logits.
+std::vector<float> weigh(const RowLaw& law, std::vector<float>& values) {
+  std::vector<float> weights(values.size() + kPad);
+  const Weighting w = law.weighting(1);
+  for_list(values, [&](size_t i, int length) {
+    tiles().residual(values.data() + i, nullptr, length, w, w, 1, 0, weights.data() + i);
+  });
+  weights.resize(values.size());
   return weights;
 }
 
@@ -69,16 +76,13 @@ double sum_of(const std::vector<float>& weights) {
 
 // Sums over the logits of a list that are kept.
 void sum_list(RowLaw& law, std::vector<float>& values) {
-  const size_t n = values.size();
-  values.resize((n + kPad - 1) / kPad * kPad, -kInf);
   law.mass = law.mass_log = 0;
-  for (size_t i = 0; i < n; i += kTile) {
-    const auto length = static_cast<int>(std::min<size_t>(kTile, values.size() - i));
-    const ExpSums s = tiles().exp_sums(values.data() + i, length, law.weighting(1));
+  const Weighting w = law.weighting(1);
+  for_list(values, [&](size_t i, int length) {
+    const ExpSums s = tiles().exp_sums(values.data() + i, length, w);
     law.mass += s.sum;
     law.mass_log += s.sum_log;
-  }
-  values.resize(n);
+  });
 }
 
 // low <= threshold < high
@@ -96,7 +100,7 @@ struct Question {
 
 // A sample by value: bin 0 begins at its smallest logit, the last one ends at its largest.
 struct Bins {
-  float low, high, per_bin;
+  float low, per_bin;
   double weight = 0, squares = 0, mass[kBins] = {};
 
   Bins(const std::vector<float>& values, const std::vector<float>& weights) {
@@ -118,7 +122,7 @@ struct Bins {
     }
     for (size_t i = whole; i < values.size(); ++i) take(i, 0);
     low = *std::min_element(least, least + 8);
-    high = *std::max_element(most, most + 8);
+    const float high = *std::max_element(most, most + 8);
     weight = std::accumulate(sum, sum + 8, 0.0);
     squares = std::accumulate(sum2, sum2 + 8, 0.0);
     per_bin = kBins / (high - low);
