@@ -16,8 +16,11 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from queue import SimpleQueue
 
 import tomllib
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -131,34 +134,38 @@ def run(mutants: list[Mutant], jobs: int, python: str) -> dict[str, str]:
 
     columns = (TextColumn("mutants"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns) as progress, ThreadPoolExecutor(jobs) as pool:
-        free = list(pool.map(lambda i: Tree(i, python), range(jobs)))
+        free: SimpleQueue[Tree] = SimpleQueue()
+        for tree in pool.map(lambda i: Tree(i, python), range(jobs)):
+            free.put(tree)
         task = progress.add_task("", total=len(waiting))
 
-        def judged(mutant: Mutant) -> None:
+        @contextmanager
+        def borrowed() -> Iterator[Tree]:
+            tree = free.get()
+            try:
+                yield tree
+            finally:
+                free.put(tree)
+
+        def judge(mutant: Mutant) -> None:
+            with borrowed() as tree:
+                started = time.monotonic()
+                verdict = tree.judge(mutant)
             with lock:
-                tree = free.pop()
-            started = time.monotonic()
-            verdict = tree.judge(mutant)
-            with lock:
-                free.append(tree)
                 kept[keys[mutant.name]] = verdict
                 file.write_text(json.dumps(kept, indent=1))
                 progress.console.print(f"{verdict:16} {time.monotonic() - started:5.0f} s  {mutant.name}")
                 progress.advance(task)
 
         def passes(tests: tuple[str, ...]) -> bool:
-            with lock:
-                tree = free.pop()
-            passed = tree.passes(tests)
-            with lock:
-                free.append(tree)
-            return passed
+            with borrowed() as tree:
+                return tree.passes(tests)
 
         used = sorted({m.tests for m in waiting})
         for tests, passed in zip(used, pool.map(passes, used), strict=True):
             if not passed:
                 raise SystemExit(f"mutants: without any fault, pytest {' '.join(tests)} fails")
-        list(pool.map(judged, waiting))
+        list(pool.map(judge, waiting))
     return {m.name: kept[keys[m.name]] for m in mutants}
 
 
