@@ -33,6 +33,35 @@ void meet(Memory& m, Before before, After after) {
   if (is_last != 0) m.words[128 + threadIdx.x] = m.words[kThreads - 1 - threadIdx.x];
 }
 
+// One thread stores a word of shared memory, all load it, after what lies between.
+template <class Between>
+void share(Memory& m, Between between) {
+  SHARED(Word, x);
+  if (threadIdx.x == 0) x = 1;
+  between();
+  m.words[blockIdx.x * kThreads + threadIdx.x] = x;
+}
+
+// Three threads in turn store a word of shared memory that all load; `end` ends a turn.
+template <class End>
+void share_in_turn(Memory& m, End end) {
+  SHARED(Word, x);
+  for (unsigned i = 0; i < 3; ++i) {
+    if (threadIdx.x == i) x = 1;
+    __syncthreads();
+    m.words[blockIdx.x * kThreads + threadIdx.x] = x;
+    end();
+  }
+}
+
+// One thread stores a word, another one of its block loads it, after what lies between.
+template <class Between>
+void pass_on(Memory& m, unsigned reader, Between between) {
+  if (is(0, 0)) m.words[0] = 1;
+  between();
+  if (is(0, reader)) m.words[1] = m.words[0];
+}
+
 void store_own(Memory& m) {
   if (blockIdx.x == 0) m.words[threadIdx.x] = 1;
 }
@@ -62,63 +91,19 @@ const std::map<std::string, void (*)(Memory&)> kernels = {
        if (is(0, 0)) reinterpret_cast<char*>(m.words)[13] = 1;
        if (is(0, 1)) *reinterpret_cast<Wide*>(m.words + 4) = *reinterpret_cast<Wide*>(m.words);
      }},
-    {"a barrier lies between store and load",
-     [](Memory& m) {
-       SHARED(Word, x);
-       if (threadIdx.x == 0) x = 1;
-       __syncthreads();
-       m.words[blockIdx.x * kThreads + threadIdx.x] = x;
-     }},
-    {"no barrier lies between store and load",
-     [](Memory& m) {
-       SHARED(Word, x);
-       if (threadIdx.x == 0) x = 1;
-       m.words[blockIdx.x * kThreads + threadIdx.x] = x;
-     }},
+    {"a barrier lies between store and load", [](Memory& m) { share(m, [] { __syncthreads(); }); }},
+    {"no barrier lies between store and load", [](Memory& m) { share(m, [] {}); }},
     {"shared memory is reused behind a barrier",
-     [](Memory& m) {
-       SHARED(Word, x);
-       for (unsigned i = 0; i < 3; ++i) {
-         if (threadIdx.x == i) x = 1;
-         __syncthreads();
-         m.words[blockIdx.x * kThreads + threadIdx.x] = x;
-         __syncthreads();
-       }
-     }},
-    {"shared memory is reused without a barrier",
-     [](Memory& m) {
-       SHARED(Word, x);
-       for (unsigned i = 0; i < 3; ++i) {
-         if (threadIdx.x == i) x = 1;
-         __syncthreads();
-         m.words[blockIdx.x * kThreads + threadIdx.x] = x;
-       }
-     }},
+     [](Memory& m) { share_in_turn(m, [] { __syncthreads(); }); }},
+    {"shared memory is reused without a barrier", [](Memory& m) { share_in_turn(m, [] {}); }},
     {"a shuffle lies between store and load",
-     [](Memory& m) {
-       if (is(0, 0)) m.words[0] = 1;
-       __shfl_xor_sync(~0u, 0, 1);
-       if (is(0, 1)) m.words[1] = m.words[0];
-     }},
+     [](Memory& m) { pass_on(m, 1, [] { __shfl_xor_sync(~0u, 0, 1); }); }},
     {"a warp barrier lies between store and load of a warp",
-     [](Memory& m) {
-       if (is(0, 0)) m.words[0] = 1;
-       __syncwarp();
-       if (is(0, 1)) m.words[1] = m.words[0];
-     }},
+     [](Memory& m) { pass_on(m, 1, [] { __syncwarp(); }); }},
     {"a warp barrier lies between store and load of two warps",
-     [](Memory& m) {
-       if (is(0, 0)) m.words[0] = 1;
-       __syncwarp();
-       if (is(0, 32)) m.words[1] = m.words[0];
-     }},
+     [](Memory& m) { pass_on(m, 32, [] { __syncwarp(); }); }},
     {"two warps meet at a barrier after their own",
-     [](Memory& m) {
-       if (is(0, 0)) m.words[0] = 1;
-       __syncwarp();
-       __syncthreads();
-       if (is(0, 33)) m.words[1] = m.words[0];
-     }},
+     [](Memory& m) { pass_on(m, 33, [] { __syncwarp(), __syncthreads(); }); }},
     {"a thread that has left stored before a barrier of the others",
      [](Memory& m) {
        if (threadIdx.x == 0) m.words[blockIdx.x] = 1;
