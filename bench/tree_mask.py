@@ -22,7 +22,7 @@ PAST = 2048
 # looked at by itself (in CUDA 16 bytes of the mask together), the depth and the past; in a flat mask also the search
 # for its request.
 NEAR = {
-    "triton": {"layout": 4, "bool": 0.15, "additive": 0.15, "flat": 4.4, "flat_packed": 4.3, "int32": 4.2},
+    "triton": {"layout": 4, "bool": 0.15, "additive": 0.15, "flat": 0.3, "flat_packed": 0.3, "int32": 0.125},
     "cuda_host": {"layout": 0.6, "bool": 0.85, "additive": 1.6, "flat": 1.35, "flat_packed": 0.17, "int32": 0},
 }
 

@@ -111,6 +111,27 @@ def test_flat_masks_hold_one_request_after_the_other(backend: str, device: str, 
     assert packed.offsets is not None and packed.offsets.tolist() == [sum(map(len, octets[:b])) for b in range(5)]
 
 
+@pytest.mark.parametrize("window", [0, 4, 700])
+def test_flat_masks_over_a_long_past_are_the_predicate(backend: str, device: str, window: int) -> None:
+    """Rows of 512 elements and more, of which a block of a kernel holds two, beside short ones."""
+    parents, _, padding = ragged(9)
+    past = [600, 0, 503, 1300]
+    rows = [attended(parents[b].tolist(), past[b], padding[b], window) for b in range(4)]
+    cells = [[cell for row in request for cell in row] for request in rows]
+    common: dict[str, Any] = {
+        "past": torch.tensor(past, device=device),
+        "left_padding": torch.tensor(padding, device=device),
+        "window": window,
+    }
+    flat = tree_mask(parents.to(device), format="flat", size=sum(map(len, cells)), **common).mask
+    assert flat.tolist() == [*itertools.chain(*cells)]
+    octets = [-(-len(one) // 8) for one in cells]
+    packed = tree_mask(parents.to(device), format="flat_packed", size=sum(octets), **common).mask
+    for one, part in zip(cells, packed.cpu().split(octets), strict=True):
+        bits = (part[:, None] >> torch.arange(8, dtype=torch.uint8)) & 1
+        assert bits.flatten().tolist() == [*map(int, one), *[0] * (-len(one) % 8)]
+
+
 def test_a_host_length_needs_no_size(backend: str, device: str) -> None:
     parents = random_parents(3, 6, 3).to(device)
     dense = tree_mask(parents, past=4).mask

@@ -42,14 +42,13 @@ def _start_of(bits, b):
 
 
 @triton.jit
-def _attends(bits, b, start, query, key, mask):
-    """Whether node `query` of request b attends column `key`; b and query are in range."""
+def _attends(bits, b, start, query, mine, key, mask):
+    """Whether node `query` of request b, at depth `mine`, attends column `key`; b and query are in range."""
     node = key - start
     in_tree = mask & (node >= 0) & (node < bits.nodes)
     node = tl.where(in_tree, node, 0).to(tl.int32)
     row = b.to(tl.int64) * bits.nodes
     word = tl.load(bits.ancestors + (row + query) * bits.words + (node >> 5), mask=in_tree, other=0)
-    mine = tl.load(bits.depth + row + query)
     unused = start * 0
     if bits.left_padding is not None:
         unused = tl.load(bits.left_padding + b)
@@ -70,7 +69,7 @@ def _dense_kernel(bits, out, size, blocks, hidden: tl.constexpr, ADDITIVE: tl.co
     b, query = row // bits.nodes, row % bits.nodes
     key = (pid % blocks) * _BLOCK + tl.arange(0, _BLOCK)
     mask = key < size
-    seen = _attends(bits, b, _start_of(bits, b), query, key, mask)
+    seen = _attends(bits, b, _start_of(bits, b), query, tl.load(bits.depth + row), key, mask)
     if ADDITIVE:
         value = tl.where(seen, 0.0, tl.full([], hidden, tl.float32)).to(out.dtype.element_ty)
         tl.store(out + row * size + key, value, mask=mask)
@@ -84,12 +83,14 @@ def _words_kernel(bits, out, out_words, total):
     at = tl.program_id(0).to(tl.int64) * _WORDS + tl.arange(0, _WORDS)
     mask = at < total
     row, w = tl.where(mask, at // out_words, 0), at % out_words
-    b, query = row // bits.nodes, row % bits.nodes
-    bit = tl.arange(0, 32)
-    key = w[:, None] * 32 + bit[None, :]
-    inside = mask[:, None] & (key < bits.nodes)
-    seen = _attends(bits, b[:, None], b[:, None] * 0, query[:, None], key, inside)
-    word = tl.sum(seen.to(tl.int32) << bit[None, :], axis=1)  # no bit twice: a sum is an or
+    word = tl.load(bits.ancestors + row * bits.words + w, mask=mask & (w < bits.words), other=0)
+    if bits.window > 0:
+        bit = tl.arange(0, 32)
+        key = w[:, None] * 32 + bit[None, :]
+        first = row // bits.nodes * bits.nodes  # of the request
+        below = tl.load(bits.depth + first[:, None] + key, mask=mask[:, None] & (key < bits.nodes), other=0)
+        is_near = tl.load(bits.depth + row)[:, None] - below < bits.window
+        word &= tl.sum(is_near.to(tl.int32) << bit[None, :], axis=1)  # no bit twice: a sum is an or
     tl.store(out + at, word.to(out.dtype.element_ty), mask=mask)
 
 
@@ -122,18 +123,30 @@ def _request_of(offsets, batch, element):
 
 
 @triton.jit
-def _write_flat(bits, out, b, start, row, column, element, size, PER: tl.constexpr):
-    """Elements of requests b, `column` elements behind the start of `row`; b, start and row may be scalars."""
+def _write_flat(bits, out, b, start, row, column, element, size, PER: tl.constexpr, IS_WIDE: tl.constexpr):
+    """Elements of requests b, `column` elements behind the start of `row`; b, start and row may be scalars.
+
+    IS_WIDE: they are scalars, and the elements lie in `row` and the one below.
+    """
     bit = tl.arange(0, PER)
     column = column[:, None] + bit[None, :]
     width = start + bits.nodes
-    # No 64-bit division: a column beyond 32 bits is at most a block behind a row's start, and rows are as long there.
-    fits = (column < 2147483647) & (width < 2147483647)
-    quotient = tl.where(fits, column, 0).to(tl.int32) // tl.where(fits, width, 1).to(tl.int32)
-    down = tl.where(fits, quotient.to(tl.int64), (column >= width).to(tl.int64))
-    query = row + down
-    mask = (query < bits.nodes) & (element < size)[:, None]
-    seen = _attends(bits, b, start, tl.minimum(query, bits.nodes - 1), column - down * width, mask)
+    last = bits.nodes - 1
+    if IS_WIDE:
+        down = (column >= width).to(tl.int64)
+    else:
+        # No 64-bit division: a column beyond 32 bits is at most a block behind a row's start, and rows are as long.
+        fits = (column < 2147483647) & (width < 2147483647)
+        quotient = tl.where(fits, column, 0).to(tl.int32) // tl.where(fits, width, 1).to(tl.int32)
+        down = tl.where(fits, quotient.to(tl.int64), (column >= width).to(tl.int64))
+    query = tl.minimum(row + down, last)
+    depths = bits.depth + b.to(tl.int64) * bits.nodes
+    if IS_WIDE:
+        mine = tl.where(down == 0, tl.load(depths + tl.minimum(row, last)), tl.load(depths + tl.minimum(row + 1, last)))
+    else:
+        mine = tl.load(depths + query)
+    mask = (row + down <= last) & (element < size)[:, None]
+    seen = _attends(bits, b, start, query, mine, column - down * width, mask)
     value = tl.sum(seen.to(tl.int32) << bit[None, :], axis=1)
     tl.store(out + element, value.to(out.dtype.element_ty), mask=element < size)
 
@@ -152,14 +165,17 @@ def _flat_kernel(bits, offsets, out, batch, size, PACKED: tl.constexpr):
     row0 = tl.sum(((tl.arange(0, _MAX_NODES) + 1) * width0 <= inside).to(tl.int64), axis=0)  # rows that end before it
     column0 = inside - row0 * width0
     if (b0 + 1 == batch) | (begin + COUNT <= tl.load(offsets + b0 + 1)):  # one request, whose facts are read once
-        _write_flat(bits, out, b0, start0, row0, column0 + ahead * PER, element, size, PER)
+        if width0 >= COUNT * PER:
+            _write_flat(bits, out, b0, start0, row0, column0 + ahead * PER, element, size, PER, True)
+        else:
+            _write_flat(bits, out, b0, start0, row0, column0 + ahead * PER, element, size, PER, False)
     else:
         b = _request_of(offsets, batch, element)
         is_first = b == b0
         behind = tl.where(is_first, column0 + ahead * PER, (element - tl.load(offsets + b)) * PER)
         row = tl.where(is_first, row0, 0)
         _write_flat(
-            bits, out, b[:, None], _start_of(bits, b)[:, None], row[:, None], behind, element, size, PER
+            bits, out, b[:, None], _start_of(bits, b)[:, None], row[:, None], behind, element, size, PER, False
         )  # fmt: skip
 
 
