@@ -34,10 +34,7 @@ class Spill(NamedTuple):
     bytes: int
 
 
-SPILLS: tuple[Spill, ...] = (
-    # 16 warps leave a thread 128 registers; 8 warps with more of them would not spill, as in verify_tree.
-    Spill("triton", "cuda:120", 128256, "verify_chain ratio fp32 mask stats filters", "_decide_kernel", 16),
-)
+SPILLS: tuple[Spill, ...] = ()
 
 # Most instructions an element, and least bytes in flight a multiprocessor, of the streaming part of a kernel on sm_90,
 # bf16: what they are now, so that they do not get worse. In Triton that is the digest of each row, all included.

@@ -215,8 +215,10 @@ def verify_chain_out(
         sums = torch.empty(batch * max(max_draft - 1, 0) * on.digest.tiles, dtype=torch.float32, device=device)
         if has_draft and max_draft > 1:
             host.launch(_mass_kernel, sums.numel(), call, sums, nt, nd, STATS=has_stats, TILE=host.TILE, KP=kp)
-    draws = {} if rule <= BLOCK.value else {"num_warps": 1}
+    threads = {} if rule <= BLOCK.value else {"num_warps": 1}
+    if has_stats and given.allowed is not None:  # 128 registers a thread spill on sm_120; else 16 warps are faster
+        threads = {"num_warps": host.NUM_WARPS, "registers": 255}
     host.launch_alone(
         _decide_kernel, batch, call, sums, nt, nd, RULE=rule, FROM_TARGET=given.rejected_from_target,
-        LOGPROBS=logprobs_mode, TILE=host.TILE, **draws, **flags,
+        LOGPROBS=logprobs_mode, TILE=host.TILE, **threads, **flags,
     )  # fmt: skip
