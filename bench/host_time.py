@@ -35,6 +35,8 @@ def chain_calls() -> Calls:
     row, chain, draft = rows(1), rows(1, 6), rows(1, 5)
     stats = torch.zeros(1, 5), torch.full((1, 5), -30.0)
     weights = {"a": torch.ones(1), "b": torch.ones(1)}
+    counts, one = ops.TokenCounts.empty(1, 32), torch.ones(1)
+    edits = ops.Edits(repetition=one, frequency=one, presence=one, counts=counts)
     return {
         "sample": lambda: ops.sample(row, **request, purpose="target"),
         "verify_chain, match": lambda: ops.verify_chain(drafts, chain, **request, rule="match"),
@@ -42,6 +44,8 @@ def chain_calls() -> Calls:
             drafts, chain, draft, **drafted, draft_stats=stats, rng=rng, logprobs="raw"
         ),
         "acceptance_ratios": lambda: ops.acceptance_ratios(drafts, chain, draft, **drafted),
+        "edit_rows": lambda: ops.edit_rows(edits, drafts, vocab=VOCAB),
+        "count_tokens": lambda: ops.count_tokens(counts, drafts),
         "residual_probs": lambda: ops.residual_probs(row, row, **drafted, **weights),
         "residual_sample": lambda: ops.residual_sample(row, row, **drafted, **weights, rng=rng),
     }

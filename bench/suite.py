@@ -34,6 +34,8 @@ OPS = (
     "acceptance_ratios",
     "residual_probs",
     "residual_sample",
+    "edit_rows",
+    "count_tokens",
     "compact_cache",
     "rollback",
     "gather_nodes",

@@ -27,6 +27,7 @@ import specdec_kernels
 from . import exchange, filter_traffic, results, suite
 from .caches import CacheCase
 from .cases import BOTH, FILTERS, Case, OpCase
+from .edits import EditCase
 from .machine import ROOT, commit, machine, progress, versions
 from .meters import Bytes, host_meter, torch_only_meter, triton_meter
 from .minimum import budget, draws, minimum
@@ -81,6 +82,7 @@ def cases() -> list[OpCase]:
         MaskCase("tree_mask", 64, 1, format=f"{f}, {past}") for f in ("bool", "additive bf16", "flat", "flat_packed")
     ]
     made += [TreeCase("select_tree", 64, 1), TreeCase("tree_from_sequences", 64, 1)]
+    made += [EditCase("edit_rows", 2), EditCase("count_tokens", 2)]
     return [*made, AttentionCase("tree_attention", 16, 1, 512)]
 
 

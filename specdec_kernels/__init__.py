@@ -16,6 +16,7 @@ from ._codes import (
     TreeRule,
     explain_status,
 )
+from ._edits import Edits, RowEdits, TokenCounts
 from ._random import race_noise, random_words
 from ._tree_build import PathTree, tree_from_lookahead, tree_from_parents, tree_from_paths
 from ._tree_links import LinkedTree, TreeLinks, tree_from_links, tree_links
@@ -23,6 +24,8 @@ from ._types import CandidateTree, RngKey, Sampling
 from ._warmup import warmup
 from .ops.acceptance_ratios import RatioResult, acceptance_ratios
 from .ops.compact_cache import compact_cache
+from .ops.count_tokens import count_tokens
+from .ops.edit_rows import edit_rows
 from .ops.gather_nodes import GatherResult, gather_nodes
 from .ops.residual_probs import ResidualProbs, residual_probs
 from .ops.residual_sample import ResidualSample, residual_sample
@@ -46,6 +49,7 @@ __all__ = [
     "ChainResult",
     "ChainRule",
     "DrawPurpose",
+    "Edits",
     "GatherResult",
     "LinkedTree",
     "Logprobs",
@@ -58,9 +62,11 @@ __all__ = [
     "ResidualSample",
     "RngKey",
     "RollbackResult",
+    "RowEdits",
     "SampleResult",
     "Sampling",
     "Status",
+    "TokenCounts",
     "TreeAttention",
     "TreeEngine",
     "TreeLayout",
@@ -72,6 +78,8 @@ __all__ = [
     "available_backends",
     "batch_sd",
     "compact_cache",
+    "count_tokens",
+    "edit_rows",
     "explain_status",
     "gather_nodes",
     "race_noise",

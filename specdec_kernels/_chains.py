@@ -18,30 +18,6 @@ class Chains(NamedTuple):
     bad: Tensor  # bool [batch]: bad cu_draft, no drafts are used
     lost: Tensor  # bool [batch]: not even the first row is known
 
-    def target_at(self, i: int | Tensor) -> Tensor:
-        """Target row i of each request, [batch, vocab]."""
-        return self._pick(self.target, i, 1)
-
-    def draft_at(self, i: int | Tensor, table: Tensor | None = None) -> Tensor:
-        """Draft row i of each request, or entry i of a table laid out like the draft rows."""
-        rows = self.draft if table is None else table
-        assert rows is not None
-        return self._pick(rows, i, 0)
-
-    def allowed_at(self, allowed: Tensor, i: int | Tensor) -> Tensor:
-        """Bit row of target row i of each request."""
-        if self.first is None:
-            allowed = allowed.unflatten(0, (self.ids.shape[0], -1)) if len(allowed) else allowed[:, None]
-        return self._pick(allowed, i, 1)
-
-    def _pick(self, rows: Tensor, i: int | Tensor, extra: int) -> Tensor:
-        """Entry i of each request; clamped where the request has none, and then never used."""
-        slot = torch.arange(self.ids.shape[0], device=rows.device)
-        if self.first is None:
-            column = torch.as_tensor(i, device=rows.device).clamp(max=max(rows.shape[1] - 1, 0))
-            return rows[slot, column]
-        return rows[(self.first + extra * slot + i).clamp(0, max(rows.shape[0] - 1, 0))]
-
     def target_rows(self, count: int) -> Tensor:
         """The first target rows of each request, [batch, count, vocab]."""
         return self._first(self.target, count, 1)
@@ -52,9 +28,14 @@ class Chains(NamedTuple):
         assert rows is not None
         return self._first(rows, count, 0)
 
-    def allowed_rows(self, allowed: Tensor, count: int) -> Tensor:
-        """Bit rows of those target rows, [batch * count, words]."""
-        return allowed if self.first is None else self._first(allowed, count, 1).flatten(0, 1)
+    def of_target_rows(self, table: Tensor, width: int, count: int | None = None) -> Tensor:
+        """The first `count` (all) entries of each request, of a table with one for each target row: [rows, ...].
+
+        Requests have `width` target rows in the dense layout.
+        """
+        if self.first is None:
+            return table.unflatten(0, (-1, width))[:, :count].flatten(0, 1)
+        return self._first(table, width, 1)[:, :count].flatten(0, 1)
 
     def _first(self, rows: Tensor, count: int, extra: int) -> Tensor:
         if self.first is None:

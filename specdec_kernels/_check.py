@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from ._edits import BLOCK, RowEdits, TokenCounts
 from ._types import RngKey, Sampling
 
 LOGIT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -152,6 +153,40 @@ class Checker:
         if words > 1 and bits.stride(-1) != 1:
             fail(self.op, "allowed", "dense in its last dimension", f"stride {bits.stride(-1)}")
         return bits
+
+    def edits(self, name: str, value: Any, rows: int, vocab: int) -> RowEdits:
+        """What `edit_rows` returned for as many rows as wide; an empty one for None."""
+        if value is None:
+            return RowEdits()
+        if not isinstance(value, RowEdits) or None in value[:1]:
+            fail(self.op, name, "the RowEdits that edit_rows returned", type(value).__name__)
+        words = (vocab + BLOCK - 1) // BLOCK
+        self.dense(f"{name}.edit_bits", value.edit_bits, (torch.int64,), (rows, words))
+        self.dense(f"{name}.edit_start", value.edit_start, (torch.int32,), (rows, words + 1))
+        self.dense(f"{name}.edit_values", value.edit_values, (torch.float32,), (3, rows, "room"))
+        return value
+
+    def token_counts(self, name: str, value: Any) -> None:
+        """Both tensors of TokenCounts, or neither."""
+        if not isinstance(value, TokenCounts):
+            fail(self.op, name, "a TokenCounts (see TokenCounts.empty)", type(value).__name__)
+        if value.token_ids is None and value.token_counts is None:
+            return
+        ids = self.dense(f"{name}.token_ids", value.token_ids, (torch.int32,), ("slots", "capacity"))
+        self.dense(f"{name}.token_counts", value.token_counts, (torch.int32,), tuple(ids.shape))
+        capacity = ids.shape[1]
+        if capacity == 0 or capacity & (capacity - 1):
+            fail(self.op, f"{name}.token_ids", "[slots, a power of two] (see TokenCounts.empty)", list(ids.shape))
+
+    def draft_edits(self, value: Any, draft_logits: Tensor | None, rows: int, token_map: Tensor | None) -> RowEdits:
+        """The same for draft rows, whose columns must be ids."""
+        if value is None:
+            return RowEdits()
+        if draft_logits is None:
+            fail(self.op, "draft_logits", "given with draft_edits", None)
+        if token_map is not None:
+            fail(self.op, "draft_edits", "None where token_map is given: edits name ids, not columns", "RowEdits")
+        return self.edits("draft_edits", value, rows, draft_logits.shape[-1])
 
     def choice(self, name: str, value: Any, options: Any) -> Any:
         """The code of a named option."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from . import _random, _rows, _trees, _vocabulary
 from ._codes import RAW_LOGPROBS
+from ._edits import RowEdits
 from ._rows import Distribution, Parameters
 from ._trees import Tree
 from ._types import ChainArguments, RngKey, TreeArguments
@@ -25,6 +26,7 @@ class Drafted(NamedTuple):
     logits: Tensor  # this rank's part, [batch, nodes, columns]; the last nodes may have none
     parameter: Parameters
     stats: tuple[Tensor, Tensor] | None  # (logsumexp, threshold), [batch, nodes]
+    edits: RowEdits
 
 
 class Draw(NamedTuple):
@@ -46,7 +48,7 @@ class Nodes:
     def __init__(
         self, vocabulary: Vocabulary, given: ChainArguments | TreeArguments, tree: Tree, ids: Tensor,
         target_logits: Tensor, target: Parameters, drafted: Drafted | None, allowed: Tensor | None,
-        scored: Parameters | None,
+        edits: RowEdits, scored: Parameters | None,
     ) -> None:  # fmt: skip
         """`scored`: parameters of the distribution for the log-probabilities, if it is not the target's."""
         if drafted is not None and drafted.logits.shape[1] == 0:
@@ -65,11 +67,11 @@ class Nodes:
 
         request = self.request[:, None].expand_as(ids).flatten()
         padded = vocabulary.pad(target_logits.flatten(0, 1))
-        masked = _rows.mask_allowed(padded, allowed, vocabulary.first)
+        masked = _rows.edited(padded, allowed, edits, vocabulary.first)
         tables = [Table(masked, target.of_rows(request))]
         items = [self._item(masked, self.nodes)]
         if drafted is not None:
-            rows = vocabulary.by_id(drafted.logits.flatten(0, 1), given.token_map)
+            rows = drafted.edits.apply(vocabulary.by_id(drafted.logits.flatten(0, 1), given.token_map))
             of = self.request[:, None].expand(-1, drafted.logits.shape[1]).flatten()
             if drafted.stats is None:
                 tables.append(Table(rows, drafted.parameter.of_rows(of)))

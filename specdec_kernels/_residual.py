@@ -36,10 +36,11 @@ def residual(given: ResidualArguments, vocabulary: Vocabulary) -> Residual:
     batch, device = given.target_logits.shape[0], given.target_logits.device
     target = _rows.parameters(batch, device, given.sampling)
     draft = _rows.parameters(batch, device, given.draft_sampling)
-    rows = _rows.mask_allowed(vocabulary.pad(given.target_logits), given.allowed, vocabulary.first)
+    rows = _rows.edited(vocabulary.pad(given.target_logits), given.allowed, given.edits, vocabulary.first)
     tables = [Table(rows, target)]
     if given.draft_logits is not None:
-        tables.append(Table(vocabulary.by_id(given.draft_logits, given.token_map), draft))
+        drafts = given.draft_edits.apply(vocabulary.by_id(given.draft_logits, given.token_map))
+        tables.append(Table(drafts, draft))
     (row, *others), _ = vocabulary.distributions(tables)()
     status = torch.where(target.bad, Status.BAD_SAMPLING, 0) | torch.where(row.bad, Status.BAD_TARGET, 0)
 

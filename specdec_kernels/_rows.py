@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from . import _random
+from ._edits import RowEdits
 from ._types import Sampling
 
 TINY = 2.0**-126  # smallest normal float32: residual weights below it do not compete
@@ -135,6 +136,11 @@ def mask_allowed(logits: Tensor, allowed: Tensor | None, first: int = 0) -> Tens
     return torch.where(bit == 1, logits, -_INF)
 
 
+def edited(logits: Tensor, allowed: Tensor | None, edits: RowEdits, first: int = 0) -> Tensor:
+    """Logits [rows, columns] as a row's distribution sees them: this rank's edits, then the mask."""
+    return mask_allowed(edits.apply(logits), allowed, first)
+
+
 def _rank_threshold(logits: Tensor, maximum: Tensor, threshold: Tensor, parameter: Parameters) -> Tensor:
     """Raise the min-p threshold [batch] to that of top-k, then of top-p, by sorting."""
     ordered = logits.sort(dim=1, descending=True).values
@@ -151,9 +157,8 @@ def _rank_threshold(logits: Tensor, maximum: Tensor, threshold: Tensor, paramete
     return torch.where(has_p, torch.maximum(threshold, edge), threshold)
 
 
-def distribution(logits: Tensor, parameter: Parameters, allowed: Tensor | None = None) -> Distribution:
-    """The distribution of each row [batch, vocab] after mask, temperature, min-p, top-k and top-p."""
-    logits = mask_allowed(logits, allowed)
+def distribution(logits: Tensor, parameter: Parameters) -> Distribution:
+    """The distribution of each row, float32 [batch, vocab], after temperature, min-p, top-k and top-p."""
     vocab = logits.shape[1]
     maximum = logits.amax(1)
     bad = ~maximum.isfinite()

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ._edits import Edits, RowEdits
+
 
 class Sampling(NamedTuple):
     """Per-request sampling parameters; each is a tensor ``[batch]`` or None (off).
@@ -91,6 +93,21 @@ class CandidateTree(NamedTuple):
     status: Tensor
 
 
+class EditArguments(NamedTuple):
+    """Arguments of `edit_rows`, in the order of the schema."""
+
+    batch: int
+    vocab: int
+    draft_ids: Tensor | None
+    parents: Tensor | None
+    cu_draft: Tensor | None
+    max_draft: int
+    only_last: bool
+    edits: Edits
+    active: Tensor | None
+    first_id: int
+
+
 class SampleArguments(NamedTuple):
     """Arguments of `sample`, in the order of the schema."""
 
@@ -103,6 +120,7 @@ class SampleArguments(NamedTuple):
     exclude_ids: Tensor | None
     token_map: Tensor | None
     allowed: Tensor | None
+    edits: RowEdits
     logprobs_mode: int
 
 
@@ -118,6 +136,8 @@ class RatioArguments(NamedTuple):
     draft_sampling: Sampling
     token_map: Tensor | None
     allowed: Tensor | None
+    edits: RowEdits
+    draft_edits: RowEdits
 
 
 class ResidualArguments(NamedTuple):
@@ -131,6 +151,8 @@ class ResidualArguments(NamedTuple):
     draft_sampling: Sampling
     token_map: Tensor | None
     allowed: Tensor | None
+    edits: RowEdits
+    draft_edits: RowEdits
     draft_ids: Tensor | None
 
 
@@ -152,6 +174,8 @@ class ChainArguments(NamedTuple):
     rejected_from_target: bool
     token_map: Tensor | None
     allowed: Tensor | None
+    edits: RowEdits
+    draft_edits: RowEdits
     typical_epsilon: float
     typical_delta: float
     top_m: int
@@ -175,6 +199,8 @@ class TreeArguments(NamedTuple):
     replacement: bool
     token_map: Tensor | None
     allowed: Tensor | None
+    edits: RowEdits
+    draft_edits: RowEdits
     typical_epsilon: float
     typical_delta: float
     logprobs_mode: int

@@ -10,7 +10,7 @@ from cases import make_chain
 from torch import Tensor
 from tree_cases import make_tree
 
-from specdec_kernels import CacheLayout, RngKey, Sampling, tree_layout
+from specdec_kernels import CacheLayout, Edits, RngKey, Sampling, TokenCounts, tree_layout
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 BATCH, VOCAB = 3, 41
@@ -102,6 +102,18 @@ def cached(op: str) -> Callable[[int], Call]:
     return call
 
 
+def edits(seed: int) -> Call:
+    """As many ids as there is room for: what lies behind the last one is not written."""
+    g = numbers(seed)
+    ids = torch.stack([torch.randperm(VOCAB, generator=g)[:7] for _ in range(BATCH)]).int()
+    return (Edits(bias_ids=ids, bias=torch.randn(BATCH, 7, generator=g)), None), {"vocab": VOCAB}
+
+
+def counted(seed: int) -> Call:
+    g = numbers(seed)
+    return (TokenCounts.empty(BATCH, VOCAB), torch.randint(-1, VOCAB, (BATCH, 9), generator=g)), {}
+
+
 CALLS: dict[str, Callable[[int], Call]] = {
     "verify_chain": chain,
     "acceptance_ratios": ratios,
@@ -109,6 +121,8 @@ CALLS: dict[str, Callable[[int], Call]] = {
     "sample": sampled,
     "residual_sample": residual,
     "residual_probs": lambda seed: residual(seed, is_drawn=False),
+    "edit_rows": edits,
+    "count_tokens": counted,
     "tree_layout": lambda seed: ((parents(seed),), {"max_depth": 5}),
     "tree_mask": lambda seed: ((parents(seed),), {"past": torch.tensor([1, seed, 3]), "size": 12}),
     "select_tree": candidates,

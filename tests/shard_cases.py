@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from cases import FILTERS, RULES, make_chain, make_rng, mixed_sampling
+from edit_cases import make_edits
 from torch import Tensor
 from tree_cases import TREE_RULES, distinct_tokens, make_tree
 
@@ -20,6 +21,7 @@ from specdec_kernels import (
     Sampling,
     acceptance_ratios,
     batch_sd,
+    edit_rows,
     residual_probs,
     residual_sample,
     sample,
@@ -40,6 +42,7 @@ class Call(NamedTuple):
     exchanges: int  # allowed
     parts: dict[str, Any] = {}  # noqa: RUF012 - keywords of the sharded call alone
     token_map: Tensor | None = None  # rising
+    edited: Callable[[int, int], dict[str, Any]] | None = None  # keywords of the ids first .. end - 1
 
     @property
     def rows(self) -> int:
@@ -49,7 +52,8 @@ class Call(NamedTuple):
     def one_rank(self) -> Any:
         with use_backend("reference"):
             mapped = {} if self.token_map is None else {"token_map": self.token_map}
-            return self.function(**self.sharded, **self.keywords, **mapped)
+            edited = self.edited(0, self.vocab) if self.edited else {}
+            return self.function(**self.sharded, **self.keywords, **mapped, **edited)
 
     def of_rank(self, group: Any) -> Any:
         cuts = offsets(self.vocab, group.size())
@@ -60,7 +64,8 @@ class Call(NamedTuple):
             columns = ((self.token_map >= first) & (self.token_map < last)).nonzero()[:, 0]
             mine["draft_logits"] = self.sharded["draft_logits"][..., columns].contiguous()
             mine["token_map"] = self.token_map[columns]
-        return self.function(**mine, **self.keywords, **self.parts, group=group, vocab_offsets=cuts)
+        edited = self.edited(first, end) if self.edited else {}
+        return self.function(**mine, **self.keywords, **self.parts, **edited, group=group, vocab_offsets=cuts)
 
 
 def offsets(vocab: int, ranks: int) -> list[int]:
@@ -208,6 +213,25 @@ def layout_calls(vocab: int, batch: int, rule: str) -> list[Call]:
         calls.append(Call(f"{rule} flat {flat}", verify_chain, sharded, keywords, vocab, 4))
     keywords = {**keywords, "cu_draft": torch.tensor([0, 9, 3, *[3] * (batch - 2)], dtype=torch.int32)}
     return [*calls, calls[-1]._replace(name=f"{rule} bad cu_draft", keywords=keywords)]
+
+
+def edited_calls(vocab: int, batch: int, filters: str) -> list[Call]:
+    """Penalties, biases and bans; every rank lists those of its own ids."""
+    edits = make_edits(batch, vocab, seed=vocab)
+    chain, tree = chain_calls(vocab, batch, filters, 0)[0], tree_calls(vocab, batch, filters, 0)[-1]
+
+    def rows(first: int, end: int, *args: Any, **named: Any) -> dict[str, Any]:
+        return {"edits": edit_rows(edits, *args, vocab=end - first, first_id=first, **named)}
+
+    def of_chain(first: int, end: int) -> dict[str, Any]:
+        return rows(first, end, chain.keywords["draft_ids"])
+
+    def of_tree(first: int, end: int) -> dict[str, Any]:
+        return rows(first, end, tree.keywords["token_ids"], parents=tree.keywords["parents"])
+
+    drawn = sample_calls(vocab, batch, filters, 0)[0]
+    every = zip((chain, tree, drawn), (of_chain, of_tree, rows), strict=True)
+    return [call._replace(name=f"edits {call.name}", edited=edited) for call, edited in every]
 
 
 def ratio_calls(vocab: int, batch: int, filters: str) -> list[Call]:

@@ -11,6 +11,7 @@ from shard_cases import (
     Call,
     branch_call,
     chain_calls,
+    edited_calls,
     hard_rows_call,
     layout_calls,
     mapped_call,
@@ -86,6 +87,11 @@ def test_layouts_maps_bits_and_branches() -> None:
 @pytest.mark.parametrize(("ranks", "filters"), [(2, "none"), (4, "all"), (8, "top_p")])
 def test_acceptance_ratios_are_those_of_one_rank(ranks: int, filters: str) -> None:
     check(ranks, ratio_calls(61, 16, filters))
+
+
+@pytest.mark.parametrize(("ranks", "filters"), [(2, "none"), (4, "all")])
+def test_edits_are_those_of_one_rank(ranks: int, filters: str) -> None:
+    check(ranks, edited_calls(61, 12, filters))
 
 
 @pytest.mark.parametrize(("ranks", "filters"), [(2, "none"), (4, "all"), (8, "top_p")])

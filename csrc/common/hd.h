@@ -29,6 +29,14 @@ SPECDEC_HD float add_rn(float a, float b) {
 #endif
 }
 
+SPECDEC_HD float div_rn(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return __fdiv_rn(a, b);
+#else
+  return a / b;
+#endif
+}
+
 SPECDEC_HD float sub_rn(float a, float b) { return add_rn(a, -b); }
 
 SPECDEC_HD uint32_t float_bits(float x) {

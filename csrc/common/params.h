@@ -57,6 +57,27 @@ struct Allowed {        // bit v % 32 of word v / 32 of a target row; not given:
   SPECDEC_HD const int32_t* row(int64_t i) const { return data ? data + i * row_stride : nullptr; }
 };
 
+constexpr int kEditBlock = 64;  // ids of a word
+
+// How the logits of rows change, by id (edit_rows); not given: not at all.
+struct RowEdits {
+  const int64_t* bits;   // [rows, blocks]: bit v % 64 of word v / 64: id v is listed
+  const int32_t* start;  // [rows, blocks + 1]: how many are listed before those of each word
+  const float* values;   // [3, rows, room]: bias, repetition, minus of what is listed
+  int64_t blocks, room, plane;
+  SPECDEC_HD RowEdits row(int64_t i) const {
+    if (!bits) return *this;
+    return {bits + i * blocks, start + i * (blocks + 1), values + i * room, blocks, room, plane};
+  }
+  // The logit of entry i of a row. A bias of -inf bans.
+  SPECDEC_HD float apply(float logit, int64_t i) const {
+    const float bias = values[i], repetition = values[plane + i], v = add_rn(logit, bias);
+    const float divided = div_rn(v, repetition), multiplied = mul_rn(v, repetition);
+    const float changed = sub_rn(v > 0 ? divided : multiplied, values[2 * plane + i]);
+    return bias == bits_float(0xff800000u) ? bias : changed;
+  }
+};
+
 // Token ids in, int32 or int64.
 struct Ids {
   const void* data;
@@ -82,6 +103,7 @@ struct VerifyChainParams {
   bool rejected_from_target;
   Vector<int32_t> token_map;  // [draft vocab]
   Allowed allowed;
+  RowEdits edits, draft_edits;
   float typical_epsilon, typical_delta;
   int64_t top_m, max_distance, min_block;
   LogprobsMode logprobs_mode;
@@ -102,6 +124,7 @@ struct SampleParams {
   int64_t num_exclude;
   Vector<int32_t> token_map;  // [vocab]
   Allowed allowed;
+  RowEdits edits;
   LogprobsMode logprobs_mode;
   int64_t* token_ids;  // [batch, num_samples]
   float* logprobs;     // [batch, num_samples]
@@ -118,6 +141,7 @@ struct AcceptanceRatiosParams {
   Sampling sampling, draft_sampling;
   Vector<int32_t> token_map;
   Allowed allowed;
+  RowEdits edits, draft_edits;
   float* ratio;     // [batch, max_draft]
   float* overlap;   // [batch, max_draft]
   int32_t* status;  // [batch]
@@ -130,6 +154,7 @@ struct ResidualParams {
   Sampling sampling, draft_sampling;
   Vector<int32_t> token_map;
   Allowed allowed;
+  RowEdits edits, draft_edits;
   Vector<int64_t> draft_ids;  // [batch] or not given
   Noise noise;                // residual_sample only
   int64_t purpose;            // residual_sample only

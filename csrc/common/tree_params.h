@@ -14,6 +14,7 @@ struct VerifyTreeParams {
   bool replacement;
   Vector<int32_t> token_map;  // [draft vocab]
   Allowed allowed;            // row b * nodes + n
+  RowEdits edits, draft_edits;
   double typical_epsilon, typical_delta;
   LogprobsMode logprobs_mode;
   void* token_ids;        // [batch, max_depth + 1], the type of ids

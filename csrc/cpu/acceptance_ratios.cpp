@@ -55,8 +55,9 @@ int32_t position(const Team& team, const Chain& chain, const std::vector<int32_t
 }
 
 void acceptance_ratios(const AcceptanceRatiosParams& p, const Tensor& /*like*/) {
-  const ChainLayout layout{p.batch, p.max_draft, p.total,   p.draft_ids,      p.target,
-                           p.draft, p.cu_draft,  p.allowed, p.sampling.active};
+  const ChainLayout layout{p.batch,  p.max_draft,   p.total,          p.draft_ids,
+                           p.target, p.draft,       p.cu_draft,       p.allowed,
+                           p.edits,  p.draft_edits, p.sampling.active};
   const std::vector<int32_t> inverse =
       p.draft ? invert(p.token_map, p.draft.vocab, p.target.vocab) : std::vector<int32_t>{};
   for_requests(p.batch, [&](int64_t slot, const Team& team) {

@@ -10,6 +10,7 @@ struct ChainLayout {
   Logits target, draft;
   Vector<int32_t> cu_draft;
   Allowed allowed;
+  RowEdits edits, draft_edits;
   Vector<bool> active;
 };
 
@@ -24,15 +25,19 @@ struct Chain {
     return layout->cu_draft ? layout->ids.at(0, first + i) : layout->ids.at(slot, i);
   }
   bool has_drafts() const { return length > 0 && id(0) >= 0 && id(0) < layout->target.vocab; }
-  RowSource target(int64_t i, bool masked = true) const {
-    const int64_t row = layout->cu_draft ? first + slot + i : slot * (layout->max_draft + 1) + i;
-    const int32_t* bits = masked ? layout->allowed.row(row) : nullptr;
-    return layout->cu_draft ? row_source(layout->target, 0, row, bits)
-                            : row_source(layout->target, slot, i, bits);
+  int64_t row(int64_t i) const {  // number of target row i among all
+    return layout->cu_draft ? first + slot + i : slot * (layout->max_draft + 1) + i;
+  }
+  RowSource target(int64_t i, bool masked = true) const {  // masked: and edited
+    const int32_t* bits = masked ? layout->allowed.row(row(i)) : nullptr;
+    const RowEdits edits = masked ? layout->edits.row(row(i)) : RowEdits{};
+    return layout->cu_draft ? row_source(layout->target, 0, row(i), bits, edits)
+                            : row_source(layout->target, slot, i, bits, edits);
   }
   RowSource draft(int64_t i) const {
-    return layout->cu_draft ? row_source(layout->draft, 0, first + i)
-                            : row_source(layout->draft, slot, i);
+    const RowEdits edits = layout->draft_edits.row(row(i));
+    return layout->cu_draft ? row_source(layout->draft, 0, first + i, nullptr, edits)
+                            : row_source(layout->draft, slot, i, nullptr, edits);
   }
   float stat(const Matrix<float>& m, int64_t i) const {
     return layout->cu_draft ? m.at(0, first + i) : m.at(slot, i);

@@ -13,13 +13,13 @@ ResidualRows residual_rows(const Team& team, const ResidualParams& p,
   const RowParams draft_params = row_params(p.draft_sampling, i);
   r.a = p.a[i];
   r.b = p.b[i];
-  r.law.source = row_source(p.target, 0, i, p.allowed.row(i));
+  r.law.source = row_source(p.target, 0, i, p.allowed.row(i), p.edits.row(i));
   r.law.params = row_params(p.sampling, i);
   RowLaw drafted;
   Examine asks[2] = {{&r.law, true}, {&drafted, true}};
   const bool reads_draft = p.draft && !draft_params.greedy;
   if (reads_draft) {
-    drafted.source = row_source(p.draft, 0, i);
+    drafted.source = row_source(p.draft, 0, i, nullptr, p.draft_edits.row(i));
     drafted.params = draft_params;
   }
   examine(team, asks, reads_draft ? 2 : 1);

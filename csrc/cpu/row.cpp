@@ -2,6 +2,7 @@
 #include "row.h"
 
 #include <algorithm>
+#include <bit>
 #include <cfloat>
 #include <cmath>
 #include <cstring>
@@ -92,9 +93,79 @@ void sum_alone(Job& job, int t, const float* tile) {
   if (job.ask->entropy) job.tile_log[t] = s.sum_log;
 }
 
+// The entries that edits list of a tile, before and after; maxima of its blocks follow. False where
+// a number is NaN.
+struct EditedTile {
+  alignas(64) float before[kTile + kPad], after[kTile + kPad];
+  int count = 0;
+
+  bool take(const RowSource& row, int t, float* blocks);
+  SumMax sum(float* values, const ExpShift& shift) {
+    alignas(64) float maxima[kTileBlocks + 1];
+    const int padded = (count + kPad - 1) / kPad * kPad;
+    std::fill(values + count, values + padded, -kInf);
+    return tiles().exp_sum[0](values, padded, shift, maxima);
+  }
+};
+
+bool EditedTile::take(const RowSource& row, int t, float* blocks) {
+  const RowEdits& edits = row.edits;
+  const char* next = row.data + (int64_t{t} + 1) * kTile * element_size(row.type);
+  for (int i = 0; i < 32; ++i) __builtin_prefetch(next + 64 * i);
+  const int64_t first = int64_t{t} * kTileBlocks;
+  for (int64_t k = 0; k < kTileBlocks && first + k < edits.blocks; ++k) {
+    int64_t i = edits.start[first + k];
+    if (i == edits.start[first + k + 1]) continue;
+    float raised = -kInf;
+    bool is_lost = false;  // the logit that was the largest
+    for (auto left = static_cast<uint64_t>(edits.bits[first + k]); left != 0; left &= left - 1) {
+      before[count] = row.own_logit((first + k) * kEditBlock + std::countr_zero(left));
+      const float now = after[count] = edits.apply(before[count], i++);
+      if (std::isnan(now)) return false;
+      is_lost |= before[count] == blocks[k] && now < blocks[k];
+      raised = std::max(raised, now);
+      ++count;
+    }
+    blocks[k] = std::max(blocks[k], raised);
+    if (!is_lost) continue;
+    alignas(64) float block[kEditBlock];
+    const float* logits = row.span((first + k) * kEditBlock, kEditBlock, block);
+    blocks[k] = *std::max_element(logits, logits + kEditBlock);
+  }
+  return true;
+}
+
+// A tile with edits from the row's own memory: what they change is taken out of its sum and put in
+// anew. Half of the sum at most is taken out, so that its rounding error grows twofold at most.
+// False where that, or another shortcut, does not hold; then the tile is copied.
+bool examine_edited(Job& job, int t) {
+  RowLaw& law = *job.ask->law;
+  const RowSource& row = law.source;
+  const RawTile tile = row.own_tile(t);
+  if (!tile.logits || (!job.shift && !job.tile_sum.empty())) return false;
+  const int n = row.length(t);
+  float* blocks = law.block_max.data() + int64_t{t} * kTileBlocks;
+  EditedTile edited;
+  if (!job.shift) {
+    if (tiles().digest[tile.index()](tile.logits, n, blocks).nan) return false;
+    if (!edited.take(row, t, blocks)) return false;
+  } else {
+    const float highest = job.shift->highest;
+    const SumMax all = tiles().exp_sum[tile.index()](tile.logits, n, *job.shift, blocks);
+    if (std::isnan(all.sum) || all.max > highest || !edited.take(row, t, blocks)) return false;
+    const SumMax before = edited.sum(edited.before, *job.shift);
+    const SumMax after = edited.sum(edited.after, *job.shift);
+    if (before.sum > all.sum / 2 || after.max > highest) return false;
+    job.tile_sum[t] = (all.sum - before.sum) + after.sum;
+  }
+  law.tile_max[t] = *std::max_element(blocks, blocks + kTileBlocks);
+  return true;
+}
+
 void examine_tile(Job& job, int t, float* buffer) {
   RowLaw& law = *job.ask->law;
   const RowSource& row = law.source;
+  if (row.is_edited(int64_t{t} * kTile, kTile) && examine_edited(job, t)) return;
   const RawTile tile = row.raw_tile(t, buffer);
   if (job.shift && sum_shifted(job, t, tile)) return;
   float* blocks = law.block_max.data() + int64_t{t} * kTileBlocks;
@@ -176,6 +247,16 @@ const float* RowSource::span(int64_t first, int n, float* buffer) const {
   const auto count = static_cast<int>(std::min<int64_t>(n, vocab - first));
   const int32_t* bits = allowed ? allowed + first / 32 : nullptr;
   tiles().load[static_cast<int>(type)](data + first * element_size(type), count, bits, buffer);
+  if (!is_edited(first, count)) return buffer;
+  for (int64_t block = first / kEditBlock; block * kEditBlock < first + count; ++block) {
+    int64_t i = edits.start[block];
+    if (i == edits.start[block + 1]) continue;
+    for (auto left = static_cast<uint64_t>(edits.bits[block]); left != 0; left &= left - 1, ++i) {
+      const int64_t id = block * kEditBlock + std::countr_zero(left);
+      float& logit = buffer[id - first];
+      logit = allows(id) ? edits.apply(logit, i) : -kInf;
+    }
+  }
   return buffer;
 }
 
@@ -185,11 +266,33 @@ RawTile RowSource::raw_tile(int t, float* buffer) const {
 }
 
 const void* RowSource::whole(int64_t first, int n) const {
-  return allowed || first + n > vocab ? nullptr : data + first * element_size(type);
+  const bool is_copied = allowed || first + n > vocab || is_edited(first, n);
+  return is_copied ? nullptr : data + first * element_size(type);
+}
+
+RawTile RowSource::own_tile(int t) const {
+  const int64_t first = int64_t{t} * kTile;
+  if (allowed || first + kTile > vocab) return {nullptr, type};
+  return {data + first * element_size(type), type};
+}
+
+bool RowSource::is_edited(int64_t first, int n) const {
+  if (!edits.bits) return false;
+  const int64_t end = std::min((first + n + kEditBlock - 1) / kEditBlock, edits.blocks);
+  return edits.start[first / kEditBlock] != edits.start[end];
 }
 
 float RowSource::logit(int64_t id) const {
-  if (allowed && ((static_cast<uint32_t>(allowed[id >> 5]) >> (id & 31)) & 1) == 0) return -kInf;
+  if (!allows(id)) return -kInf;
+  const float raw = own_logit(id);
+  if (!edits.bits) return raw;
+  const auto bits = static_cast<uint64_t>(edits.bits[id / kEditBlock]);
+  const uint64_t mine = uint64_t{1} << (id % kEditBlock);
+  if ((bits & mine) == 0) return raw;
+  return edits.apply(raw, edits.start[id / kEditBlock] + std::popcount(bits & (mine - 1)));
+}
+
+float RowSource::own_logit(int64_t id) const {
   if (type == LogitType::kFloat32) {
     float l;
     std::memcpy(&l, data + id * 4, sizeof l);
@@ -201,9 +304,10 @@ float RowSource::logit(int64_t id) const {
                                       : half_to_float(h);
 }
 
-RowSource row_source(const Logits& logits, int64_t b, int64_t i, const int32_t* allowed) {
+RowSource row_source(const Logits& logits, int64_t b, int64_t i, const int32_t* allowed,
+                     const RowEdits& edits) {
   return {static_cast<const char*>(logits.data) + logits.offset(b, i) * element_size(logits.type),
-          logits.type, logits.vocab, allowed};
+          logits.type, logits.vocab, allowed, edits};
 }
 
 RowParams row_params(const Sampling& s, int64_t b) {

@@ -21,6 +21,7 @@ struct RowSource {
   LogitType type;
   int64_t vocab;
   const int32_t* allowed;  // bits, or null
+  RowEdits edits;          // of this row
 
   int tile_count() const { return static_cast<int>((vocab + kTile - 1) / kTile); }
   int64_t padded() const { return (vocab + kPad - 1) / kPad * kPad; }
@@ -28,18 +29,27 @@ struct RowSource {
     return static_cast<int>(std::min<int64_t>(kTile, padded() - int64_t{t} * kTile));
   }
   // n logits from `first`, both multiples of kPad, padded with -inf: the row's own memory where
-  // that will do, else `buffer`.
+  // that will do, else `buffer`, edited and masked.
   const float* span(int64_t first, int n, float* buffer) const;
   const float* tile(int t, float* buffer) const { return span(int64_t{t} * kTile, kTile, buffer); }
-  // The same without conversion where memory holds the whole tile unmasked.
+  // The same without conversion where memory holds the whole tile as it is.
   RawTile raw_tile(int t, float* buffer) const;
-  float logit(int64_t id) const;  // -inf where not allowed
+  // The tile in memory, without edits; null where it is masked or not whole.
+  RawTile own_tile(int t) const;
+  bool is_edited(int64_t first, int n) const;
+  float logit(int64_t id) const;      // -inf where not allowed
+  float own_logit(int64_t id) const;  // as it is in memory
+  bool is_plain() const { return !allowed && !edits.bits; }
 
  private:
   const void* whole(int64_t first, int n) const;  // null where a copy is needed
+  bool allows(int64_t id) const {
+    return !allowed || ((static_cast<uint32_t>(allowed[id >> 5]) >> (id & 31)) & 1) != 0;
+  }
 };
 
-RowSource row_source(const Logits& logits, int64_t b, int64_t i, const int32_t* allowed = nullptr);
+RowSource row_source(const Logits& logits, int64_t b, int64_t i, const int32_t* allowed = nullptr,
+                     const RowEdits& edits = {});
 
 // Sampling parameters of one request, with the rules for bad values applied.
 struct RowParams {

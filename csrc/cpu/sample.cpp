@@ -66,7 +66,7 @@ void sample_row(const SampleParams& p, const std::vector<int32_t>& inverse, int6
     p.status[b] = 0;
     return;
   }
-  law.source = row_source(p.logits, 0, b, p.allowed.row(b));
+  law.source = row_source(p.logits, 0, b, p.allowed.row(b), p.edits.row(b));
   law.params = row_params(p.sampling, b);
   const int64_t step = p.purpose == kPurposeTarget ? 0 : p.noise.step.get(b, 0);
   Race race(noise_stream(p.noise.seed[b], p.noise.position[b], step, p.purpose, p.lane.get(b, 0)),
@@ -85,7 +85,7 @@ void sample_row(const SampleParams& p, const std::vector<int32_t>& inverse, int6
   } else {
     race_plain(law, race);
   }
-  const bool is_raw = !law.params.greedy && law.params.inv_t == 1.f && !law.source.allowed &&
+  const bool is_raw = !law.params.greedy && law.params.inv_t == 1.f && law.source.is_plain() &&
                       !law.params.filtered(p.logits.vocab);
   const bool asks_raw = p.logprobs_mode == LogprobsMode::kRaw && !is_raw;
   RowLaw raw;

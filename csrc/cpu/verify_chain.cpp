@@ -256,8 +256,9 @@ void ChainWalk::write(int64_t token) {
 namespace {
 
 void verify_chain(const VerifyChainParams& p, const Tensor& /*like*/) {
-  const ChainLayout layout{p.batch, p.max_draft, p.total,   p.draft_ids,      p.target,
-                           p.draft, p.cu_draft,  p.allowed, p.sampling.active};
+  const ChainLayout layout{p.batch,  p.max_draft,   p.total,          p.draft_ids,
+                           p.target, p.draft,       p.cu_draft,       p.allowed,
+                           p.edits,  p.draft_edits, p.sampling.active};
   const std::vector<int32_t> inverse =
       p.draft ? invert(p.token_map, p.draft.vocab, p.target.vocab) : std::vector<int32_t>{};
   for_requests(p.batch, [&](int64_t slot, const Team& team) {

@@ -92,7 +92,8 @@ void TreeWalk::flag_outside_children(int64_t n) {
 
 bool TreeWalk::examine_row(int64_t n, Purpose purpose, bool with_draft) {
   RowLaw& row = laws_[n];
-  row.source = row_source(p_.target, slot_, n, p_.allowed.row(slot_ * p_.nodes + n));
+  const int64_t number = slot_ * p_.nodes + n;
+  row.source = row_source(p_.target, slot_, n, p_.allowed.row(number), p_.edits.row(number));
   row.params = target_params_;
   const bool filtered = target_params_.filtered(p_.target.vocab);
   const bool is_only_drawn = purpose == Purpose::kDrawn && !filtered;
@@ -101,7 +102,7 @@ bool TreeWalk::examine_row(int64_t n, Purpose purpose, bool with_draft) {
              purpose == Purpose::kTestedByEntropy};
   if (with_draft) {
     drafted_ = RowLaw{};
-    drafted_.source = row_source(p_.draft, slot_, n);
+    drafted_.source = row_source(p_.draft, slot_, n, nullptr, p_.draft_edits.row(number));
     drafted_.params = draft_params_;
     asks[1] = {&drafted_, true};
   }

@@ -77,6 +77,16 @@ inline Allowed allowed_of(const OptTensor& t) {
   return {static_cast<const int32_t*>(t->const_data_ptr()), t->stride(0)};
 }
 
+inline RowEdits edits_of(const OptTensor& bits, const OptTensor& start, const OptTensor& values) {
+  if (!bits || !start || !values) return {};
+  return {static_cast<const int64_t*>(bits->const_data_ptr()),
+          static_cast<const int32_t*>(start->const_data_ptr()),
+          static_cast<const float*>(values->const_data_ptr()),
+          bits->size(1),
+          values->size(2),
+          values->size(1) * values->size(2)};
+}
+
 inline Ids ids_of(const Tensor& t) {
   return {t.const_data_ptr(), t.dim() == 2 ? t.stride(0) : 0, t.stride(t.dim() - 1),
           t.scalar_type() == ScalarType::Long};
@@ -107,34 +117,42 @@ struct Boxed<kParams, kRun> {
   OptTensor prefix##temperature, OptTensor prefix##top_k, OptTensor prefix##top_p, \
       OptTensor prefix##min_p, OptTensor prefix##active
 
+#define SPECDEC_EDITS_NAMES(prefix) prefix##edit_bits, prefix##edit_start, prefix##edit_values
+
+#define SPECDEC_EDITS_ARGS(prefix) \
+  OptTensor prefix##edit_bits, OptTensor prefix##edit_start, OptTensor prefix##edit_values
+
 #define SPECDEC_VERIFY_CHAIN_ARGS                                                                \
   Tensor draft_ids, Tensor target_logits, OptTensor draft_logits, OptTensor draft_logsumexp,     \
       OptTensor draft_threshold, OptTensor cu_draft, int64_t max_draft, SPECDEC_SAMPLING_ARGS(), \
       SPECDEC_SAMPLING_ARGS(draft_), Tensor seed, Tensor position, OptTensor step, int64_t rule, \
       double over_acceptance, bool rejected_from_target, OptTensor token_map, OptTensor allowed, \
-      double typical_epsilon, double typical_delta, int64_t top_m, int64_t max_distance,         \
-      int64_t min_block, int64_t logprobs_mode, Tensor out_token_ids, Tensor out_num_accepted,   \
-      Tensor out_status, Tensor out_logprobs
+      SPECDEC_EDITS_ARGS(), SPECDEC_EDITS_ARGS(draft_), double typical_epsilon,                  \
+      double typical_delta, int64_t top_m, int64_t max_distance, int64_t min_block,              \
+      int64_t logprobs_mode, Tensor out_token_ids, Tensor out_num_accepted, Tensor out_status,   \
+      Tensor out_logprobs
 
-#define SPECDEC_SAMPLE_ARGS                                                                \
-  Tensor logits, SPECDEC_SAMPLING_ARGS(), Tensor seed, Tensor position, OptTensor step,    \
-      int64_t purpose, int64_t num_samples, OptTensor lane, OptTensor exclude_ids,         \
-      OptTensor token_map, OptTensor allowed, int64_t logprobs_mode, Tensor out_token_ids, \
-      Tensor out_logprobs, Tensor out_logsumexp, Tensor out_threshold, Tensor out_status
-
-#define SPECDEC_ACCEPTANCE_RATIOS_ARGS                                                \
-  Tensor draft_ids, Tensor target_logits, OptTensor draft_logits, OptTensor cu_draft, \
-      int64_t max_draft, SPECDEC_SAMPLING_ARGS(), SPECDEC_SAMPLING_ARGS(draft_),      \
-      OptTensor token_map, OptTensor allowed, Tensor out_ratio, Tensor out_overlap,   \
+#define SPECDEC_SAMPLE_ARGS                                                                  \
+  Tensor logits, SPECDEC_SAMPLING_ARGS(), Tensor seed, Tensor position, OptTensor step,      \
+      int64_t purpose, int64_t num_samples, OptTensor lane, OptTensor exclude_ids,           \
+      OptTensor token_map, OptTensor allowed, SPECDEC_EDITS_ARGS(), int64_t logprobs_mode,   \
+      Tensor out_token_ids, Tensor out_logprobs, Tensor out_logsumexp, Tensor out_threshold, \
       Tensor out_status
 
-#define SPECDEC_RESIDUAL_ARGS                                                                \
-  Tensor target_logits, OptTensor draft_logits, Tensor a, Tensor b, SPECDEC_SAMPLING_ARGS(), \
-      SPECDEC_SAMPLING_ARGS(draft_), OptTensor token_map, OptTensor allowed, OptTensor draft_ids
+#define SPECDEC_ACCEPTANCE_RATIOS_ARGS                                                          \
+  Tensor draft_ids, Tensor target_logits, OptTensor draft_logits, OptTensor cu_draft,           \
+      int64_t max_draft, SPECDEC_SAMPLING_ARGS(), SPECDEC_SAMPLING_ARGS(draft_),                \
+      OptTensor token_map, OptTensor allowed, SPECDEC_EDITS_ARGS(), SPECDEC_EDITS_ARGS(draft_), \
+      Tensor out_ratio, Tensor out_overlap, Tensor out_status
+
+#define SPECDEC_RESIDUAL_ARGS                                                                      \
+  Tensor target_logits, OptTensor draft_logits, Tensor a, Tensor b, SPECDEC_SAMPLING_ARGS(),       \
+      SPECDEC_SAMPLING_ARGS(draft_), OptTensor token_map, OptTensor allowed, SPECDEC_EDITS_ARGS(), \
+      SPECDEC_EDITS_ARGS(draft_), OptTensor draft_ids
 
 #define SPECDEC_RESIDUAL_NAMES                                                                 \
   target_logits, draft_logits, a, b, SPECDEC_SAMPLING_NAMES(), SPECDEC_SAMPLING_NAMES(draft_), \
-      token_map, allowed, draft_ids
+      token_map, allowed, SPECDEC_EDITS_NAMES(), SPECDEC_EDITS_NAMES(draft_), draft_ids
 
 #define SPECDEC_RESIDUAL_PROBS_ARGS \
   SPECDEC_RESIDUAL_ARGS, Tensor out_probs, Tensor out_mass, Tensor out_status
@@ -164,6 +182,8 @@ inline VerifyChainParams verify_chain_params(SPECDEC_VERIFY_CHAIN_ARGS) {
   p.rejected_from_target = rejected_from_target;
   p.token_map = vector_of<int32_t>(token_map);
   p.allowed = allowed_of(allowed);
+  p.edits = edits_of(SPECDEC_EDITS_NAMES());
+  p.draft_edits = edits_of(SPECDEC_EDITS_NAMES(draft_));
   p.typical_epsilon = static_cast<float>(typical_epsilon);
   p.typical_delta = static_cast<float>(typical_delta);
   p.top_m = top_m;
@@ -192,6 +212,7 @@ inline SampleParams sample_params(SPECDEC_SAMPLE_ARGS) {
   p.num_exclude = exclude_ids ? exclude_ids->size(1) : 0;
   p.token_map = vector_of<int32_t>(token_map);
   p.allowed = allowed_of(allowed);
+  p.edits = edits_of(SPECDEC_EDITS_NAMES());
   p.logprobs_mode = static_cast<LogprobsMode>(logprobs_mode);
   p.token_ids = output<int64_t>(out_token_ids);
   p.logprobs = output<float>(out_logprobs);
@@ -214,6 +235,8 @@ inline AcceptanceRatiosParams acceptance_ratios_params(SPECDEC_ACCEPTANCE_RATIOS
   p.draft_sampling = sampling_of(SPECDEC_SAMPLING_NAMES(draft_));
   p.token_map = vector_of<int32_t>(token_map);
   p.allowed = allowed_of(allowed);
+  p.edits = edits_of(SPECDEC_EDITS_NAMES());
+  p.draft_edits = edits_of(SPECDEC_EDITS_NAMES(draft_));
   p.ratio = output<float>(out_ratio);
   p.overlap = output<float>(out_overlap);
   p.status = output<int32_t>(out_status);
@@ -231,6 +254,8 @@ inline ResidualParams residual_params(SPECDEC_RESIDUAL_ARGS) {
   p.draft_sampling = sampling_of(SPECDEC_SAMPLING_NAMES(draft_));
   p.token_map = vector_of<int32_t>(token_map);
   p.allowed = allowed_of(allowed);
+  p.edits = edits_of(SPECDEC_EDITS_NAMES());
+  p.draft_edits = edits_of(SPECDEC_EDITS_NAMES(draft_));
   p.draft_ids = vector_of<int64_t>(draft_ids);
   return p;
 }

@@ -52,13 +52,13 @@ inline TreeOutput tree_output(const Tensor& token_ids, const Tensor& parents, co
           output<int32_t>(parents), output<int32_t>(source), output<int32_t>(status)};
 }
 
-#define SPECDEC_VERIFY_TREE_ARGS                                                              \
-  Tensor token_ids, Tensor parents, Tensor target_logits, OptTensor draft_logits,             \
-      int64_t max_depth, SPECDEC_SAMPLING_ARGS(), SPECDEC_SAMPLING_ARGS(draft_), Tensor seed, \
-      Tensor position, OptTensor step, int64_t rule, bool replacement, OptTensor token_map,   \
-      OptTensor allowed, double typical_epsilon, double typical_delta, int64_t logprobs_mode, \
-      Tensor out_token_ids, Tensor out_path, Tensor out_num_accepted, Tensor out_status,      \
-      Tensor out_logprobs
+#define SPECDEC_VERIFY_TREE_ARGS                                                                   \
+  Tensor token_ids, Tensor parents, Tensor target_logits, OptTensor draft_logits,                  \
+      int64_t max_depth, SPECDEC_SAMPLING_ARGS(), SPECDEC_SAMPLING_ARGS(draft_), Tensor seed,      \
+      Tensor position, OptTensor step, int64_t rule, bool replacement, OptTensor token_map,        \
+      OptTensor allowed, SPECDEC_EDITS_ARGS(), SPECDEC_EDITS_ARGS(draft_), double typical_epsilon, \
+      double typical_delta, int64_t logprobs_mode, Tensor out_token_ids, Tensor out_path,          \
+      Tensor out_num_accepted, Tensor out_status, Tensor out_logprobs
 
 inline VerifyTreeParams verify_tree_params(SPECDEC_VERIFY_TREE_ARGS) {
   VerifyTreeParams p{};
@@ -76,6 +76,8 @@ inline VerifyTreeParams verify_tree_params(SPECDEC_VERIFY_TREE_ARGS) {
   p.replacement = replacement;
   p.token_map = vector_of<int32_t>(token_map);
   p.allowed = allowed_of(allowed);
+  p.edits = edits_of(SPECDEC_EDITS_NAMES());
+  p.draft_edits = edits_of(SPECDEC_EDITS_NAMES(draft_));
   p.typical_epsilon = typical_epsilon;
   p.typical_delta = typical_delta;
   p.logprobs_mode = static_cast<LogprobsMode>(logprobs_mode);

@@ -13,7 +13,8 @@ from .group import Shards, shards_of
 
 def check_residual(
     op: str, target_logits: Tensor, draft_logits: Any, a: Any, b: Any, sampling: Any, draft_sampling: Any,
-    token_map: Any, allowed: Any, draft_ids: Any, group: Any, vocab_offsets: Any, backend: Any,
+    token_map: Any, allowed: Any, edits: Any, draft_edits: Any, draft_ids: Any, group: Any, vocab_offsets: Any,
+    backend: Any,
 ) -> tuple[Checker, tuple[Any, ...], Shards | None]:  # fmt: skip
     """The checker, the flat arguments up to draft_ids, and the shards (None without a group)."""
     check = Checker.of(op, "target_logits", target_logits, "[batch, vocab]")
@@ -33,4 +34,7 @@ def check_residual(
     weights = check.weight("a", a, batch), check.weight("b", b, batch)
     shards = shards_of(op, group, vocab_offsets, vocab, backend)
     allowed = check.allowed(allowed, batch, vocab if shards is None else shards.size)
-    return check, (target_logits, draft_logits, *weights, *sampling, *drafted, token_map, allowed, draft_ids), shards
+    edited = check.edits("edits", edits, batch, vocab)
+    draft_edited = check.draft_edits(draft_edits, draft_logits, batch, token_map)
+    arguments = (target_logits, draft_logits, *weights, *sampling, *drafted, token_map, allowed, *edited, *draft_edited)
+    return check, (*arguments, draft_ids), shards

@@ -106,7 +106,18 @@ def test_opcheck_and_out(backend: str, device: str) -> None:
     got = acceptance_ratios(case.draft_ids, case.target_logits, case.draft_logits, **keywords, out=out)
     assert got.ratio is out.ratio and torch.equal(out.overlap, want.overlap)
     if backend != "reference":
-        flat = (case.draft_ids, case.target_logits, case.draft_logits, None, 2, *Sampling(), *Sampling(), None, None)
+        flat = (
+            case.draft_ids,
+            case.target_logits,
+            case.draft_logits,
+            None,
+            2,
+            *Sampling(),
+            *Sampling(),
+            None,
+            None,
+            *[None] * 6,
+        )
         torch.library.opcheck(op.overload(backend), flat)
         torch.library.opcheck(op.overload(backend, out=True), (*flat, *out))
 

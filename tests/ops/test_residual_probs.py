@@ -107,7 +107,7 @@ def test_opcheck_and_out(backend: str, device: str) -> None:
     if backend != "reference":
         one = torch.ones(3, device=device)
         rows: tuple[Tensor, ...] = (case["target_logits"].to(device), case["draft_logits"].to(device))
-        flat = (*rows, one, one, *Sampling(), *Sampling(), None, None, None)
+        flat = (*rows, one, one, *Sampling(), *Sampling(), *[None] * 9)
         torch.library.opcheck(op.overload(backend), flat)
         torch.library.opcheck(op.overload(backend, out=True), (*flat, *out))
 

@@ -133,7 +133,7 @@ def test_opcheck_and_out(backend: str, device: str) -> None:
             one,
             *Sampling(),
             *Sampling(),
-            *[None] * 3,
+            *[None] * 9,
             *rng,
             2,
         )

@@ -275,7 +275,7 @@ def test_opcheck_and_out(backend: str, device: str) -> None:
     assert got.token_ids is out.token_ids
     assert_same(tuple(got), tuple(want), NAMES)
     if backend != "reference":
-        flat = (logits, *Sampling(), *rng, 3, 2, None, None, None, None, 1)
+        flat = (logits, *Sampling(), *rng, 3, 2, *[None] * 7, 1)
         torch.library.opcheck(op.overload(backend), flat)
         torch.library.opcheck(op.overload(backend, out=True), (*flat, *out))
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from ... import _shards
 from ..._check import Checker, fail
 from ..._codes import Backend
+from ..._edits import RowEdits
 from ..._op import Op, Shape
 from ..._types import Sampling
 from . import reference
@@ -50,6 +51,8 @@ def acceptance_ratios(
     draft_sampling: Sampling | None = None,
     token_map: Tensor | None = None,
     allowed: Tensor | None = None,
+    edits: RowEdits | None = None,
+    draft_edits: RowEdits | None = None,
     group: Any = None,
     vocab_offsets: Sequence[int] | None = None,
     out: RatioResult | None = None,
@@ -67,6 +70,8 @@ def acceptance_ratios(
         draft_sampling: the draft's; required with `draft_logits`.
         token_map: int32 ``[draft_vocab]``.
         allowed: packed bits per target row.
+        edits: see `verify_chain`.
+        draft_edits: see `verify_chain`.
         group: process group whose ranks hold a part of the vocabulary each, see `verify_chain`.
         vocab_offsets: with `group`, the first id of each rank, then the size of the vocabulary.
         out: preallocated results.
@@ -100,8 +105,11 @@ def acceptance_ratios(
     rows = draft_ids.shape[0] + batch if cu_draft is not None else batch * (width + 1)
     shards = _shards.shards_of(name, group, vocab_offsets, vocab, backend)
     allowed = check.allowed(allowed, rows, vocab if shards is None else shards.size)
+    edited = check.edits("edits", edits, rows, vocab)
+    draft_edited = check.draft_edits(draft_edits, draft_logits, rows, token_map)
     arguments = (
-        draft_ids, target_logits, draft_logits, cu_draft, width, *sampling, *drafted, token_map, allowed
+        draft_ids, target_logits, draft_logits, cu_draft, width, *sampling, *drafted, token_map, allowed,
+        *edited, *draft_edited,
     )  # fmt: skip
     if shards is not None:
         (structured,) = op.structured(arguments)

@@ -27,14 +27,17 @@ def compare(given: RatioArguments, vocabulary: Vocabulary) -> tuple[Tensor, Tens
     status = torch.where(chains.bad, Status.BAD_LAYOUT, 0) | torch.where(bad_sampling, Status.BAD_SAMPLING, 0)
 
     request = torch.arange(batch, device=device)[:, None].expand(batch, width).flatten()
-    bits = None
-    if given.allowed is not None:
-        bits = chains.allowed_rows(given.allowed, width + 1).unflatten(0, (batch, width + 1))[:, :-1].flatten(0, 1)
+
+    def of_rows(table: Tensor) -> Tensor:  # without those of the bonus rows
+        return chains.of_target_rows(table, width + 1, width)
+
+    bits = None if given.allowed is None else of_rows(given.allowed)
     rows = vocabulary.pad(chains.target_rows(width).flatten(0, 1))
-    rows = _rows.mask_allowed(rows, bits, vocabulary.first)
+    rows = _rows.edited(rows, bits, given.edits.pick(of_rows), vocabulary.first)
     tables = [Table(rows, target.of_rows(request))]
     if has_rows:
         drafted = vocabulary.by_id(chains.draft_rows(width).flatten(0, 1), given.token_map)
+        drafted = given.draft_edits.pick(of_rows).apply(drafted)
         tables.append(Table(drafted, draft.of_rows(request)))
     (row, *others), _ = vocabulary.distributions(tables)()
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..._codes import Backend
+from ..._edits import RowEdits
 from ..._op import Op, Shape
 from ..._shards import check_residual
 from ..._types import Sampling
@@ -47,6 +48,8 @@ def residual_probs(
     draft_sampling: Sampling | None = None,
     token_map: Tensor | None = None,
     allowed: Tensor | None = None,
+    edits: RowEdits | None = None,
+    draft_edits: RowEdits | None = None,
     draft_ids: Tensor | None = None,
     group: Any = None,
     vocab_offsets: Sequence[int] | None = None,
@@ -67,6 +70,8 @@ def residual_probs(
         draft_sampling: the draft's; required with `draft_logits`. Temperature 0: a point mass at `draft_ids`.
         token_map: int32 ``[draft_vocab]``: target id of each draft column.
         allowed: int32 ``[batch, ceil(vocab / 32)]`` packed bits of the target row.
+        edits: see `verify_chain`.
+        draft_edits: see `verify_chain`.
         draft_ids: int64 ``[batch]``: where q is a point mass; -1 is no draft.
         group: process group whose ranks hold a part of the vocabulary each, see `verify_chain`.
         vocab_offsets: with `group`, the first id of each rank, then the size of the vocabulary.
@@ -88,7 +93,7 @@ def residual_probs(
     """
     _, arguments, shards = check_residual(
         "residual_probs", target_logits, draft_logits, a, b, sampling, draft_sampling,
-        token_map, allowed, draft_ids, group, vocab_offsets, backend,
+        token_map, allowed, edits, draft_edits, draft_ids, group, vocab_offsets, backend,
     )  # fmt: skip
     if shards is not None:
         (given,) = op.structured(arguments)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..._codes import PURPOSES, Backend, Purpose
+from ..._edits import RowEdits
 from ..._op import Op, Shape
 from ..._shards import check_residual
 from ..._types import RngKey, Sampling
@@ -49,6 +50,8 @@ def residual_sample(
     purpose: Purpose = "residual",
     token_map: Tensor | None = None,
     allowed: Tensor | None = None,
+    edits: RowEdits | None = None,
+    draft_edits: RowEdits | None = None,
     draft_ids: Tensor | None = None,
     group: Any = None,
     vocab_offsets: Sequence[int] | None = None,
@@ -66,6 +69,8 @@ def residual_sample(
         draft_sampling: the draft's; required with `draft_logits`. Temperature 0: a point mass at `draft_ids`.
         token_map: int32 ``[draft_vocab]``: target id of each draft column.
         allowed: int32 ``[batch, ceil(vocab / 32)]`` packed bits of the target row.
+        edits: see `verify_chain`.
+        draft_edits: see `verify_chain`.
         draft_ids: int64 ``[batch]``: where q is a point mass; -1 is no draft.
         rng: names the random numbers; the position is that of the drawn token.
         purpose: ``"residual"`` unless a rule says otherwise. Never the purpose the draft was drawn with.
@@ -90,7 +95,7 @@ def residual_sample(
     """
     check, arguments, shards = check_residual(
         "residual_sample", target_logits, draft_logits, a, b, sampling, draft_sampling,
-        token_map, allowed, draft_ids, group, vocab_offsets, backend,
+        token_map, allowed, edits, draft_edits, draft_ids, group, vocab_offsets, backend,
     )  # fmt: skip
     rng = check.rng(rng, target_logits.shape[0])
     arguments = (*arguments, *rng, check.choice("purpose", purpose, PURPOSES))

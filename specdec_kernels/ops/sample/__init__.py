@@ -11,6 +11,7 @@ from torch import Tensor
 from ... import _shards
 from ..._check import Checker, fail
 from ..._codes import LOGPROBS, PURPOSES, Backend, DrawPurpose, Logprobs
+from ..._edits import RowEdits
 from ..._op import Op, Shape
 from ..._types import RngKey, Sampling
 from . import reference
@@ -40,7 +41,7 @@ class SampleResult(NamedTuple):
 
 
 def _shapes(logits: Tensor, *rest: Any) -> tuple[Shape, ...]:
-    batch, drawn = logits.shape[:1], (logits.shape[0], rest[-6])
+    batch, drawn = logits.shape[:1], (logits.shape[0], rest[9])
     return (
         (drawn, torch.int64), (drawn, torch.float32), (batch, torch.float32), (batch, torch.float32),
         (batch, torch.int32),
@@ -62,6 +63,7 @@ def sample(
     token_map: Tensor | None = None,
     logprobs: Logprobs = "processed",
     allowed: Tensor | None = None,
+    edits: RowEdits | None = None,
     group: Any = None,
     vocab_offsets: Sequence[int] | None = None,
     out: SampleResult | None = None,
@@ -84,6 +86,7 @@ def sample(
         token_map: int32 ``[vocab]``: target id of each column; noise is indexed by it and it is what is returned.
         logprobs: ``"processed"`` or ``"raw"``.
         allowed: int32 ``[batch, ceil(vocab / 32)]`` packed bits of the columns that may be drawn; before filters.
+        edits: what `edit_rows` made of these rows; not together with `token_map`, since edits name ids.
         group: see `verify_chain`; token_map then belongs to this rank's columns.
         vocab_offsets: see `verify_chain`.
         out: preallocated results.
@@ -118,7 +121,10 @@ def sample(
         token_map = check.dense("token_map", token_map, (torch.int32,), (vocab,))
     shards = _shards.shards_of("sample", group, vocab_offsets, vocab, backend)
     allowed = check.allowed(allowed, batch, vocab if shards is None else shards.size)
-    arguments = (logits, *sampling, *rng, code, num_samples, lanes, exclude_ids, token_map, allowed, mode)
+    if edits is not None and token_map is not None:
+        fail("sample", "edits", "None where token_map is given: edits name ids, not columns", "RowEdits")
+    edited = check.edits("edits", edits, batch, vocab)
+    arguments = (logits, *sampling, *rng, code, num_samples, lanes, exclude_ids, token_map, allowed, *edited, mode)
     if shards is not None:
         (structured,) = op.structured(arguments)
         return SampleResult(*op.deliver(arguments, reference.draw(structured, shards), out))

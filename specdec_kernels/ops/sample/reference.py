@@ -21,7 +21,7 @@ def draw(given: SampleArguments, vocabulary: Vocabulary) -> tuple[Tensor, Tensor
     batch, device = given.logits.shape[0], given.logits.device
     parameter = _rows.parameters(batch, device, given.sampling)
     padded = vocabulary.pad(given.logits)
-    tables = [Table(_rows.mask_allowed(padded, given.allowed, vocabulary.first), parameter)]
+    tables = [Table(_rows.edited(padded, given.allowed, given.edits, vocabulary.first), parameter)]
     if given.logprobs_mode == RAW_LOGPROBS:
         tables.append(Table(padded, _rows.parameters(batch, device, Sampling())))
     finish = vocabulary.distributions(tables)

@@ -11,6 +11,7 @@ from torch import Tensor
 from ... import _shards
 from ..._check import Checker, fail, outputs
 from ..._codes import CHAIN_RULES, LOGPROBS, REJECTED_FROM, Backend, ChainRule, Logprobs, RejectedFrom
+from ..._edits import RowEdits
 from ..._op import Op, Shape
 from ..._types import RngKey, Sampling
 from . import reference
@@ -61,6 +62,8 @@ def verify_chain(
     rejected_from: RejectedFrom = "residual",
     token_map: Tensor | None = None,
     allowed: Tensor | None = None,
+    edits: RowEdits | None = None,
+    draft_edits: RowEdits | None = None,
     typical_epsilon: float = 0.09,
     typical_delta: float = 0.3,
     top_m: int = 1,
@@ -100,6 +103,9 @@ def verify_chain(
         rejected_from: ``"residual"``, or ``"target"`` to draw a rejected position from p (biased; rule ``ratio``).
         token_map: int32 ``[draft_vocab]``: target id of each draft column, injective.
         allowed: int32 ``[target rows, ceil(vocab / 32)]``: bit v % 32 of word v // 32 allows id v; before filters.
+        edits: what `edit_rows` made of the target rows: biases, penalties and bans of each request.
+        draft_edits: the edits that the drafts were drawn with, numbered as target rows: mostly the same ones, since
+            draft row i follows the same text as target row i. Not with `token_map`.
         typical_epsilon: rule ``typical`` accepts x iff ``p(x) > min(epsilon, delta exp(-entropy))``.
         typical_delta: see `typical_epsilon`.
         top_m: rule ``topm`` accepts an id among the m largest logits.
@@ -156,6 +162,8 @@ def verify_chain(
     shards = _shards.shards_of(name, group, vocab_offsets, vocab, backend)
     rows = draft_ids.shape[0] + batch if cu_draft is not None else batch * (width + 1)
     allowed = check.allowed(allowed, rows, vocab if shards is None else shards.size)
+    edited = check.edits("edits", edits, rows, vocab)
+    draft_edited = check.draft_edits(draft_edits, draft_logits, rows, token_map)
     if rule == "block" and rng.step is None:
         fail(name, "rng.step", "given for rule 'block': position alone biases it", None)
     if over_acceptance is not None and rule != "ratio":
@@ -169,7 +177,8 @@ def verify_chain(
     typical = check.number("typical_epsilon", typical_epsilon, 0), check.number("typical_delta", typical_delta, 0)
     arguments = (
         draft_ids, target_logits, draft_logits, *stats, cu_draft, width, *sampling, *drafted, *rng, code,
-        over_acceptance, from_target, token_map, allowed, *typical, top_m, max_distance, min_block, mode,
+        over_acceptance, from_target, token_map, allowed, *edited, *draft_edited, *typical, top_m, max_distance,
+        min_block, mode,
     )  # fmt: skip
     given = outputs(name, out, ChainResult, "logprobs", torch.float32, is_wanted=bool(mode))
     if shards is not None:

@@ -38,12 +38,14 @@ def decide(given: ChainArguments, vocabulary: Vocabulary) -> tuple[Tensor, Tenso
                 chains.draft_rows(max_draft, given.draft_logsumexp),
                 chains.draft_rows(max_draft, given.draft_threshold),
             )
-        drafted = Drafted(rows, draft, stats)
-    bits = None if given.allowed is None else chains.allowed_rows(given.allowed, max_draft + 1)
+        draft_edits = given.draft_edits.pick(lambda table: chains.of_target_rows(table, max_draft + 1, max_draft))
+        drafted = Drafted(rows, draft, stats, draft_edits)
+    bits = None if given.allowed is None else chains.of_target_rows(given.allowed, max_draft + 1)
+    edits = given.edits.pick(lambda table: chains.of_target_rows(table, max_draft + 1))
     ids = torch.nn.functional.pad(chains.ids, (1, 0), value=-1)
     tree = _trees.tree((row - 1).expand(len(status), -1), max_draft)
     nodes = Nodes(
-        vocabulary, given, tree, ids, chains.target_rows(max_draft + 1), target, drafted, bits,
+        vocabulary, given, tree, ids, chains.target_rows(max_draft + 1), target, drafted, bits, edits,
         _walks.scored_by(rule, processed, mode),
     )  # fmt: skip
     silent = chains.lost

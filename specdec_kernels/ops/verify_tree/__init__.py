@@ -11,6 +11,7 @@ from torch import Tensor
 from ... import _shards
 from ..._check import ID_DTYPES, Checker, fail, outputs
 from ..._codes import LOGPROBS, TREE_RULES, Backend, Logprobs, TreeRule
+from ..._edits import RowEdits
 from ..._op import Op, Shape
 from ..._types import RngKey, Sampling
 from . import reference
@@ -62,6 +63,8 @@ def verify_tree(
     replacement: bool = False,
     token_map: Tensor | None = None,
     allowed: Tensor | None = None,
+    edits: RowEdits | None = None,
+    draft_edits: RowEdits | None = None,
     typical_epsilon: float = 0.09,
     typical_delta: float = 0.3,
     logprobs: Logprobs | None = None,
@@ -106,6 +109,8 @@ def verify_tree(
             a tree malformed.
         token_map: int32 ``[draft_vocab]``: target id of each draft column, injective.
         allowed: int32 ``[batch * nodes, ceil(vocab / 32)]`` packed bits, one row per target row.
+        edits: what `edit_rows` made of the target rows, with `parents`.
+        draft_edits: the edits that the candidates were drawn with, mostly the same ones; not with `token_map`.
         typical_epsilon: of rule ``typical``.
         typical_delta: of rule ``typical``.
         logprobs: ``"processed"`` or ``"raw"``.
@@ -158,6 +163,8 @@ def verify_tree(
     token_map = check.token_map(token_map, draft_vocab, vocab)
     shards = _shards.shards_of(name, group, vocab_offsets, vocab, backend)
     allowed = check.allowed(allowed, batch * nodes, vocab if shards is None else shards.size)
+    edited = check.edits("edits", edits, batch * nodes, vocab)
+    draft_edited = check.draft_edits(draft_edits, draft_logits, batch * nodes, token_map)
     if max_children is not None:
         check.size("max_children", max_children, 1)
         if shards is None or rule != "recursive":
@@ -165,7 +172,7 @@ def verify_tree(
     typical = check.number("typical_epsilon", typical_epsilon, 0), check.number("typical_delta", typical_delta, 0)
     arguments = (
         token_ids, parents, target_logits, draft_logits, max_depth, *sampling, *drafted, *rng, code, replacement,
-        token_map, allowed, *typical, mode,
+        token_map, allowed, *edited, *draft_edited, *typical, mode,
     )  # fmt: skip
     given = outputs(name, out, TreeResult, "logprobs", torch.float32, is_wanted=bool(mode))
     if shards is not None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..._check import ID_DTYPES, MAX_NODES, Checker, fail
 from ..._codes import Backend, Logprobs
+from ..._edits import RowEdits
 from ..._types import RngKey, Sampling
 from . import TreeResult, verify_tree
 
@@ -24,6 +25,7 @@ def batch_sd(
     rng: RngKey,
     token_map: Tensor | None = None,
     allowed: Tensor | None = None,
+    edits: RowEdits | None = None,
     logprobs: Logprobs | None = None,
     group: Any = None,
     vocab_offsets: Sequence[int] | None = None,
@@ -45,6 +47,7 @@ def batch_sd(
         rng: see `verify_tree`.
         token_map: see `verify_tree`.
         allowed: see `verify_tree`.
+        edits: see `verify_tree`.
         logprobs: see `verify_tree`.
         group: see `verify_tree`; one exchange for each branch but the first.
         vocab_offsets: see `verify_chain`.
@@ -79,6 +82,6 @@ def batch_sd(
     return verify_tree(
         token_ids, parents, target_logits, draft_logits, max_depth=draft, sampling=sampling,
         draft_sampling=draft_sampling, rng=rng, rule="recursive", replacement=True, token_map=token_map,
-        allowed=allowed, logprobs=logprobs, group=group, vocab_offsets=vocab_offsets,
+        allowed=allowed, edits=edits, logprobs=logprobs, group=group, vocab_offsets=vocab_offsets,
         max_children=None if group is None else max(branches, 1), out=out, backend=backend,
     )  # fmt: skip

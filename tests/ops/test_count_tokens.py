@@ -1,0 +1,87 @@
+"""count_tokens: what a text holds, whatever the order, the slots and the backend."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+
+from specdec_kernels import TokenCounts, count_tokens
+from specdec_kernels.ops.count_tokens import op  # noqa: F401 - the backends of this file's tests
+
+
+def moved(counts: TokenCounts, device: str) -> TokenCounts:
+    return TokenCounts(*(part.to(device) for part in counts))
+
+
+def test_counts_what_a_counter_counts(backend: str, device: str) -> None:
+    g = torch.Generator().manual_seed(1)
+    counts = TokenCounts.empty(5, 40, device=device)
+    slots = torch.tensor([3, 0, 4], dtype=torch.int32, device=device)
+    prompt, told = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
+    for step in range(6):
+        tokens = torch.randint(-1, 40, (3, 7), generator=g)
+        status = count_tokens(counts, tokens.to(device), slots=slots, is_prompt=step == 0)
+        assert status.tolist() == [0, 0, 0]
+        for slot, row in zip(slots.tolist(), tokens.tolist(), strict=True):
+            (prompt if step == 0 else told).update((slot, x) for x in row if x >= 0)
+    for slot in range(5):
+        ids = {x for s, x in [*prompt, *told] if s == slot}
+        assert counts.of(slot) == {x: (told[slot, x], (slot, x) in prompt) for x in sorted(ids)}
+
+
+def test_what_is_undone_was_never_counted(backend: str, device: str) -> None:
+    counts = TokenCounts.empty(1, 20, device=device)
+    count_tokens(counts, torch.tensor([[4, 9, 4]], device=device), is_prompt=True)
+    count_tokens(counts, torch.tensor([[9, 7, 7, 3]], dtype=torch.int32, device=device))
+    count_tokens(counts, torch.tensor([[7, 3, -1]], device=device), undo=True)
+    assert counts.of(0) == {4: (0, True), 7: (1, False), 9: (1, True)}
+
+
+def test_a_full_table_is_flagged_and_keeps_what_it_has(backend: str, device: str) -> None:
+    counts = TokenCounts(*(torch.full((2, 4), v, dtype=torch.int32, device=device) for v in (-1, 0)))
+    tokens = torch.tensor([[1, 2, 3, 4, 4, 9], [5, 6, 7, 8, 8, 8]], device=device)
+    assert count_tokens(counts, tokens).tolist() == [32, 0]
+    assert len(counts.of(0)) == 4 and sum(times for times, _ in counts.of(0).values()) >= 4
+    assert counts.of(1) == {5: (1, False), 6: (1, False), 7: (1, False), 8: (3, False)}
+
+
+def test_a_slot_out_of_range_is_flagged_and_one_left_out_is_not(backend: str, device: str) -> None:
+    counts = TokenCounts.empty(2, 8, device=device)
+    tokens = torch.tensor([[1], [2], [3]], device=device)
+    slots = torch.tensor([2, -1, 1], dtype=torch.int32, device=device)
+    assert count_tokens(counts, tokens, slots=slots).tolist() == [32, 0, 0]
+    assert counts.of(0) == {} and counts.of(1) == {3: (1, False)}
+
+
+def test_ids_that_meet_in_a_table_are_told_apart(backend: str, device: str) -> None:
+    counts = TokenCounts(*(torch.full((1, 64), v, dtype=torch.int32, device=device) for v in (-1, 0)))
+    tokens = torch.arange(64, device=device)[None] * 4096 + 5
+    assert count_tokens(counts, tokens).tolist() == [0]
+    assert counts.of(0) == dict.fromkeys(tokens[0].tolist(), (1, False))
+
+
+def test_slots_are_cleared_and_copied() -> None:
+    counts = TokenCounts.empty(3, 8)
+    count_tokens(counts, torch.tensor([[1, 1], [2, 3]]))
+    counts.copy(torch.tensor([1]), torch.tensor([2]))
+    counts.clear(torch.tensor([0]))
+    assert (counts.of(0), counts.of(1), counts.of(2)) == ({}, *({2: (1, False), 3: (1, False)},) * 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"counts": None}, r"counts must be a TokenCounts"),
+        ({"counts": TokenCounts()}, r"counts must be a TokenCounts with tables"),
+        ({"counts": TokenCounts(*torch.zeros(2, 2, 6, dtype=torch.int32))}, "a power of two"),
+        ({"token_ids": torch.zeros(3, 1, dtype=torch.int64)}, "slots must be given where counts has fewer slots"),
+        ({"slots": torch.zeros(1)}, r"slots must be int32, got float32"),
+        ({"is_prompt": True, "undo": True}, "undo must be False for a prompt"),
+    ],
+)  # fmt: skip
+def test_wrong_arguments_are_named(change: dict[str, object], message: str) -> None:
+    given = {"counts": TokenCounts.empty(2, 4), "token_ids": torch.zeros(1, 1, dtype=torch.int64), **change}
+    with pytest.raises(ValueError, match=message):
+        count_tokens(**given)  # type: ignore[arg-type]
