@@ -33,9 +33,8 @@ class Chains(NamedTuple):
 
         Requests have `width` target rows in the dense layout.
         """
-        if self.first is None:
-            return table.unflatten(0, (-1, width))[:, :count].flatten(0, 1)
-        return self._first(table, width, 1)[:, :count].flatten(0, 1)
+        entries: Tensor = table.unflatten(0, (-1, width)) if self.first is None else self._first(table, width, 1)
+        return entries[:, :count].flatten(0, 1)
 
     def _first(self, rows: Tensor, count: int, extra: int) -> Tensor:
         if self.first is None:

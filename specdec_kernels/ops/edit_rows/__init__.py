@@ -34,7 +34,7 @@ def _shapes(
     rows = batch if only_last else batch * (max_draft + 1)
     if cu_draft is not None and draft_ids is not None:
         rows = draft_ids.shape[0] + batch
-    edits = Edits(*rest[:5], TokenCounts(*rest[5:7]), *rest[7:12])
+    edits = Edits(*[*rest[:5], TokenCounts(*rest[5:7]), *rest[7:12]])
     words, room = (vocab + BLOCK - 1) // BLOCK, min(edits.room(max_draft), vocab)
     return ((rows, words), torch.int64), ((rows, words + 1), torch.int32), ((3, rows, room), torch.float32)
 
