@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ._check import fail
 from ._codes import Backend
+from ._edits import BLOCK, RowEdits
 from ._types import RngKey, Sampling
 from .ops.acceptance_ratios import acceptance_ratios
 from .ops.residual_probs import residual_probs
@@ -36,6 +37,8 @@ class _Rows(NamedTuple):
     dtype: torch.dtype
     draft_stats: bool
     allowed: bool
+    edits: bool
+    draft_edits: bool
     flat: bool
     device: torch.device
 
@@ -53,7 +56,15 @@ class _Rows(NamedTuple):
         if self.allowed:
             words = (self.vocab + 31) // 32
             named["allowed"] = torch.full((rows, words), -1, dtype=torch.int32, device=self.device)
+        if self.edits:
+            named["edits"] = self.no_edits(rows)
         return named
+
+    def no_edits(self, rows: int) -> RowEdits:
+        """Edits of so many rows, which change nothing."""
+        blocks = (self.vocab + BLOCK - 1) // BLOCK
+        start = torch.zeros(rows, blocks + 1, dtype=torch.int32, device=self.device)
+        return RowEdits(self.longs(rows, blocks), start, torch.zeros(3, rows, 1, device=self.device))
 
     def chain(self, draft: int) -> dict[str, Any]:
         """One request with so many drafts."""
@@ -65,6 +76,8 @@ class _Rows(NamedTuple):
         if self.flat:
             named["cu_draft"] = torch.tensor([0, draft], dtype=torch.int32, device=self.device)
             named["max_draft"] = draft
+        if self.draft_edits:
+            named["draft_edits"] = self.no_edits(draft + 1)
         if self.draft_stats:
             named["draft_stats"] = (torch.zeros(*at, draft, device=self.device),) * 2
         return named
@@ -72,10 +85,11 @@ class _Rows(NamedTuple):
     def tree(self, nodes: int) -> dict[str, Any]:
         """One request with so many nodes, of which the root counts."""
         parents = torch.arange(-1, nodes - 1, device=self.device)[None]
+        named = {"draft_edits": self.no_edits(nodes)} if self.draft_edits else {}
         return {
             "token_ids": self.longs(1, nodes), "parents": parents, "max_depth": 1,
             "target_logits": self.logits(self.vocab, 1, nodes), "draft_logits": self.logits(self.draft_vocab, 1, nodes),
-            **self.common(nodes),
+            **self.common(nodes), **named,
         }  # fmt: skip
 
 
@@ -98,7 +112,8 @@ def _inputs(op: str, rows: _Rows, max_draft: int, nodes: int) -> Iterator[dict[s
         yield from map(rows.tree, _sizes(nodes, 1, 0))
     else:
         target, draft = rows.logits(rows.vocab, 1), rows.logits(rows.draft_vocab, 1)
-        yield {"target_logits": target, "draft_logits": draft, "draft_ids": rows.longs(1), **rows.common(1)}
+        named = {"draft_edits": rows.no_edits(1)} if rows.draft_edits else {}
+        yield {"target_logits": target, "draft_logits": draft, "draft_ids": rows.longs(1), **rows.common(1), **named}
 
 
 def warmup(
@@ -112,6 +127,8 @@ def warmup(
     draft_vocab: int | None = None,
     draft_stats: bool = False,
     allowed: bool = False,
+    edits: bool = False,
+    draft_edits: bool = False,
     flat: bool = False,
     max_draft: int = 15,
     nodes: int = 64,
@@ -122,9 +139,9 @@ def warmup(
 ) -> None:
     """Call an op once for each kernel that a configuration can need: later calls compile and load nothing.
 
-    A kernel knows dtypes, the rule, whether there are filters, a mask, draft rows, and the layout; it knows neither
-    the batch, nor the number of drafts (but for the next power of two), nor which sampling parameters are given. Call
-    it before the first request and before a graph is captured; it waits for the device.
+    A kernel knows dtypes, the rule, whether there are filters, a mask, edits, draft rows, and the layout; it knows
+    neither the batch, nor the number of drafts (but for the next power of two), nor which sampling parameters are
+    given. Call it before the first request and before a graph is captured; it waits for the device.
 
     Args:
         op: ``"sample"``, ``"verify_chain"``, ``"verify_tree"``, ``"acceptance_ratios"``, ``"residual_probs"`` or
@@ -135,9 +152,11 @@ def warmup(
         filters: whether requests come with top-k, top-p or min-p: ``(False, True)`` is both.
         drafted: draft rows are given, where the op and its rule take any.
         draft_vocab: of the drafter, if it is not the target's: a `token_map` is given. `sample` then draws from rows of
-            this size, without a mask.
+            this size, without a mask and edits.
         draft_stats: they are given with the draft rows, see `verify_chain`.
         allowed: a mask of the vocabulary is given.
+        edits: edits of the target rows (of `sample`: of its rows) are given.
+        draft_edits: edits of the draft rows are given, where there are any.
         flat: chains come with `cu_draft`.
         max_draft: longest draft of a chain.
         nodes: largest tree.
@@ -165,7 +184,9 @@ def warmup(
         drafts = drafted and takes_drafts and rule not in ("match", "greedy", "typical", "topm", "distance")
         drafts = drafts and rule != "target_only"
         columns = (draft_vocab or vocab) if drafts else draft_vocab if op == "sample" else None
-        rows = _Rows(vocab, columns, dtype, draft_stats and drafts, allowed, flat, place)
+        rows = _Rows(
+            vocab, columns, dtype, draft_stats and drafts, allowed, edits, draft_edits and drafts, flat, place
+        )  # fmt: skip
         for inputs in _inputs(op, rows, max_draft, nodes):
             for target, draft in itertools.product(filters, filters if drafts else filters[:1]):
                 named = dict(inputs, **options)

@@ -46,11 +46,17 @@ def test_what_was_not_asked_for_is_still_compiled_later(compiled: dict[str, tupl
     [
         ("sample", {"logprobs": "raw", "num_samples": 3}),
         ("sample", {"draft_vocab": 40}),
+        ("sample", {"edits": True}),
         ("verify_chain", {"rules": ("ratio", "block", "topm"), "draft_stats": True, "max_draft": 3}),
         ("verify_chain", {"rules": ("match",), "flat": True, "allowed": True, "max_draft": 20}),
         ("verify_tree", {"rules": ("recursive", "target_only"), "nodes": 5, "draft_vocab": 40}),
+        (
+            "verify_chain",
+            {"rules": ("ratio",), "edits": True, "draft_edits": True, "max_draft": 2, "filters": (False,)},
+        ),
+        ("verify_tree", {"rules": ("match",), "nodes": 3, "edits": True, "draft_edits": True, "filters": (False,)}),
         ("acceptance_ratios", {"drafted": False, "max_draft": 2}),
-        ("residual_probs", {"allowed": True}),
+        ("residual_probs", {"allowed": True, "draft_edits": True}),
         ("residual_sample", {"dtypes": (torch.float32,), "filters": (True,)}),
     ],
 )

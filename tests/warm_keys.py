@@ -38,7 +38,14 @@ def rng(batch: int, has_step: bool) -> RngKey:
     return RngKey(zero, zero, zero if has_step else None)
 
 
-def chains(rule: str, vocab: int, flat: bool) -> Iterator[Any]:
+def edits(rows: int, vocab: int) -> ops.RowEdits:
+    """Edits of so many rows, with room for as many ids as there are rows."""
+    blocks = (vocab + 63) // 64
+    start = torch.zeros(rows, blocks + 1, dtype=torch.int32)
+    return ops.RowEdits(torch.zeros(rows, blocks, dtype=torch.int64), start, torch.zeros(3, rows, rows))
+
+
+def chains(rule: str, vocab: int, flat: bool, is_edited: bool = False) -> Iterator[Any]:
     has_rows = rule in ("ratio", "block")
     for batch, draft, filters, full in itertools.product(BATCHES, DRAFTS, ("", "top_k", "top_p"), (False, True)):
         at = (batch * draft,) if flat else (batch, draft)
@@ -49,29 +56,37 @@ def chains(rule: str, vocab: int, flat: bool) -> Iterator[Any]:
         if has_rows:
             more["draft_logits"] = torch.zeros(*at, vocab, dtype=BF16)
             more["draft_sampling"] = sampling(batch, "top_p" if batch == 3 else filters, full)
+        if is_edited:
+            more["edits"] = edits(batch * (draft + 1), vocab)
+            if has_rows:
+                more["draft_edits"] = more["edits"]
         more |= {"sampling": sampling(batch, filters, full), "rng": rng(batch, full or rule == "block")}
         yield lambda at=at, target=target, more=more: ops.verify_chain(
             torch.zeros(at).long(), target, rule=rule, **more
         )
 
 
-def trees(rule: str, vocab: int) -> Iterator[Any]:
+def trees(rule: str, vocab: int, is_edited: bool = False) -> Iterator[Any]:
     for batch, nodes, filters, full in itertools.product(BATCHES, NODES, ("", "min_p"), (False, True)):
         rows = torch.zeros(batch, nodes, vocab, dtype=BF16)
         ids, parents = torch.zeros(batch, nodes).long(), torch.arange(-1, nodes - 1).repeat(batch, 1)
         given = {"sampling": sampling(batch, filters, full), "rng": rng(batch, full or rule == "traversal")}
         if rule in ("recursive", "traversal"):
             given |= {"draft_logits": rows, "draft_sampling": sampling(batch, filters, full)}
+        if is_edited:
+            given["edits"] = edits(batch * nodes, vocab)
         yield lambda ids=ids, parents=parents, rows=rows, given=given: ops.verify_tree(
             ids, parents, rows, max_depth=3, rule=rule, **given
         )
 
 
-def samples(vocab: int) -> Iterator[Any]:
+def samples(vocab: int, is_edited: bool = False) -> Iterator[Any]:
     for batch, filters, full in itertools.product(BATCHES, ("", "top_k", "top_p"), (False, True)):
         rows = torch.zeros(batch, vocab, dtype=BF16)
         given: dict[str, Any] = {"sampling": sampling(batch, filters, full)}
         given |= {"lane": torch.zeros(batch).long() if full else 0, "rng": rng(batch, full)}
+        if is_edited:
+            given["edits"] = edits(batch, vocab)
         yield lambda rows=rows, given=given: ops.sample(rows, **given, purpose="target")
 
 
@@ -106,7 +121,26 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[int], Iterator[Any]]]] = {
         )
         for rule in ("match", "typical", "recursive", "traversal")
     },
+    **{
+        f"verify_chain {rule}{' flat' * flat} edits": (
+            {
+                "op": "verify_chain",
+                "rules": (rule,),
+                "max_draft": max(DRAFTS),
+                "flat": flat,
+                "edits": True,
+                "draft_edits": True,
+            },
+            lambda vocab, rule=rule, flat=flat: chains(rule, vocab, flat, True),
+        )
+        for rule, flat in (("ratio", False), ("match", True))
+    },
+    "verify_tree recursive edits": (
+        {"op": "verify_tree", "rules": ("recursive",), "nodes": max(NODES), "edits": True},
+        lambda vocab: trees("recursive", vocab, True),
+    ),
     "sample": ({"op": "sample"}, samples),
+    "sample edits": ({"op": "sample", "edits": True}, lambda vocab: samples(vocab, True)),
     "too little, sample": ({"op": "sample", "filters": (False,)}, samples),
     **{
         op: ({"op": op, "max_draft": 5}, lambda vocab, op=op: pairs(op, vocab))
@@ -128,7 +162,8 @@ def main() -> None:
     driver.set_active(_driver(TARGETS["cuda:90"]))
     no_refusal = mock.patch.object(_backends, "_refusal", return_value=None)
     with mock.patch.object(JITFunction, "_do_compile", note), no_refusal, ops.use_backend("triton"):
-        for (name, (given, calls)), vocab in itertools.product(CASES.items(), (512, 5003)):
+        chosen = {name: case for name, case in CASES.items() if not sys.argv[1:] or sys.argv[1] in name}
+        for (name, (given, calls)), vocab in itertools.product(chosen.items(), (512, 5003)):
             seen.clear()
             warmup(**given, vocab=vocab, device="cpu")
             warm = len(found)

@@ -65,12 +65,12 @@ def row_offset(rows, chain, first, b, i, EXTRA: tl.constexpr):
 
 
 @triton.jit
-def bits_of(rows, chain, first, b, i):
-    """First mask word of target row i."""
+def number_of(chain, first, b, i):
+    """Number of target row i among all of them: that of its mask, its edits, and those of its draft row."""
     if chain.cu is None:
-        return (b * (size_of(chain.width) + 1) + i) * rows.allowed_row
+        return b * (size_of(chain.width) + 1) + i
     else:
-        return (first + b + i) * rows.allowed_row
+        return first + b + i
 
 
 @triton.jit

@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 
 from .noise import BLOCK
-from .plan import P_BITS, P_OFFSET, planned
-from .rows import load_logits, mask_allowed, of_width
+from .plan import P_NUMBER, P_OFFSET, planned
+from .rows import as_asked, has_changes, load_logits, of_width, without_changes
 
 # Of a tile, float32: maximum, sum exp z with z = (logit - maximum) / T, sum z exp z; and without mask at T = 1 the
 # maximum and sum exp z.
@@ -23,7 +23,7 @@ class Digest(NamedTuple):
     """Digests of all rows, and what `settle` makes of each."""
 
     tile: Any  # float32 [T_FIELDS, rows, tiles]
-    blocks: Any  # largest logit of each block of a target row, [rows, tiles * blocks of a tile], in the rows' dtype
+    blocks: Any  # largest logit of each block of a target row, [rows, tiles * blocks of a tile], in their dtype
     draft_blocks: Any  # ... of a draft row
     record_f: Any  # float32 [rows, R_FIELDS]
     record_i: Any  # int32 [rows, Q_FIELDS]
@@ -59,7 +59,7 @@ def finite_or_zero(maximum):
 
 @triton.jit
 def _digest_tile(
-    rows, blocks, tile_f, planes, at, tile, offset, bits, inv_t,
+    rows, blocks, tile_f, planes, at, tile, offset, number, inv_t,
     MASS: tl.constexpr, ENTROPY: tl.constexpr, RAW: tl.constexpr, ALIGNED: tl.constexpr, FULL: tl.constexpr,
     TILE: tl.constexpr,
 ):  # fmt: skip
@@ -76,7 +76,7 @@ def _digest_tile(
         raw = tl.load(rows.ptr + (first + tl.arange(0, TILE))).to(tl.float32)
     else:
         raw = load_logits(rows, offset, start, TILE)
-    x = mask_allowed(raw, rows, bits, start, TILE)
+    x = as_asked(raw, rows, number, start, TILE)
     of_block = largest(tl.reshape(x, (BLOCKS, BLOCK)), 1)
     tl.store(blocks + at * BLOCKS + tl.arange(0, BLOCKS), of_block.to(blocks.dtype.element_ty))
     maximum = largest(of_block, 0)
@@ -95,20 +95,38 @@ def _digest_tile(
 
 
 @triton.jit
-def _stream(
-    digest, rows, blocks, at, tile, offset, bits, inv_t,
+def _stream_plain(
+    digest, rows, blocks, at, tile, offset, number, inv_t,
     MASS: tl.constexpr, ENTROPY: tl.constexpr, RAW: tl.constexpr, ALIGNED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Digest of the tile of a program; those behind a shorter row have none."""
     planes = digest.rows * digest.tiles
     if (tile + 1) * TILE <= rows.vocab:
         _digest_tile(
-            rows, blocks, digest.tile, planes, at, tile, offset, bits, inv_t, MASS, ENTROPY, RAW, ALIGNED, True, TILE
+            rows, blocks, digest.tile, planes, at, tile, offset, number, inv_t, MASS, ENTROPY, RAW, ALIGNED, True, TILE
         )  # fmt: skip
     elif (tile == 0) | (tile * TILE < rows.vocab):
         _digest_tile(
-            rows, blocks, digest.tile, planes, at, tile, offset, bits, inv_t, MASS, ENTROPY, RAW, False, False, TILE
+            rows, blocks, digest.tile, planes, at, tile, offset, number, inv_t, MASS, ENTROPY, RAW, False, False, TILE
         )  # fmt: skip
+
+
+@triton.jit
+def _stream(
+    digest, rows, blocks, at, tile, offset, number, inv_t,
+    MASS: tl.constexpr, ENTROPY: tl.constexpr, RAW: tl.constexpr, ALIGNED: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """The same; a tile that no edit touches takes the way of a row without edits."""
+    if rows.changes is None:
+        _stream_plain(digest, rows, blocks, at, tile, offset, number, inv_t, MASS, ENTROPY, RAW, ALIGNED, TILE)
+    elif has_changes(rows, number, tile * TILE, TILE):
+        planes = digest.rows * digest.tiles
+        _digest_tile(
+            rows, blocks, digest.tile, planes, at, tile, offset, number, inv_t, MASS, ENTROPY, RAW, False, False, TILE
+        )  # fmt: skip
+    else:
+        plain = without_changes(rows)
+        _stream_plain(digest, plain, blocks, at, tile, offset, number, inv_t, MASS, ENTROPY, RAW, ALIGNED, TILE)
 
 
 @triton.jit(do_not_specialize=["count", "tiles", "vocab", "draft_vocab"])
@@ -122,14 +140,14 @@ def digest_kernel(
     pid = tl.program_id(0).to(tl.int64)
     row = pid // tiles
     tile = (pid % tiles).to(tl.int32)
-    offset, bits = planned(plan, row, P_OFFSET), planned(plan, row, P_BITS)
+    offset, number = planned(plan, row, P_OFFSET), planned(plan, row, P_NUMBER)
     inv_t = tl.load(plan.inv_t + row)
     if offset >= 0:
-        if bits >= 0:
-            _stream(digest, target, digest.blocks, pid, tile, offset, bits, inv_t, MASS, ENTROPY, RAW, ALIGNED, TILE)
+        if number >= 0:
+            _stream(digest, target, digest.blocks, pid, tile, offset, number, inv_t, MASS, ENTROPY, RAW, ALIGNED, TILE)
         else:
             if DRAFT:
                 _stream(
-                    digest, of_width(draft, draft_vocab), digest.draft_blocks, pid, tile, offset, bits, inv_t,
+                    digest, of_width(draft, draft_vocab), digest.draft_blocks, pid, tile, offset, -1 - number, inv_t,
                     True, False, False, DRAFT_ALIGNED, TILE,
                 )  # fmt: skip

@@ -7,7 +7,7 @@ import triton.language as tl
 from .codes import RESIDUAL_PURPOSE, S_EMPTY
 from .laws import law_of
 from .noise import log, noise_of
-from .plan import P_BITS, P_OFFSET, P_POSITION, planned
+from .plan import P_NUMBER, P_OFFSET, P_POSITION, planned
 from .race import better, race_scores, winner
 from .settle import view_of
 from .visit import TINY, draw
@@ -17,8 +17,8 @@ from .walk import FIXED, NOTHING, POINT, RESIDUAL
 @triton.jit
 def target_view(call, row, TILE: tl.constexpr):
     """A planned target row, as `visit.race` takes it."""
-    offset, bits = planned(call.plan, row, P_OFFSET), planned(call.plan, row, P_BITS)
-    return view_of(call.ws, call.ws.blocks, call.target, row, offset, bits, TILE)
+    offset, number = planned(call.plan, row, P_OFFSET), planned(call.plan, row, P_NUMBER)
+    return view_of(call.ws, call.ws.blocks, call.target, row, offset, number, TILE)
 
 
 @triton.jit

@@ -12,9 +12,9 @@ import triton.language as tl
 
 from .digest import sized
 from .noise import BLOCK
-from .plan import P_BITS, P_OFFSET, planned
+from .plan import P_NUMBER, P_OFFSET, planned
 from .records import OPEN, Q_FIELDS, Q_STATE, R_MASS, R_MAX, get_record_f, get_record_i, weights
-from .rows import fact, key_of, load_logits, logits_at, mask_allowed, of_width, sampling_of, value_of
+from .rows import as_asked, fact, key_of, load_logits, logits_at, of_width, sampling_of, value_of
 from .thresholds import UNIT, edge_of, kth_of, lowest_key, mass_of, min_p_threshold, units
 
 # Sums of a tile of an open row, int64: how many lie inside, above, at the high and at the low end; mass and entropy sum
@@ -67,7 +67,7 @@ def open_row(digest, view, work, row, law, how):
     j = tl.arange(0, SAMPLED)
     block = j * tl.maximum(count, SAMPLED) // SAMPLED  # past the end in a row of fewer blocks
     v = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
-    x = tl.reshape(logits_at(view.rows, view.offset, view.bits, v, v < view.rows.vocab), (SIZE,))
+    x = tl.reshape(logits_at(view.rows, view.offset, view.number, v, v < view.rows.vocab), (SIZE,))
     seen = tl.sum(tl.sum((v < view.rows.vocab).to(tl.int32), axis=1), axis=0)
     each = view.rows.vocab / tl.maximum(seen, 1).to(tl.float32)
     w = weights(x, maximum, inv_t)
@@ -103,13 +103,13 @@ def open_row(digest, view, work, row, law, how):
 
 @triton.jit
 def _gather_tile(
-    digest, work, rows, row, tile, offset, bits, how, ENTROPY: tl.constexpr, TILE: tl.constexpr
+    digest, work, rows, row, tile, offset, number, how, ENTROPY: tl.constexpr, TILE: tl.constexpr
 ):  # fmt: skip
     """Sums and list of one tile of an open row."""
     inv_t, t, floor = how
     start = tile * TILE
     maximum = get_record_f(digest, row, R_MAX, row >= 0)
-    x = mask_allowed(load_logits(rows, offset, start, TILE), rows, bits, start, TILE)
+    x = as_asked(load_logits(rows, offset, start, TILE), rows, number, start, TILE)
     low, high = tl.load(work.bracket + row * 2), tl.load(work.bracket + row * 2 + 1)
     key = key_of(x)
     real = x > float("-inf")
@@ -148,21 +148,21 @@ def gather_kernel(
     row = pid // digest.tiles
     tile = (pid % digest.tiles).to(tl.int32)
     b = row // (NT + ND)
-    offset = planned(plan, row, P_OFFSET)
+    offset, number = planned(plan, row, P_OFFSET), planned(plan, row, P_NUMBER)
     is_target = row % (NT + ND) < NT
     if offset >= 0:
         if get_record_i(digest, row, Q_STATE, row >= 0) == OPEN:
             if is_target:
                 if FILTERS:
                     inv_t, t, _, _, floor, _, _, _ = sampling_of(sampling, b, target.vocab)
-                    bits, how = planned(plan, row, P_BITS), (inv_t, t, floor)
-                    _gather_tile(digest, work, target, row, tile, offset, bits, how, ENTROPY, TILE)
+                    how = (inv_t, t, floor)
+                    _gather_tile(digest, work, target, row, tile, offset, number, how, ENTROPY, TILE)
             else:
                 if DRAFT_FILTERS:
                     rows = of_width(draft, draft_vocab)
                     inv_t, t, _, _, floor, _, _, _ = sampling_of(draft_sampling, b, draft_vocab)
                     how = (inv_t, t, floor)
-                    _gather_tile(digest, draft_work, rows, row, tile, offset, offset, how, False, TILE)
+                    _gather_tile(digest, draft_work, rows, row, tile, offset, -1 - number, how, False, TILE)
 
 
 @triton.jit

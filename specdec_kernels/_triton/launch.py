@@ -16,6 +16,8 @@ NUM_WARPS = 8
 STREAM_WARPS = 4  # 32 bf16 a thread in flight
 # Where one program has a row or a request to itself.
 MANY_WARPS = 16
+# Where a kernel looks up edits: 128 registers a thread are too few.
+MANY_REGISTERS = {"num_warps": NUM_WARPS, "registers": 255}
 
 # Without contraction the noise has the bits of the reference.
 OPTIONS = {"enable_fp_fusion": False}

@@ -5,6 +5,7 @@ import triton.language as tl
 
 from .chains import column_of
 from .records import R_MAX, R_SCALE, R_THRESHOLD, get_record_f
+from .rows import logits_at
 
 
 @triton.jit
@@ -32,7 +33,7 @@ def prob(x, law, inv_t):
 
 
 @triton.jit
-def draft_logits_at(draft, columns, offset, v, mask):
+def draft_logits_at(draft, columns, offset, number, v, mask):
     """Draft logits of target ids v of any shape: -inf where no column maps to the id, or mask is off."""
     c = column_of(columns, v, mask, draft.vocab)
-    return tl.load(draft.ptr + offset + c, mask=c >= 0, other=float("-inf")).to(tl.float32)
+    return logits_at(draft, offset, number, c, c >= 0)

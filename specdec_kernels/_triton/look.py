@@ -36,14 +36,20 @@ class Look(NamedTuple):
     rows: int  # of all requests
 
 
-def _work(logits: Tensor, rows: int, tiles: int, sampling: Sampling) -> Work | None:
+def _dtype(given: Rows) -> torch.dtype:
+    """Of logits that are kept: an edit makes any float32 of one."""
+    return given.ptr.dtype if given.changes is None else torch.float32
+
+
+def _work(given: Rows, rows: int, tiles: int, sampling: Sampling) -> Work | None:
     """Scratch of the filters; None where no filter is given."""
     if not sampling.has_filters:
         return None
+    make, dtype = given.ptr.new_empty, _dtype(given)
     return Work(
-        logits.new_empty(rows * host.CAPACITY), host.CAPACITY, logits.new_empty(rows * 2, dtype=torch.int32),
-        logits.new_empty(rows * tiles * S_FIELDS.value, dtype=torch.int64),
-        logits.new_empty(rows * tiles * host.TILE // SHARE.value),
+        make(rows * host.CAPACITY, dtype=dtype), host.CAPACITY, make(rows * 2, dtype=torch.int32),
+        make(rows * tiles * S_FIELDS.value, dtype=torch.int64),
+        make(rows * tiles * host.TILE // SHARE.value, dtype=dtype),
     )  # fmt: skip
 
 
@@ -58,18 +64,18 @@ def look(
     def make(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
-    blocks = make(rows, tiles * host.TILE // 64, dtype=target.ptr.dtype)
+    blocks = make(rows, tiles * host.TILE // 64, dtype=_dtype(target))
     draft_blocks = None
     if draft is not None:
-        draft_blocks = blocks if draft.ptr.dtype == blocks.dtype else torch.empty_like(blocks, dtype=draft.ptr.dtype)
+        draft_blocks = blocks if _dtype(draft) == blocks.dtype else torch.empty_like(blocks, dtype=_dtype(draft))
     digest = Digest(
         make(T_FIELDS.value, rows, tiles), blocks, draft_blocks, make(rows, R_FIELDS.value),
         make(rows, Q_FIELDS.value, dtype=torch.int32), 0, tiles,
     )  # fmt: skip
     return Look(
         digest, Plan(make(rows, P_FIELDS.value, dtype=torch.int64), make(rows)),
-        _work(target.ptr, rows, tiles, sampling),
-        None if draft is None else _work(draft.ptr, rows, tiles, draft_sampling),
+        _work(target, rows, tiles, sampling),
+        None if draft is None else _work(draft, rows, tiles, draft_sampling),
         target, draft, scratch.sampling_of(sampling, device), scratch.sampling_of(draft_sampling, device), nt, nd, rows,
     )  # fmt: skip
 
@@ -86,8 +92,8 @@ def plan_chain(
 
 
 def _pointers(rows: Rows | None) -> Rows | None:
-    """Rows without their sizes."""
-    return None if rows is None else rows._replace(request=0, row=0, vocab=0, allowed_row=0, aligned=None)
+    """Rows without the sizes that a plan makes needless."""
+    return None if rows is None else rows._replace(request=0, row=0, vocab=0, aligned=None)
 
 
 def digest_rows(
@@ -96,6 +102,7 @@ def digest_rows(
 ) -> None:  # fmt: skip
     """Digest and settle the planned rows; `purpose` of the draws of target rows, if they race."""
     draft, tiles = on.draft is not None, on.digest.tiles
+    edited = scratch.options_of(on.target, on.draft or on.target)
     # Sizes go apart: kernels are not specialised on them.
     digest, (target, drafts) = on.digest._replace(rows=0, tiles=0), (_pointers(rows) for rows in (on.target, on.draft))
     sizes = (on.rows, tiles, on.target.vocab, on.draft.vocab if on.draft is not None else 0)
@@ -103,7 +110,7 @@ def digest_rows(
         digest_kernel, on.rows * tiles, digest, on.plan, target, drafts, *sizes,
         MASS=mass, ENTROPY=entropy, RAW=raw, DRAFT=draft, ALIGNED=on.target.aligned is not None,
         DRAFT_ALIGNED=on.draft is not None and on.draft.aligned is not None, TILE=host.TILE,
-        num_warps=host.STREAM_WARPS * (2 if entropy or raw or on.target.allowed is not None else 1),
+        num_warps=host.STREAM_WARPS * (2 if entropy or raw or edited or on.target.allowed is not None else 1),
     )  # fmt: skip
     filters: dict[str, Any] = {"FILTERS": on.work is not None, "DRAFT_FILTERS": on.draft_work is not None}
     races = {"PURPOSE": purpose, "DRAFT": draft, "TILE": host.TILE, **filters}
@@ -123,11 +130,11 @@ def digest_rows(
     is_long = purpose >= 0 or top_m > 0 or any(filters.values())
     (host.launch_alone if is_long else host.launch)(
         settle_kernel, on.rows, *given, noise, top_m, RANKS=top_m > 0, MASS=mass, ENTROPY=entropy, RAW=raw,
-        **races,
+        **races, **edited,
     )  # fmt: skip
     if any(filters.values()):
         host.launch(
             gather_kernel, on.rows * tiles, *given, ENTROPY=entropy, TILE=host.TILE, num_warps=host.MANY_WARPS,
             **filters,
         )  # fmt: skip
-        host.launch_alone(settle_again_kernel, on.rows, *given, noise, **races)
+        host.launch_alone(settle_again_kernel, on.rows, *given, noise, **races, **edited)

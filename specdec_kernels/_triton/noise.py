@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from .codes import COIN_PURPOSE, TARGET_PURPOSE
-from .rows import entry_or
+from .rows import entry_or, high_word, low_word
 
 BLOCK = tl.constexpr(64)  # ids of a block of the noise
 MINIMA, PLACES = tl.constexpr(2**29), tl.constexpr(3 * 2**28)  # first counters of a block's minimum and its place
@@ -20,16 +20,6 @@ def philox(key_low, key_high, c0, c1, c2, c3):
         key_low += 0x9E3779B9
         key_high += 0xBB67AE85
     return c0, c1, c2, c3
-
-
-@triton.jit
-def low_word(x):
-    return (x & 0xFFFFFFFF).to(tl.uint32)
-
-
-@triton.jit
-def high_word(x):
-    return ((x >> 32) & 0xFFFFFFFF).to(tl.uint32)
 
 
 @triton.jit

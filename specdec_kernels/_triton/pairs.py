@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from .chains import bits_of, row_offset
+from .chains import number_of, row_offset
 from .laws import draft_logits_at, law_of, prob
 from .records import Q_ARG, get_record_i
-from .rows import load_logits, mask_allowed, sampling_of
+from .rows import as_asked, load_logits, sampling_of
 
 TILES = tl.constexpr(64)  # tiles whose sums are added up at once
 
@@ -31,7 +31,7 @@ def target_probs(call, b, i, first, row, tile, inv_t, greedy, TILE: tl.constexpr
     """(masked target logits, p) of one tile of target row i; a greedy row is a point mass at its argmax."""
     start = tile * TILE
     x = load_logits(call.target, row_offset(call.target, call.chain, first, b, i, 1), start, TILE)
-    x = mask_allowed(x, call.target, bits_of(call.target, call.chain, first, b, i), start, TILE)
+    x = as_asked(x, call.target, number_of(call.chain, first, b, i), start, TILE)
     p = prob(x, law_of(call.ws, row), inv_t)
     argmax = get_record_i(call.ws, row, Q_ARG, b >= 0)
     point = (start + tl.arange(0, TILE) == argmax).to(tl.float32)
@@ -44,7 +44,8 @@ def draft_probs(call, b, i, first, tile, law, TILE: tl.constexpr):
     v = tile * TILE + tl.arange(0, TILE)
     inv_t, _, _, _, _, _, _, _ = sampling_of(call.draft_sampling, b, call.draft.vocab)
     offset = row_offset(call.draft, call.chain, first, b, i, 0)
-    y = draft_logits_at(call.draft, call.columns, offset, v, v < call.target.vocab)
+    number = number_of(call.chain, first, b, i)
+    y = draft_logits_at(call.draft, call.columns, offset, number, v, v < call.target.vocab)
     return y, prob(y, law, inv_t)
 
 

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from .chains import bits_of, chain_of, row_offset
+from .chains import chain_of, number_of, row_offset
 from .launch import entry
 from .rows import sampling_of
 
-# What is known of a row, int64: its first element, -1 if it is not read; the first word of its mask, -1 for a draft
-# row; the position that its draw is named by; the drafted id.
-P_OFFSET, P_BITS, P_POSITION, P_DRAFTED, P_FIELDS = (tl.constexpr(i) for i in range(5))
+# What is known of a row, int64: its first element, -1 if it is not read; its number (`number_of`), that of a draft row
+# as -1 - number; the position that its draw is named by; the drafted id.
+P_OFFSET, P_NUMBER, P_POSITION, P_DRAFTED, P_FIELDS = (tl.constexpr(i) for i in range(5))
 
 
 class Plan(NamedTuple):
@@ -26,11 +26,11 @@ class Plan(NamedTuple):
 
 
 @triton.jit
-def put_row(plan, row, offset, bits, position, drafted, inv_t, mask):
+def put_row(plan, row, offset, number, position, drafted, inv_t, mask):
     """Plan rows (vectors)."""
     at = plan.at + row * P_FIELDS
     tl.store(at + P_OFFSET, offset, mask=mask)
-    tl.store(at + P_BITS, bits, mask=mask)
+    tl.store(at + P_NUMBER, number, mask=mask)
     tl.store(at + P_POSITION, position, mask=mask)
     tl.store(at + P_DRAFTED, drafted, mask=mask)
     # 1 / T is 0 where T is infinite; the least number instead keeps -inf * (1 / T) what it is.
@@ -61,11 +61,11 @@ def plan_kernel(
     row = b * (NT + ND) + i
     used = (i < k + more_target) & (lost == 0)
     offset = tl.where(used, row_offset(target, chain, first, b, i, 1), -1)
-    bits = bits_of(target, chain, first, b, i)
-    put_row(plan, row, offset, bits, position, ids, inv_t + i * 0.0, i < NT)
+    number = number_of(chain, first, b, i)
+    put_row(plan, row, offset, number, position, ids, inv_t + i * 0.0, i < NT)
     inv_t, _, _, _, _, _, draft_greedy, _ = sampling_of(draft_sampling, b, draft.vocab)
     used = (i < k + more_draft) & (lost == 0) & (draft_greedy == 0)
     if SKIPS_GREEDY:
         used = used & (greedy == 0)
     offset = tl.where(used, row_offset(draft, chain, first, b, i, 0), -1)
-    put_row(plan, row + NT, offset, position * 0 - 1, position, ids, inv_t + i * 0.0, i < ND)
+    put_row(plan, row + NT, offset, -1 - number, position, ids, inv_t + i * 0.0, i < ND)

@@ -114,8 +114,8 @@ def pairs_of(given: ResidualArguments, noise: Noise | None) -> tuple[Pairs, Scal
     batch, vocab = target_logits.shape
     scaled = Scaled(given.a, given.b, given.draft_ids)
     has_rows = draft_logits is not None
-    target = scratch.rows_of(target_logits.unsqueeze(1), allowed=given.allowed)
-    draft = target if draft_logits is None else scratch.rows_of(draft_logits.unsqueeze(1))
+    target = scratch.rows_of(target_logits.unsqueeze(1), allowed=given.allowed, edits=given.edits)
+    draft = target if draft_logits is None else scratch.rows_of(draft_logits.unsqueeze(1), edits=given.draft_edits)
     on = look(batch, target, draft, sampling, given.draft_sampling, 1, int(has_rows))
     chain = Chain(scaled.a, None, host.size(0), host.size(0), on.sampling)
     plan_chain(on, batch, chain, noise, more_target=1, more_draft=1, skips_greedy=False)
@@ -125,5 +125,8 @@ def pairs_of(given: ResidualArguments, noise: Noise | None) -> tuple[Pairs, Scal
         on.draft_sampling, on.digest, on.plan,
     )  # fmt: skip
     sums = torch.empty(2 * batch * on.digest.tiles, dtype=torch.float32, device=target_logits.device)
-    host.launch(mass_kernel, batch * on.digest.tiles, pairs, scaled, sums, ROWS=has_rows, TILE=host.TILE)
+    host.launch(
+        mass_kernel, batch * on.digest.tiles, pairs, scaled, sums, ROWS=has_rows, TILE=host.TILE,
+        **scratch.options_of(target, draft),
+    )  # fmt: skip
     return pairs, scaled, sums

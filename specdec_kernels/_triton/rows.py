@@ -1,9 +1,19 @@
+# ruff: noqa: SIM102 - `if` on a constexpr prunes code
 """Rows of logits and how a request samples from them: what kernels are handed, and how a tile is loaded."""
 
 from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
+
+
+class Changes(NamedTuple):
+    """Logits of rows that are others than the model's, made of `RowEdits`; rows are numbered as `number_of` does."""
+
+    bits: Any  # int64 [rows, ceil(vocab / 64)]
+    start: Any  # int32 [rows, ceil(vocab / 64) + 1]
+    logits: Any  # float32 [rows, room], in the order of their ids
+    room: Any  # a `launch.size`
 
 
 class Rows(NamedTuple):
@@ -14,7 +24,8 @@ class Rows(NamedTuple):
     row: Any  # stride between rows
     vocab: Any
     allowed: Any  # int32 bits [rows, ceil(vocab / 32)] or None
-    allowed_row: Any
+    allowed_row: Any  # stride between its rows, a `launch.size`
+    changes: Any = None  # `Changes`
     aligned: Any = None  # not None: every row begins at a multiple of 16 bytes
 
 
@@ -30,7 +41,15 @@ class Noise(NamedTuple):
 @triton.jit
 def of_width(rows, vocab):
     """Planned rows: their places stand in the plan, their width is passed apart."""
-    return Rows(rows.ptr, 0, 0, vocab, rows.allowed, 0)
+    return Rows(rows.ptr, 0, 0, vocab, rows.allowed, rows.allowed_row, rows.changes)
+
+
+@triton.jit
+def without_changes(rows):
+    """The same rows as the model gave them, for tiles that no edit touches."""
+    return Rows(
+        rows.ptr, rows.request, rows.row, rows.vocab, rows.allowed, rows.allowed_row, None, rows.aligned
+    )  # fmt: skip
 
 
 @triton.jit
@@ -85,25 +104,98 @@ def load_logits(rows, offset, start, TILE: tl.constexpr):
 
 
 @triton.jit
-def mask_allowed(x, rows, bits, start, TILE: tl.constexpr):
-    """-inf where the packed bit of the id is 0; `bits` is the place of the row's first mask word."""
+def low_word(x):
+    return (x & 0xFFFFFFFF).to(tl.uint32)
+
+
+@triton.jit
+def high_word(x):
+    return ((x >> 32) & 0xFFFFFFFF).to(tl.uint32)
+
+
+@triton.jit
+def _ones(word):
+    """How many bits of words of 32 are set."""
+    word = word - ((word >> 1) & 0x55555555)
+    word = (word & 0x33333333) + ((word >> 2) & 0x33333333)
+    return ((((word + (word >> 4)) & 0x0F0F0F0F) * 0x01010101) >> 24).to(tl.int32)
+
+
+@triton.jit
+def ones(word):
+    """How many bits of words of 64 are set."""
+    return _ones(low_word(word)) + _ones(high_word(word))
+
+
+@triton.jit
+def bit_of(v):
+    """The bit of an id in its word, as uint64."""
+    lane = (v & 63).to(tl.uint64)
+    return (tl.zeros_like(lane) + 1) << lane
+
+
+@triton.jit
+def words_of(changes, number, vocab, block, mask):
+    """(bits of blocks of 64 ids, edits of the row before each); 0 where mask is off."""
+    blocks = (vocab + 63) // 64
+    bits = tl.load(changes.bits + number * blocks + block, mask=mask, other=0).to(tl.uint64, bitcast=True)
+    return bits, tl.load(changes.start + number * (blocks + 1) + block, mask=mask, other=0)
+
+
+@triton.jit
+def change_of(changes, number, vocab, v, mask):
+    """(whether ids v of row `number` have an edit, where their values stand); number and v broadcast."""
+    bits, before = words_of(changes, number, vocab, v // 64, mask)
+    bit = bit_of(v)
+    place = number * size_of(changes.room) + before + ones(bits & (bit - 1))
+    return mask & ((bits & bit) != 0), changes.logits + place
+
+
+@triton.jit
+def has_changes(rows, number, start, TILE: tl.constexpr):
+    """Whether a tile of row `number` has an edit."""
+    blocks = (rows.vocab + 63) // 64
+    first = tl.minimum(start // 64, blocks)
+    at = rows.changes.start + number * (blocks + 1)
+    return tl.load(at + first) < tl.load(at + tl.minimum(first + TILE // 64, blocks))
+
+
+@triton.jit
+def _change(x, rows, number, start, TILE: tl.constexpr):
+    """A tile with the edits of its row."""
+    block = start // 64 + tl.arange(0, TILE // 64)
+    bits, before = words_of(rows.changes, number, rows.vocab, block, block * 64 < rows.vocab)
+    bit = bit_of(tl.arange(0, 64))[None, :]
+    on, place = (bits[:, None] & bit) != 0, before[:, None] + ones(bits[:, None] & (bit - 1))
+    logits = rows.changes.logits + number * size_of(rows.changes.room)
+    x = tl.reshape(x, (TILE // 64, 64))
+    return tl.reshape(tl.where(on, tl.load(logits + place, mask=on, other=0.0), x), (TILE,))
+
+
+@triton.jit
+def as_asked(x, rows, number, start, TILE: tl.constexpr):
+    """A tile of row `number` with its edits, and -inf where the packed bit of the id is 0."""
+    if rows.changes is not None:
+        if has_changes(rows, number, start, TILE):
+            x = _change(x, rows, number, start, TILE)
     if rows.allowed is not None:
         word = start // 32 + tl.arange(0, TILE // 32)
-        packed = tl.load(rows.allowed + bits + word, mask=word * 32 < rows.vocab, other=0)
+        bits = rows.allowed + number * size_of(rows.allowed_row)
+        packed = tl.load(bits + word, mask=word * 32 < rows.vocab, other=0)
         on = (packed[:, None] >> tl.arange(0, 32)[None, :]) & 1
         x = tl.where(tl.reshape(on, (TILE,)) == 1, x, float("-inf"))
     return x
 
 
 @triton.jit
-def logits_at(rows, offset, bits, v, mask):
-    """Masked float32 logits of ids v of any shape (offset and bits broadcast); -inf where mask is off.
-
-    `bits` is the place of the row's first mask word.
-    """
+def logits_at(rows, offset, number, v, mask):
+    """float32 logits of ids v of any shape as asked (offset and number broadcast); -inf where mask is off."""
     x = tl.load(rows.ptr + offset + v, mask=mask, other=float("-inf")).to(tl.float32)
+    if rows.changes is not None:
+        on, at = change_of(rows.changes, number, rows.vocab, v, mask)
+        x = tl.where(on, tl.load(at, mask=on, other=0.0), x)
     if rows.allowed is not None:
-        word = tl.load(rows.allowed + bits + v // 32, mask=mask, other=0)
+        word = tl.load(rows.allowed + number * size_of(rows.allowed_row) + v // 32, mask=mask, other=0)
         x = tl.where(((word >> (v % 32).to(tl.int32)) & 1) == 1, x, float("-inf"))
     return x
 

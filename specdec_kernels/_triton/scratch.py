@@ -9,10 +9,13 @@ import triton
 from torch import Tensor
 
 from .._check import SAMPLING_DTYPES
+from .._edits import RowEdits
 from .._types import RngKey, Sampling
 from . import launch as host
 from .chains import Columns, invert_kernel
+from .changes import changed
 from .rows import Noise, Rows
+from .table import Table
 
 
 @functools.cache
@@ -21,26 +24,52 @@ def _null(dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.empty(0, dtype=dtype, device=device)
 
 
+def given_or_null(part: Tensor | None, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """An optional tensor as kernels take it."""
+    return _null(dtype, device) if part is None else part
+
+
+def table_of(ids: Tensor | None, counts: Tensor | None, device: torch.device) -> Table:
+    """Counts of tokens as kernels take them."""
+    slots, capacity = (0, 0) if ids is None else ids.shape
+    ids, counts = (given_or_null(part, torch.int32, device) for part in (ids, counts))
+    return Table(ids, counts, host.size(slots), host.size(capacity), host.size(max(capacity, 1).bit_length() - 1))
+
+
 def sampling_of(sampling: Sampling, device: torch.device) -> Sampling:
     """Sampling parameters as kernels take them."""
     given = zip(sampling, SAMPLING_DTYPES, strict=True)
-    return Sampling(*(_null(dtype, device) if part is None else part for part, dtype in given))
+    return Sampling(*(given_or_null(part, dtype, device) for part, dtype in given))
 
 
 def noise_of(rng: RngKey, lane: Tensor | None = None) -> Noise:
     """Names of the random numbers as kernels take them."""
-    none = _null(torch.int64, rng.seed.device)
-    return Noise(rng.seed, rng.position, none if rng.step is None else rng.step, none if lane is None else lane)
+    step, lane = (given_or_null(part, torch.int64, rng.seed.device) for part in (rng.step, lane))
+    return Noise(rng.seed, rng.position, step, lane)
 
 
-def rows_of(logits: Tensor, *, flat: bool = False, allowed: Tensor | None = None) -> Rows:
-    """Rows [batch, row, vocab], or [row, vocab] counted through the batch (flat)."""
+def rows_of(
+    logits: Tensor, *, flat: bool = False, allowed: Tensor | None = None, edits: RowEdits | None = None,
+    cu_draft: Tensor | None = None,
+) -> Rows:  # fmt: skip
+    """Rows [batch, row, vocab], or [row, vocab] counted through the batch (flat); edits cost a small launch.
+
+    cu_draft: flat draft rows, whose edits are numbered as target rows.
+    """
     batch_stride = 0 if flat else logits.stride(0)
     row_stride = logits.stride(0 if flat else 1)
     allowed_stride = 0 if allowed is None else allowed.stride(0)
     is_aligned = batch_stride % 16 == 0 and row_stride % 16 == 0 and logits.data_ptr() % 16 == 0
-    aligned = 16 if is_aligned else None
-    return Rows(logits, host.size(batch_stride), row_stride, logits.shape[-1], allowed, allowed_stride, aligned)
+    rows = Rows(
+        logits, host.size(batch_stride), row_stride, logits.shape[-1], allowed,
+        host.size(allowed_stride), aligned=16 if is_aligned else None,
+    )  # fmt: skip
+    return rows if edits is None else changed(rows, edits, 0 if flat else logits.shape[1], cu_draft)
+
+
+def options_of(*rows: Rows) -> dict[str, int]:
+    """Launch options of a kernel that looks up ids of these rows."""
+    return host.MANY_REGISTERS if any(part.changes is not None for part in rows) else {}
 
 
 def columns(token_map: Tensor | None, vocab: int) -> Columns:

@@ -11,7 +11,7 @@ from .digest import T_ENTROPY, T_MAX, T_RAW_MAX, T_RAW_SUM, T_SUM, larger, large
 from .gather import close_row, open_row
 from .laws import law_of
 from .noise import BLOCK
-from .plan import P_BITS, P_DRAFTED, P_OFFSET, P_POSITION, planned
+from .plan import P_DRAFTED, P_NUMBER, P_OFFSET, P_POSITION, planned
 from .records import (
     GOOD,
     OPEN,
@@ -35,9 +35,9 @@ NOBODY = tl.constexpr(0x7FFFFFFF)
 
 
 @triton.jit
-def view_of(digest, blocks, rows, row, offset, bits, TILE: tl.constexpr):
+def view_of(digest, blocks, rows, row, offset, number, TILE: tl.constexpr):
     """A planned row."""
-    return View(rows, offset, bits, blocks + row * digest.tiles * (TILE // BLOCK))
+    return View(rows, offset, number, blocks + row * digest.tiles * (TILE // BLOCK))
 
 
 @triton.jit
@@ -95,7 +95,7 @@ def _first_of(view, maximum, tile, bad, TILE: tl.constexpr):
     x = tl.load(view.blocks + block).to(tl.float32)
     block = tl.min(tl.where(x == maximum, block, NOBODY), axis=0)
     v = tl.where(bad, 0, block) * BLOCK + tl.arange(0, BLOCK)
-    x = logits_at(view.rows, view.offset, view.bits, v, v < view.rows.vocab)
+    x = logits_at(view.rows, view.offset, view.number, v, v < view.rows.vocab)
     return tl.where(bad, 0, tl.min(tl.where(x == maximum, v, NOBODY), axis=0))
 
 
@@ -103,7 +103,7 @@ def _first_of(view, maximum, tile, bad, TILE: tl.constexpr):
 def rank_of(view, drafted, most):
     """How many ids come before a drafted one, up to `most`: larger logits, or equal ones of lower ids."""
     known = (drafted >= 0) & (drafted < view.rows.vocab)
-    logit = logits_at(view.rows, view.offset, view.bits, tl.where(known, drafted, 0), known)
+    logit = logits_at(view.rows, view.offset, view.number, tl.where(known, drafted, 0), known)
     before = tl.full([], 0, tl.int32)
     count = (view.rows.vocab + BLOCK - 1) // BLOCK
     for start in range(0, count, SPAN):
@@ -114,7 +114,7 @@ def rank_of(view, drafted, most):
         while going > 0:
             block, chosen, maxima = next_blocks(maxima, logit, start)
             v, there = ids_of_blocks(block, chosen, view.rows.vocab)
-            x = logits_at(view.rows, view.offset, view.bits, v, there)
+            x = logits_at(view.rows, view.offset, view.number, v, there)
             ahead = there & ((x > logit) | ((x == logit) & (v < drafted)))
             before += tl.sum(tl.sum(ahead.to(tl.int32), axis=1), axis=0)
             going = tl.where((tl.max(chosen.to(tl.int32), axis=0) > 0) & (before < most), 1, 0)
@@ -194,7 +194,7 @@ def _settle_planned(
     offset = planned(plan, row, P_OFFSET)
     is_target = row % (NT + ND) < NT
     if is_target & (offset >= 0):
-        view = view_of(digest, digest.blocks, target, row, offset, planned(plan, row, P_BITS), TILE)
+        view = view_of(digest, digest.blocks, target, row, offset, planned(plan, row, P_NUMBER), TILE)
         fresh = _settle(digest, view, work, row, sampling, b, MASS, ENTROPY, RAW, FILTERS, AGAIN, TILE)
         if PURPOSE >= 0:
             inv_t, _, _, _, _, _, greedy, _ = sampling_of(sampling, b, target.vocab)
@@ -208,7 +208,7 @@ def _settle_planned(
     if DRAFT:
         if (is_target == 0) & (offset >= 0):
             rows = of_width(draft, draft_vocab)
-            view = view_of(digest, digest.draft_blocks, rows, row, offset, offset, TILE)
+            view = view_of(digest, digest.draft_blocks, rows, row, offset, -1 - planned(plan, row, P_NUMBER), TILE)
             _settle(digest, view, draft_work, row, draft_sampling, b, True, False, False, DRAFT_FILTERS, AGAIN, TILE)
 
 

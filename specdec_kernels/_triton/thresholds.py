@@ -23,7 +23,7 @@ MOST_BLOCKS = tl.constexpr(512)  # most blocks whose maxima have to reach a boun
 
 
 class Work(NamedTuple):
-    """Scratch of the filters; logits in their own dtype."""
+    """Scratch of the filters; logits in their dtype."""
 
     listed: Any  # [rows, capacity]
     capacity: Any
@@ -83,7 +83,7 @@ def _collect(view, low, listed, most):
             going = tl.max(chosen.to(tl.int32), axis=0)
             if going > 0:
                 v, there = ids_of_blocks(block, chosen, view.rows.vocab)
-                x = tl.reshape(logits_at(view.rows, view.offset, view.bits, v, there), (SIZE,))
+                x = tl.reshape(logits_at(view.rows, view.offset, view.number, v, there), (SIZE,))
                 on = (x >= low) & (x > float("-inf"))
                 place = found + tl.cumsum(on.to(tl.int32), axis=0) - 1
                 tl.store(listed + place, x.to(listed.dtype.element_ty), mask=on & (place < most))
@@ -191,7 +191,7 @@ def _scan(view, low, maximum, inv_t):
     zsum = tl.full([], 0, tl.int64)
     for start in range(0, view.rows.vocab, SCAN):
         v = start + tl.arange(0, SCAN)
-        x = logits_at(view.rows, view.offset, view.bits, v, v < view.rows.vocab)
+        x = logits_at(view.rows, view.offset, view.number, v, v < view.rows.vocab)
         on = (key_of(x) >= low.to(tl.int32)) & (x > float("-inf"))
         w = weights(x, maximum, inv_t)
         z = tl.where(on & (w > 0), (x - maximum) * inv_t, 0.0)

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from .._codes import TREE_RULES
-from .chains import bits_of, row_offset
+from .chains import number_of, row_offset
 from .codes import COIN_PURPOSE, NO_LOGPROBS, S_LAYOUT, S_SAMPLING, S_TARGET
 from .launch import entry
 from .laws import law_of, prob
@@ -79,12 +79,12 @@ def plan_nodes(call, b, slot, node, depth, children, NT, ND, ROWS: tl.constexpr)
     position = tl.load(call.noise.position + b) + depth
     first = b * 0
     offset = tl.where(there, row_offset(call.target, call.chain, first, b, node, 1), -1)
-    bits = bits_of(call.target, call.chain, first, b, node)
-    put_row(call.plan, row, offset, bits, position, position, inv_t + slot * 0.0, slot < NT)
+    number = number_of(call.chain, first, b, node)
+    put_row(call.plan, row, offset, number, position, position, inv_t + slot * 0.0, slot < NT)
     if ROWS:
         draft_inv_t, _, _, _, _, _, _, _ = sampling_of(call.draft_sampling, b, call.draft.vocab)
         offset = tl.where(there & has_row & (children > 0), row_offset(call.draft, call.chain, first, b, node, 0), -1)
-        put_row(call.plan, row + NT, offset, position * 0 - 1, position, position, draft_inv_t + slot * 0.0, slot < ND)
+        put_row(call.plan, row + NT, offset, -1 - number, position, position, draft_inv_t + slot * 0.0, slot < ND)
 
 
 @triton.jit

@@ -17,11 +17,11 @@ from .rows import logits_at
 
 
 class View(NamedTuple):
-    """One row: where it begins, its first mask word, the maxima of its blocks."""
+    """One row: where it begins, its number, the maxima of its blocks."""
 
     rows: Any
     offset: Any
-    bits: Any
+    number: Any
     blocks: Any
 
 
@@ -31,6 +31,7 @@ class Rest(NamedTuple):
     draft: Any
     columns: Any
     offset: Any
+    number: Any
     law: Any
     inv_t: Any
     a: Any
@@ -150,11 +151,11 @@ def _scores(
     """(scores, names, columns) of the ids of some blocks, [GROUPS * BLOCK]."""
     SIZE: tl.constexpr = GROUPS * BLOCK
     v, there = ids_of_blocks(block, chosen, view.rows.vocab)
-    x = logits_at(view.rows, view.offset, view.bits, v, there)
+    x = logits_at(view.rows, view.offset, view.number, v, there)
     competes = kept(x, law[3])
     logweight = (x - law[0]) * inv_t
     if rest is not None:
-        y = draft_logits_at(rest.draft, rest.columns, rest.offset, v, there)
+        y = draft_logits_at(rest.draft, rest.columns, rest.offset, rest.number, v, there)
         weight = rest.a * prob(x, law, inv_t) - rest.b * prob(y, rest.law, rest.inv_t)
         competes = weight >= TINY
         logweight = log(tl.where(competes, weight, 1.0))

@@ -10,9 +10,9 @@ import triton
 import triton.language as tl
 
 from .._codes import CHAIN_RULES
-from .chains import bits_of, chain_of, column_of, row_offset
+from .chains import chain_of, number_of, row_offset
 from .codes import NO_LOGPROBS, PROCESSED_LOGPROBS, S_DRAFT, S_ID, S_LAYOUT, S_SAMPLING, S_TARGET, S_ZERO
-from .laws import kept, law_of, prob
+from .laws import draft_logits_at, kept, law_of, prob
 from .noise import coins
 from .records import BAD, Q_ARG, Q_RANK, Q_STATE, Q_WINNER, R_ENTROPY, R_MASS, R_RAW, get_record_f, get_record_i
 from .rows import logits_at, sampling_of, size_of
@@ -72,9 +72,10 @@ def any_of(conditions):
 
 @triton.jit
 def target_logits_at(call, b, first, i, ids, mask):
-    """Masked logits of one id in each target row i; -inf where mask is off."""
-    offset, bits = row_offset(call.target, call.chain, first, b, i, 1), bits_of(call.target, call.chain, first, b, i)
-    return logits_at(call.target, offset, bits, tl.where(mask, ids, 0), mask)
+    """Logits as asked of one id in each target row i; -inf where mask is off."""
+    offset = row_offset(call.target, call.chain, first, b, i, 1)
+    number = number_of(call.chain, first, b, i)
+    return logits_at(call.target, offset, number, tl.where(mask, ids, 0), mask)
 
 
 @triton.jit
@@ -85,9 +86,9 @@ def draft_at(call, b, first, i, ids, tested, has_row, row, ROWS: tl.constexpr, S
     if ROWS or STATS:
         inv_t, _, _, _, _, _, _, _ = sampling_of(call.draft_sampling, b, call.draft.vocab)
         mask = tested & has_row
-        column = column_of(call.columns, tl.where(mask, ids, 0), mask, call.draft.vocab)
         at = row_offset(call.draft, call.chain, first, b, i, 0)
-        x = tl.load(call.draft.ptr + at + column, mask=column >= 0, other=float("-inf")).to(tl.float32)
+        number = number_of(call.chain, first, b, i)
+        x = draft_logits_at(call.draft, call.columns, at, number, tl.where(mask, ids, 0), mask)
         if ROWS:
             unreadable = mask & (get_record_i(call.ws, row, Q_STATE, mask) == BAD)
             law = law_of(call.ws, tl.where(mask, row, -1))

@@ -36,6 +36,12 @@ class Size(NamedTuple):
         """[batch, *shape]."""
         return torch.zeros(self.batch, *shape, dtype=dtype)
 
+    def edits(self, rows: int, given: bool = True) -> tuple[Tensor | None, ...]:
+        """(bits, start, values) of edited rows."""
+        words, count = -(-self.vocab // 64), self.batch * rows
+        bits, start = torch.zeros(1, words, dtype=torch.int64), torch.zeros(1, words + 1, dtype=torch.int32)
+        return (bits.expand(count, -1), start.expand(count, -1), torch.zeros(3, count, SMALL)) if given else (None,) * 3
+
     @property
     def longs(self) -> Tensor:
         """int64 [batch]."""
@@ -76,7 +82,9 @@ def _launcher(op: str) -> Any:
     return OPS[op]._triton_out
 
 
-def _chain(rule: str, dtype: torch.dtype, filters: bool = False, mask: bool = False, stats: bool = False) -> Case:
+def _chain(
+    rule: str, dtype: torch.dtype, filters: bool = False, mask: bool = False, stats: bool = False, edits: bool = False
+) -> Case:
     drafts, mode = rule in ("ratio", "block"), int(filters) + int(stats)
 
     def call(s: Size) -> None:
@@ -84,67 +92,95 @@ def _chain(rule: str, dtype: torch.dtype, filters: bool = False, mask: bool = Fa
         _launcher("verify_chain")(
             s.zeros(DRAFT), s.logits(dtype, DRAFT + 1), s.logits(dtype, DRAFT) if drafts else None, made, made, None,
             DRAFT, s.numbers, *given, s.numbers, *given, s.longs, s.longs, s.longs, RULES.index(rule), 0.0, False,
-            None, s.bits(DRAFT + 1) if mask else None, 0.3, 0.3, 3, 1, 1, mode, s.zeros(DRAFT + 1), s.ints, s.ints,
+            None, s.bits(DRAFT + 1) if mask else None, *s.edits(DRAFT + 1, edits),
+            *s.edits(DRAFT + 1, edits and drafts), 0.3, 0.3, 3, 1, 1, mode, s.zeros(DRAFT + 1), s.ints, s.ints,
             s.zeros(DRAFT + 1, dtype=FP32),
         )  # fmt: skip
 
     words = [rule, "bf16" if dtype == BF16 else "fp32"]
-    words += [word for word, on in (("mask", mask), ("stats", stats), ("filters", filters)) if on]
+    flags = (("mask", mask), ("edits", edits), ("stats", stats), ("filters", filters))
+    words += [word for word, on in flags if on]
     return Case("verify_chain", " ".join(words), call, 2 * DRAFT + 1 if drafts and not stats else DRAFT + 1, filters)
 
 
-def _sample(dtype: torch.dtype, filters: bool, count: int = 1, mapped: bool = False, mode: int = 1) -> Case:
+def _sample(
+    dtype: torch.dtype, filters: bool, count: int = 1, mapped: bool = False, mode: int = 1, edits: bool = False
+) -> Case:
     def call(s: Size) -> None:
         token_map = torch.zeros(s.vocab, dtype=torch.int32) if mapped else None
         _launcher("sample")(
             s.logits(dtype), s.numbers, *s.filters(filters), s.longs, s.longs, s.longs, 3, count, s.longs, None,
-            token_map, s.bits(1) if mapped else None, mode, s.zeros(count), s.zeros(count, dtype=FP32), s.numbers,
-            s.numbers, s.ints,
+            token_map, s.bits(1) if mapped else None, *s.edits(1, edits), mode, s.zeros(count),
+            s.zeros(count, dtype=FP32), s.numbers, s.numbers, s.ints,
         )  # fmt: skip
 
-    words = ["bf16" if dtype == BF16 else "fp32", "mask map 8 raw" if mapped else "", "filters" if filters else ""]
+    words = ["bf16" if dtype == BF16 else "fp32", "mask map 8 raw" * mapped, "edits" * edits, "filters" * filters]
     return Case("sample", " ".join(filter(None, words)), call, 1, filters)
 
 
-def _acceptance_ratios(filters: bool) -> Case:
+def _acceptance_ratios(filters: bool, edits: bool = False) -> Case:
     def call(s: Size) -> None:
         given = s.filters(filters)
         _launcher("acceptance_ratios")(
             s.zeros(DRAFT), s.logits(BF16, DRAFT + 1), s.logits(BF16, DRAFT), None, DRAFT, s.numbers, *given,
-            s.numbers, *given, None, None, s.zeros(DRAFT, dtype=FP32), s.zeros(DRAFT, dtype=FP32), s.ints,
+            s.numbers, *given, None, None, *s.edits(DRAFT + 1, edits), *s.edits(DRAFT + 1, edits),
+            s.zeros(DRAFT, dtype=FP32), s.zeros(DRAFT, dtype=FP32), s.ints,
         )  # fmt: skip
 
-    return Case("acceptance_ratios", "bf16 filters" if filters else "bf16", call, 2 * DRAFT, filters)
+    return Case("acceptance_ratios", "bf16" + " edits" * edits + " filters" * filters, call, 2 * DRAFT, filters)
 
 
-def _residual(op: str, filters: bool, mapped: bool = False) -> Case:
+def _residual(op: str, filters: bool, mapped: bool = False, edits: bool = False) -> Case:
     def call(s: Size) -> None:
         given, token_map = s.filters(filters), torch.zeros(s.vocab, dtype=torch.int32) if mapped else None
         common = (
             s.logits(BF16), s.logits(BF16), s.numbers, s.numbers, s.numbers, *given, s.numbers, *given, token_map,
-            None, s.longs,
+            None, *s.edits(1, edits), *s.edits(1, edits), s.longs,
         )  # fmt: skip
         if op == "residual_probs":
             _launcher(op)(*common, torch.empty(s.batch, s.vocab), s.numbers, s.ints)
         else:
             _launcher(op)(*common, s.longs, s.longs, s.longs, 2, s.longs, s.numbers, s.ints)
 
-    return Case(op, "bf16" + " filters" * filters + " map" * mapped, call, 2, filters)
+    return Case(op, "bf16" + " edits" * edits + " filters" * filters + " map" * mapped, call, 2, filters)
 
 
-def _tree(rule: str, nodes: int = SMALL, dtype: torch.dtype = BF16, filters: bool = False) -> Case:
+def _tree(rule: str, nodes: int = SMALL, dtype: torch.dtype = BF16, filters: bool = False, edits: bool = False) -> Case:
     drafts = rule in ("recursive", "greedy_multi_draft", "traversal")
 
     def call(s: Size) -> None:
         ids, path, given = s.zeros(nodes), s.zeros(2), s.filters(filters)
         _launcher("verify_tree")(
             ids, ids.int(), s.logits(dtype, nodes), s.logits(dtype, nodes) if drafts else None, 1, s.numbers, *given,
-            s.numbers, *given, s.longs, s.longs, s.longs, TREE_RULES.index(rule), False, None, None, 0.3, 0.3,
-            int(filters), path, path, s.ints, s.ints, s.zeros(2, dtype=FP32),
+            s.numbers, *given, s.longs, s.longs, s.longs, TREE_RULES.index(rule), False, None, None,
+            *s.edits(nodes, edits), *s.edits(nodes, edits and drafts), 0.3, 0.3, int(filters), path, path, s.ints,
+            s.ints, s.zeros(2, dtype=FP32),
         )  # fmt: skip
 
-    words = [rule, "bf16" if dtype == BF16 else "fp32"] + ["1024"] * (nodes == NODES) + ["filters"] * filters
+    words = [rule, "bf16" if dtype == BF16 else "fp32"] + ["1024"] * (nodes == NODES)
+    words += ["edits"] * edits + ["filters"] * filters
     return Case("verify_tree", " ".join(words), call)
+
+
+def _edit_rows(what: str) -> Case:
+    def call(s: Size) -> None:
+        s = s._replace(vocab=VOCABULARIES[1])
+        lists, numbers = s.zeros(4, dtype=torch.int32), s.zeros(4, dtype=FP32)
+        tables, words = s.zeros(NODES, dtype=torch.int32), s.zeros(4, 3, dtype=torch.int32)
+        ids = {"flat": s.longs.repeat(DRAFT), "tree": s.zeros(DRAFT + 1)}.get(what, s.zeros(DRAFT))
+        parents = s.zeros(DRAFT + 1, dtype=torch.int32) if what == "tree" else None
+        cu = torch.zeros(s.batch + 1, dtype=torch.int32) if what == "flat" else None
+        _launcher("edit_rows")(
+            s.batch, s.vocab, ids, parents, cu, DRAFT, False, lists, numbers, s.numbers, s.numbers, s.numbers, tables,
+            tables, s.ints, lists, s.ints, words, lists, None, 0, *s.edits(DRAFT + 1),
+        )  # fmt: skip
+
+    return Case("edit_rows", what, call)
+
+
+def _count_tokens(s: Size) -> None:
+    tables = s.zeros(NODES, dtype=torch.int32)
+    _launcher("count_tokens")(tables, tables, s.zeros(DRAFT + 1), s.ints, 2, s.ints)
 
 
 def _cache(op: str, what: str, paged: bool, more: Callable[[Size], tuple[Any, ...]], *dims: int) -> Case:
@@ -233,6 +269,18 @@ ROW_CASES = sorted([
     *(_tree(rule, NODES if rule == "target_only" else SMALL) for rule in TREE_RULES),
     _tree("greedy", NODES, FP32),
     _tree("traversal", SMALL, FP32),
+    _chain("ratio", BF16, edits=True),
+    _chain("block", BF16, filters=True, edits=True),
+    _chain("match", BF16, filters=True, mask=True, edits=True),
+    _chain("typical", FP32, filters=True, edits=True),
+    _chain("ratio", BF16, stats=True, edits=True),
+    _sample(BF16, False, edits=True),
+    _sample(BF16, True, mode=2, edits=True),
+    _acceptance_ratios(False, True),
+    _residual("residual_sample", True, edits=True),
+    _tree("recursive", edits=True),
+    _tree("recursive", filters=True, edits=True),
+    _tree("typical", edits=True),
     _tree("match", filters=True),
     _tree("recursive", filters=True),
 ], key=lambda case: "filters" in case.name)  # fmt: skip
@@ -243,6 +291,8 @@ OTHER_CASES = [
     _cache("select_state", "", False, lambda s: (s.ints, s.ints)),
     _cache("rollback", "paged zero", True, lambda s: (s.longs, s.ints, 64, s.longs, s.ints.repeat(4), s.ints, s.ints)),
     _cache("rollback", "dense zero", False, lambda s: (s.longs, s.ints, 64, s.longs, s.ints, s.ints, s.ints)),
+    *(_edit_rows(layout) for layout in ("dense", "flat", "tree")),
+    Case("count_tokens", "", _count_tokens),
     Case("gather_nodes", "", _gather_nodes),
     *(Case("tree_layout", str(nodes), _tree_layout(nodes)) for nodes in (SMALL, NODES)),
     *(Case("select_tree", str(nodes), _select_tree(nodes)) for nodes in (SMALL, NODES)),

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from ..._triton import launch as host
 from ..._triton import scratch
-from ..._triton.chains import Chain, chain_of, column_of, row_offset
+from ..._triton.chains import Chain, chain_of, number_of, row_offset
 from ..._triton.codes import S_DRAFT, S_ID, S_LAYOUT, S_SAMPLING, S_TARGET, S_ZERO
-from ..._triton.laws import law_of, prob
+from ..._triton.laws import draft_logits_at, law_of, prob
 from ..._triton.look import digest_rows, look, plan_chain
 from ..._triton.pairs import Pairs, add_tiles, draft_probs, target_probs
 from ..._triton.records import BAD, Q_ARG, Q_STATE, get_record_i
@@ -49,9 +49,9 @@ def _decide_kernel(pairs, sums, ratio, overlap, status, NT, ND, ROWS: tl.constex
         code = tl.where(any_of(bad_draft), code | S_DRAFT, code)
         good = good & (bad_draft == 0)
         paired = good & has_row
-        column = column_of(pairs.columns, tl.where(paired, ids, 0), paired, pairs.draft.vocab)
         at = row_offset(pairs.draft, pairs.chain, first, b, i, 0)
-        y = tl.load(pairs.draft.ptr + at + column, mask=column >= 0, other=float("-inf")).to(tl.float32)
+        number = number_of(pairs.chain, first, b, i)
+        y = draft_logits_at(pairs.draft, pairs.columns, at, number, tl.where(paired, ids, 0), paired)
         q = tl.where(paired, prob(y, law_of(pairs.ws, tl.where(paired, row + NT, -1)), draft_inv_t), q)
     code = tl.where(any_of(good & (q == 0)), code | S_ZERO, code)
     code = tl.where(bad_id & (lost == 0), code | S_ID, code)
@@ -98,15 +98,15 @@ def acceptance_ratios_out(
 ) -> None:  # fmt: skip
     """Write the results of `reference.acceptance_ratios`."""
     batch = status.shape[0]
-    draft_ids, target_logits, draft_logits, cu_draft, max_draft, sampling, draft_sampling, token_map, allowed = given
+    draft_ids, target_logits, draft_logits, cu_draft, max_draft, sampling, draft_sampling, token_map = given[:8]
     flat, vocab = cu_draft is not None, target_logits.shape[-1]
     has_rows = draft_logits is not None and draft_logits.numel() > 0
     draft = draft_logits if has_rows and draft_logits is not None else target_logits
     nt, nd, kp = max_draft, max_draft if has_rows else 0, host.power(max(max_draft, 16))
     whole = scratch.sampling_of(sampling, status.device)
     chain = Chain(draft_ids, cu_draft, host.size(draft_ids.shape[0] if flat else 0), host.size(max_draft), whole)
-    target_rows = scratch.rows_of(target_logits, flat=flat, allowed=allowed)
-    draft_rows = scratch.rows_of(draft, flat=flat)
+    target_rows = scratch.rows_of(target_logits, flat=flat, allowed=given.allowed, edits=given.edits)
+    draft_rows = scratch.rows_of(draft, flat=flat, edits=given.draft_edits if has_rows else None, cu_draft=cu_draft)
     on = look(batch, target_rows, draft_rows if has_rows else None, sampling, draft_sampling, nt, nd)
     plan_chain(on, batch, chain, None, more_target=0, more_draft=0, skips_greedy=False)
     digest_rows(on, None)
@@ -117,5 +117,6 @@ def acceptance_ratios_out(
     sums = None
     if has_rows:
         sums = torch.empty(batch * nt * on.digest.tiles, dtype=torch.float32, device=status.device)
-        host.launch(_overlap_kernel, sums.numel(), pairs, sums, nt, nd, TILE=host.TILE, KP=kp)
+        edited = scratch.options_of(target_rows, draft_rows)
+        host.launch(_overlap_kernel, sums.numel(), pairs, sums, nt, nd, TILE=host.TILE, KP=kp, **edited)
     host.launch(_decide_kernel, batch, pairs, sums, ratio, overlap, status, nt, nd, ROWS=has_rows, KP=kp, num_warps=1)

@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..._triton import launch as host
+from ..._triton import scratch
 from ..._triton.codes import S_EMPTY
 from ..._triton.residual import mass_of, pairs_of, residual_case, residual_tile
 from ..._triton.visit import TINY
@@ -40,5 +41,5 @@ def residual_probs_out(
     batch = mass.shape[0]
     host.launch(
         _write_kernel, batch * pairs.ws.tiles, pairs, scaled, sums, batch, mass, status, probs,
-        ROWS=given.draft_logits is not None, TILE=host.TILE,
+        ROWS=given.draft_logits is not None, TILE=host.TILE, **scratch.options_of(pairs.target, pairs.draft),
     )  # fmt: skip

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..._triton import launch as host
 from ..._triton import scratch
-from ..._triton.chains import row_offset
+from ..._triton.chains import number_of, row_offset
 from ..._triton.codes import S_EMPTY
 from ..._triton.emit import target_view
 from ..._triton.laws import kept, law_of, prob
@@ -25,7 +25,7 @@ from ..._types import ResidualArguments, RngKey
 @triton.jit
 def _score_of(pairs, scaled, noise, b, x, view, law, inv_t, PURPOSE: tl.constexpr):
     """Score of the id of a point mass: l / T + log((a p - b) / (a p)), relative to the maximum."""
-    logit = logits_at(view.rows, view.offset, view.bits, x, x >= 0)
+    logit = logits_at(view.rows, view.offset, view.number, x, x >= 0)
     whole = tl.load(scaled.a + b) * prob(logit, law, inv_t)
     weight = whole - tl.load(scaled.b + b)
     share = tl.maximum(tl.div_rn(weight, tl.maximum(whole, TINY)), TINY)
@@ -61,8 +61,9 @@ def _draw_kernel(
             if is_row & subtracts:
                 draft_inv_t, _, _, _, _, _, _, _ = sampling_of(pairs.draft_sampling, b, pairs.draft.vocab)
                 offset = row_offset(pairs.draft, pairs.chain, b * 0, b, b * 0, 0)
+                number = number_of(pairs.chain, b * 0, b, b * 0)
                 rest = Rest(
-                    pairs.draft, pairs.columns, offset, law_of(pairs.ws, row + 1), draft_inv_t,
+                    pairs.draft, pairs.columns, offset, number, law_of(pairs.ws, row + 1), draft_inv_t,
                     tl.load(scaled.a + b), tl.load(scaled.b + b),
                 )  # fmt: skip
                 best, token = draw(view, law, inv_t, noise, b, position, rest, None, 0, PURPOSE)
@@ -90,4 +91,5 @@ def residual_sample_out(
     host.launch_alone(
         _draw_kernel, batch, pairs, scaled, sums, batch, noise, token_ids, mass, status,
         PURPOSE=purpose, ROWS=given.draft_logits is not None, TILE=host.TILE,
+        **scratch.options_of(pairs.target, pairs.draft),
     )  # fmt: skip

@@ -15,7 +15,7 @@ from ..._triton.chains import Chain
 from ..._triton.codes import RAW_LOGPROBS, S_SAMPLING, S_TARGET
 from ..._triton.laws import law_of
 from ..._triton.look import digest_rows, look, plan_chain
-from ..._triton.plan import P_BITS, P_OFFSET, P_POSITION, planned
+from ..._triton.plan import P_NUMBER, P_OFFSET, P_POSITION, planned
 from ..._triton.race import pop
 from ..._triton.records import BAD, Q_ARG, Q_STATE, R_MASS, R_RAW, get_record_f, get_record_i
 from ..._triton.rows import is_active, logits_at, sampling_of
@@ -50,7 +50,7 @@ def _draw_kernel(
     active = is_active(sampling, b)
     bad = (active == 0) | (get_record_i(digest, b, Q_STATE, b >= 0) == BAD)  # an inactive row has no record
     law = law_of(digest, b)
-    view = view_of(digest, digest.blocks, target, b, planned(plan, b, P_OFFSET), planned(plan, b, P_BITS), TILE)
+    view = view_of(digest, digest.blocks, target, b, planned(plan, b, P_OFFSET), planned(plan, b, P_NUMBER), TILE)
     exclude = None
     if out.exclude is not None:
         exclude = out.exclude + b * out.excluded
@@ -86,7 +86,7 @@ def _draw_kernel(
             value -= get_record_f(digest, b, R_RAW, b >= 0)
         else:
             value = tl.where(
-                greedy, 0.0, (logits_at(target, view.offset, view.bits, column, drawn) - law[0]) * inv_t - log_mass
+                greedy, 0.0, (logits_at(target, view.offset, view.number, column, drawn) - law[0]) * inv_t - log_mass
             )
         tl.store(out.logprobs + b * n + j, tl.where(drawn, value, 0.0))
 
@@ -98,7 +98,7 @@ def sample_out(
     """Write the results of `reference.sample`."""
     logits, sampling, exclude_ids, token_map = given.logits, given.sampling, given.exclude_ids, given.token_map
     batch, vocab = logits.shape
-    rows = scratch.rows_of(logits.unsqueeze(1), allowed=given.allowed)
+    rows = scratch.rows_of(logits.unsqueeze(1), allowed=given.allowed, edits=given.edits)
     noise = scratch.noise_of(given.rng, given.lane)
     on = look(batch, rows, None, sampling, sampling, 1, 0)
     plan_chain(
@@ -123,4 +123,5 @@ def sample_out(
     host.launch_alone(
         _draw_kernel, batch, on.digest, on.plan, rows, on.sampling, noise, out, given.num_samples,
         PURPOSE=given.purpose, NP=host.power(given.num_samples), LOGPROBS=given.logprobs_mode, TILE=host.TILE,
+        **scratch.options_of(rows),
     )  # fmt: skip

@@ -11,14 +11,15 @@ from torch import Tensor
 
 from ..._triton import launch as host
 from ..._triton import scratch
-from ..._triton.chains import Chain, chain_of, row_offset
+from ..._triton.chains import Chain, chain_of, number_of, row_offset
 from ..._triton.codes import PROCESSED_LOGPROBS, RAW_LOGPROBS, RESIDUAL_PURPOSE, S_DRAFT, TARGET_PURPOSE
 from ..._triton.digest import larger, largest
 from ..._triton.emit import draw_next
 from ..._triton.laws import law_of
 from ..._triton.look import digest_rows, look, plan_chain
 from ..._triton.pairs import add_tiles, draft_probs, target_probs
-from ..._triton.rows import load_logits, sampling_of, size_of
+from ..._triton.rows import as_asked, load_logits, sampling_of, size_of
+from ..._triton.thresholds import SCAN
 from ..._triton.visit import Rest
 from ..._triton.walk import (
     BLOCK,
@@ -86,11 +87,13 @@ def _masses(call, sums, b, KP: tl.constexpr):
 
 
 @triton.jit
-def _is_unusable(rows, offset, TILE: tl.constexpr):
+def _is_unusable(rows, offset, number, TILE: tl.constexpr):
     """Whether a row holds NaN or has no finite maximum; read by one program."""
     top = tl.full([], float("-inf"), tl.float32)
-    for start in range(0, rows.vocab, TILE):
-        top = larger(top, largest(load_logits(rows, offset, start, TILE), 0))
+    STEP: tl.constexpr = TILE if rows.changes is None else SCAN  # more would spill
+    for start in range(0, rows.vocab, STEP):
+        x = as_asked(load_logits(rows, offset, start, STEP), rows, number, start, STEP)
+        top = larger(top, largest(x, 0))
     return (tl.abs(top) < float("inf")) == 0
 
 
@@ -105,16 +108,18 @@ def _draw(
     inv_t, _, _, _, _, _, _, _ = sampling_of(call.sampling, b, call.target.vocab)
     rest, is_late = None, b < 0
     if ROWS or STATS:
-        row, offset = tl.where(how == RESIDUAL, accepted, 0), tl.full([], 0, tl.int64)
+        row = tl.where(how == RESIDUAL, accepted, 0)
+        offset, number = tl.full([], 0, tl.int64), tl.full([], 0, tl.int64)
         law = (0.0, 0.0, 1.0, 0.0)
         if how == RESIDUAL:
             law = _draft_law(call, b, row, first, NT, NR, STATS)
             offset = row_offset(call.draft, call.chain, first, b, row, 0)
+            number = number_of(call.chain, first, b, row)
             if STATS and not ROWS:  # a row that is first read here
-                is_late = _is_unusable(call.draft, offset, TILE)
+                is_late = _is_unusable(call.draft, offset, number, TILE)
                 status |= tl.where(is_late, S_DRAFT, 0)
         draft_inv_t, _, _, _, _, _, _, _ = sampling_of(call.draft_sampling, b, call.draft.vocab)
-        rest = Rest(call.draft, call.columns, offset, law, draft_inv_t, scale, 1.0)
+        rest = Rest(call.draft, call.columns, offset, number, law, draft_inv_t, scale, 1.0)
     rejected = call.chain.ids + first + accepted
     return draw_next(
         call, b, b * NR + accepted, how, status, token, inv_t, rest, is_late, rejected, 1, None, ROWS or STATS, TILE, 1
@@ -184,8 +189,8 @@ def verify_chain_out(
     whole = scratch.sampling_of(given.sampling, device)
     noise = scratch.noise_of(given.rng)
     chain = Chain(draft_ids, cu_draft, host.size(draft_ids.shape[0] if flat else 0), host.size(max_draft), whole)
-    target_rows = scratch.rows_of(target_logits, flat=flat, allowed=given.allowed)
-    draft_rows = scratch.rows_of(draft, flat=flat)
+    target_rows = scratch.rows_of(target_logits, flat=flat, allowed=given.allowed, edits=given.edits)
+    draft_rows = scratch.rows_of(draft, flat=flat, edits=given.draft_edits if has_draft else None, cu_draft=cu_draft)
     on = look(batch, target_rows, draft_rows if has_rows else None, sampling, draft_sampling, nt, nd)
     plan_chain(on, batch, chain, noise, more_target=1, more_draft=0, skips_greedy=True)
     races = {MATCH.value: TARGET_PURPOSE.value, TYPICAL.value: RESIDUAL_PURPOSE.value}
@@ -209,15 +214,18 @@ def verify_chain_out(
         token_ids, num_accepted, status, logprobs if logprobs_mode else None,
     )  # fmt: skip
     flags: dict[str, Any] = {"ROWS": has_rows, "STATS": has_stats, "KP": kp}
+    edited = scratch.options_of(target_rows, draft_rows)
     sums = None
     if is_block:
         host.launch(_block_kernel, batch, call, nt, nd, num_warps=1, **flags)
         sums = torch.empty(batch * max(max_draft - 1, 0) * on.digest.tiles, dtype=torch.float32, device=device)
         if has_draft and max_draft > 1:
-            host.launch(_mass_kernel, sums.numel(), call, sums, nt, nd, STATS=has_stats, TILE=host.TILE, KP=kp)
-    threads = {} if rule <= BLOCK.value else {"num_warps": 1}
+            host.launch(
+                _mass_kernel, sums.numel(), call, sums, nt, nd, STATS=has_stats, TILE=host.TILE, KP=kp, **edited
+            )  # fmt: skip
+    threads = edited if rule <= BLOCK.value else {"num_warps": 1}
     if has_stats and given.allowed is not None:  # 128 registers a thread spill on sm_120; else 16 warps are faster
-        threads = {"num_warps": host.NUM_WARPS, "registers": 255}
+        threads = host.MANY_REGISTERS
     host.launch_alone(
         _decide_kernel, batch, call, sums, nt, nd, RULE=rule, FROM_TARGET=given.rejected_from_target,
         LOGPROBS=logprobs_mode, TILE=host.TILE, **threads, **flags,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..._triton import launch as host
 from ..._triton import scratch
-from ..._triton.chains import Chain, row_offset
+from ..._triton.chains import Chain, number_of, row_offset
 from ..._triton.codes import PROCESSED_LOGPROBS, RAW_LOGPROBS, RESIDUAL_PURPOSE, TARGET_PURPOSE
 from ..._triton.emit import draw_next
 from ..._triton.laws import law_of
@@ -71,9 +71,10 @@ def _draw(
         if ROWS:
             draft_inv_t, _, _, _, _, _, _, _ = sampling_of(call.draft_sampling, b, call.draft.vocab)
             offset = row_offset(call.draft, call.chain, b * 0, b, node, 0)
+            number = number_of(call.chain, b * 0, b, node)
             law = law_of(call.ws, tl.where(how == RESIDUAL, row + NT, -1))
             a, scale = tl.load(call.scale + b * 2), tl.load(call.scale + b * 2 + 1)
-            rest = Rest(call.draft, call.columns, offset, law, draft_inv_t, a, scale)
+            rest = Rest(call.draft, call.columns, offset, number, law, draft_inv_t, a, scale)
         at = b * size_of(call.nodes)
         token, status = draw_next(
             call, b, row, how, tl.load(task + W_STATUS), tl.full([], -1, tl.int32), inv_t, rest, b < 0,
@@ -155,7 +156,8 @@ def verify_tree_out(
     sampling, draft_sampling = given.sampling, given.draft_sampling
     if rule == GREEDY.value:  # reads no sampling parameter
         sampling = Sampling(active=sampling.active)
-    target_rows, draft_rows = scratch.rows_of(target_logits, allowed=given.allowed), scratch.rows_of(draft)
+    target_rows = scratch.rows_of(target_logits, allowed=given.allowed, edits=given.edits)
+    draft_rows = scratch.rows_of(draft, edits=given.draft_edits if has_rows else None)
     on = look(batch, target_rows, draft_rows if has_rows else None, sampling, draft_sampling, nt, nd)
     noise, marks = scratch.noise_of(given.rng), None
     if is_typical:
