@@ -59,6 +59,14 @@ struct Allowed {        // bit v % 32 of word v / 32 of a target row; not given:
 
 constexpr int kEditBlock = 64;  // ids of a word
 
+// A logit with its edit. A bias of -inf bans.
+SPECDEC_HD float edited_logit(float logit, float bias, float repetition, float minus) {
+  const float v = add_rn(logit, bias);
+  const float divided = div_rn(v, repetition), multiplied = mul_rn(v, repetition);
+  const float changed = sub_rn(v > 0 ? divided : multiplied, minus);
+  return bias == bits_float(0xff800000u) ? bias : changed;
+}
+
 // How the logits of rows change, by id (edit_rows); not given: not at all.
 struct RowEdits {
   const int64_t* bits;   // [rows, blocks]: bit v % 64 of word v / 64: id v is listed
@@ -69,12 +77,9 @@ struct RowEdits {
     if (!bits) return *this;
     return {bits + i * blocks, start + i * (blocks + 1), values + i * room, blocks, room, plane};
   }
-  // The logit of entry i of a row. A bias of -inf bans.
+  // The logit of entry i of a row.
   SPECDEC_HD float apply(float logit, int64_t i) const {
-    const float bias = values[i], repetition = values[plane + i], v = add_rn(logit, bias);
-    const float divided = div_rn(v, repetition), multiplied = mul_rn(v, repetition);
-    const float changed = sub_rn(v > 0 ? divided : multiplied, values[2 * plane + i]);
-    return bias == bits_float(0xff800000u) ? bias : changed;
+    return edited_logit(logit, values[i], values[plane + i], values[2 * plane + i]);
   }
 };
 

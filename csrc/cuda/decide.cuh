@@ -42,10 +42,13 @@ __device__ inline int64_t column_of(const Problem& p, int64_t id) {
   return p.token_map.load(column) == id ? column : -1;
 }
 
-// Log-probability of an id under the law that the mode names.
+// Log-probability of an id under the law that the mode names; the raw one knows no edits.
+template <bool kEdited = true>
 __device__ inline float token_logprob(const Problem& p, const RowStats& r, const Parameters& s,
-                                      float logit, int64_t id) {
-  if (p.logprobs_mode == LogprobsMode::kRaw) return logit - r.raw_maximum - logf(r.raw_mass);
+                                      const MaskedRow& row, int64_t id) {
+  const bool is_raw = p.logprobs_mode == LogprobsMode::kRaw;
+  const float logit = kEdited && is_raw ? row.logits.at(id) : row.at<kEdited>(id);
+  if (is_raw) return logit - r.raw_maximum - logf(r.raw_mass);
   if (s.greedy) return id == r.argmax ? 0.f : -INFINITY;
   if (!(logit >= r.threshold) || logit == -INFINITY) return -INFINITY;
   return (logit - r.maximum) * s.inv_t - logf(r.mass);
@@ -154,8 +157,7 @@ __device__ inline void write_logprob(const Problem& p, const Request& q, int64_t
                                      int64_t id) {
   float logprob = 0.f;
   if (id >= 0) {
-    const float logit = target_row(p, q.chain, b, i).at(id);
-    logprob = token_logprob(p, target_stats(p, b, i), q.target, logit, id);
+    logprob = token_logprob(p, target_stats(p, b, i), q.target, target_row(p, q.chain, b, i), id);
   }
   p.logprobs.store(b * (p.max_draft + 1) + i, logprob);
 }

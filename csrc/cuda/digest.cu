@@ -194,7 +194,7 @@ __device__ inline void find_share(const Problem& p, Share* shared) {
   if (threadIdx.x != 0) return;
   Share t;
   t.base = chunk * int64_t{C::kIds};
-  t.active = row.active && t.base < row.size && row.type() == kType;
+  t.active = row.active && t.base < row.size && row.values.logits.type() == kType;
   t.is_target = row.is_target;
   t.values = row.values;
   t.slot = slot;
@@ -301,6 +301,7 @@ void launch_type(const Problem& p, LogitType type, Stream stream) {
 }  // namespace
 
 void launch_digest(const Problem& p, Stream stream) {
+  if (p.edits || p.draft_edits) return launch_edited_digest(p, stream);
   launch_type(p, p.target.type(), stream);
   if (p.draft_rows > 0 && p.draft.type() != p.target.type()) {
     launch_type(p, p.draft.type(), stream);

@@ -70,7 +70,7 @@ __device__ inline Key draw_key(const Problem& p, const PairRows& r, const Race& 
                                int* seen) {
   const PairTask& t = r.task;
   const Law& law = t.target;
-  const LogitRow maxima = block_maxima_of(p, p.row_slot(b, t.slot), r.target.logits.type());
+  const LogitRow maxima = block_maxima_of(p, p.row_slot(b, t.slot), r.target.type());
   const float log_scale = t.kind == kPair ? fast_log(fmaxf(t.a, 0.f)) + fast_log(law.scale) : 0.f;
   const auto of_block = [&](int block, float most) {
     if (law.only >= 0) return law.only / kBlock == block ? 1e30f : -INFINITY;
@@ -119,7 +119,7 @@ __device__ inline Drawn draw(const Problem& p, int64_t b, const PairTask& task, 
     race = Race{};
     race.noise = pair_noise(p, b, task.place);
     race.size = p.vocab;
-    r = load_pair(p, b, task);
+    load_pair(p, b, task, &r);
   }
   int status = 0;
   Key key = 0;

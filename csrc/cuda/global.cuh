@@ -46,6 +46,25 @@ class Global {
   T* data_ = nullptr;
 };
 
+// Words that many threads change: each change is whole, and orders nothing but itself.
+__device__ __forceinline__ void set_bits(Global<int32_t> words, int64_t i, int bits) {
+  count_written(4);
+  atomicOr(words.data() + i, bits);
+}
+__device__ __forceinline__ void add_to(Global<int32_t> words, int64_t i, int amount) {
+  count_written(4);
+  atomicAdd(words.data() + i, amount);
+}
+__device__ __forceinline__ void store_whole(Global<float> values, int64_t i, float value) {
+  count_written(4);
+  atomicExch(values.data() + i, value);
+}
+// What stood there; `value` now does if that was `free`.
+__device__ __forceinline__ int claim(Global<int32_t> words, int64_t i, int free, int value) {
+  count_written(4);
+  return atomicCAS(words.data() + i, free, value);
+}
+
 template <class T>
 struct GlobalVector {  // [n], any stride; absent: `get` gives the other value
   Global<const T> data;

@@ -14,6 +14,12 @@ inline void set_vocabulary(Problem* p, const Vector<int32_t>& token_map, const A
   p->allowed_rows = rows;
 }
 
+// Edits of target and of draft rows, both numbered as the rows of the mask.
+inline void set_edits(Problem* p, const RowEdits& edits, const RowEdits& draft_edits) {
+  p->edits = EditTable(edits);
+  if (p->draft) p->draft_edits = EditTable(draft_edits);
+}
+
 // Scratch of one call, from torch's allocator.
 class Reserved {
  public:
@@ -27,6 +33,8 @@ class Reserved {
 void launch_columns(const Problem& p, Stream stream);
 // Maxima and masses of all rows (digest.cu).
 void launch_digest(const Problem& p, Stream stream);
+// The same in a call with edits (edited_digest.cu).
+void launch_edited_digest(const Problem& p, Stream stream);
 // What the digests say of each row: statistics, filters, races (settle.cu).
 void launch_settle(const Problem& p, Stream stream);
 
@@ -53,6 +61,7 @@ Problem chain_problem(Task task, const Params& v, const Logits& draft) {
   p.ids_stride = v.draft_ids.stride;
   p.cu_draft = GlobalVector(v.cu_draft);
   set_vocabulary(&p, v.token_map, v.allowed, v.max_draft + 1);
+  set_edits(&p, v.edits, v.draft_edits);
   return p;
 }
 

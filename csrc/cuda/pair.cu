@@ -30,20 +30,22 @@ __device__ inline void write_probs(const Problem& p, const PairRows& r, int64_t 
   }
 }
 
-template <Pass kPass>
-__global__ void __launch_bounds__(kThreads, 3) pair_kernel(const __grid_constant__ Problem p) {
+// Edits need more registers than three blocks have.
+template <Pass kPass, bool kEdited>
+__global__ void __launch_bounds__(kThreads, kEdited ? 2 : 3)
+    pair_kernel(const __grid_constant__ Problem p) {
   SPECDEC_SHARED(PairRows, r);
   const int tiles = tiles_of(p.vocab);
   const int64_t slot = blockIdx.x / tiles, b = slot / p.pairs;
   const int tile = static_cast<int>(blockIdx.x - slot * tiles);
   after_last_kernel();
-  if (threadIdx.x == 0) r = load_pair(p, b, p.work.tasks.load(slot));
+  if (threadIdx.x == 0) load_pair(p, b, p.work.tasks.load(slot), &r);
   __syncthreads();
   if (kPass != Pass::kProbs && r.task.kind == kNothing) return;
 
   const int64_t base = static_cast<int64_t>(tile) * kTile;
   float v[kPerThread], weight[kPerThread];
-  if (r.task.kind != kNothing) load_pair_tile(p, r, base, v, weight);
+  if (r.task.kind != kNothing) load_pair_tile<kEdited>(p, r, base, v, weight);
   float mass = 0.f;
   int any = 0;
 #pragma unroll
@@ -65,17 +67,25 @@ __global__ void __launch_bounds__(kThreads, 3) pair_kernel(const __grid_constant
   if (threadIdx.x == 0) p.work.pair_partials.store(slot * p.tiles + tile, {mass, any});
 }
 
+template <Pass kPass>
+void launch_pass(const Problem& p, Stream stream) {
+  const int64_t blocks = p.batch * p.pairs * tiles_of(p.vocab);
+  if (p.edits || p.draft_edits) {
+    return launch_phase(pair_kernel<kPass, true>, blocks, kThreads, stream, p);
+  }
+  launch_phase(pair_kernel<kPass, false>, blocks, kThreads, stream, p);
+}
+
 }  // namespace
 
 void launch_pairs(const Problem& p, Pass pass, Stream stream) {
-  const int64_t blocks = p.batch * p.pairs * tiles_of(p.vocab);
   switch (pass) {
     case Pass::kMass:
-      return launch_phase(pair_kernel<Pass::kMass>, blocks, kThreads, stream, p);
+      return launch_pass<Pass::kMass>(p, stream);
     case Pass::kOverlap:
-      return launch_phase(pair_kernel<Pass::kOverlap>, blocks, kThreads, stream, p);
+      return launch_pass<Pass::kOverlap>(p, stream);
     case Pass::kProbs:
-      return launch_phase(pair_kernel<Pass::kProbs>, blocks, kThreads, stream, p);
+      return launch_pass<Pass::kProbs>(p, stream);
   }
 }
 

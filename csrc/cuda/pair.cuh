@@ -6,12 +6,12 @@ namespace specdec {
 
 struct PairRows {
   PairTask task;
-  MaskedRow target;
-  LogitRow draft;
+  MaskedRow target, draft;
 
   // Draft logits of eight target ids.
+  template <bool kEdited = true>
   __device__ void load_draft8(const Problem& p, int64_t first, float* v) const {
-    if (!p.token_map) return draft.load8(first, p.draft_vocab, v);
+    if (!p.token_map) return draft.load_unmasked8<kEdited>(first, p.draft_vocab, v);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const int64_t column = first + j < p.vocab ? column_of(p, first + j) : -1;
@@ -29,14 +29,13 @@ __device__ __forceinline__ int64_t id_of(int64_t base, int j) {
   return first_of(base, j >> 3) + (j & 7);
 }
 
-__device__ inline PairRows load_pair(const Problem& p, int64_t b, const PairTask& task) {
-  PairRows r{};
-  r.task = task;
-  if (task.kind == kNothing) return r;
+// By one thread, field by field: together they are more than its registers.
+__device__ inline void load_pair(const Problem& p, int64_t b, const PairTask& task, PairRows* r) {
+  r->task = task;
+  if (task.kind == kNothing) return;
   const Chain chain = open_chain(p, b);
-  r.target = target_row(p, chain, b, task.row);
-  if (task.kind == kPair) r.draft = draft_row(p, chain, b, task.row);
-  return r;
+  r->target = target_row(p, chain, b, task.row);
+  if (task.kind == kPair) r->draft = draft_row(p, chain, b, task.row);
 }
 
 __device__ inline NoiseStream pair_noise(const Problem& p, int64_t b, int place) {
@@ -45,15 +44,17 @@ __device__ inline NoiseStream pair_noise(const Problem& p, int64_t b, int place)
 }
 
 // The target and draft logits of a tile.
+template <bool kEdited = true>
 __device__ inline void load_pair_tile(const Problem& p, const PairRows& r, int64_t base,
                                       float (&v)[kPerThread], float (&l)[kPerThread]) {
 #pragma unroll
   for (int j = 0; j < kPerThread; ++j) l[j] = -INFINITY;
 #pragma unroll
-  for (int run = 0; run < 2; ++run) r.target.load8(first_of(base, run), p.vocab, v + 8 * run);
+  for (int run = 0; run < 2; ++run)
+    r.target.load8<kEdited>(first_of(base, run), p.vocab, v + 8 * run);
   if (r.task.kind != kPair) return;
 #pragma unroll
-  for (int run = 0; run < 2; ++run) r.load_draft8(p, first_of(base, run), l + 8 * run);
+  for (int run = 0; run < 2; ++run) r.load_draft8<kEdited>(p, first_of(base, run), l + 8 * run);
 }
 
 __device__ inline float pair_q(const PairTask& t, float logit, int64_t id) {

@@ -77,6 +77,10 @@ inline float fast_exp2(float x) { return __builtin_exp2f(x); }
 
 inline float max_nan(float a, float b) { return a != a || a > b ? a : b; }
 
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
+inline int __ffsll(long long x) { return __builtin_ffsll(x); }
+
 inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t selector) {
   const uint64_t bytes = static_cast<uint64_t>(b) << 32 | a;
   uint32_t out = 0;

@@ -6,7 +6,7 @@
 #pragma once
 #include "../common/philox.h"
 #include "block.cuh"
-#include "global.cuh"
+#include "masked_row.cuh"
 
 namespace specdec {
 
@@ -208,9 +208,11 @@ struct Problem {
   int64_t num_exclude, exclude_row_stride, exclude_stride;
   GlobalVector<int32_t> token_map;
   Global<const int32_t> allowed;
-  int64_t allowed_row_stride, allowed_rows;  // rows a request when dense
-  GlobalVector<float> a, b;                  // residual ops
-  GlobalVector<int64_t> point_ids;           // residual ops
+  int64_t allowed_row_stride;
+  EditTable edits, draft_edits;
+  int64_t allowed_rows;             // rows a request when dense, of edits too
+  GlobalVector<float> a, b;         // residual ops
+  GlobalVector<int64_t> point_ids;  // residual ops
   float over_acceptance, typical_epsilon, typical_delta;
   bool rejected_from_target;
   int64_t top_m, max_distance, min_block;
@@ -252,7 +254,8 @@ __device__ inline int64_t draft_id(const Problem& p, const Chain& c, int64_t b, 
 }
 
 // Where the ids of a request of flat rows lie, and how many there are.
-__device__ inline void open_flat(const Problem& p, int64_t b, Chain* c) {
+template <class Params>
+__device__ inline void open_flat(const Params& p, int64_t b, Chain* c) {
   c->first = p.cu_draft.load(b);
   const int64_t last = p.cu_draft.load(b + 1);
   c->lost = c->first < 0 || c->first > p.total;
@@ -289,37 +292,32 @@ __device__ inline Chain load_chain(const Problem& p, int64_t b) {
   return c;
 }
 
-// A row of logits and the packed bits of what is allowed of it, if there are any.
-struct MaskedRow {
-  LogitRow logits;
-  Global<const int32_t> allowed;
-
-  // Bits of eight ids from `first` on, a multiple of 8.
-  __device__ __forceinline__ unsigned bits(int64_t first) const {
-    return allowed.as<const uint8_t>().load(first >> 3);
-  }
-  __device__ float at(int64_t id) const {
-    const bool is_allowed = !allowed || (allowed.load(id >> 5) >> (id & 31) & 1) != 0;
-    return is_allowed ? logits.at(id) : -INFINITY;
-  }
-  // The values from id `first` on, a multiple of 8; -inf past the end and where not allowed.
-  __device__ __forceinline__ void load8(int64_t first, int64_t size, float* v) const {
-    logits.load8(first, size, v);
-    if (!allowed || first >= size) return;
-    const unsigned kept = bits(first);
-#pragma unroll
-    for (int j = 0; j < 8; ++j) v[j] = (kept >> j & 1u) != 0 ? v[j] : -INFINITY;
-  }
-};
-
-__device__ inline MaskedRow target_row(const Problem& p, const Chain& c, int64_t b, int64_t i) {
-  const int64_t at = p.is_flat ? c.first + b + i : b * p.allowed_rows + i;  // among the mask's rows
-  return {p.is_flat ? p.target.row(0, at) : p.target.row(b, i),
-          p.allowed ? p.allowed + at * p.allowed_row_stride : p.allowed};
+// Number of a row among those of the mask and of the edits; a draft row has its target row's.
+__device__ inline int64_t row_number(const Problem& p, const Chain& c, int64_t b, int64_t i) {
+  return p.is_flat ? c.first + b + i : b * p.allowed_rows + i;
 }
 
-__device__ inline LogitRow draft_row(const Problem& p, const Chain& c, int64_t b, int64_t i) {
+// Rows without their edits.
+__device__ inline MaskedRow plain_target_row(const Problem& p, const Chain& c, int64_t b,
+                                             int64_t i) {
+  const int64_t at = row_number(p, c, b, i);
+  return {p.is_flat ? p.target.row(0, at) : p.target.row(b, i),
+          p.allowed ? p.allowed + at * p.allowed_row_stride : p.allowed,
+          {}};
+}
+
+__device__ inline LogitRow plain_draft_row(const Problem& p, const Chain& c, int64_t b, int64_t i) {
   return p.is_flat ? p.draft.row(0, c.first + i) : p.draft.row(b, i);
+}
+
+__device__ inline MaskedRow target_row(const Problem& p, const Chain& c, int64_t b, int64_t i) {
+  MaskedRow row = plain_target_row(p, c, b, i);
+  row.edits = p.edits.row(row_number(p, c, b, i));
+  return row;
+}
+
+__device__ inline MaskedRow draft_row(const Problem& p, const Chain& c, int64_t b, int64_t i) {
+  return {plain_draft_row(p, c, b, i), {}, p.draft_edits.row(row_number(p, c, b, i))};
 }
 
 // Whether a draft row has a law of its own: otherwise the draft is a point mass.

@@ -17,6 +17,7 @@ inline Problem residual_problem(const ResidualParams& r) {
   p.b = GlobalVector(r.b);
   p.point_ids = GlobalVector(r.draft_ids);
   set_vocabulary(&p, r.token_map, r.allowed, 1);
+  set_edits(&p, r.edits, r.draft_edits);
   p.target_rows = 1;
   p.draft_rows = p.draft ? 1 : 0;
   p.filters = p.sampling.filters() || (p.draft && p.draft_sampling.filters());

@@ -16,12 +16,16 @@ struct Row {
 
   __device__ int tiles() const { return tiles_of(size); }
   __device__ int64_t blocks() const { return (size + kBlock - 1) / kBlock; }
-  __device__ LogitType type() const { return values.logits.type(); }
+  __device__ LogitType type() const { return values.type(); }
   // The values from id `first` on, a multiple of 8; -inf past the end and where not allowed.
+  template <bool kEdited = true>
   __device__ __forceinline__ void load8(int64_t first, float* v) const {
-    values.load8(first, size, v);
+    values.load8<kEdited>(first, size, v);
   }
-  __device__ float at(int64_t id) const { return values.at(id); }
+  template <bool kEdited = true>
+  __device__ float at(int64_t id) const {
+    return values.at<kEdited>(id);
+  }
 };
 
 // The node of a tree whose row this is; whether it is read. Rows of a level are those of the nodes
@@ -40,7 +44,7 @@ __device__ inline bool find_tree_row(const Problem& p, Row* t) {
 }
 
 // Row `slot`; those of a request lie together, target rows first. A whole warp calls it, its first
-// lane gets the row.
+// lane gets the row, without its edits.
 __device__ inline Row make_row(const Problem& p, int64_t slot) {
   Row t{};
   t.slot = slot;
@@ -61,17 +65,23 @@ __device__ inline Row make_row(const Problem& p, int64_t slot) {
     t.active = t.index < t.chain.length + (t.is_target && has_bonus ? 1 : 0);
   }
   if (t.is_target) {
-    t.values = target_row(p, t.chain, t.b, t.index);
+    t.values = plain_target_row(p, t.chain, t.b, t.index);
   } else {
-    t.values.logits = draft_row(p, t.chain, t.b, t.index);
+    t.values.logits = plain_draft_row(p, t.chain, t.b, t.index);
   }
   return t;
 }
 
 // By one warp, for all that meet it behind.
+template <bool kEdited = true>
 __device__ inline void load_row(const Problem& p, int64_t slot, Row* shared) {
   const Row t = make_row(p, slot);
-  if (threadIdx.x % 32 == 0) *shared = t;
+  if (threadIdx.x % 32 != 0) return;
+  *shared = t;
+  if constexpr (kEdited) {
+    const int64_t number = row_number(p, t.chain, t.b, t.index);
+    shared->values.edits = t.is_target ? p.edits.row(number) : p.draft_edits.row(number);
+  }
 }
 
 // Largest logit of each block of a row.

@@ -25,6 +25,7 @@ void sample_out(const SampleParams& s, const Tensor& like) {
   p.exclude_row_stride = s.exclude_ids.row_stride;
   p.exclude_stride = s.exclude_ids.stride;
   set_vocabulary(&p, s.token_map, s.allowed, 1);
+  set_edits(&p, s.edits, RowEdits{});
   p.logprobs_mode = s.logprobs_mode;
   p.token_ids = GlobalIds(s.token_ids, true);
   p.logprobs = Global<float>(s.logprobs);

@@ -12,6 +12,7 @@ __device__ inline bool is_excluded(const Problem& p, int64_t b, int64_t column) 
   return false;
 }
 
+template <bool kEdited>
 __device__ inline void write_sample(const Problem& p, int64_t b, const Row& row, const RowStats& r,
                                     const Key* best) {
   const Parameters& s = row.parameters;
@@ -24,7 +25,7 @@ __device__ inline void write_sample(const Problem& p, int64_t b, const Row& row,
     const Key key = i == 0 ? r.key : best[i];
     int64_t column = r.bad || key == 0 ? -1 : key_id(key);
     if (!r.bad && s.greedy && i == 0 && !is_excluded(p, b, r.argmax)) column = r.argmax;
-    const float logprob = column < 0 ? 0.f : token_logprob(p, r, s, row.at(column), column);
+    const float logprob = column < 0 ? 0.f : token_logprob<kEdited>(p, r, s, row.values, column);
     p.token_ids.store(b * p.num_samples + i,
                       column >= 0 && p.token_map ? p.token_map.load(column) : column);
     p.logprobs.store(b * p.num_samples + i, logprob);

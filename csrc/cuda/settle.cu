@@ -75,6 +75,7 @@ __device__ inline int place_of(float number, const float (&v)[8]) {
 }
 
 // The first id of the maximum: in the first block of the tile that has it.
+template <bool kEdited>
 __device__ inline int find_argmax(const Problem& p, const Row& row, int tile, float maximum) {
   static_assert(kTileBlocks == 64 && kBlock == 64);
   const int lane = threadIdx.x % 32;
@@ -84,11 +85,12 @@ __device__ inline int find_argmax(const Problem& p, const Row& row, int tile, fl
   const int64_t block = tile * int64_t{kTileBlocks};
   if (lane < 8) block_maxima_of(p, row.slot, row.type()).load8(block + lane * 8, row.blocks(), v);
   const int64_t first = (block + place_of(maximum, v)) * kBlock;
-  if (lane < 8) row.load8(first + lane * 8, v);
+  if (lane < 8) row.load8<kEdited>(first + lane * 8, v);
   return static_cast<int>(first) + place_of(maximum, v);
 }
 
 // Statistics of a row before its filters; by one warp, for its first lane.
+template <bool kEdited>
 __device__ inline RowStats plain_stats(const Problem& p, const Row& row) {
   const Parameters& s = row.parameters;
   const RowSum sum = merge_tiles(p, row);
@@ -103,15 +105,16 @@ __device__ inline RowStats plain_stats(const Problem& p, const Row& row) {
   r.raw_mass = sum.raw.mass;
   r.bad = !is_finite(r.maximum);
   if ((s.greedy || is_argmax_rule(p)) && !r.bad) {
-    r.argmax = find_argmax(p, row, sum.tile, r.maximum);
+    r.argmax = find_argmax<kEdited>(p, row, sum.tile, r.maximum);
   }
   return r;
 }
 
 // Rule topm: whether fewer than m ids come before x. Each block above x has one.
+template <bool kEdited>
 __device__ inline bool is_among_largest(const Problem& p, const Row& row, int64_t x) {
   const LogitRow maxima = block_maxima_of(p, row.slot, row.type());
-  const float logit = row.at(x);
+  const float logit = row.at<kEdited>(x);
   int sure = 0;
   for (int64_t i = threadIdx.x; i < row.blocks(); i += kThreads) {
     sure += maxima.at(i) > logit ? 1 : 0;
@@ -123,7 +126,7 @@ __device__ inline bool is_among_largest(const Problem& p, const Row& row, int64_
     if (!(most > logit || (most == logit && i * kBlock < x))) continue;
     for (int j = 0; j < kBlock; j += 8) {
       float v[8];
-      row.load8(i * kBlock + j, v);
+      row.load8<kEdited>(i * kBlock + j, v);
 #pragma unroll
       for (int k = 0; k < 8; ++k) {
         before += v[k] > logit || (v[k] == logit && i * kBlock + j + k < x) ? 1 : 0;
@@ -151,9 +154,10 @@ __device__ __forceinline__ float log_weight(const Row& row, const RowStats& r, f
 }
 
 // Log-weights of eight ids; -inf where one is out.
+template <bool kEdited>
 __device__ inline void load_weights(const Problem& p, const Row& row, const RowStats& r,
                                     int64_t first, float (&w)[8]) {
-  row.load8(first, w);
+  row.load8<kEdited>(first, w);
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
     w[j] = log_weight(row, r, w[j]);
@@ -162,31 +166,34 @@ __device__ inline void load_weights(const Problem& p, const Row& row, const RowS
 }
 
 // best[0..num_samples) of a row. Out of line: it needs more registers than the race for one.
+template <bool kEdited>
 static __device__ SPECDEC_NOINLINE void race_for_samples(const Problem& p, const Row& row,
                                                          const RowStats& r, const Race& race,
                                                          Key* best) {
   race_for_best(
       race, static_cast<int>(row.blocks()), block_maxima_of(p, row.slot, row.type()), p.num_samples,
       best, [&](int /*block*/, float most) { return log_weight(row, r, most); },
-      [&](int64_t first, float (&w)[8]) { load_weights(p, row, r, first, w); });
+      [&](int64_t first, float (&w)[8]) { load_weights<kEdited>(p, row, r, first, w); });
 }
 
 // The winner of a row's race, and the next best where several samples are drawn.
+template <bool kEdited>
 __device__ inline Key race_row(const Problem& p, const Row& row, const RowStats& r, Key* best) {
   SPECDEC_SHARED(Race, race);
   if (threadIdx.x == 0) race = row_race(p, row);
   __syncthreads();
   if (p.task == Task::kSample && p.num_samples > 1) {
-    race_for_samples(p, row, r, race, best);
+    race_for_samples<kEdited>(p, row, r, race, best);
     return best[0];
   }
   return race_blocks(
       race, static_cast<int>(row.blocks()), block_maxima_of(p, row.slot, row.type()), 0,
       [&](int /*block*/, float most) { return log_weight(row, r, most); },
-      [&](int64_t first, float (&w)[8]) { load_weights(p, row, r, first, w); });
+      [&](int64_t first, float (&w)[8]) { load_weights<kEdited>(p, row, r, first, w); });
 }
 
 // A warp a row.
+template <bool kEdited>
 __global__ void __launch_bounds__(kThreads) stats_kernel(const __grid_constant__ Problem p) {
   using Rows = Row[kWarps];
   SPECDEC_SHARED(Rows, rows);
@@ -194,13 +201,14 @@ __global__ void __launch_bounds__(kThreads) stats_kernel(const __grid_constant__
   after_last_kernel();
   if (slot >= p.batch * p.rows()) return;
   Row& row = rows[threadIdx.x / 32];
-  load_row(p, slot, &row);
+  load_row<kEdited>(p, slot, &row);
   __syncwarp();
   if (!row.active) return;
-  const RowStats r = plain_stats(p, row);
+  const RowStats r = plain_stats<kEdited>(p, row);
   if (threadIdx.x % 32 == 0) p.work.rows.store(slot, r);
 }
 
+// kFilters: rows may have filters, or edits.
 template <bool kFilters>
 __global__ void __launch_bounds__(kThreads, kFilters ? 2 : 3)
     settle_kernel(const __grid_constant__ Problem p) {
@@ -212,10 +220,10 @@ __global__ void __launch_bounds__(kThreads, kFilters ? 2 : 3)
   after_last_kernel();
   if (threadIdx.x < kMaxSamples) best[threadIdx.x] = 0;
   if (threadIdx.x < 32) {
-    load_row(p, slot, &row);
+    load_row<kFilters>(p, slot, &row);
     __syncwarp();
     if (row.active) {
-      const RowStats mine = p.again ? p.work.rows.load(slot) : plain_stats(p, row);
+      const RowStats mine = p.again ? p.work.rows.load(slot) : plain_stats<kFilters>(p, row);
       if (threadIdx.x == 0) r = mine;
     }
   }
@@ -225,7 +233,8 @@ __global__ void __launch_bounds__(kThreads, kFilters ? 2 : 3)
   const Parameters& s = row.parameters;
   if (!r.bad && row.is_target && p.task == Task::kChain && p.rule == Rule::kTopM &&
       row.index < row.chain.length) {
-    const bool is_near = is_among_largest(p, row, draft_id(p, row.chain, row.b, row.index));
+    const bool is_near =
+        is_among_largest<kFilters>(p, row, draft_id(p, row.chain, row.b, row.index));
     if (threadIdx.x == 0) r.is_near = is_near;
   }
   if constexpr (kFilters) {
@@ -249,15 +258,16 @@ __global__ void __launch_bounds__(kThreads, kFilters ? 2 : 3)
     }
   }
   if (!r.bad && row.is_target && !s.greedy && races_rows(p)) {
-    const Key key = race_row(p, row, r, best);
+    const Key key = race_row<kFilters>(p, row, r, best);
     if (threadIdx.x == 0) r.key = key;
     __syncthreads();
   }
   if (threadIdx.x == 0) p.work.rows.store(row.slot, r);
-  if (p.task == Task::kSample) write_sample(p, row.b, row, r, best);
+  if (p.task == Task::kSample) write_sample<kFilters>(p, row.b, row, r, best);
 }
 
 // A block reads every p.parts-th tile of a row.
+template <bool kEdited>
 __global__ void __launch_bounds__(kThreads) gather_kernel(const __grid_constant__ Problem p) {
   SPECDEC_SHARED(Row, row);
   SPECDEC_SHARED(RowStats, r);
@@ -265,7 +275,7 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(const __grid_constant_
   const int64_t slot = blockIdx.x / p.parts;
   after_last_kernel();
   if (threadIdx.x < 32) {
-    load_row(p, slot, &row);
+    load_row<kEdited>(p, slot, &row);
     if (threadIdx.x == 0) {
       if (row.active) r = p.work.rows.load(slot);
       is_open = row.active && r.unknown != kSettled;
@@ -278,7 +288,7 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(const __grid_constant_
   for (int tile = static_cast<int>(blockIdx.x - slot * p.parts); tile < row.tiles();
        tile += p.parts) {
     const int64_t at = slot * p.tiles + tile;
-    const Gathered g = gather_tile(f, tile, {r.low, r.high}, scratch.list, kListed);
+    const Gathered g = gather_tile<kEdited>(f, tile, {r.low, r.high}, scratch.list, kListed);
     for (int i = threadIdx.x; i < g.listed && g.listed <= kListed; i += kThreads) {
       store_as(row.type(), p.work.lists, at * kListed + i, scratch.list[i]);
     }
@@ -312,13 +322,22 @@ void launch_settle(const Problem& problem, Stream stream) {
   Problem p = problem;
   const int64_t rows = p.batch * p.rows();
   p.again = false;
+  const bool is_edited = p.edits || p.draft_edits;
   if (!p.filters && !races_rows(p) && p.rule != Rule::kTopM) {
-    return launch_phase(stats_kernel, (rows + kWarps - 1) / kWarps, kThreads, stream, p);
+    const int64_t blocks = (rows + kWarps - 1) / kWarps;
+    if (is_edited) return launch_phase(stats_kernel<true>, blocks, kThreads, stream, p);
+    return launch_phase(stats_kernel<false>, blocks, kThreads, stream, p);
   }
-  if (!p.filters) return launch_phase(settle_kernel<false>, rows, kThreads, stream, p);
+  if (!p.filters && !is_edited)
+    return launch_phase(settle_kernel<false>, rows, kThreads, stream, p);
   p.parts = p.tiles < 8 ? p.tiles : 8;  // few: most rows are settled at once, and blocks find that
   launch_phase(settle_kernel<true>, rows, kThreads, stream, p);
-  launch_phase(gather_kernel, rows * p.parts, kThreads, stream, p);
+  if (!p.filters) return;
+  if (is_edited) {
+    launch_phase(gather_kernel<true>, rows * p.parts, kThreads, stream, p);
+  } else {
+    launch_phase(gather_kernel<false>, rows * p.parts, kThreads, stream, p);
+  }
   p.again = true;
   launch_phase(settle_kernel<true>, rows, kThreads, stream, p);
 }

@@ -10,7 +10,7 @@ namespace specdec {
 static __device__ SPECDEC_NOINLINE float residual_mass(const Problem& p, int64_t b,
                                                        const PairTask& task) {
   SPECDEC_SHARED(PairRows, r);
-  if (threadIdx.x == 0) r = load_pair(p, b, task);
+  if (threadIdx.x == 0) load_pair(p, b, task, &r);
   __syncthreads();
   float all = 0.f;
   for (int64_t base = 0; base < p.vocab; base += kTile) {

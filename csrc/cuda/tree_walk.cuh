@@ -40,7 +40,7 @@ __device__ inline float target_prob(const Problem& p, const Stand& s, int64_t b,
 __device__ inline float draft_prob(const Problem& p, const Stand& s, int64_t b, int id) {
   if (!s.has_draft_law) return 1.f;
   const int64_t column = column_of(p, id);
-  return column < 0 ? 0.f : s.draft.at(p.draft.row(b, s.node).at(column), column);
+  return column < 0 ? 0.f : s.draft.at(draft_row(p, Chain{}, b, s.node).at(column), column);
 }
 
 __device__ inline Stand load_stand(const Problem& p, const Request& q, int64_t b, int node,
@@ -128,7 +128,7 @@ __device__ inline void read_next(const Problem& p, int64_t b, WalkState s, int n
 __device__ inline float prob_log(const Problem& p, const Parameters& target, const Stand& s,
                                  int64_t b, int64_t id) {
   if (p.logprobs_mode == LogprobsMode::kNone) return 0.f;
-  return token_logprob(p, s.row, target, target_row(p, Chain{}, b, s.node).at(id), id);
+  return token_logprob(p, s.row, target, target_row(p, Chain{}, b, s.node), id);
 }
 
 // Writes the path to `stand`, `accepted` levels down, and the token that follows it.

@@ -38,8 +38,8 @@ Reserved::Reserved(Problem* problem, const Tensor& like) {
   const int64_t pairs = p.batch * p.pairs, gathered = p.filters ? tiles : 0;
   const int64_t nodes = p.batch * p.nodes;
   const bool maps = p.token_map && p.task != Task::kSample && p.draft;
-  const bool is_wide =
-      p.target.type() == LogitType::kFloat32 || (p.draft && p.draft.type() == LogitType::kFloat32);
+  const bool is_wide = p.target.type() == LogitType::kFloat32 || p.edits || p.draft_edits ||
+                       (p.draft && p.draft.type() == LogitType::kFloat32);
   p.maxima_bytes = int64_t{p.tiles} * kTileBlocks * (is_wide ? 4 : 2);
   Layout layout;
   const int64_t partials = layout.add<Partial>(tiles);

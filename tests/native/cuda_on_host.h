@@ -271,3 +271,15 @@ inline int atomicOr(int* address, int value) {
   order::atomic(address, sizeof *address);
   return cuda_on_host::replace(address, [&](int old) { return old | value; });
 }
+inline int atomicAdd(int* address, int value) {
+  order::atomic(address, sizeof *address);
+  return cuda_on_host::replace(address, [&](int old) { return old + value; });
+}
+inline int atomicCAS(int* address, int wanted, int value) {
+  order::atomic(address, sizeof *address);
+  return cuda_on_host::replace(address, [&](int old) { return old == wanted ? value : old; });
+}
+inline float atomicExch(float* address, float value) {
+  order::atomic(address, sizeof *address);
+  return cuda_on_host::replace(address, [&](float) { return value; });
+}

@@ -8,12 +8,13 @@ from typing import Any
 import caches
 import torch
 from cases import FILTERS, RULES, make_chain, make_rng, mixed_sampling
+from edit_cases import make_edits
 from op_calls import CALLS, Call
 from residuals import make_residual
 from tree_cases import TREE_RULES, make_tree, random_parents
 
 import specdec_kernels
-from specdec_kernels import Sampling
+from specdec_kernels import Edits, Sampling, TokenCounts, edit_rows
 from specdec_kernels._op import OPS
 
 Case = Callable[[], Any]
@@ -41,6 +42,7 @@ def cases() -> Iterator[tuple[str, Case]]:
     yield from digests()
     yield from samples()
     yield from residuals()
+    yield from edits()
     yield from layouts()
     yield from moves()
 
@@ -117,6 +119,45 @@ def residuals() -> Iterator[tuple[str, Case]]:
         keywords = {name: chain.keywords[name] for name in ("sampling", "draft_sampling")}
         call = (chain.draft_ids, chain.target_logits, chain.draft_logits), keywords
         yield f"acceptance_ratios {filters}", bound("acceptance_ratios", call)
+
+
+def edits() -> Iterator[tuple[str, Case]]:
+    """Edits of every kind, behind chains, flat chains and trees; calls on rows that have them, of every kernel."""
+    rows = make_edits(2, WIDE)
+    texts = torch.arange(40).repeat(2, 15)  # more tokens than a block has threads, each of them often
+    for named in ({"is_prompt": True}, {"slots": torch.tensor([1, -1], dtype=torch.int32)}):
+        yield f"count_tokens {list(named)}", bound("count_tokens", ((TokenCounts.empty(2, 40), texts), named))
+    for rule, filters, flat in (("ratio", "all", False), ("typical", "none", True), ("block", "none", True)):
+        chain = make_chain(2, 3, WIDE, rule=rule, filters=filters, flat=flat, dtype=torch.bfloat16)
+        layout = {name: chain.keywords[name] for name in ("cu_draft", "max_draft") if flat}
+        assert chain.draft_logits is not None
+        yield f"edit_rows {rule}", bound("edit_rows", ((rows, chain.draft_ids), {"vocab": WIDE, **layout}))
+        named = edited(rows, chain.draft_ids, is_drafted=True, **layout)
+        call = (
+            (chain.draft_ids, chain.target_logits, chain.draft_logits),
+            {**chain.keywords, **named, "logprobs": "raw"},
+        )
+        yield f"verify_chain edits {rule}", bound("verify_chain", call)
+    for rule in ("typical", "recursive"):
+        tree = make_tree(2, 6, WIDE, rule=rule)
+        layout = {"parents": tree.parents}
+        yield f"edit_rows tree {rule}", bound("edit_rows", ((rows, tree.token_ids), {"vocab": WIDE, **layout}))
+        named = edited(rows, tree.token_ids, is_drafted=True, **layout)
+        yield f"verify_tree edits {rule}", bound("verify_tree", (tree.tensors, tree.keywords | named))
+    case = make_residual(2, WIDE)
+    case |= edited(rows, is_drafted=True)
+    yield "residual_probs edits", bound("residual_probs", ((), case))
+    chain = make_chain(2, 3, WIDE)
+    named = edited(rows, chain.draft_ids)
+    named |= {name: chain.keywords[name] for name in ("sampling", "draft_sampling")}
+    call = (chain.draft_ids, chain.target_logits, chain.draft_logits), named
+    yield "acceptance_ratios edits", bound("acceptance_ratios", call)
+
+
+def edited(rows: Edits, *args: Any, is_drafted: bool = False, **named: Any) -> dict[str, Any]:
+    """Keywords of edited rows."""
+    edits = edit_rows(rows, *args, vocab=WIDE, **named, backend="reference")
+    return {"edits": edits, "draft_edits": edits} if is_drafted else {"edits": edits}
 
 
 def layouts() -> Iterator[tuple[str, Case]]:

@@ -46,10 +46,10 @@ ONE_THREAD = (
     r"\.merged\(|partials\.store|plain_stats\("
 )
 # Here every warp has a row of its own.
-EVERY_WARP = "stats_kernel"
+EVERY_WARP = "stats_kernel<0>"
 RARE = (
     r"apply_list|token_map|mapped_minimum|column|is_excluded|i < count|is_among_largest|race_for_best|write_sample|"
-    r"is_listed|num_listed|watch_draft|has_stats|active\.get|find_argmax|plain_weights|search_row|logprob|drafted_logit"
+    r"is_listed|num_listed|watch_draft|has_stats|active\.get|find_argmax|plain_weights|search_row|logprob|drafted_logit|edit"
 )
 # Loops that turn once: over the 131072 ids that a race has bounds of, over 256 positions, over 32 tiles or ids; and a
 # draw that finds something at its first look.
@@ -93,15 +93,15 @@ def _rows(rows: int, flags: int, *, filters: bool = False, races: bool = False) 
     if not filters and not races:
         # Of an argmax rule: the first id of the maximum is looked for.
         cold = RARE if flags & MASS else RARE.replace("find_argmax|", "")
-        return digest, Part("stats_kernel", lambda batch, _: -(-batch * rows // 8), (cold, *unwanted))
+        return digest, Part("stats_kernel<0>", lambda batch, _: -(-batch * rows // 8), (cold, *unwanted))
     if not filters:
         return digest, settle
-    gather = Part("gather_kernel", lambda batch, vocab: batch * rows * min(tiles(vocab), 8), is_idle=True)
+    gather = Part("gather_kernel<0>", lambda batch, vocab: batch * rows * min(tiles(vocab), 8), is_idle=True)
     return digest, settle, gather, settle._replace(is_idle=True)
 
 
 def _pairs(name: str, pairs: int) -> Part:
-    return Part(f"pair_kernel<{name}>", lambda batch, vocab: batch * pairs * tiles(vocab), (RARE,))
+    return Part(f"pair_kernel<{name},0>", lambda batch, vocab: batch * pairs * tiles(vocab), (RARE,))
 
 
 def _once(name: str, *cold: str) -> Part:
