@@ -98,6 +98,7 @@ class Nodes:
         self._read_draft(found, logits)
         self.scored = found.pop(0) if scored is not None else self.distribution
         self.x_logit = (logits[-1] if scored is not None else logits[0]).amax(0)
+        self.is_raw_edited = given.logprobs_mode == RAW_LOGPROBS and edits.edit_bits is not None
         self.scored_rows = tables[0 if scored is None else -1].logits if given.logprobs_mode else None
 
     def _coins(self, offset: Tensor, index: Tensor) -> Tensor:
@@ -179,6 +180,17 @@ class Nodes:
             q = torch.where(logits >= threshold, scaled, -torch.inf).exp()
         has = self.has_draft_row[:, None].expand_as(rows).flatten()
         return p, torch.where(has[:, None], q[:, : self.vocabulary.widest], 0.0)
+
+    def argmax_logit(self, row: Tensor, token: Tensor) -> Tensor:
+        """Logit [batch] of the argmax of a row each, as its log-probability asks for it."""
+        maximum = at(self.distribution.maximum.view(self.batch, self.nodes), row)
+        if not self.is_raw_edited or self.scored_rows is None:
+            return maximum
+        rows, column = self.scored_rows[self.request * self.nodes + row], token - self.vocabulary.first
+        mine = (token >= self.vocabulary.first) & (token < self.vocabulary.end)
+        own = at(rows, column.clamp(0, self.vocabulary.widest - 1))
+        (parts,) = self.vocabulary.send(torch.where(mine, own, -torch.inf))()
+        return parts.amax(0)
 
     def draft_maximum(self, rows: Tensor) -> Tensor:
         """This rank's largest logit of chosen draft rows, [batch, chosen]; NaN where one is."""

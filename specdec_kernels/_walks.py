@@ -145,8 +145,8 @@ def argmax(nodes: Nodes, max_depth: int, status: Tensor, near: Tensor | None = N
     fine, faults = testable(nodes, False)
     near = nodes.ids == of_parent(nodes, nodes.argmax) if near is None else near
     stand, status = descend(nodes, fine & near, max_depth, faults, status, in_order=False)
-    maximum = at(nodes.distribution.maximum.view(nodes.batch, nodes.nodes), stand)
-    return End(stand, at(nodes.argmax, stand), maximum, status)
+    token = at(nodes.argmax, stand)
+    return End(stand, token, nodes.argmax_logit(stand, token), status)
 
 
 def typical(nodes: Nodes, epsilon: float, delta: float, status: Tensor) -> End:

@@ -104,6 +104,19 @@ def test_raw_logprobs_are_those_of_the_logits_as_given(backend: str, device: str
     torch.testing.assert_close(drawn.logprobs.cpu(), expected, rtol=1e-5, atol=2e-5)
 
 
+@pytest.mark.parametrize("rule", ["greedy", "match", "ratio", "topm"])
+def test_raw_logprobs_of_a_chain_know_no_edits(backend: str, device: str, rule: str) -> None:
+    case = make_chain(5, 3, 90, rule=rule, greedy_every=2)
+    given = {
+        "draft_ids": case.draft_ids, "target_logits": case.target_logits, "draft_logits": case.draft_logits,
+        **case.keywords, "edits": edits_of(90, case.target_logits, 2, case.draft_ids), "logprobs": "raw",
+    }  # fmt: skip
+    out = moved(verify_chain(**moved(given, device)), "cpu")
+    kept = out.token_ids >= 0
+    expected = case.target_logits.log_softmax(2).gather(2, out.token_ids.clamp(min=0)[:, :, None])[:, :, 0]
+    torch.testing.assert_close(out.logprobs[kept], expected[kept], rtol=1e-5, atol=2e-5)
+
+
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("flat", [False, True], ids=["dense", "flat"])

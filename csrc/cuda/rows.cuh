@@ -16,7 +16,10 @@ struct Row {
 
   __device__ int tiles() const { return tiles_of(size); }
   __device__ int64_t blocks() const { return (size + kBlock - 1) / kBlock; }
-  __device__ LogitType type() const { return values.type(); }
+  template <bool kEdited = true>
+  __device__ LogitType type() const {
+    return kEdited ? values.type() : values.logits.type();
+  }
   // The values from id `first` on, a multiple of 8; -inf past the end and where not allowed.
   template <bool kEdited = true>
   __device__ __forceinline__ void load8(int64_t first, float* v) const {

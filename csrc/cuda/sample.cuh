@@ -12,9 +12,10 @@ __device__ inline bool is_excluded(const Problem& p, int64_t b, int64_t column) 
   return false;
 }
 
+// Out of line: within the settle kernel it makes three registers spill (sm_90).
 template <bool kEdited>
-__device__ inline void write_sample(const Problem& p, int64_t b, const Row& row, const RowStats& r,
-                                    const Key* best) {
+static __device__ SPECDEC_NOINLINE void write_sample(const Problem& p, int64_t b, const Row& row,
+                                                     const RowStats& r, const Key* best) {
   const Parameters& s = row.parameters;
   if (threadIdx.x == 0) {
     p.status.store(b, (s.bad ? kBadSampling : 0) | (r.bad ? kBadTarget : 0));

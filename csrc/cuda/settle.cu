@@ -83,7 +83,8 @@ __device__ inline int find_argmax(const Problem& p, const Row& row, int tile, fl
 #pragma unroll
   for (float& one : v) one = NAN;
   const int64_t block = tile * int64_t{kTileBlocks};
-  if (lane < 8) block_maxima_of(p, row.slot, row.type()).load8(block + lane * 8, row.blocks(), v);
+  if (lane < 8)
+    block_maxima_of(p, row.slot, row.type<kEdited>()).load8(block + lane * 8, row.blocks(), v);
   const int64_t first = (block + place_of(maximum, v)) * kBlock;
   if (lane < 8) row.load8<kEdited>(first + lane * 8, v);
   return static_cast<int>(first) + place_of(maximum, v);
@@ -113,7 +114,7 @@ __device__ inline RowStats plain_stats(const Problem& p, const Row& row) {
 // Rule topm: whether fewer than m ids come before x. Each block above x has one.
 template <bool kEdited>
 __device__ inline bool is_among_largest(const Problem& p, const Row& row, int64_t x) {
-  const LogitRow maxima = block_maxima_of(p, row.slot, row.type());
+  const LogitRow maxima = block_maxima_of(p, row.slot, row.type<kEdited>());
   const float logit = row.at<kEdited>(x);
   int sure = 0;
   for (int64_t i = threadIdx.x; i < row.blocks(); i += kThreads) {
@@ -171,8 +172,8 @@ static __device__ SPECDEC_NOINLINE void race_for_samples(const Problem& p, const
                                                          const RowStats& r, const Race& race,
                                                          Key* best) {
   race_for_best(
-      race, static_cast<int>(row.blocks()), block_maxima_of(p, row.slot, row.type()), p.num_samples,
-      best, [&](int /*block*/, float most) { return log_weight(row, r, most); },
+      race, static_cast<int>(row.blocks()), block_maxima_of(p, row.slot, row.type<kEdited>()),
+      p.num_samples, best, [&](int /*block*/, float most) { return log_weight(row, r, most); },
       [&](int64_t first, float (&w)[8]) { load_weights<kEdited>(p, row, r, first, w); });
 }
 
@@ -187,7 +188,7 @@ __device__ inline Key race_row(const Problem& p, const Row& row, const RowStats&
     return best[0];
   }
   return race_blocks(
-      race, static_cast<int>(row.blocks()), block_maxima_of(p, row.slot, row.type()), 0,
+      race, static_cast<int>(row.blocks()), block_maxima_of(p, row.slot, row.type<kEdited>()), 0,
       [&](int /*block*/, float most) { return log_weight(row, r, most); },
       [&](int64_t first, float (&w)[8]) { load_weights<kEdited>(p, row, r, first, w); });
 }
