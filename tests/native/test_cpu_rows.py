@@ -53,7 +53,7 @@ def _sample(vocab: int, filters: str, dtype: torch.dtype, rows: slice = slice(No
     batch = len(logits)
     seed = torch.arange(5)[rows]
     rng = (seed, seed * 3, None)
-    return sample_op.overload("cpu")(logits, *_sampling(batch, filters), *rng, 3, 3, None, None, None, None, 1)
+    return sample_op.overload("cpu")(logits, *_sampling(batch, filters), *rng, 3, 3, *[None] * 7, 1)
 
 
 def _verify(vocab: int, filters: str, dtype: torch.dtype, rule: int, rows: slice = slice(None)) -> tuple[Tensor, ...]:
@@ -67,7 +67,7 @@ def _verify(vocab: int, filters: str, dtype: torch.dtype, rule: int, rows: slice
     return verify_op.overload("cpu")(
         ids[rows], target.to(dtype)[rows], draft.to(dtype)[rows], None, None, None, 3, *distribution, *distribution,
         seed, seed * 7, seed,
-        rule, 0.0, False, None, None, 0.09, 0.3, 1, 0, 1, 1,
+        rule, 0.0, False, *[None] * 8, 0.09, 0.3, 1, 0, 1, 1,
     )  # fmt: skip
 
 
