@@ -9,12 +9,23 @@ from typing import Any, NoReturn, cast
 import torch
 from torch import Tensor
 
-from specdec_kernels import ChainResult, ChainRule, Logprobs, Sampling, TreeResult, TreeRule, verify_chain, verify_tree
+from specdec_kernels import (
+    ChainResult,
+    ChainRule,
+    Edits,
+    Logprobs,
+    Sampling,
+    TreeResult,
+    TreeRule,
+    verify_chain,
+    verify_tree,
+)
 
 from .attention import forward
 from .draft_length import FixedLength
 from .drafters import Draft, Drafter, NoDrafter, Outcome
 from .drafters.base import kept_rows
+from .edits import TextEdits
 from .heads.layers import GROWING
 from .linear import small_batch_linear
 from .prefix_cache import PrefixCache
@@ -35,6 +46,10 @@ class Hooks:
         Row i of a chain follows the text and i drafts; a tree's rows follow the paths to its nodes.
         """
         return logits
+
+    def prompts(self) -> Tensor | None:
+        """Ids ``[batch, columns]``, -1 padded, that penalties count as prompts; None: the prompts."""
+        return None
 
     def grown(self, sequences: Sequences, path: Tensor | None) -> None:
         """Look at the sequences and a tree's accepted path after each step; `Sequences.finish` complete ones."""
@@ -77,6 +92,7 @@ def generate(
     logprobs: Logprobs | None = None,
     past: PrefixCache | None = None,
     streamer: Streamer | None = None,
+    edits: Edits | None = None,
     hooks: Hooks | None = None,
 ) -> Generation:
     """Continue a batch of prompts by speculative decoding.
@@ -104,6 +120,8 @@ def generate(
             drafter reads the target's features.
         streamer: called after each step with the number of a request, its new tokens, and how many of these, the first
             ones, were accepted drafts.
+        edits: biases, penalties and bans of each request, exact at every drafted position; `min_tokens` counts new
+            tokens, and `counts`, `slots` and `tail` are kept by the loop. Drafts are drawn without them.
         hooks: see `Hooks`.
 
     Returns:
@@ -138,7 +156,10 @@ def generate(
         # The first token is drawn as plain decoding draws it; only argmax decoding is argmax decoding from the start.
         plainly = "greedy" if rule in ("greedy", "topm", "distance") else "match"
         nothing = NoDrafter().draft(text, 0)
-        verdict = _verify(nothing, hooks.distribution(text, nothing, logits), text, sampling, plainly, logprobs, {})
+        edited = None if edits is None else TextEdits(edits, text, hooks.prompts())
+        verdict = _verify(
+            nothing, hooks.distribution(text, nothing, logits), text, sampling, plainly, logprobs, {}, edited
+        )
         followers = text.append(verdict.token_ids, verdict.num_accepted, verdict.logprobs)
         first, _ = text.read(verdict.token_ids, verdict.status, followers)
         hooks.grown(text, None)
@@ -159,8 +180,9 @@ def generate(
             logits, hidden = _forward(target, cache, text, draft, drafter.features)
             clock.mark("target")
             verdict = _verify(
-                draft, hooks.distribution(text, draft, logits), text, sampling, rule, logprobs, rule_options or {}
-            )
+                draft, hooks.distribution(text, draft, logits), text, sampling, rule, logprobs, rule_options or {},
+                edited,
+            )  # fmt: skip
             clock.mark("verify")
             followers = text.append(verdict.token_ids, verdict.num_accepted, verdict.logprobs)
             path = verdict.path if isinstance(verdict, TreeResult) else None
@@ -233,9 +255,28 @@ def _verify(
     rule: str,
     logprobs: Logprobs | None,
     options: Mapping[str, Any],
+    edited: TextEdits | None,
 ) -> ChainResult | TreeResult:
     """Accept a prefix or a path, and draw the token after it."""
+    verdict = _decide(draft, logits, sequences, sampling, rule, logprobs, options, edited)
+    if edited is not None:
+        edited.grown(verdict.token_ids)
+    return verdict
+
+
+def _decide(
+    draft: Draft,
+    logits: Tensor,
+    sequences: Sequences,
+    sampling: Sampling,
+    rule: str,
+    logprobs: Logprobs | None,
+    options: Mapping[str, Any],
+    edited: TextEdits | None,
+) -> ChainResult | TreeResult:
+    vocab = logits.shape[2]
     if draft.parents is None:
+        rows = None if edited is None else edited.rows(sequences, draft.token_ids, None, vocab)
         return verify_chain(
             draft.token_ids,
             logits,
@@ -246,10 +287,12 @@ def _verify(
             rng=sequences.rng(),
             rule=cast(ChainRule, rule),
             token_map=draft.token_map,
+            edits=rows,
             logprobs=logprobs,
             **options,
         )
     ids, parents = _candidates(draft)
+    rows = None if edited is None else edited.rows(sequences, ids, parents, vocab)
     return verify_tree(
         ids,
         parents,
@@ -262,6 +305,7 @@ def _verify(
         rule=cast(TreeRule, rule),
         replacement=draft.replacement,
         token_map=draft.token_map,
+        edits=rows,
         logprobs=logprobs,
         **options,
     )

@@ -204,7 +204,7 @@ def test_a_processor_that_keeps_a_state_is_refused() -> None:
 
 def test_a_processor_and_a_tree_are_refused_together() -> None:
     with pytest.raises(ValueError, match="need a drafter of chains"):
-        fast(repetition_penalty=1.3, drafter=Lookahead(3, 4, 2))
+        fast(no_repeat_ngram_size=3, drafter=Lookahead(3, 4, 2))
 
 
 WARPERS = {

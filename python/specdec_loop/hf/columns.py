@@ -34,6 +34,7 @@ class Columns(Hooks):
         *,
         pad: int,
         calls: Sequence[Any] = (),
+        skipped: Tensor | None = None,
         processors: Sequence[Any] = (),
         criteria: Any = None,
         streamer: Any = None,
@@ -46,6 +47,7 @@ class Columns(Hooks):
             columns: that may follow, drafts included.
             pad: id of padding.
             calls: processors that change the logits that are verified.
+            skipped: columns ``[batch]`` in front of each prompt that penalties do not see.
             processors: all of them, for `scores`; none: these are not kept.
             criteria: a StoppingCriteriaList; None: the loop's own stops are enough.
             streamer: of transformers.
@@ -56,6 +58,7 @@ class Columns(Hooks):
         self.ids = torch.cat([input_ids, behind], 1)
         self.scores: list[Tensor] = []
         self.logits: list[Tensor] = []
+        self._skipped = skipped
         self._pad, self._calls, self._processors = pad, Calls(calls), Calls(processors)
         self._criteria, self._streamer, self._keeps = criteria, streamer, keeps_logits
         self._ends_alone = any(hasattr(c, "eos_token_id") for c in criteria or ())
@@ -63,6 +66,13 @@ class Columns(Hooks):
         self._complete = 0  # columns behind the prompts that every request has
         self._unfinished = torch.ones(batch, dtype=torch.bool, device=input_ids.device)
         self._rows: list[list[Tensor]] = [[] for _ in range(batch)]  # logits of tokens in incomplete columns
+
+    def prompts(self) -> Tensor:
+        """Without the columns that are skipped."""
+        prompts = self.ids[:, : self._width]
+        if self._skipped is None:
+            return prompts
+        return torch.where(torch.arange(self._width, device=prompts.device) < self._skipped[:, None], -1, prompts)
 
     def distribution(self, sequences: Sequences, draft: Draft, logits: Tensor) -> Tensor:
         """Processed logits; each column is one call with all requests, of which those that are there are read."""

@@ -18,7 +18,7 @@ from ..sequences import BAD_ROW
 from ..tree_cache import check_model
 from .caches import adopt, fill, has_rows
 from .columns import Columns
-from .processors import likely, split
+from .processors import likely, split, split_edits
 
 KNOWN = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "cache_position"}
 REFUSED = {"output_attentions", "output_hidden_states"}
@@ -83,6 +83,7 @@ def generate(
     mask = _mask(input_ids, model_kwargs)
     limit = max(_longest(stopping_criteria, config) - width, 1)
     calls, sampling, drafted = _distributions(logits_processor, config, len(input_ids), device)
+    calls, edits, skipped = split_edits(calls, batch=len(input_ids), width=width, device=device)
     if drafter is None:
         drafter = PromptLookup() if draft_model is None else DraftModel(draft_model, sampling=drafted)
     overhang = drafter.nodes(draft_length if isinstance(draft_length, int) else draft_length.longest)
@@ -95,6 +96,7 @@ def generate(
         limit + overhang,
         pad=pad,
         calls=calls,
+        skipped=skipped,
         processors=logits_processor if returns_dict and config.output_scores else (),
         criteria=stopping_criteria if others else None,
         streamer=streamer,
@@ -119,6 +121,7 @@ def generate(
         draft_length=draft_length,
         stop=[int(i) for c in ends for i in c.eos_token_id.flatten()],
         past=past,
+        edits=edits,
         hooks=columns,
     )
     for b, status in enumerate(result.status):

@@ -10,13 +10,19 @@ import torch
 from torch import Tensor, nn
 from transformers.generation import (
     LogitNormalization,
+    MinLengthLogitsProcessor,
+    MinNewTokensLengthLogitsProcessor,
     MinPLogitsWarper,
+    NoBadWordsLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    SuppressTokensLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
 
-from specdec_kernels import Sampling
+from specdec_kernels import Edits, Sampling
 
 # In this order the filters are those of `Sampling`: what keeps the k best and what keeps enough beside the best cut the
 # same tail, so they may change places; the nucleus is measured in what is left, so it comes last.
@@ -68,6 +74,94 @@ def _parameter(processor: Any) -> tuple[str, Any] | None:
     if kind is MinPLogitsWarper:
         return "min_p", processor.min_p
     return ("top_p", processor.top_p) if processor.top_p > 0 else None
+
+
+class _Edited:
+    """`Edits` equal to some processors, the same for every request; found from the last processor to the first."""
+
+    def __init__(self, width: int) -> None:
+        """`width`: columns of the prompts, padding included."""
+        self.width, self.repetition, self.least = width, 1.0, 0
+        self.bias: dict[int, float] = {}
+        self.banned: set[int] = set()
+        self.words: list[tuple[int, ...]] = []
+        self.stops: list[int] | None = None
+        self.skipped = torch.tensor(0)
+
+    def take(self, processor: Any) -> bool:
+        """Whether the processor has its place among them. A bias comes before the penalty; a ban may come anywhere."""
+        kind = type(processor)
+        if kind is SuppressTokensLogitsProcessor:
+            self.banned |= set(processor.suppress_tokens.tolist())
+            return True
+        if kind is NoBadWordsLogitsProcessor:
+            self.words += [tuple(int(x) for x in word) for word in processor.sequence_bias]
+            return True
+        if kind in (MinLengthLogitsProcessor, MinNewTokensLengthLogitsProcessor):
+            return self._take_least(processor)
+        if kind is RepetitionPenaltyLogitsProcessor:
+            skipped = processor.prompt_ignore_length
+            skipped = torch.as_tensor(0 if skipped is None else skipped)
+            is_whole = processor.logits_indices is None and int(skipped.max()) <= self.width
+            if not is_whole or self.repetition != 1.0 or self.bias:
+                return False
+            self.repetition, self.skipped = float(processor.penalty), skipped
+            return True
+        is_bias = kind is SequenceBiasLogitsProcessor and all(len(ids) == 1 for ids in processor.sequence_bias)
+        if is_bias and not self.bias:
+            self.bias = {int(ids[0]): float(value) for ids, value in processor.sequence_bias.items()}
+            return True
+        return False
+
+    def _take_least(self, processor: Any) -> bool:
+        stops = sorted(processor.eos_token_id.flatten().tolist())
+        if self.stops not in (None, stops):
+            return False
+        if type(processor) is MinLengthLogitsProcessor:
+            least = processor.min_length - self.width
+        else:
+            least = processor.min_new_tokens + processor.prompt_length_to_skip - self.width
+        self.stops, self.least = stops, max(self.least, least)
+        return True
+
+    def edits(self, batch: int, device: torch.device) -> Edits:
+        """Of every request."""
+
+        def every(values: Any, dtype: torch.dtype) -> Tensor:
+            row = torch.tensor(values, dtype=dtype, device=device)
+            return row.expand(batch, *row.shape).contiguous()
+
+        bias = {**self.bias, **dict.fromkeys(self.banned, -float("inf"))}
+        length = max(map(len, self.words), default=0)
+        words = [[-1] * (length - len(word)) + list(word) for word in self.words]
+        return Edits(
+            bias_ids=every(list(bias), torch.int32) if bias else None,
+            bias=every(list(bias.values()), torch.float32) if bias else None,
+            repetition=every(self.repetition, torch.float32) if self.repetition != 1.0 else None,
+            stop_ids=every(self.stops, torch.int32) if self.least > 0 else None,
+            min_tokens=every(self.least, torch.int32) if self.least > 0 else None,
+            bad_words=every(words, torch.int32) if words else None,
+        )
+
+
+def split_edits(
+    calls: Sequence[Any], *, batch: int, width: int, device: torch.device
+) -> tuple[list[Any], Edits | None, Tensor]:  # fmt: skip
+    """The processors that must be called, those behind them as `Edits`, and the columns that no penalty sees.
+
+    `Edits` are None where there are none; the columns, int64 ``[batch]``, are the padding of the prompts as a rule.
+
+    Args:
+        calls: processors, in their order.
+        batch: requests.
+        width: columns of the prompts.
+        device: of the edits.
+    """
+    left, found = list(calls), _Edited(width)
+    while left and found.take(left[-1]):
+        left.pop()
+    skipped = found.skipped.to(device).expand(batch)
+    return left, found.edits(batch, device) if len(left) < len(calls) else None, skipped
 
 
 class Calls:
