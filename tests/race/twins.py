@@ -100,10 +100,10 @@ TWINS = (
         "stats: a warp's row is read before it is written",
         "settle.cu",
         """
-  load_row(p, slot, &row);
+  load_row<kEdited>(p, slot, &row);
   __syncwarp();""",
         """
-  load_row(p, slot, &row);
+  load_row<kEdited>(p, slot, &row);
   if (!TWIN) __syncwarp();""",
         "verify_chain ratio none",
     ),
