@@ -34,10 +34,10 @@ NOTEBOOK = ROOT / "docs/tour.ipynb"
 
 
 def python_blocks(page: Path) -> list[str]:
-    """The Python code blocks of a page, also those that are indented."""
-    return [
-        textwrap.dedent(code) for _, code in re.findall(r"^( *)```python\n(.*?)^\1```", page.read_text(), re.M | re.S)
-    ]
+    """The Python code blocks of a page, also those that are indented, each behind as many lines as in the page."""
+    text = page.read_text()
+    blocks = re.finditer(r"^( *)```python\n(.*?)^\1```", text, re.M | re.S)
+    return ["\n" * text.count("\n", 0, block.start(2)) + textwrap.dedent(block[2]) for block in blocks]
 
 
 PAGES = [

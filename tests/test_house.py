@@ -79,6 +79,12 @@ def layer_faults(path: Path) -> list[str]:
     return [f"{name(path)} imports {m}" for m in faults]
 
 
+def test_files_of_tests_have_names_of_their_own() -> None:
+    """pytest imports them by their bare name: a second file of a name ends the collection."""
+    names = [path.name for path in tracked(".py") if path.name.startswith("test_")]
+    no_faults(sorted({n for n in names if names.count(n) > 1}))
+
+
 def test_layers_import_downwards_only() -> None:
     no_faults([fault for path in sorted(PACKAGE.rglob("*.py")) for fault in layer_faults(path)])
 
