@@ -51,15 +51,6 @@ def dump(value: Any, depth: int, indent: str = "") -> str:
     return "{\n" + ",\n".join(rows) + "\n" + indent + "}"
 
 
-CASES = {case.name: case for case in triton_calls.ROW_CASES + triton_calls.OTHER_CASES}
-
-
-def compile_case(work: tuple[str, int, str]) -> list[dict[str, Any]]:
-    """One of our cases, in a process of its own."""
-    target, vocab, name = work
-    return collect.triton_case(target, CASES[name], vocab)
-
-
 def run_triton(content: dict[str, Any], target: str, vocab: int, chosen: list[triton_calls.Case]) -> None:
     """Compile and count cases, on every core."""
     kept = content["triton"].setdefault(f"{target} {vocab}", {})
@@ -67,7 +58,7 @@ def run_triton(content: dict[str, Any], target: str, vocab: int, chosen: list[tr
     sources = {case.name: cuda.digest(collect.triton_sources(case.op)) for case in chosen}
     with multiprocessing.get_context("spawn").Pool() as pool:
         works = [(target, vocab, case.name) for case in chosen]
-        for case, found in zip(chosen, pool.imap(compile_case, works), strict=True):
+        for case, found in zip(chosen, pool.imap(collect.named_case, works), strict=True):
             kept[case.name], made_of[case.name] = found, sources[case.name]
             say(f"{target} {vocab} {case.name}")
             save(content)

@@ -16,7 +16,7 @@ from .count import Counts, Stream, Work, count
 from .model import Kernel, Launch
 from .rivals import READS
 from .sass import Graph, functions
-from .triton_calls import COLD, IDLE, Case, Size
+from .triton_calls import COLD, IDLE, OTHER_CASES, ROW_CASES, Case, Size
 from .triton_run import TARGETS, disassemble, resources, run
 
 BATCHES = (1, 16, 64, 256)
@@ -119,6 +119,12 @@ def triton_case(target: str, case: Case, vocab: int) -> list[dict[str, Any]]:
         made.append(remembered(key, lambda c=compiled, t=threads: triton_kernel(c, target, t)))  # type: ignore[misc]
     at = grids(target, case.call, vocab) if case.rows else [[] for _ in made]
     return [{"kernel": k, "at": g} for k, g in zip(made, at, strict=True)]
+
+
+def named_case(work: tuple[str, int, str]) -> list[dict[str, Any]]:
+    """`triton_case` of target, vocabulary and name, for other processes: those import this module, never `__main__`."""
+    target, vocab, name = work
+    return triton_case(target, next(c for c in ROW_CASES + OTHER_CASES if c.name == name), vocab)
 
 
 def cuda_kernels(arch: int, chosen: Iterable[Path]) -> dict[str, list[Any]]:
