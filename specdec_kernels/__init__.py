@@ -17,6 +17,7 @@ from ._codes import (
     explain_status,
 )
 from ._edits import Edits, RowEdits, TokenCounts
+from ._mixed_rules import MixedRules
 from ._random import race_noise, random_words
 from ._tree_build import PathTree, tree_from_lookahead, tree_from_parents, tree_from_paths
 from ._tree_links import LinkedTree, TreeLinks, tree_from_links, tree_links
@@ -54,6 +55,7 @@ __all__ = [
     "LinkedTree",
     "Logprobs",
     "MaskFormat",
+    "MixedRules",
     "PathTree",
     "Purpose",
     "RatioResult",

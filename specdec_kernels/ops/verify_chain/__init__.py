@@ -12,7 +12,8 @@ from ... import _shards
 from ..._check import Checker, fail, outputs
 from ..._codes import CHAIN_RULES, LOGPROBS, REJECTED_FROM, Backend, ChainRule, Logprobs, RejectedFrom
 from ..._edits import RowEdits
-from ..._op import Op, Shape
+from ..._mixed_rules import MixedRules, rule_names, run_rules
+from ..._op import Op, Shape, Tensors
 from ..._types import RngKey, Sampling
 from . import reference
 
@@ -57,7 +58,7 @@ def verify_chain(
     sampling: Sampling,
     draft_sampling: Sampling | None = None,
     rng: RngKey,
-    rule: ChainRule = "ratio",
+    rule: ChainRule | MixedRules = "ratio",
     over_acceptance: float | None = None,
     rejected_from: RejectedFrom = "residual",
     token_map: Tensor | None = None,
@@ -98,7 +99,8 @@ def verify_chain(
             point mass at the drafted id, whose row is not read.
         rng: names the random numbers. Draft token i has ``position + i``. Rule ``block`` requires ``step``.
         rule: ``ratio``, ``match``, ``block``, ``greedy``, ``typical``, ``topm`` or ``distance``. ``greedy``, ``topm``
-            and ``distance`` are rules of argmax decoding and read no sampling parameter.
+            and ``distance`` are rules of argmax decoding and read no sampling parameter. `MixedRules` has one for each
+            request.
         over_acceptance: adds to p in rule ``ratio`` (lossy, Pareto-optimal in total variation; Yin et al. 2024).
         rejected_from: ``"residual"``, or ``"target"`` to draw a rejected position from p (biased; rule ``ratio``).
         token_map: int32 ``[draft_vocab]``: target id of each draft column, injective.
@@ -138,9 +140,9 @@ def verify_chain(
     """
     name = "verify_chain"
     check = Checker.of(name, "draft_ids", draft_ids, "of int32 or int64")
-    code = check.choice("rule", rule, CHAIN_RULES)
     mode = check.choice("logprobs", logprobs, LOGPROBS)
     batch, width = check.chain_ids(draft_ids, cu_draft, max_draft)
+    rules = rule_names(check, rule, CHAIN_RULES, batch)
     vocab = check.chain_rows("target_logits", target_logits, draft_ids, cu_draft, width, bonus=True)
     draft_vocab = vocab
     if draft_logits is not None:
@@ -164,27 +166,33 @@ def verify_chain(
     allowed = check.allowed(allowed, rows, vocab if shards is None else shards.size)
     edited = check.edits("edits", edits, rows, vocab)
     draft_edited = check.draft_edits(draft_edits, draft_logits, rows, token_map)
-    if rule == "block" and rng.step is None:
+    if "block" in rules and rng.step is None:
         fail(name, "rng.step", "given for rule 'block': position alone biases it", None)
-    if over_acceptance is not None and rule != "ratio":
+    if over_acceptance is not None and "ratio" not in rules:
         fail(name, "over_acceptance", "None unless the rule is 'ratio'", f"{over_acceptance!r} with {rule!r}")
     over_acceptance = 0.0 if over_acceptance is None else check.number("over_acceptance", over_acceptance, 0, 1)
     from_target = bool(check.choice("rejected_from", rejected_from, REJECTED_FROM))
-    if from_target and rule != "ratio":
+    if from_target and "ratio" not in rules:
         fail(name, "rejected_from", "'residual' unless the rule is 'ratio'", repr(rejected_from))
     for knob, value, least in (("top_m", top_m, 1), ("min_block", min_block, 1), ("max_distance", max_distance, 0)):
         check.size(knob, value, least)
     typical = check.number("typical_epsilon", typical_epsilon, 0), check.number("typical_delta", typical_delta, 0)
-    arguments = (
-        draft_ids, target_logits, draft_logits, *stats, cu_draft, width, *sampling, *drafted, *rng, code,
-        over_acceptance, from_target, token_map, allowed, *edited, *draft_edited, *typical, top_m, max_distance,
-        min_block, mode,
-    )  # fmt: skip
     given = outputs(name, out, ChainResult, "logprobs", torch.float32, is_wanted=bool(mode))
-    if shards is not None:
-        (structured,) = op.structured(arguments)
-        results = op.deliver(arguments, reference.decide(structured, shards), given)
-    else:
-        results = op(*arguments, device=draft_ids.device, backend=backend, out=given)
-    token_ids, num_accepted, status, logprob = results
+
+    def arguments(one: ChainRule, its: Sampling) -> tuple[Any, ...]:
+        return (
+            draft_ids, target_logits, draft_logits, *stats, cu_draft, width, *its, *drafted, *rng, CHAIN_RULES[one],
+            over_acceptance if one == "ratio" else 0.0, from_target and one == "ratio", token_map, allowed, *edited,
+            *draft_edited, *typical, top_m, max_distance, min_block, mode,
+        )  # fmt: skip
+
+    def call(args: tuple[Any, ...], given: Tensors | None) -> Tensors:
+        if shards is not None:
+            (structured,) = op.structured(args)
+            sharded: Tensors = op.deliver(args, reference.decide(structured, shards), given)
+            return sharded
+        results: Tensors = op(*args, device=draft_ids.device, backend=backend, out=given)
+        return results
+
+    token_ids, num_accepted, status, logprob = run_rules(op, rule, sampling, arguments, call, given)
     return ChainResult(token_ids, num_accepted, status, logprob if mode else None)

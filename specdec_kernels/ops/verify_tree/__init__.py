@@ -12,7 +12,8 @@ from ... import _shards
 from ..._check import ID_DTYPES, Checker, fail, outputs
 from ..._codes import LOGPROBS, TREE_RULES, Backend, Logprobs, TreeRule
 from ..._edits import RowEdits
-from ..._op import Op, Shape
+from ..._mixed_rules import MixedRules, rule_names, run_rules
+from ..._op import Op, Shape, Tensors
 from ..._types import RngKey, Sampling
 from . import reference
 
@@ -59,7 +60,7 @@ def verify_tree(
     sampling: Sampling,
     draft_sampling: Sampling | None = None,
     rng: RngKey,
-    rule: TreeRule = "match",
+    rule: TreeRule | MixedRules = "match",
     replacement: bool = False,
     token_map: Tensor | None = None,
     allowed: Tensor | None = None,
@@ -104,7 +105,7 @@ def verify_tree(
         draft_sampling: exactly those the drafts were drawn with; required with `draft_logits`. Temperature 0: every
             child is a point mass.
         rng: names the random numbers; the position is that of the root's children. ``traversal`` requires ``step``.
-        rule: see above.
+        rule: see above. `MixedRules` has one for each request.
         replacement: rule ``recursive``: siblings are independent draws, and may be equal. Elsewhere equal siblings make
             a tree malformed.
         token_map: int32 ``[draft_vocab]``: target id of each draft column, injective.
@@ -139,9 +140,9 @@ def verify_tree(
     """
     name = "verify_tree"
     check = Checker.of(name, "parents", parents, "of int32 or int64")
-    code = check.choice("rule", rule, TREE_RULES)
     mode = check.choice("logprobs", logprobs, LOGPROBS)
     batch, nodes = check.parents(parents)
+    rules = rule_names(check, rule, TREE_RULES, batch)
     check.dense("token_ids", token_ids, ID_DTYPES, (batch, nodes))
     check.size("max_depth", max_depth, 0)
     check.logits("target_logits", target_logits, (batch, nodes, "vocab"))
@@ -154,11 +155,11 @@ def verify_tree(
     sampling = check.sampling("sampling", sampling, batch)
     drafted = check.draft_sampling(draft_sampling, batch)
     rng = check.rng(rng, batch)
-    if rule == "traversal" and rng.step is None:
+    if "traversal" in rules and rng.step is None:
         fail(name, "rng.step", "given for rule 'traversal': position alone biases it", None)
-    if rule == "traversal" and nodes > MAX_TRAVERSAL_NODES:
+    if "traversal" in rules and nodes > MAX_TRAVERSAL_NODES:
         fail(name, "parents", f"of at most {MAX_TRAVERSAL_NODES} nodes for rule 'traversal'", list(parents.shape))
-    if replacement and rule != "recursive":
+    if replacement and "recursive" not in rules:
         fail(name, "replacement", "False unless the rule is 'recursive'", replacement)
     token_map = check.token_map(token_map, draft_vocab, vocab)
     shards = _shards.shards_of(name, group, vocab_offsets, vocab, backend)
@@ -167,19 +168,24 @@ def verify_tree(
     draft_edited = check.draft_edits(draft_edits, draft_logits, batch * nodes, token_map)
     if max_children is not None:
         check.size("max_children", max_children, 1)
-        if shards is None or rule != "recursive":
+        if shards is None or "recursive" not in rules:
             fail(name, "max_children", "None but for rule 'recursive' with a group", max_children)
     typical = check.number("typical_epsilon", typical_epsilon, 0), check.number("typical_delta", typical_delta, 0)
-    arguments = (
-        token_ids, parents, target_logits, draft_logits, max_depth, *sampling, *drafted, *rng, code, replacement,
-        token_map, allowed, *edited, *draft_edited, *typical, mode,
-    )  # fmt: skip
     given = outputs(name, out, TreeResult, "logprobs", torch.float32, is_wanted=bool(mode))
-    if shards is not None:
-        (structured,) = op.structured(arguments)
-        sharded = reference.decide(structured, shards, max_children)
-        results = op.deliver(arguments, sharded, given)
-    else:
-        results = op(*arguments, device=parents.device, backend=backend, out=given)
-    emitted, path, num_accepted, status, logprob = results
+
+    def arguments(one: TreeRule, its: Sampling) -> tuple[Any, ...]:
+        return (
+            token_ids, parents, target_logits, draft_logits, max_depth, *its, *drafted, *rng, TREE_RULES[one],
+            replacement and one == "recursive", token_map, allowed, *edited, *draft_edited, *typical, mode,
+        )  # fmt: skip
+
+    def call(args: tuple[Any, ...], given: Tensors | None) -> Tensors:
+        if shards is not None:
+            (structured,) = op.structured(args)
+            sharded: Tensors = op.deliver(args, reference.decide(structured, shards, max_children), given)
+            return sharded
+        results: Tensors = op(*args, device=parents.device, backend=backend, out=given)
+        return results
+
+    emitted, path, num_accepted, status, logprob = run_rules(op, rule, sampling, arguments, call, given)
     return TreeResult(emitted, path, num_accepted, status, logprob if mode else None)

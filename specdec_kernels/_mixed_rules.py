@@ -1,0 +1,82 @@
+"""A rule for each request of a batch: one call of the op for each rule, in which the other requests are not active."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ._check import Checker, fail
+from ._codes import Status
+from ._op import Op, Tensors
+from ._types import Sampling
+
+Arguments = tuple[Any, ...]
+
+
+class MixedRules(NamedTuple):
+    """Rules of a batch whose requests do not all have the same one; `verify_chain` and `verify_tree` take it as `rule`.
+
+    Each rule is launched once, for its own requests; a request's rows are read by its own rule alone. Options of a
+    rule (`over_acceptance`, `typical_epsilon`, ...) are those of all its requests.
+
+    Attributes:
+        rules: names of rules, each once.
+        choice: int32 ``[batch]``: the place of each request's rule in `rules`. Nothing is emitted for a request with
+            another number, and bit 64 of its `status` is set.
+
+    Example:
+        >>> import torch
+        >>> from specdec_kernels import MixedRules
+        >>> MixedRules(("greedy", "match"), torch.tensor([1, 0, 1], dtype=torch.int32)).rules
+        ('greedy', 'match')
+    """
+
+    rules: Sequence[Any]
+    choice: Tensor
+
+
+def rule_names(check: Checker, rule: Any, codes: dict[str, int], batch: int) -> tuple[str, ...]:
+    """The rules of a call; more than one only of a `MixedRules`."""
+    if not isinstance(rule, MixedRules):
+        check.choice("rule", rule, codes)
+        return (rule,)
+    if not isinstance(rule.rules, (tuple, list)) or not rule.rules:
+        fail(check.op, "rule.rules", "a tuple of names of rules", repr(rule.rules))
+    for name in rule.rules:
+        check.choice("rule.rules", name, codes)
+    if len(set(rule.rules)) < len(rule.rules):
+        fail(check.op, "rule.rules", "names of rules, each once", repr(rule.rules))
+    check.vector("rule.choice", rule.choice, torch.int32, batch)
+    return tuple(rule.rules)
+
+
+def run_rules(
+    op: Op,
+    rule: Any,
+    sampling: Sampling,
+    arguments: Callable[[Any, Sampling], Arguments],
+    call: Callable[[Arguments, Tensors | None], Tensors],
+    out: Tensors | None,
+) -> Tensors:
+    """``call(arguments(rule, sampling), out)``; of a `MixedRules` a call for each rule, and their results as one."""
+    if not isinstance(rule, MixedRules):
+        return call(arguments(rule, sampling), out)
+    has_rule = (rule.choice >= 0) & (rule.choice < len(rule.rules))
+    calls = []
+    for i, name in enumerate(rule.rules):
+        active = rule.choice == i
+        if sampling.active is not None:
+            active &= sampling.active
+            has_rule |= ~sampling.active
+        calls.append(arguments(name, sampling._replace(active=active)))
+    # Where a request is not active, ids are -1 and all else is 0; log-probabilities are never positive.
+    results = [
+        torch.stack(parts).amin(0) if parts[0].is_floating_point() else torch.stack(parts).amax(0)
+        for parts in zip(*[call(given, None) for given in calls], strict=True)
+    ]
+    results[op.results.index("status")].masked_fill_(~has_rule, int(Status.BAD_SAMPLING))
+    delivered: Tensors = op.deliver(calls[0], tuple(results), out)
+    return delivered
