@@ -44,6 +44,7 @@ def chain_calls() -> Calls:
             drafts, chain, draft, **drafted, draft_stats=stats, rng=rng, logprobs="raw"
         ),
         "acceptance_ratios": lambda: ops.acceptance_ratios(drafts, chain, draft, **drafted),
+        "allocate_drafts": lambda: ops.allocate_drafts(drafts, stats[0], budget=5),
         "edit_rows": lambda: ops.edit_rows(edits, drafts, vocab=VOCAB),
         "count_tokens": lambda: ops.count_tokens(counts, drafts),
         "residual_probs": lambda: ops.residual_probs(row, row, **drafted, **weights),

@@ -26,6 +26,7 @@ BUDGETS = {
     "tree_layout": 1.02,
     "tree_mask": 1.05,
     "tree_attention": 1.55,
+    "allocate_drafts": 1.1,
     "edit_rows": 4.1,
     "count_tokens": 53.0,
 }

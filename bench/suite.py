@@ -34,6 +34,7 @@ OPS = (
     "acceptance_ratios",
     "residual_probs",
     "residual_sample",
+    "allocate_drafts",
     "edit_rows",
     "count_tokens",
     "compact_cache",

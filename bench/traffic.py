@@ -25,6 +25,7 @@ import torch
 import specdec_kernels
 
 from . import exchange, filter_traffic, results, suite
+from .allocate_drafts import BudgetCase
 from .caches import CacheCase
 from .cases import BOTH, FILTERS, Case, OpCase
 from .edits import EditCase
@@ -83,6 +84,7 @@ def cases() -> list[OpCase]:
     ]
     made += [TreeCase("select_tree", 64, 1), TreeCase("tree_from_sequences", 64, 1)]
     made += [EditCase("edit_rows", 2), EditCase("count_tokens", 2)]
+    made += [BudgetCase("allocate_drafts", 64, 5, 128)]
     return [*made, AttentionCase("tree_attention", 16, 1, 512)]
 
 

@@ -114,6 +114,13 @@ def counted(seed: int) -> Call:
     return (TokenCounts.empty(BATCH, VOCAB), torch.randint(-1, VOCAB, (BATCH, 9), generator=g)), {}
 
 
+def budgeted(seed: int) -> Call:
+    """As many drafts as the budget: what lies behind the last one is padding."""
+    g = numbers(seed)
+    ids, confidence = torch.randint(0, VOCAB, (BATCH, 4), generator=g), torch.rand(BATCH, 4, generator=g)
+    return (ids, confidence), {"budget": 7, "cost": 9 + torch.arange(8.0)}
+
+
 CALLS: dict[str, Callable[[int], Call]] = {
     "verify_chain": chain,
     "acceptance_ratios": ratios,
@@ -121,6 +128,7 @@ CALLS: dict[str, Callable[[int], Call]] = {
     "sample": sampled,
     "residual_sample": residual,
     "residual_probs": lambda seed: residual(seed, is_drawn=False),
+    "allocate_drafts": budgeted,
     "edit_rows": edits,
     "count_tokens": counted,
     "tree_layout": lambda seed: ((parents(seed),), {"max_depth": 5}),

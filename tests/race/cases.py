@@ -42,6 +42,7 @@ def cases() -> Iterator[tuple[str, Case]]:
     yield from digests()
     yield from samples()
     yield from residuals()
+    yield from budgets()
     yield from edits()
     yield from layouts()
     yield from moves()
@@ -152,6 +153,15 @@ def edits() -> Iterator[tuple[str, Case]]:
     named |= {name: chain.keywords[name] for name in ("sampling", "draft_sampling")}
     call = (chain.draft_ids, chain.target_logits, chain.draft_logits), named
     yield "acceptance_ratios edits", bound("acceptance_ratios", call)
+
+
+def budgets() -> Iterator[tuple[str, Case]]:
+    """More requests than a block has threads, and more drafts than it looks at once."""
+    torch.manual_seed(0)
+    ids, confidence = torch.arange(900).view(300, 3), torch.rand(300, 3)
+    cost = 300 + torch.arange(601.0)
+    for named in ({}, {"cost": cost}, {"cost": cost, "compare_all": True}):
+        yield f"allocate_drafts {list(named)}", bound("allocate_drafts", ((ids, confidence), {"budget": 600, **named}))
 
 
 def edited(rows: Edits, *args: Any, is_drafted: bool = False, **named: Any) -> dict[str, Any]:

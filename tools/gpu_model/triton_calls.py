@@ -183,6 +183,16 @@ def _count_tokens(s: Size) -> None:
     _launcher("count_tokens")(tables, tables, s.zeros(DRAFT + 1), s.ints, 2, s.ints)
 
 
+def _allocate_drafts(s: Size) -> None:
+    ids, capacity = s.zeros(DRAFT), s.batch * DRAFT
+    flat, numbers = torch.zeros(capacity, dtype=torch.int64), torch.zeros(capacity + 1)
+    kept = torch.zeros(capacity, dtype=torch.int32)
+    _launcher("allocate_drafts")(
+        ids, s.zeros(DRAFT, dtype=FP32), None, numbers, capacity, False,
+        flat, torch.zeros(s.batch + 1, dtype=torch.int32), kept, s.ints, s.ints,
+    )  # fmt: skip
+
+
 def _cache(op: str, what: str, paged: bool, more: Callable[[Size], tuple[Any, ...]], *dims: int) -> Case:
     def call(s: Size) -> None:
         views = [torch.zeros(s.batch, 16, 8, dim, dtype=torch.uint8) for dim in (dims or (256,)) * 2]
@@ -292,6 +302,7 @@ OTHER_CASES = [
     _cache("rollback", "paged zero", True, lambda s: (s.longs, s.ints, 64, s.longs, s.ints.repeat(4), s.ints, s.ints)),
     _cache("rollback", "dense zero", False, lambda s: (s.longs, s.ints, 64, s.longs, s.ints, s.ints, s.ints)),
     *(_edit_rows(layout) for layout in ("dense", "flat", "tree")),
+    Case("allocate_drafts", "", _allocate_drafts),
     Case("count_tokens", "", _count_tokens),
     Case("gather_nodes", "", _gather_nodes),
     *(Case("tree_layout", str(nodes), _tree_layout(nodes)) for nodes in (SMALL, NODES)),
