@@ -46,7 +46,7 @@ CASES = [
     BudgetCase(OP, has_cost=False),
     BudgetCase(OP, 32, 5, 64),
     BudgetCase(OP, 1024, 8, 2048),
-    BudgetCase(OP, 1024, 64, 4096),
+    BudgetCase(OP, 1024, 64, 4096, threads=1),  # torch sorts this many on all threads, in times that vary threefold
 ]
 
 
