@@ -60,7 +60,7 @@ def tree_calls() -> Calls:
     ids = torch.randint(0, VOCAB, (1, 6), generator=torch.Generator().manual_seed(0))
     tree, scores = rows(1, 6), rows(1)[:, :6]
     request = {"sampling": sampling, "rng": rng}
-    sequences = ids.view(1, 2, 3)
+    sequences, marginals = ids.view(1, 2, 3), -torch.ones(1, 2, 3)
     ancestors = ops.tree_layout(parents).ancestors
     query, key = torch.randn(1, 6, 2, 16), torch.randn(1, 2, 16, 16)
     return {
@@ -69,6 +69,7 @@ def tree_calls() -> Calls:
         "tree_mask": lambda: ops.tree_mask(parents, past=lengths, size=64, format="additive"),
         "select_tree": lambda: ops.select_tree(ids, parents, scores, num_nodes=4),
         "tree_from_sequences": lambda: ops.tree_from_sequences(sequences),
+        "tree_from_marginals": lambda: ops.tree_from_marginals(sequences, marginals, num_nodes=4),
         "tree_attention": lambda: ops.tree_attention(query, key, key, ancestors, lengths),
     }
 

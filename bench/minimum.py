@@ -13,8 +13,8 @@ from .rows import ChainInput
 
 # Allowed multiples of MIN, beside what `near` of an op's file allows. Sequences of a trie are passed over again to sort
 # and to compare them; the parts of a split attention are written, read and merged. Each row of edit_rows walks its
-# request's lists, which MIN has once, three times. Triton's compare-and-swap has no mask: in count_tokens 256 lanes
-# swap for the 6 tokens of a request.
+# request's lists, which MIN has once, three times. Ranked candidates are written once, and read as nodes are chosen.
+# Triton's compare-and-swap has no mask: in count_tokens 256 lanes swap for the 6 tokens of a request.
 BUDGETS = {
     "verify_tree": 1.1,
     "compact_cache": 1.01,
@@ -23,6 +23,7 @@ BUDGETS = {
     "rollback": 1.25,
     "select_tree": 1.1,
     "tree_from_sequences": 3.5,
+    "tree_from_marginals": 2.5,
     "tree_layout": 1.02,
     "tree_mask": 1.05,
     "tree_attention": 1.55,

@@ -46,6 +46,7 @@ OPS = (
     "tree_mask",
     "select_tree",
     "tree_from_sequences",
+    "tree_from_marginals",
     "tree_attention",
     "tree_cache",
     "linear",

@@ -83,6 +83,7 @@ def cases() -> list[OpCase]:
         MaskCase("tree_mask", 64, 1, format=f"{f}, {past}") for f in ("bool", "additive bf16", "flat", "flat_packed")
     ]
     made += [TreeCase("select_tree", 64, 1), TreeCase("tree_from_sequences", 64, 1)]
+    made += [TreeCase("tree_from_marginals", 64, 4)]
     made += [EditCase("edit_rows", 2), EditCase("count_tokens", 2)]
     made += [BudgetCase("allocate_drafts", 64, 5, 128)]
     return [*made, AttentionCase("tree_attention", 16, 1, 512)]

@@ -36,6 +36,7 @@ from .ops.sample import SampleResult, sample
 from .ops.select_state import select_state
 from .ops.select_tree import select_tree
 from .ops.tree_attention import TreeAttention, tree_attention
+from .ops.tree_from_marginals import tree_from_marginals
 from .ops.tree_from_sequences import tree_from_sequences
 from .ops.tree_layout import TreeLayout, tree_layout
 from .ops.tree_mask import TreeMask, tree_mask
@@ -98,6 +99,7 @@ __all__ = [
     "tree_attention",
     "tree_from_links",
     "tree_from_lookahead",
+    "tree_from_marginals",
     "tree_from_parents",
     "tree_from_paths",
     "tree_from_sequences",

@@ -77,7 +77,9 @@ class RngKey(NamedTuple):
 
 
 class CandidateTree(NamedTuple):
-    """A tree of candidates that was built on the device: what `tree_from_sequences` and `select_tree` return.
+    """A tree of candidates that was built on the device.
+
+    `tree_from_sequences`, `tree_from_marginals` and `select_tree` return it.
 
     Attributes:
         token_ids: ``[batch, num_nodes]``, dtype of the ids given; -1 at padding (and at the root of

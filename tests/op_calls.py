@@ -72,6 +72,14 @@ def candidates(seed: int) -> Call:
     return (ids, parents(seed), torch.randn(BATCH, 7, generator=g)), {"num_nodes": 4}
 
 
+def marginals(seed: int) -> Call:
+    g = numbers(seed)
+    ids = torch.randint(0, VOCAB, (BATCH, 3, 4), generator=g)
+    limits = torch.tensor([6, 1, 4], dtype=torch.int32)
+    given = {"num_nodes": 6, "root_ids": ids[:, 0, 0].contiguous(), "max_nodes": limits}
+    return (ids, torch.randn(BATCH, 3, 4, generator=g).log_softmax(2)), given
+
+
 def gathered(seed: int) -> Call:
     g = numbers(seed)
     path = torch.tensor([[1, 3, -1], [2, -1, -1], [1, 2, -1]])
@@ -135,6 +143,7 @@ CALLS: dict[str, Callable[[int], Call]] = {
     "tree_mask": lambda seed: ((parents(seed),), {"past": torch.tensor([1, seed, 3]), "size": 12}),
     "select_tree": candidates,
     "tree_from_sequences": lambda seed: ((torch.randint(0, 4, (BATCH, 3, 2), generator=numbers(seed)),), {}),
+    "tree_from_marginals": marginals,
     "gather_nodes": gathered,
     "tree_attention": attended,
     **{op: cached(op) for op in ("compact_cache", "select_state", "rollback")},

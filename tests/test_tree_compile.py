@@ -14,7 +14,7 @@ from specdec_kernels import Sampling, TreeResult, tree_layout, tree_mask, verify
 from specdec_kernels._op import OPS
 from specdec_kernels.ops.verify_tree import op
 
-NAMES = ("tree_layout", "tree_mask", "select_tree", "tree_from_sequences", op.name)
+NAMES = ("tree_layout", "tree_mask", "select_tree", "tree_from_sequences", "tree_from_marginals", op.name)
 BATCH, NODES = 2, 9
 VERIFIED = make_tree(BATCH, NODES, 33)
 
@@ -34,6 +34,7 @@ def arguments(name: str, device: str) -> tuple[Any, ...]:
         "tree_mask": (parents, past, None, 0, 20, 1, torch.bfloat16),
         "select_tree": (ids, parents, torch.randn(BATCH, NODES, device=device), 5),
         "tree_from_sequences": (ids.view(BATCH, 3, 3), 8),
+        "tree_from_marginals": (ids.view(BATCH, 3, 3), torch.zeros(BATCH, 3, 3, device=device), 8, past, past.int()),
     }[name]
 
 

@@ -10,6 +10,7 @@ from specdec_kernels import (
     select_tree,
     tree_from_links,
     tree_from_lookahead,
+    tree_from_marginals,
     tree_from_parents,
     tree_from_paths,
     tree_from_sequences,
@@ -168,4 +169,6 @@ def test_no_tree_function_waits_for_the_device() -> None:
     tree_from_links(links.next_token, links.next_sibling)
     scores = case.target_logits[:, :, 0].contiguous()
     assert select_tree(case.token_ids, case.parents, scores, num_nodes=4).parents.shape == (3, 4)
+    marginals = scores.float()[:, None]
+    assert tree_from_marginals(case.token_ids[:, None], marginals, num_nodes=4).parents.shape == (3, 4)
     assert tree_from_sequences(case.token_ids[:, None], num_nodes=4).parents.shape == (3, 4)

@@ -23,6 +23,11 @@ namespace specdec {
   Tensor token_ids, int64_t num_nodes, Tensor out_token_ids, Tensor out_parents, \
       Tensor out_source, Tensor out_status
 
+#define SPECDEC_TREE_FROM_MARGINALS_ARGS                                                \
+  Tensor candidate_ids, Tensor logprobs, int64_t num_nodes, OptTensor root_ids,         \
+      OptTensor max_nodes, Tensor out_token_ids, Tensor out_parents, Tensor out_source, \
+      Tensor out_status
+
 // A tree that is built: [batch, nodes] each, -1 where there is no node.
 struct TreeOutput {
   int64_t nodes;

@@ -182,6 +182,8 @@ def layouts() -> Iterator[tuple[str, Case]]:
         yield f"tree_mask {format}", bound("tree_mask", ((random_parents(2, nodes, 5),), {"format": format, **sized}))
     ids = torch.randint(0, 3, (2, 260, 4))  # more sequences than a block has threads
     yield "tree_from_sequences large", bound("tree_from_sequences", ((ids,), {}))
+    ids, logprobs = torch.randint(0, 40, (2, 9, 50)), torch.randn(2, 9, 50).log_softmax(2)  # more than threads
+    yield "tree_from_marginals large", bound("tree_from_marginals", ((ids, logprobs), {"num_nodes": 300}))
 
 
 def moves() -> Iterator[tuple[str, Case]]:

@@ -258,6 +258,17 @@ def _tree_from_sequences(s: Size) -> None:
     _launcher("tree_from_sequences")(s.zeros(30, 7), NODES, s.zeros(NODES), tree, tree, s.ints)
 
 
+def _tree_from_marginals(nodes: int, depth: int, width: int) -> Callable[[Size], None]:
+    def call(s: Size) -> None:
+        tree = s.zeros(nodes, dtype=torch.int32)
+        _launcher("tree_from_marginals")(
+            s.zeros(depth, width), s.zeros(depth, width, dtype=FP32), nodes, s.longs, s.ints,
+            s.zeros(nodes), tree, tree, s.ints,
+        )  # fmt: skip
+
+    return call
+
+
 # Cases whose kernels know the vocabulary; those with filters take longest to compile and come last.
 ROW_CASES = sorted([
     *(_chain(rule, BF16) for rule in RULES),
@@ -308,6 +319,8 @@ OTHER_CASES = [
     *(Case("tree_layout", str(nodes), _tree_layout(nodes)) for nodes in (SMALL, NODES)),
     *(Case("select_tree", str(nodes), _select_tree(nodes)) for nodes in (SMALL, NODES)),
     Case("tree_from_sequences", "", _tree_from_sequences),
+    Case("tree_from_marginals", str(SMALL), _tree_from_marginals(SMALL, 7, 9)),
+    Case("tree_from_marginals", str(NODES), _tree_from_marginals(NODES, 33, 61)),
     _tree_mask("bool", 0, torch.bool, lambda b: (b, 1, NODES, NODES)),
     _tree_mask("additive bf16", 1, BF16, lambda b: (b, 1, NODES, NODES)),
     _tree_mask("flat", 2, torch.bool, lambda b: (b * NODES * NODES,)),
