@@ -3,6 +3,7 @@
 #   make test        the fast tier, about 6 minutes on 2 cores; make test-all: everything
 #   make coverage    lines of both packages that the fast tier runs
 #   make check       formatters, linters, types; make format mends what can be mended
+#   make hf-kernel   the package as Hugging Face's kernels loads it, in build/hf/specdec-kernels; CUDA too where nvcc is
 #   make wheel       one cp310-abi3 wheel in dist/, its symbols audited; make smoke: run it in an empty environment
 #   make test-engines  the plug-in inside real vLLM, in an environment of its own (3 GB; its first run installs for minutes)
 #   make mutants     138 faults put into the code one at a time, and the tests that must see them
@@ -33,7 +34,7 @@ ifeq ($(filter pinned existing,$(TORCH)),)
 $(error TORCH must be pinned or existing, got $(TORCH))
 endif
 
-.PHONY: demo test test-all test-engines coverage check format build wheel smoke compile compile-cuda compile-triton sanitize \
+.PHONY: demo test test-all test-engines coverage check format build wheel hf-kernel smoke compile compile-cuda compile-triton sanitize \
   race traffic rehearse bench mutants lossless losslessness-page models-page gpu-model gpu-model-check simulate docs \
   clean
 .DELETE_ON_ERROR:
@@ -79,6 +80,10 @@ wheel: $(INSTALLED)
 	rm -rf dist
 	SPECDEC_BUILD_CUDA=$(WHEEL_CUDA) $(PIP) wheel . --no-build-isolation --no-deps --wheel-dir dist
 	$(BIN)/python tools/audit_wheel.py dist/*.whl
+
+hf-kernel: $(INSTALLED)
+	$(BIN)/python -m tools.hf_kernel
+	$(if $(filter 1,$(WHEEL_CUDA)),$(BIN)/python -m tools.hf_kernel --backend cuda)
 
 # An empty environment, with the pinned torch; smoke.py refuses the source tree.
 smoke: wheel
@@ -160,7 +165,7 @@ clean:
 	rm -rf $(VENV) $(ENGINES) build dist *.egg-info specdec_kernels/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(INSTALLED): requirements/torch.txt requirements/dev.txt
+$(INSTALLED): requirements/torch.txt requirements/dev.txt requirements/hub.txt
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 10) and 'specdec_kernels needs Python >= 3.10, got ' + sys.version.split()[0])"
 ifeq ($(TORCH),existing)
 	$(PYTHON) -c "import torch" || { echo "TORCH=existing: $(PYTHON) has no torch; name another with PYTHON="; exit 1; }
@@ -169,7 +174,7 @@ else
 	$(PYTHON) -m venv --clear $(VENV)
 	$(PIP) install -r requirements/torch.txt
 endif
-	$(PIP) install -r requirements/dev.txt
+	$(PIP) install -r requirements/dev.txt -r requirements/hub.txt
 # After pip, which would take what lies beside the other torch for installed here.
 ifeq ($(TORCH),existing)
 	$(PYTHON) -c "import torch; print(torch.__path__[0].removesuffix('torch'))" > "$(SITE)/existing_torch.pth"

@@ -28,6 +28,9 @@ INCLUDES = ["-Icsrc", "-isystem", str(TORCH / "include"), "-isystem", str(TORCH 
 COMMON = ["-std=c++20", "-O3", "-DTORCH_TARGET_VERSION=0x020b000000000000", *INCLUDES]  # torch 2.11
 # No contraction: the arithmetic that all backends share must round after every step (csrc/common/hd.h).
 HOST = ["-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-ffp-contract=off", "-Wall", "-Wextra"]
+# Of torch.ops, where it is not that of specdec_kernels/_ops.py: tools/hf_kernel, which writes that file too, sets it.
+if namespace := os.environ.get("SPECDEC_NAMESPACE"):
+    COMMON.append(f"-DSPECDEC_NAMESPACE={namespace}")
 ARCHITECTURES = (80, 90, 100, 120)
 # libtorch.so depends on libtorch_cuda.so where torch has CUDA, so it alone serves both libraries.
 LIBTORCH = ["-Wl,--no-as-needed", f"-L{TORCH / 'lib'}", "-ltorch", "-ltorch_cpu"]

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from . import _backends
+from ._ops import NAMESPACE, add_op_namespace_prefix, ops
 
-NAMESPACE = "specdec_kernels"
 _library = torch.library.Library(NAMESPACE, "DEF")
 OPS: dict[str, Op] = {}
 
@@ -62,10 +62,10 @@ class Op:
         """Define both operators of a backend (tests also declare `cuda_host`)."""
         functional, out = f"{self.name}.{backend}", f"{self.name}_out.{backend}"
         _library.define(out + self._out_schema)
-        torch.library.register_fake(f"{NAMESPACE}::{out}", _do_nothing, lib=_library)
+        torch.library.register_fake(add_op_namespace_prefix(out), _do_nothing, lib=_library)
         if backend == "triton":
             _library.impl(out, self._triton_out, "CompositeExplicitAutograd")
-        out_call = getattr(getattr(getattr(torch.ops, NAMESPACE), f"{self.name}_out"), backend)
+        out_call = getattr(getattr(ops, f"{self.name}_out"), backend)
 
         def allocate(*args: Any) -> Any:
             return self._allocate(args, next(a for a in args if isinstance(a, Tensor)).device)
@@ -76,9 +76,9 @@ class Op:
             return results
 
         _library.define(functional + self._schema)
-        torch.library.register_fake(f"{NAMESPACE}::{functional}", allocate, lib=_library)
+        torch.library.register_fake(add_op_namespace_prefix(functional), allocate, lib=_library)
         _library.impl(functional, allocate_and_run, "CompositeExplicitAutograd")
-        self._calls[backend] = (getattr(getattr(getattr(torch.ops, NAMESPACE), self.name), backend), out_call)
+        self._calls[backend] = (getattr(getattr(ops, self.name), backend), out_call)
         self.backends = tuple(self._calls)
 
     def _triton_out(self, *args: Any) -> Any:

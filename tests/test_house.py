@@ -231,7 +231,7 @@ def test_no_file_is_called_utils() -> None:
 
 
 def test_only_documented_environment_variables_are_read() -> None:
-    known = {"SPECDEC_BACKEND", "SPECDEC_BUILD_CUDA"}
+    known = {"SPECDEC_BACKEND", "SPECDEC_BUILD_CUDA", "SPECDEC_NAMESPACE"}
     faults = []
     for path in [*PACKAGE.rglob("*.py"), ROOT / "setup.py"]:
         read = set(re.findall(r"environ[^\n]*?\b(SPECDEC_[A-Z_]+)", path.read_text()))

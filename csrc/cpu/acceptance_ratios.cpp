@@ -84,7 +84,7 @@ void acceptance_ratios(const AcceptanceRatiosParams& p, const Tensor& /*like*/) 
 }  // namespace
 }  // namespace specdec::cpu
 
-STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
+STABLE_TORCH_LIBRARY_IMPL(SPECDEC_NAMESPACE, CPU, m) {
   m.impl("acceptance_ratios_out.cpu",
          TORCH_BOX((&specdec::Boxed<specdec::acceptance_ratios_params,
                                     specdec::cpu::acceptance_ratios>::call)));

@@ -253,7 +253,7 @@ void edit_rows(const EditRowsParams& p, const Tensor& /*like*/) {
 }  // namespace
 }  // namespace specdec::cpu
 
-STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
+STABLE_TORCH_LIBRARY_IMPL(SPECDEC_NAMESPACE, CPU, m) {
   m.impl("edit_rows_out.cpu",
          TORCH_BOX((&specdec::Boxed<specdec::edit_rows_params, specdec::cpu::edit_rows>::call)));
 }

@@ -47,6 +47,6 @@ void gather_nodes(SPECDEC_GATHER_NODES_ARGS) {
 }  // namespace
 }  // namespace specdec::cpu
 
-STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
+STABLE_TORCH_LIBRARY_IMPL(SPECDEC_NAMESPACE, CPU, m) {
   m.impl("gather_nodes_out.cpu", TORCH_BOX(&specdec::cpu::gather_nodes));
 }

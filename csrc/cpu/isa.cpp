@@ -70,12 +70,12 @@ const TileTable& tiles() { return *current_table.load(std::memory_order_relaxed)
 
 }  // namespace specdec::cpu
 
-STABLE_TORCH_LIBRARY_FRAGMENT(specdec_kernels, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(SPECDEC_NAMESPACE, m) {
   m.def("cpu_isa() -> int");
   m.def("set_cpu_isa(int isa) -> int");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CompositeExplicitAutograd, m) {
+STABLE_TORCH_LIBRARY_IMPL(SPECDEC_NAMESPACE, CompositeExplicitAutograd, m) {
   m.impl("cpu_isa", TORCH_BOX(&specdec::cpu::cpu_isa));
   m.impl("set_cpu_isa", TORCH_BOX(&specdec::cpu::set_cpu_isa));
 }

@@ -73,10 +73,10 @@ Tensor linear(Tensor x, Tensor weight, OptTensor bias) {
 }  // namespace
 }  // namespace specdec::cpu
 
-STABLE_TORCH_LIBRARY_FRAGMENT(specdec_kernels, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(SPECDEC_NAMESPACE, m) {
   m.def("linear.cpu(Tensor x, Tensor weight, Tensor? bias) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
+STABLE_TORCH_LIBRARY_IMPL(SPECDEC_NAMESPACE, CPU, m) {
   m.impl("linear.cpu", TORCH_BOX(&specdec::cpu::linear));
 }

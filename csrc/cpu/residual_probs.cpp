@@ -47,7 +47,7 @@ void residual_probs(const ResidualParams& p, const Tensor& /*like*/) {
 }  // namespace
 }  // namespace specdec::cpu
 
-STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
+STABLE_TORCH_LIBRARY_IMPL(SPECDEC_NAMESPACE, CPU, m) {
   m.impl("residual_probs_out.cpu",
          TORCH_BOX((
              &specdec::Boxed<specdec::residual_probs_params, specdec::cpu::residual_probs>::call)));

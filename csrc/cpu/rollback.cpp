@@ -85,6 +85,6 @@ void rollback(SPECDEC_ROLLBACK_ARGS) {
 }  // namespace
 }  // namespace specdec::cpu
 
-STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
+STABLE_TORCH_LIBRARY_IMPL(SPECDEC_NAMESPACE, CPU, m) {
   m.impl("rollback_out.cpu", TORCH_BOX(&specdec::cpu::rollback));
 }

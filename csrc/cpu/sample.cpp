@@ -110,7 +110,7 @@ void sample(const SampleParams& p, const Tensor& /*like*/) {
 }  // namespace
 }  // namespace specdec::cpu
 
-STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
+STABLE_TORCH_LIBRARY_IMPL(SPECDEC_NAMESPACE, CPU, m) {
   m.impl("sample_out.cpu",
          TORCH_BOX((&specdec::Boxed<specdec::sample_params, specdec::cpu::sample>::call)));
 }

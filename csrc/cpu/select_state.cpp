@@ -26,6 +26,6 @@ void select_state(SPECDEC_SELECT_STATE_ARGS) {
 }  // namespace
 }  // namespace specdec::cpu
 
-STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
+STABLE_TORCH_LIBRARY_IMPL(SPECDEC_NAMESPACE, CPU, m) {
   m.impl("select_state_out.cpu", TORCH_BOX(&specdec::cpu::select_state));
 }

@@ -57,6 +57,6 @@ void select_tree(SPECDEC_SELECT_TREE_ARGS) {
 }  // namespace
 }  // namespace specdec::cpu
 
-STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
+STABLE_TORCH_LIBRARY_IMPL(SPECDEC_NAMESPACE, CPU, m) {
   m.impl("select_tree_out.cpu", TORCH_BOX(&specdec::cpu::select_tree));
 }

@@ -297,6 +297,6 @@ void tree_attention_out(Tensor query, Tensor key, Tensor value, Tensor ancestors
 
 }  // namespace specdec
 
-STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
+STABLE_TORCH_LIBRARY_IMPL(SPECDEC_NAMESPACE, CPU, m) {
   m.impl("tree_attention_out.cpu", TORCH_BOX(&specdec::tree_attention_out));
 }

@@ -269,7 +269,7 @@ void verify_chain(const VerifyChainParams& p, const Tensor& /*like*/) {
 }  // namespace
 }  // namespace specdec::cpu
 
-STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
+STABLE_TORCH_LIBRARY_IMPL(SPECDEC_NAMESPACE, CPU, m) {
   m.impl(
       "verify_chain_out.cpu",
       TORCH_BOX((&specdec::Boxed<specdec::verify_chain_params, specdec::cpu::verify_chain>::call)));

@@ -261,7 +261,7 @@ void verify_tree(const VerifyTreeParams& p, const Tensor& /*like*/) {
 }  // namespace
 }  // namespace specdec::cpu
 
-STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
+STABLE_TORCH_LIBRARY_IMPL(SPECDEC_NAMESPACE, CPU, m) {
   m.impl(
       "verify_tree_out.cpu",
       TORCH_BOX((&specdec::Boxed<specdec::verify_tree_params, specdec::cpu::verify_tree>::call)));

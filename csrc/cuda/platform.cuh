@@ -2,7 +2,6 @@
 // and the tests compile them with -DSPECDEC_HOST=<header> to run on the CPU: that header stands in
 // for the CUDA runtime.
 #pragma once
-#include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
@@ -10,6 +9,7 @@
 #include <cstring>
 
 #include "../torch/check.h"
+#include "../torch/namespace.h"
 #ifdef SPECDEC_HOST
 #include SPECDEC_HOST
 #else
@@ -30,9 +30,9 @@
 #define SPECDEC_SHARED(type, name) __shared__ type name
 #endif
 // Registers f as the operator `<op>_out` of this backend.
-#define SPECDEC_REGISTER(op, f)                                \
-  STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, SPECDEC_KEY, m) { \
-    m.impl(#op "_out" SPECDEC_OVERLOAD, TORCH_BOX(&f));        \
+#define SPECDEC_REGISTER(op, f)                                  \
+  STABLE_TORCH_LIBRARY_IMPL(SPECDEC_NAMESPACE, SPECDEC_KEY, m) { \
+    m.impl(#op "_out" SPECDEC_OVERLOAD, TORCH_BOX(&f));          \
   }
 
 namespace specdec {

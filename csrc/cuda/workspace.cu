@@ -108,11 +108,11 @@ void cuda_host_elsewhere(int64_t address) {
   specdec::elsewhere = reinterpret_cast<specdec::Elsewhere>(address);
 }
 }  // namespace
-STABLE_TORCH_LIBRARY_FRAGMENT(specdec_kernels, m) {
+STABLE_TORCH_LIBRARY_FRAGMENT(SPECDEC_NAMESPACE, m) {
   m.def("cuda_host_traffic() -> (int, int)");
   m.def("cuda_host_elsewhere(int address) -> ()");
 }
-STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CompositeExplicitAutograd, m) {
+STABLE_TORCH_LIBRARY_IMPL(SPECDEC_NAMESPACE, CompositeExplicitAutograd, m) {
   m.impl("cuda_host_traffic", TORCH_BOX(&cuda_host_traffic));
   m.impl("cuda_host_elsewhere", TORCH_BOX(&cuda_host_elsewhere));
 }

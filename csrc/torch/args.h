@@ -1,7 +1,6 @@
 // Tensors of the flat schemas as the plain structs of common/params.h, for every native backend.
 // Signatures of the operators are written once, here: SPECDEC_<OP>_ARGS is the schema's order.
 #pragma once
-#include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
 
@@ -10,6 +9,7 @@
 
 #include "../common/params.h"
 #include "check.h"
+#include "namespace.h"
 
 namespace specdec {
 
