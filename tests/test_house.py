@@ -105,6 +105,27 @@ def test_loop_and_laboratory_use_only_public_names(package: str) -> None:
     no_faults(faults)
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_plugins_use_only_public_names_and_import_their_engine_inside_functions(engine: str) -> None:
+    package = f"specdec_{engine}"
+    public = {f"specdec_kernels.{public_name}" for public_name in specdec_kernels.__all__} | {"specdec_kernels"}
+    faults = []
+    for path in sorted((ROOT / "python" / package).glob("*.py")):
+        outside = {m for m in foreign(path) if not is_within(m, "torch", engine, "python")}
+        private = {m for m in imports(path) if is_within(m, "specdec_kernels")} - public
+        faults += [f"{name(path)} imports {m}" for m in sorted(outside | private)]
+        top = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.Import | ast.ImportFrom)]
+        faults += [f"{name(path)}:{node.lineno} imports {engine} at its top" for node in top if engine in names(node)]
+    no_faults(faults)
+
+
+def names(node: ast.Import | ast.ImportFrom) -> set[str]:
+    """Packages that an import statement takes from outside its own."""
+    if isinstance(node, ast.Import):
+        return {alias.name.split(".")[0] for alias in node.names}
+    return {(node.module or "").split(".")[0]} if node.level == 0 else set()
+
+
 def test_native_sources_include_downwards_and_only_the_stable_interface() -> None:
     stable = ("torch/csrc/stable/", "torch/headeronly/", "torch/csrc/inductor/aoti_torch/c/shim.h")
     faults = []

@@ -14,7 +14,7 @@ import zipfile
 from pathlib import Path
 
 TAG = re.compile(r"-cp310-abi3-[a-z0-9_.]+\.whl$")
-PACKAGES = {"specdec_kernels", "specdec_lab", "specdec_loop", "specdec_vllm"}
+PACKAGES = {"specdec_kernels", "specdec_lab", "specdec_loop", "specdec_sglang", "specdec_vllm"}
 RUNTIME = re.compile(r"@(GLIBC|GLIBCXX|CXXABI|GCC)_[0-9.]+$")
 STABLE_TORCH = re.compile(r"^(aoti_torch_|torch_)[a-z0-9_]+$")  # extern "C" names: never mangled, never _ZN2at...
 TOOLCHAIN = {"__gmon_start__", "_ITM_deregisterTMCloneTable", "_ITM_registerTMCloneTable"}  # weak, may stay empty
@@ -83,7 +83,7 @@ def main() -> None:
     faults = [fault for wheel in wheels for fault in faults_of_wheel(wheel)]
     if faults:
         sys.exit("\n".join(faults))
-    print("  abi3, three packages, no symbol beyond the stable ABIs")
+    print(f"  abi3, {len(PACKAGES)} packages, no symbol beyond the stable ABIs")
 
 
 if __name__ == "__main__":
