@@ -115,7 +115,7 @@ void allocate_drafts(const AllocateParams& p, const Tensor& /*like*/) {
 }  // namespace
 }  // namespace specdec::cpu
 
-STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
+STABLE_TORCH_LIBRARY_IMPL(SPECDEC_NAMESPACE, CPU, m) {
   m.impl(
       "allocate_drafts_out.cpu",
       TORCH_BOX((&specdec::Boxed<specdec::allocate_params, specdec::cpu::allocate_drafts>::call)));

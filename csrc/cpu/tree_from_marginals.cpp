@@ -150,6 +150,6 @@ void tree_from_marginals(SPECDEC_TREE_FROM_MARGINALS_ARGS) {
 }  // namespace
 }  // namespace specdec::cpu
 
-STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
+STABLE_TORCH_LIBRARY_IMPL(SPECDEC_NAMESPACE, CPU, m) {
   m.impl("tree_from_marginals_out.cpu", TORCH_BOX(&specdec::cpu::tree_from_marginals));
 }
