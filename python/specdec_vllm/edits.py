@@ -100,7 +100,7 @@ class Wishes(NamedTuple):
     @classmethod
     def of(cls, params: Sequence[Any], prompt: Sequence[int], slots: Sequence[int], vocab: int, device: Any) -> Wishes:
         """From SamplingParams; None where a request changes nothing."""
-        parts: dict[str, Tensor] = {}
+        parts: dict[str, Any] = {}
 
         def collect(name: str) -> list[Any]:
             return [None if p is None else getattr(p, name) for p in params]
@@ -164,5 +164,5 @@ def bits_of(allowed: Sequence[Sequence[int] | None], vocab: int) -> Tensor | Non
     for row, ids in zip(bits, allowed, strict=True):
         row[slice(None) if not ids else [id for id in ids if 0 <= id < vocab]] = 1
     weight = torch.ones(32, dtype=torch.int64) << torch.arange(32)
-    words: Tensor = (bits.unflatten(1, (-1, 32)) * weight).sum(2)  # type: ignore[no-untyped-call]
+    words: Tensor = (bits.unflatten(1, (-1, 32)) * weight).sum(2)
     return words.to(torch.int32)

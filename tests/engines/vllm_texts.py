@@ -151,8 +151,8 @@ def serve(job: dict[str, Any]) -> dict[str, Any]:
                     request["logit_bias"] = {int(token): value for token, value in bias.items()}
             words = [request.pop("bad_words_ids", None) for request in batch]  # vLLM's own need a tokenizer
             params = [SamplingParams(detokenize=False, ignore_eos=True, **request) for request in batch]
-            for request_params, found in zip(params, words, strict=True):
-                request_params._bad_words_token_ids = found
+            for one, ids in zip(params, words, strict=True):
+                one._bad_words_token_ids = ids
             outputs = llm.generate(prompts, params, use_tqdm=False)
             texts.append([list(o.outputs[0].token_ids) for o in outputs])
             drafts.append(found[:])
