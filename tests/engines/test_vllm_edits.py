@@ -22,7 +22,7 @@ def mixed(count: int, *, has_bias: bool, temperature: float | None = None) -> li
         if kinds in (2, 6):
             params |= {"frequency_penalty": 1.5, "presence_penalty": -0.5}
         if kinds in (3, 7):
-            params |= {"min_tokens": 4 + i % 9, "stop_token_ids": list(range(0, 2048, 2))}
+            params |= {"min_tokens": 4 + i % 5, "stop_token_ids": list(range(0, 2048, 2))}
         if kinds in (4, 7):
             params["bad_words_ids"] = [[t] for t in range(1, 2048, 3)] + [[t, t + 2] for t in range(0, 2048, 3)]
         if kinds in (5, 6):

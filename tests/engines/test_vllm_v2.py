@@ -141,6 +141,91 @@ def test_requests_of_vllm_keep_its_tokens() -> None:
     assert ids[1, 0] == plain(sampler, rows[2], 5, 3)
 
 
+def params(**wanted: Any) -> SimpleNamespace:
+    off: dict[str, Any] = {"repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
+    off |= dict.fromkeys(("logit_bias", "min_tokens", "bad_words_token_ids", "allowed_token_ids"))
+    return SimpleNamespace(**off | {"all_stop_token_ids": set()} | wanted)
+
+
+def edited(logits: Tensor, wanted: SimpleNamespace, prompt: list[int], output: list[int]) -> Tensor:
+    """A row as vLLM changes it."""
+    row = logits.float().clone()
+    for token, bias in (wanted.logit_bias or {}).items():
+        row[token] += bias
+    seen = torch.tensor(sorted({*prompt, *output}))
+    row[seen] = torch.where(row[seen] > 0, row[seen] / wanted.repetition_penalty, row[seen] * wanted.repetition_penalty)
+    for token in output:
+        row[token] -= wanted.frequency_penalty
+    row[torch.tensor(sorted(set(output)), dtype=torch.long)] -= wanted.presence_penalty
+    if len(output) < (wanted.min_tokens or 0):
+        row[list(wanted.all_stop_token_ids)] = -torch.inf
+    for word in wanted.bad_words_token_ids or []:
+        if output[max(len(output) - len(word) + 1, 0) :] == word[:-1] or len(word) == 1:
+            row[word[-1]] = -torch.inf
+    if wanted.allowed_token_ids:
+        row[[t for t in range(len(row)) if t not in wanted.allowed_token_ids]] = -torch.inf
+    return row
+
+
+def test_steps_apply_what_requests_change_at_every_position() -> None:
+    """Greedy steps of three requests, one of which resumes with tokens of its own; then its place is another's."""
+    g = torch.Generator().manual_seed(3)
+    sampler = make_sampler(temperature=[0.0] * PLACES)
+    sampler.num_speculative_tokens = STEPS
+    texts = {1: ([3, 4, 5], [9]), 4: ([7, 7], []), 6: ([1], [2, 3, 2])}
+    wanted = {
+        1: params(repetition_penalty=1.8, frequency_penalty=0.6, logit_bias={3: 4.0, 60: 5.0}),
+        4: params(presence_penalty=1.5, min_tokens=4, all_stop_token_ids={*range(0, VOCAB, 2)}),
+        6: params(bad_words_token_ids=[[t] for t in range(40)] + [[t, t - 1] for t in range(41, VOCAB)],
+                  allowed_token_ids=[*range(5, VOCAB)]),
+    }  # fmt: skip
+    tokens = torch.zeros(PLACES, 80, dtype=torch.int32)
+    lengths = {name: torch.zeros(PLACES, dtype=torch.int32) for name in ("prompt_len", "prefill_len", "total_len")}
+    sampler.req_states = SimpleNamespace(
+        max_num_reqs=PLACES, max_model_len=80, vocab_size=VOCAB, last_sampled_tokens=torch.zeros(PLACES, 1),
+        all_token_ids=SimpleNamespace(gpu=tokens),
+        **{name: SimpleNamespace(gpu=x, np=x.numpy()) for name, x in lengths.items()},
+    )  # fmt: skip
+
+    def enter(place: int) -> None:
+        prompt, output = texts[place]
+        both = [*prompt, *output]
+        tokens[place, : len(both)] = torch.tensor(both)
+        lengths["prompt_len"][place], lengths["prefill_len"][place] = len(prompt), len(both)
+        lengths["total_len"][place] = len(both)
+        v2.editing_of(sampler).added(place, wanted[place])
+
+    for place in texts:
+        enter(place)
+    for step in range(12):
+        if step == 8:  # place 1 is taken by another request
+            texts[1], wanted[1] = ([11, 12], []), params(frequency_penalty=-1.0)
+            enter(1)
+        order = [6, 1, 4] if step % 2 else [1, 4, 6]
+        rows = 3 * torch.randn(3 * (STEPS + 1), VOCAB, generator=g)
+        expected, drafts = [], []
+        for i, place in enumerate(order):
+            prompt, output = texts[place]
+            right: list[int] = []
+            for j in range(STEPS + 1):
+                row = edited(rows[i * (STEPS + 1) + j], wanted[place], prompt, [*output, *right])
+                right.append(int(row.argmax()))
+            accepted = (step + place) % (STEPS + 1)
+            draft = right[:STEPS]
+            if accepted < STEPS:
+                draft[accepted] = (draft[accepted] + 1) % VOCAB
+            drafts.append(draft)
+            expected.append(right[: accepted + 1])
+        first = [sum(map(len, texts[place])) - 1 for place in order]
+        _, ids, count = verify("match", sampler, rows, None, drafts, order, first)
+        for i, place in enumerate(order):
+            assert ids[i, : int(count[i])].tolist() == expected[i], (step, place)
+            start = first[i] + 1
+            tokens[place, start : start + len(expected[i])] = torch.tensor(expected[i], dtype=torch.int32)
+            lengths["total_len"][place] = start + len(expected[i])
+            texts[place][1].extend(expected[i])
+
+
 @pytest.mark.parametrize("places", [[2, 0, -1, -1], [-1, -1, -1, -1], [0, 1, 2, 3]])
 def test_padding_writes_no_row_of_a_request(places: list[int]) -> None:
     kept, logits = torch.zeros(4, STEPS, 5), torch.arange(1.0, 17.0).view(4, 4)
