@@ -39,6 +39,7 @@ def chain_calls() -> Calls:
     edits = ops.Edits(repetition=one, frequency=one, presence=one, counts=counts)
     return {
         "sample": lambda: ops.sample(row, **request, purpose="target"),
+        "token_logprobs, 20 ids": lambda: ops.token_logprobs(row, drafts[0, :1], top=20),
         "verify_chain, match": lambda: ops.verify_chain(drafts, chain, **request, rule="match"),
         "verify_chain, ratio, all arguments": lambda: ops.verify_chain(
             drafts, chain, draft, **drafted, draft_stats=stats, rng=rng, logprobs="raw"

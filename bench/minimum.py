@@ -42,7 +42,7 @@ def minimum(case: Case, x: ChainInput, stats: bool = False) -> int:
     """Bytes that the rule must read on these rows."""
     batch, draft = x.draft_ids.shape
     row = x.target.shape[-1] * x.target.element_size()
-    if case.op == "sample":
+    if case.op in ("sample", "token_logprobs"):
         return batch * row
     if case.op == "residual_sample":  # both log-sums first, then the difference
         return 4 * batch * row

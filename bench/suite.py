@@ -31,6 +31,7 @@ from .rows import DTYPES, ChainInput, chains
 OPS = (
     "verify_chain",
     "sample",
+    "token_logprobs",
     "acceptance_ratios",
     "residual_probs",
     "residual_sample",

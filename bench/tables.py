@@ -16,6 +16,7 @@ OPS = {
     "*With draft_stats*: the statistics that `sample` returned when it drew the drafts are passed in, so the draft "
     "rows are read only where a token was rejected.",
     "sample": "Draws one token from each row of logits.",
+    "token_logprobs": "Gives the log-probability and rank of a token in each row, and the row's 20 most likely ids.",
     "verify_tree": "Accepts a path of each request's tree of drafted tokens and draws the next token.",
     "acceptance_ratios": "Computes min(1, p / q) at each drafted token and sum min(p, q) over the vocabulary.",
     "residual_probs": "Writes the distribution from which a rejected token is redrawn.",
@@ -45,6 +46,7 @@ PLAIN_RIVALS = {
     "EAGLE's PyTorch": "EAGLE-2's published selection of nodes",
     "heapq": "a heap of prefixes per request, on the host, as engines build such trees",
     "Python dictionaries": "a trie of Python dictionaries",
+    "log_softmax + topk": "`log_softmax` of float32 rows, `topk`, `gather`, and a count of larger logits",
     "dense PyTorch": "a float32 copy of all rows, changed in place as engines do it",
     "sort and mask": "`cumprod`, `sort` and a boolean mask, which waits for the device",
     "dense counts": "`scatter_add_` into counts of the whole vocabulary",

@@ -68,6 +68,7 @@ def cases() -> list[OpCase]:
     made += [Case(op, VOCAB, batches.get(f, 1), 2, bf16, f) for f in FILTERS if f != "none"]
     made += [Case(op, VOCAB, 1, 1, bf16, BOTH, rows=rows) for rows in ("flat", "peaked")]
     made += [Case("sample", VOCAB, 2, dtype=bf16, filters=filters) for filters in ("none", BOTH)]
+    made += [Case("token_logprobs", VOCAB, 2, dtype=bf16)]
     made += [Case(other, VOCAB, 1, 3, bf16) for other in ("acceptance_ratios", "residual_probs", "residual_sample")]
     made += [
         TreeCase("verify_tree", 16, 64, "fp32", "match", VOCAB),
@@ -95,7 +96,7 @@ def build_input(case: OpCase) -> Any:
         return suite.module(case.op).inputs(case)[0]
     draft = case.draft if case.op in ("verify_chain", "acceptance_ratios") else 1
     x = chain(case.batch, draft, case.vocab, dtype=DTYPES[case.dtype], filters=FILTERS[case.filters], shape=case.rows)
-    if case.op in ("sample", "residual_probs", "residual_sample"):
+    if case.op in ("sample", "token_logprobs", "residual_probs", "residual_sample"):
         x = x._replace(target=x.target[:, 0].contiguous(), draft=x.draft[:, 0].contiguous())
     return x._replace(rng=x.rng._replace(step=torch.zeros_like(x.rng.seed)))
 

@@ -35,6 +35,7 @@ from .ops.rollback import RollbackResult, rollback
 from .ops.sample import SampleResult, sample
 from .ops.select_state import select_state
 from .ops.select_tree import select_tree
+from .ops.token_logprobs import TokenLogprobs, token_logprobs
 from .ops.tree_attention import TreeAttention, tree_attention
 from .ops.tree_from_marginals import tree_from_marginals
 from .ops.tree_from_sequences import tree_from_sequences
@@ -72,6 +73,7 @@ __all__ = [
     "Sampling",
     "Status",
     "TokenCounts",
+    "TokenLogprobs",
     "TreeAttention",
     "TreeEngine",
     "TreeLayout",
@@ -96,6 +98,7 @@ __all__ = [
     "sample",
     "select_state",
     "select_tree",
+    "token_logprobs",
     "tree_attention",
     "tree_from_links",
     "tree_from_lookahead",

@@ -129,11 +129,19 @@ def budgeted(seed: int) -> Call:
     return (ids, confidence), {"budget": 7, "cost": 9 + torch.arange(8.0)}
 
 
+def scored(seed: int) -> Call:
+    g = numbers(seed)
+    ids = torch.randint(0, VOCAB, (BATCH,), generator=g)
+    sampling = distribution(g)
+    return (torch.randn(BATCH, VOCAB, generator=g), ids), {"top": 5, "sampling": sampling, "logprobs": "processed"}
+
+
 CALLS: dict[str, Callable[[int], Call]] = {
     "verify_chain": chain,
     "acceptance_ratios": ratios,
     "verify_tree": tree,
     "sample": sampled,
+    "token_logprobs": scored,
     "residual_sample": residual,
     "residual_probs": lambda seed: residual(seed, is_drawn=False),
     "allocate_drafts": budgeted,

@@ -138,6 +138,20 @@ struct SampleParams {
   int32_t* status;     // [batch]
 };
 
+struct TokenLogprobsParams {
+  int64_t rows, top;
+  Logits logits;
+  Ids token_ids;  // [rows], -1: none
+  Sampling sampling;
+  Allowed allowed;
+  RowEdits edits;
+  float* logprobs;      // [rows]
+  int32_t* ranks;       // [rows]
+  void* top_ids;        // [rows, top], the type of token_ids
+  float* top_logprobs;  // [rows, top]
+  int32_t* status;      // [rows]
+};
+
 struct AcceptanceRatiosParams {
   int64_t batch, max_draft, total;
   Ids draft_ids;

@@ -237,21 +237,6 @@ std::vector<float> gather_spans(const Team& team, const RowSource& row,
   return std::move(found[0]);
 }
 
-// A bound of the k-th largest logit from below: the k-th largest of k and more block maxima.
-// Blocks are folded into columns first, which are fewer to select from.
-float bound_of(const RowLaw& law, int64_t k) {
-  const std::vector<float>& blocks = law.block_max;
-  const size_t columns = std::min<size_t>(std::bit_ceil(kColumnShare * k), blocks.size());
-  if (static_cast<size_t>(k) > columns) return -kInf;
-  std::vector<float> best(blocks.begin(), blocks.begin() + columns);
-  for (size_t i = columns; i < blocks.size(); i += columns) {
-    const size_t n = std::min(columns, blocks.size() - i);
-    for (size_t j = 0; j < n; ++j) best[j] = std::max(best[j], blocks[i + j]);
-  }
-  std::nth_element(best.begin(), best.begin() + (k - 1), best.end(), std::greater<>());
-  return best[k - 1];
-}
-
 int64_t count_blocks(const RowLaw& law, float low) {
   const auto is_read = [=](float max) { return max >= low; };
   return std::count_if(law.block_max.begin(), law.block_max.end(), is_read);
@@ -377,6 +362,20 @@ void search_top_p(const Team& team, RowLaw& law) {
 float min_p_offset(const RowParams& params) {
   if (params.min_p >= 1.f) return 0.f;
   return mul_rn(params.temperature, log_normal(std::max(params.min_p, FLT_MIN)));
+}
+
+// Blocks are folded into columns first, which are fewer to select from.
+float bound_of(const RowLaw& law, int64_t k) {
+  const std::vector<float>& blocks = law.block_max;
+  const size_t columns = std::min<size_t>(std::bit_ceil(kColumnShare * k), blocks.size());
+  if (static_cast<size_t>(k) > columns) return -kInf;
+  std::vector<float> best(blocks.begin(), blocks.begin() + columns);
+  for (size_t i = columns; i < blocks.size(); i += columns) {
+    const size_t n = std::min(columns, blocks.size() - i);
+    for (size_t j = 0; j < n; ++j) best[j] = std::max(best[j], blocks[i + j]);
+  }
+  std::nth_element(best.begin(), best.begin() + (k - 1), best.end(), std::greater<>());
+  return best[k - 1];
 }
 
 void finish_filters(const Team& team, RowLaw& law, bool entropy) {

@@ -337,9 +337,12 @@ double RowLaw::prob(int64_t id) const {
 float RowLaw::logprob(int64_t id) const {
   if (bad) return NAN;  // a raw row whose NaN the mask hid from the draw
   const float l = source.logit(id);
-  if (!keeps(id, l)) return -kInf;
+  return keeps(id, l) ? logprob_of(l) : -kInf;
+}
+
+float RowLaw::logprob_of(float logit) const {
   if (params.greedy) return 0.f;
-  return static_cast<float>((static_cast<double>(l) - max) * params.inv_t - std::log(mass));
+  return static_cast<float>((static_cast<double>(logit) - max) * params.inv_t - std::log(mass));
 }
 
 float RowLaw::logsumexp() const {

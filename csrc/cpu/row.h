@@ -86,6 +86,7 @@ struct RowLaw {
   }
   double prob(int64_t id) const;
   float logprob(int64_t id) const;
+  float logprob_of(float logit) const;  // of a kept id, given its logit
   float logsumexp() const;
   double entropy() const;
   // Kept ids weigh scale * exp((l - max) * inv_t); a greedy row is the caller's business.

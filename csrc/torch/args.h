@@ -139,6 +139,11 @@ struct Boxed<kParams, kRun> {
       Tensor out_token_ids, Tensor out_logprobs, Tensor out_logsumexp, Tensor out_threshold, \
       Tensor out_status
 
+#define SPECDEC_TOKEN_LOGPROBS_ARGS                                                         \
+  Tensor logits, Tensor token_ids, int64_t top, SPECDEC_SAMPLING_ARGS(), OptTensor allowed, \
+      SPECDEC_EDITS_ARGS(), Tensor out_logprobs, Tensor out_ranks, Tensor out_top_ids,      \
+      Tensor out_top_logprobs, Tensor out_status
+
 #define SPECDEC_ACCEPTANCE_RATIOS_ARGS                                                          \
   Tensor draft_ids, Tensor target_logits, OptTensor draft_logits, OptTensor cu_draft,           \
       int64_t max_draft, SPECDEC_SAMPLING_ARGS(), SPECDEC_SAMPLING_ARGS(draft_),                \
@@ -218,6 +223,25 @@ inline SampleParams sample_params(SPECDEC_SAMPLE_ARGS) {
   p.logprobs = output<float>(out_logprobs);
   p.logsumexp = output<float>(out_logsumexp);
   p.threshold = output<float>(out_threshold);
+  p.status = output<int32_t>(out_status);
+  return p;
+}
+
+inline TokenLogprobsParams token_logprobs_params(SPECDEC_TOKEN_LOGPROBS_ARGS) {
+  TokenLogprobsParams p{};
+  p.rows = logits.size(0);
+  p.top = top;
+  p.logits = logits_of(logits);
+  p.token_ids = ids_of(token_ids);
+  p.sampling = sampling_of(SPECDEC_SAMPLING_NAMES());
+  p.allowed = allowed_of(allowed);
+  p.edits = edits_of(SPECDEC_EDITS_NAMES());
+  p.logprobs = output<float>(out_logprobs);
+  p.ranks = output<int32_t>(out_ranks);
+  STD_TORCH_CHECK(out_top_ids.scalar_type() == token_ids.scalar_type(),
+                  "token_logprobs: top_ids must have the type of token_ids");
+  p.top_ids = output<void>(out_top_ids);
+  p.top_logprobs = output<float>(out_top_logprobs);
   p.status = output<int32_t>(out_status);
   return p;
 }
