@@ -55,7 +55,7 @@ class Status(enum.IntFlag):
 
 _EXPLANATIONS = {
     Status.BAD_TARGET: "a row of target logits holds NaN or has no finite maximum; nothing was emitted there",
-    Status.BAD_DRAFT: "a draft row has no finite maximum, or a confidence or log q is out of range; the draft ended there",
+    Status.BAD_DRAFT: "a draft row has no finite maximum, or a confidence or log q is out of range; the draft ends",
     Status.BAD_ID: "a drafted id lies outside the vocabulary; the draft ended there",
     Status.EMPTY_RESIDUAL: "the residual distribution was empty; the token was drawn from the target's",
     Status.ZERO_DRAFT: "the draft distribution gives a drafted id probability 0; the id was rejected",
