@@ -65,12 +65,13 @@ def run_rules(
     if not isinstance(rule, MixedRules):
         return call(arguments(rule, sampling), out)
     has_rule = (rule.choice >= 0) & (rule.choice < len(rule.rules))
+    if sampling.active is not None:
+        has_rule |= ~sampling.active
     calls = []
     for i, name in enumerate(rule.rules):
         active = rule.choice == i
         if sampling.active is not None:
             active &= sampling.active
-            has_rule |= ~sampling.active
         calls.append(arguments(name, sampling._replace(active=active)))
     # Where a request is not active, ids are -1 and all else is 0; log-probabilities are never positive.
     results = [
