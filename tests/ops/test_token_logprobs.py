@@ -10,6 +10,7 @@ from edit_cases import make_edits
 from torch import Tensor
 
 from specdec_kernels import Sampling, TokenLogprobs, edit_rows, sample, token_logprobs, verify_chain
+from specdec_kernels.ops.token_logprobs import op  # noqa: F401 - the backends of this file's tests
 
 INF, NAN = float("inf"), float("nan")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
