@@ -182,15 +182,14 @@ struct BlockQueue {
   template <class F>
   __device__ void fill(const Race& race, int window, int blocks, const LogitRow& maxima,
                        const F& log_weight) {
-    const int group = static_cast<int>(threadIdx.x) / kLanes, lane = threadIdx.x % kLanes;
-    const int first_of_group = window + group * 8;
-    first = first_of_group + lane * (kGroupsOf8 * 8);
+    const int lane = threadIdx.x % kLanes, place = static_cast<int>(threadIdx.x) / kLanes * 8;
+    first = window + (place + lane * (kGroupsOf8 * 8));
     float minimum[8] = {}, most[8];
     maxima.load8(first, blocks, most);
     if (race.token_map) {
 #pragma unroll 1
       for (int i = 0; i < kLanes * 8; ++i) {
-        const int block = first_of_group + i / 8 * (kGroupsOf8 * 8) + i % 8;
+        const int block = first - lane * (kGroupsOf8 * 8) + i / 8 * (kGroupsOf8 * 8) + i % 8;
         const float least = mapped_minimum(race, block);
 #pragma unroll
         for (int j = 0; j < 8; ++j) minimum[j] = i == lane * 8 + j ? least : minimum[j];
