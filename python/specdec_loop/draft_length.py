@@ -1,8 +1,11 @@
-"""How many tokens to draft: always the same number, or the one that what was measured calls for."""
+"""How many tokens to draft and verify: always the same number, or the one that what was measured calls for."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+
+PAUSE, LONGEST_PAUSE = 4, 64  # steps until what did not pay is tried again: the first time, and at most
+CLOSE = 1.4  # speed-up below which a step without drafts is worth its time, to know what it takes
 
 
 class FixedLength:
@@ -19,24 +22,29 @@ class FixedLength:
         self.longest = longest
 
     def next(self) -> int:
-        """Length of the next step's drafts."""
+        """Length of the next step's drafts; 0: none."""
         return self.longest
+
+    def verified(self, lengths: Sequence[int]) -> int:
+        """How many columns to verify of chains of these lengths, which cost next to nothing to draft."""
+        return max(lengths, default=0)
 
     def update(self, drafted: Sequence[int], accepted: Sequence[int], seconds: Mapping[str, float]) -> None:
         """Learn from a step: what each request was offered and accepted, and the time of each phase."""
 
 
 class AdaptiveLength(FixedLength):
-    """The length of largest expected speed-up at the acceptance and cost of late.
+    """The length of largest expected speed at the acceptance and cost of late; 0 where no draft pays.
 
-    The choice looks at past steps alone, whose random numbers no later step uses again, so the output distribution
-    stays the target's. At least one token is drafted: without drafts nothing would be measured any more. With measured
-    times the lengths, and so the texts of ``ratio`` and ``block``, differ from run to run; give `cost` where they must
-    not.
+    A batch runs as ``[batch, 1 + length]``, so its requests share a length, and one more column takes the time of a
+    token of each. The choice looks at past steps, whose random numbers no later step uses again, and at how long copied
+    drafts are, never at what was drawn, so the output distribution stays the target's. Where drafts do not pay they are
+    tried again, more and more seldom. With measured times the lengths, and so the texts of ``ratio`` and ``block``,
+    differ from run to run; give `cost` where they must not.
     """
 
     def __init__(self, longest: int = 8, *, cost: float | None = None, memory: float = 16.0) -> None:
-        """Choose between 1 and `longest`.
+        """Choose between 0 and `longest`.
 
         Args:
             longest: bound of the length.
@@ -51,7 +59,11 @@ class AdaptiveLength(FixedLength):
             raise ValueError(f"AdaptiveLength: memory >= 1 and cost >= 0 expected, got {memory} and {cost}")
         self._fade, self._cost = 1 - 1 / memory, cost
         self._looked_at, self._accepted = 2.0, 1.0  # as if of two candidates one had been accepted
-        self._sums = [0.0] * 6  # over steps: 1, length, its square, seconds after drafting, their product, of a draft
+        self._sums = [0.0] * 6  # over drafts: 1, length, its square, seconds after drafting, their product, of a draft
+        self._plain = [0.0] * 2  # over steps without drafts: 1, seconds
+        self._since_drafts = self._since_plain = 0  # steps
+        self._drafts_pause = self._plain_pause = PAUSE
+        self._is_copied = False  # drafts cost nothing: `verified` decides
 
     @property
     def acceptance(self) -> float:
@@ -61,33 +73,75 @@ class AdaptiveLength(FixedLength):
     @property
     def cost(self) -> float:
         """Time of one draft token, drafted and verified, in units of a step without drafts."""
-        if self._cost is not None:
-            return self._cost
-        steps, lengths, squares, others, products, drafts = self._sums
-        if not others:
-            return 0.1
-        spread = steps * squares - lengths**2
-        slope = (steps * products - lengths * others) / spread if spread > 1e-6 else 0.0
-        slope = min(max(slope, 0.0), 0.5 * others / lengths)  # of few steps a line may say anything
-        return (drafts + slope * steps) / (others - slope * lengths)
+        _, drafting, verifying = self._times()
+        return drafting + verifying
 
     def next(self) -> int:
         """Length of the next step's drafts."""
-        rate, cost = self.acceptance, self.cost
-        best, best_speed, tokens = 1, 0.0, 1.0
-        for length in range(1, self.longest + 1):
-            tokens += rate**length
-            if (speed := tokens / (1 + length * cost)) > best_speed:
-                best, best_speed = length, speed
-        return best
+        if self._is_copied:
+            return self.longest
+        tokens = [1.0]
+        for n in range(1, self.longest + 1):
+            tokens.append(tokens[-1] + self.acceptance**n)
+        start, drafting, verifying = self._times()
+        best, speed = self._best(tokens, start, drafting + verifying)
+        is_unsure = self._cost is None and speed < CLOSE and self._since_plain >= self._plain_pause
+        return 0 if is_unsure else best
+
+    def verified(self, lengths: Sequence[int]) -> int:
+        """How many columns to verify of chains of these lengths."""
+        self._is_copied = True
+        tokens = [float(len(lengths))]
+        for n in range(1, 1 + max(lengths, default=0)):
+            tokens.append(tokens[-1] + self.acceptance**n * sum(length >= n for length in lengths))
+        start, _, verifying = self._times()
+        return self._best(tokens, start, verifying)[0]
 
     def update(self, drafted: Sequence[int], accepted: Sequence[int], seconds: Mapping[str, float]) -> None:
         """Learn from a step."""
-        pairs = list(zip(drafted, accepted, strict=True))
-        self._looked_at = self._fade * self._looked_at + sum(min(d, a + 1) for d, a in pairs)
-        self._accepted = self._fade * self._accepted + sum(accepted)
-        if longest := max(drafted, default=0):
+        longest = max(drafted, default=-1)
+        if longest > 0:
+            pairs = list(zip(drafted, accepted, strict=True))
+            self._looked_at = self._fade * self._looked_at + sum(min(d, a + 1) for d, a in pairs)
+            self._accepted = self._fade * self._accepted + sum(accepted)
             drafts = seconds["draft"] + seconds["networks"]
             others = sum(seconds.values()) - drafts
-            new = 1.0, longest, longest**2, others, longest * others, drafts / longest
-            self._sums = [self._fade * old + value for old, value in zip(self._sums, new, strict=True)]
+            each = drafts / longest
+            if self._since_drafts and self._sums[0]:  # a drafter first reads what it missed: that is no draft's time
+                each = self._sums[5] / self._sums[0]
+            self._note(self._sums, 1.0, longest, longest**2, others, longest * others, each)
+            pause = self._drafts_pause
+            self._drafts_pause = min(2 * pause, LONGEST_PAUSE) if self._since_drafts else max(pause // 2, PAUSE)
+            self._since_drafts, self._since_plain = 0, self._since_plain + 1
+        elif longest == 0:
+            self._note(self._plain, 1.0, sum(seconds.values()))
+            if self._since_plain:
+                self._plain_pause = min(2 * self._plain_pause, LONGEST_PAUSE)
+            self._since_drafts, self._since_plain = self._since_drafts + 1, 0
+
+    def _note(self, sums: list[float], *values: float) -> None:
+        sums[:] = [self._fade * old + value for old, value in zip(sums, values, strict=True)]
+
+    def _best(self, tokens: Sequence[float], start: float, each: float) -> tuple[int, float]:
+        """The fastest length, and its speed beside that of none; tokens[n] are expected of n drafts."""
+        speeds = [1.0] + [tokens[n] / tokens[0] / (start + n * each) for n in range(1, len(tokens))]
+        is_trial = self._since_drafts >= self._drafts_pause and len(tokens) > 1
+        best = max(range(int(is_trial), len(tokens)), key=speeds.__getitem__)
+        return best, speeds[best]
+
+    def _times(self) -> tuple[float, float, float]:
+        """Of a step with drafts, in units of one without: its time beside them, of drafting one, of verifying one."""
+        if self._cost is not None or not self._sums[0]:
+            return 1.0, 0.0, 0.1 if self._cost is None else self._cost
+        steps, lengths, squares, others, products, drafts = self._sums
+        mean, length = others / steps, lengths / steps
+        plain = self._plain[1] / self._plain[0] if self._plain[0] else None
+        spread, each = squares / steps - length**2, 0.0
+        if spread > 1e-6:
+            each = (products / steps - mean * length) / spread
+        elif plain is not None:
+            each = (mean - plain) / length
+        each = min(max(each, 0.0), 0.5 * mean / length)  # of few steps a line may say anything
+        start = mean - each * length
+        base = start if plain is None else min(plain, mean)  # no step without drafts takes longer than one with them
+        return start / base, drafts / steps / base, each / base

@@ -24,7 +24,7 @@ from specdec_kernels import (
 from .attention import forward
 from .draft_length import FixedLength
 from .drafters import Draft, Drafter, NoDrafter, Outcome
-from .drafters.base import kept_rows
+from .drafters.base import CHAIN_RULES, kept_rows
 from .edits import TextEdits
 from .heads.layers import GROWING
 from .linear import small_batch_linear
@@ -175,7 +175,7 @@ def generate(
         clock.begin()
         while not all(text.is_finished):
             with drafting:
-                draft = _checked(drafter.draft(text, length := lengths.next()), text, drafter.nodes(length))
+                draft = _draft(drafter, text, lengths)
             clock.mark("draft")
             logits, hidden = _forward(target, cache, text, draft, drafter.features)
             clock.mark("target")
@@ -285,7 +285,8 @@ def _decide(
             sampling=sampling,
             draft_sampling=draft.sampling,
             rng=sequences.rng(),
-            rule=cast(ChainRule, rule),
+            # Of trees: a step without one draws as plain decoding does.
+            rule=cast(ChainRule, rule if rule in CHAIN_RULES else "match"),
             token_map=draft.token_map,
             edits=rows,
             logprobs=logprobs,
@@ -423,6 +424,20 @@ def _right_padded(
     order = is_token.byte().argsort(dim=1, descending=True, stable=True)
     kept = torch.where(is_token, input_ids.to(device).long(), 0).gather(1, order)
     return kept, is_token.sum(1)
+
+
+def _draft(drafter: Drafter, text: Sequences, lengths: FixedLength) -> Draft:
+    """As many drafts as the policy calls for."""
+    length = lengths.next()
+    if length == 0:
+        drafter.skip(text)
+        return NoDrafter().draft(text, 0)
+    draft = _checked(drafter.draft(text, length), text, drafter.nodes(length))
+    if draft.lengths is None:
+        return draft
+    running = zip(draft.lengths, text.is_finished, strict=True)
+    columns = lengths.verified([n for n, is_finished in running if not is_finished])
+    return draft._replace(token_ids=draft.token_ids[:, :columns].contiguous())
 
 
 def _checked(draft: Draft, sequences: Sequences, most: int) -> Draft:

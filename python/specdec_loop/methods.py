@@ -87,7 +87,7 @@ class Method:
         make: the drafter; None is plain decoding.
         rule: under which its drafts are verified.
         draft_length: of its chains, depth of its trees; the longest where it adapts.
-        adapts: whether the length follows acceptance and cost, see `AdaptiveLength`.
+        adapts: whether the length follows acceptance and cost at batch 1 too, see `AdaptiveLength`.
     """
 
     about: str
@@ -96,9 +96,9 @@ class Method:
     draft_length: int = 4
     adapts: bool = False
 
-    def length(self) -> FixedLength:
-        """A new policy."""
-        return AdaptiveLength(self.draft_length) if self.adapts else FixedLength(self.draft_length)
+    def length(self, batch: int = 1) -> FixedLength:
+        """A new policy; at batch 2 and above it always adapts, for there a draft costs arithmetic."""
+        return AdaptiveLength(self.draft_length) if self.adapts or batch > 1 else FixedLength(self.draft_length)
 
     @property
     def keeps_the_text(self) -> bool:

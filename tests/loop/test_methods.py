@@ -12,6 +12,7 @@ from texts import prompts
 
 from specdec_kernels import Sampling
 from specdec_loop import Datastore, generate
+from specdec_loop.draft_length import FixedLength
 from specdec_loop.methods import METHODS, DrafterAssets
 
 
@@ -22,16 +23,48 @@ class TinyAssets(DrafterAssets):
         return medusa() if kind == "medusa" else feature_head(kind, model())
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_every_method_runs_and_is_plain_when_greedy(name: str) -> None:
-    assets = TinyAssets(
+class Irregular(FixedLength):
+    """Lengths as a policy may ask for them: none for a step, none for many, then drafts again."""
+
+    def __init__(self, longest: int) -> None:
+        super().__init__(longest)
+        self.asked: list[int] = []
+
+    def next(self) -> int:
+        lengths = (self.longest, 0, 1, 0, 0, 0, self.longest)
+        self.asked.append(lengths[len(self.asked) % len(lengths)])
+        return self.asked[-1]
+
+    def verified(self, lengths: Any) -> int:
+        return max(lengths, default=0) // 2
+
+
+def assets() -> TinyAssets:
+    return TinyAssets(
         model(),
         heads=Path("nowhere"),
         load_draft=lambda: model(seed=1),
         load_store=lambda: Datastore.build(prompts()),
     )
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "plain"])
+def test_every_drafter_follows_a_text_through_steps_without_drafts(name: str) -> None:
+    method, policy = METHODS[name], Irregular(METHODS[name].draft_length)
+    sampling = Sampling.full(3, temperature=0.0 if not method.keeps_the_text else 0.9)
+    arguments: dict[str, Any] = {"sampling": sampling, "max_new_tokens": 24, "stop": ()}
+    plain = generate(model(), None, prompts(3), **arguments).tokens
+    result = generate(
+        model(), method.make(assets()), prompts(3), rule=method.rule, draft_length=policy, **arguments
+    )  # fmt: skip
+    assert result.tokens == plain
+    assert policy.asked.count(0) > 3
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_runs_and_is_plain_when_greedy(name: str) -> None:
     method, sampling = METHODS[name], Sampling.full(3, temperature=0.0)
-    drafter = method.make(assets)
+    drafter = method.make(assets())
     assert drafter is None or method.rule in drafter.rules
     plain = generate(model(), None, prompts(3), sampling=sampling, max_new_tokens=12).tokens
     result = generate(
@@ -40,7 +73,7 @@ def test_every_method_runs_and_is_plain_when_greedy(name: str) -> None:
         prompts(3),
         sampling=sampling,
         rule=method.rule,
-        draft_length=method.length(),
+        draft_length=method.length(batch=3),
         max_new_tokens=12,
     )
     assert result.tokens == plain

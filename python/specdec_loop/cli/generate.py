@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> None:
             seed=args.seed,
             rule=method.rule,
             max_new_tokens=args.max_new_tokens,
-            draft_length=models.draft_length(args.method),
+            draft_length=models.draft_length(args.method, batch=1),
             stop=[*ends, *args.stop],
             tokenizer=models.tokenizer,
             streamer=writer,

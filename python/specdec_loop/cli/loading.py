@@ -74,12 +74,12 @@ class Models:
         except UserError as error:
             raise UserError(f"method {name}: {error}") from error
 
-    def draft_length(self, name: str) -> FixedLength:
+    def draft_length(self, name: str, batch: int) -> FixedLength:
         """A method's draft length; one that adapts begins anew."""
         asked = self.args.draft_length
         if asked == "auto":
             return AdaptiveLength(LONGEST)
-        return METHODS[name].length() if asked is None else FixedLength(int(asked))
+        return METHODS[name].length(batch) if asked is None else FixedLength(int(asked))
 
     def sampling(self, batch: int, temperature: float) -> Sampling:
         """The same for every request."""

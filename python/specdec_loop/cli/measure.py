@@ -144,7 +144,7 @@ class Comparison:
         """The drafter and its draft length; None for a rival."""
         if case.method in RIVALS:
             return None
-        return self.models.drafter(case.method), self.models.draft_length(case.method)
+        return self.models.drafter(case.method), self.models.draft_length(case.method, case.batch)
 
     def _run(
         self, case: Case, policy: tuple[Drafter | None, FixedLength] | None, start: int, new_tokens: int, done: Round

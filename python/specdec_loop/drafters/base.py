@@ -36,6 +36,8 @@ class Draft(NamedTuple):
         candidates: of a tree: only its first nodes are candidates (None: all). The others ride in the target's forward,
             for their logits.
         replacement: of a tree: siblings are independent draws.
+        lengths: of a deterministic chain that took no time to make: drafts of each request. The loop may verify fewer
+            columns.
     """
 
     token_ids: Tensor
@@ -47,6 +49,7 @@ class Draft(NamedTuple):
     max_depth: int = 0
     candidates: int | None = None
     replacement: bool = False
+    lengths: Sequence[int] | None = None
 
 
 class Outcome(NamedTuple):
@@ -117,7 +120,7 @@ class Drafter:
         raise NotImplementedError  # every drafter has its own
 
     def skip(self, sequences: Sequences) -> None:
-        """Called in place of `draft` by a drafter that is made of others, and drafts by another in this step."""
+        """Called in place of `draft` where this step has no draft, or another drafter's."""
 
     def commit(self, sequences: Sequences, outcome: Outcome) -> None:
         """Follow the text, which has grown by what was kept."""
@@ -201,6 +204,11 @@ def padded(drafts: Sequence[Sequence[int]], device: torch.device, length: int | 
     # Half the time of torch.tensor, which looks at every number, but without any it is refused.
     ids = torch.frombuffer(flat, dtype=torch.int64) if flat else torch.empty(0, dtype=torch.int64)
     return ids.view(len(drafts), length).to(device, non_blocking=True)
+
+
+def copies(drafts: Sequence[Sequence[int]], device: torch.device) -> Draft:
+    """Chains that were looked up."""
+    return Draft(padded(drafts, device), lengths=list(map(len, drafts)))
 
 
 def kept_rows(rows: Tensor, keep: Tensor | Sequence[int] | int) -> Tensor:

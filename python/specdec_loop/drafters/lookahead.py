@@ -77,6 +77,8 @@ class Lookahead(Drafter):
 
     def commit(self, sequences: Sequences, outcome: Outcome) -> None:
         """Columns and the tokens behind them go to the pool; the window moves up."""
+        if outcome.path is None:
+            return  # a step without drafts: the window was not run
         last_row = outcome.logits[:, -self.window :]
         if self.level == 2:  # it is row 0, which begins with the root
             last_row = torch.cat([outcome.logits[:, :1], last_row[:, 1:]], 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from specdec_kernels import Sampling
 
 from ..sequences import Sequences
-from .base import Draft, Drafter, padded
+from .base import Draft, Drafter, copies
 
 
 class PromptLookup(Drafter):
@@ -54,7 +54,7 @@ class PromptLookup(Drafter):
             while copied and len(copied) < budget:
                 copied.append(copied[place - len(row)])
             drafts.append(copied)
-        return Draft(padded(drafts, sequences.tokens.device))
+        return copies(drafts, sequences.tokens.device)
 
     def _found(self, row: list[int], after: dict[tuple[int, ...], int]) -> tuple[int, int]:
         """Where to copy from, and how many tokens match; the end where none do."""

@@ -8,7 +8,7 @@ from specdec_kernels import Sampling
 
 from ..sequences import Sequences
 from ..suffixes import Suffixes, Trie
-from .base import Draft, Drafter, padded
+from .base import Draft, Drafter, copies
 
 
 class SuffixDecoding(Drafter):
@@ -57,7 +57,7 @@ class SuffixDecoding(Drafter):
 
     def draft(self, sequences: Sequences, length: int) -> Draft:
         """Read what is new in each text, then follow its suffixes."""
-        return Draft(padded([tokens for _, tokens in self.propose(sequences, length)], sequences.tokens.device))
+        return copies([tokens for _, tokens in self.propose(sequences, length)], sequences.tokens.device)
 
     def propose(self, sequences: Sequences, length: int) -> list[tuple[float, list[int]]]:
         """Expected accepted tokens, and the draft, of each request."""
