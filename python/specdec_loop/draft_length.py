@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 PAUSE, LONGEST_PAUSE = 4, 64  # steps until what did not pay is tried again: the first time, and at most
-CLOSE = 1.4  # speed-up below which a step without drafts is worth its time, to know what it takes
+CLOSE = 1.4  # speed-up below which what a step without drafts takes is measured again now and then
 
 
 class FixedLength:
@@ -84,9 +84,7 @@ class AdaptiveLength(FixedLength):
         for n in range(1, self.longest + 1):
             tokens.append(tokens[-1] + self.acceptance**n)
         start, drafting, verifying = self._times()
-        best, speed = self._best(tokens, start, drafting + verifying)
-        is_unsure = self._cost is None and speed < CLOSE and self._since_plain >= self._plain_pause
-        return 0 if is_unsure else best
+        return self._best(tokens, start, drafting + verifying)
 
     def verified(self, lengths: Sequence[int]) -> int:
         """How many columns to verify of chains of these lengths."""
@@ -95,7 +93,7 @@ class AdaptiveLength(FixedLength):
         for n in range(1, 1 + max(lengths, default=0)):
             tokens.append(tokens[-1] + self.acceptance**n * sum(length >= n for length in lengths))
         start, _, verifying = self._times()
-        return self._best(tokens, start, verifying)[0]
+        return self._best(tokens, start, verifying)
 
     def update(self, drafted: Sequence[int], accepted: Sequence[int], seconds: Mapping[str, float]) -> None:
         """Learn from a step."""
@@ -122,12 +120,14 @@ class AdaptiveLength(FixedLength):
     def _note(self, sums: list[float], *values: float) -> None:
         sums[:] = [self._fade * old + value for old, value in zip(sums, values, strict=True)]
 
-    def _best(self, tokens: Sequence[float], start: float, each: float) -> tuple[int, float]:
-        """The fastest length, and its speed beside that of none; tokens[n] are expected of n drafts."""
+    def _best(self, tokens: Sequence[float], start: float, each: float) -> int:
+        """The fastest length, or the one whose time is to be measured; tokens[n] are expected of n drafts."""
         speeds = [1.0] + [tokens[n] / tokens[0] / (start + n * each) for n in range(1, len(tokens))]
-        is_trial = self._since_drafts >= self._drafts_pause and len(tokens) > 1
-        best = max(range(int(is_trial), len(tokens)), key=speeds.__getitem__)
-        return best, speeds[best]
+        if self._since_drafts >= self._drafts_pause and len(speeds) > 1:
+            return max(range(1, len(speeds)), key=speeds.__getitem__)
+        best = max(range(len(speeds)), key=speeds.__getitem__)
+        is_unsure = self._cost is None and (speeds[best] < CLOSE or not self._plain[0])
+        return 0 if is_unsure and self._since_plain >= self._plain_pause else best
 
     def _times(self) -> tuple[float, float, float]:
         """Of a step with drafts, in units of one without: its time beside them, of drafting one, of verifying one."""
