@@ -20,6 +20,7 @@ BUDGETS = {
     "compact_cache": 1.01,
     "gather_nodes": 1.01,
     "select_state": 1.01,
+    "advance_state": 1.1,
     "rollback": 1.25,
     "select_tree": 1.1,
     "tree_from_sequences": 3.5,

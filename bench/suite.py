@@ -42,6 +42,7 @@ OPS = (
     "rollback",
     "gather_nodes",
     "select_state",
+    "advance_state",
     "verify_tree",
     "tree_layout",
     "tree_mask",

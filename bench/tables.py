@@ -28,6 +28,7 @@ OPS = {
     "rollback": "Frees the cache pages behind the accepted path.",
     "gather_nodes": "Gathers the features of the accepted path.",
     "select_state": "Selects the recurrent state after the last accepted token.",
+    "advance_state": "Advances the recurrent states of a gated delta rule over the root and the accepted drafts.",
     "tree_layout": "Computes depths, positions, links and packed ancestors of the trees of a batch.",
     "tree_mask": "Writes the attention masks of the trees, in an engine's format.",
     "select_tree": "Keeps the best nodes of a drafted tree, as EAGLE-2 does.",

@@ -24,6 +24,7 @@ from ._tree_links import LinkedTree, TreeLinks, tree_from_links, tree_links
 from ._types import CandidateTree, RngKey, Sampling
 from ._warmup import warmup
 from .ops.acceptance_ratios import RatioResult, acceptance_ratios
+from .ops.advance_state import advance_state
 from .ops.allocate_drafts import DraftAllocation, allocate_drafts
 from .ops.compact_cache import compact_cache
 from .ops.count_tokens import count_tokens
@@ -82,6 +83,7 @@ __all__ = [
     "TreeResult",
     "TreeRule",
     "acceptance_ratios",
+    "advance_state",
     "allocate_drafts",
     "available_backends",
     "batch_sd",

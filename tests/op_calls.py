@@ -110,6 +110,16 @@ def cached(op: str) -> Callable[[int], Call]:
     return call
 
 
+def replayed(seed: int) -> Call:
+    """A step of a gated delta rule in two layers, of two drafts."""
+    g = numbers(seed)
+    keys, values = (torch.randn(2, BATCH, 3, heads, 4, generator=g) for heads in (1, 2))
+    gates = torch.rand(2, 2, BATCH, 3, 2, generator=g)
+    accepted = torch.randint(-1, 3, (BATCH,), generator=g, dtype=torch.int32)
+    given = (torch.randn(2, BATCH, 2, 4, 4, generator=g), keys, values, accepted)
+    return given, {"log_decay": -gates[0], "beta": gates[1]}
+
+
 def edits(seed: int) -> Call:
     """As many ids as there is room for: what lies behind the last one is not written."""
     g = numbers(seed)
@@ -154,6 +164,7 @@ CALLS: dict[str, Callable[[int], Call]] = {
     "tree_from_marginals": marginals,
     "gather_nodes": gathered,
     "tree_attention": attended,
+    "advance_state": replayed,
     **{op: cached(op) for op in ("compact_cache", "select_state", "rollback")},
 }
 

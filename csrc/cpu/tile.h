@@ -8,6 +8,7 @@
 #include "attention.h"
 #include "linear.h"
 #include "race.h"
+#include "replay.h"
 
 namespace specdec::cpu {
 
@@ -92,6 +93,7 @@ struct TileTable {
                            uint32_t* words);
   Attention attention[3];  // indexed by LogitType
   Linear linear[3];        // by LogitType of the weight
+  Replay replay[2];        // by LogitType of the state
 };
 
 enum class Isa : int { kPortable = 0, kAvx2 = 1, kAvx512 = 2, kAmx = 3 };

@@ -261,6 +261,7 @@ SumMax tile_sum_max(const float* tile, int n) {
 
 #include "attention_kernels.h"
 #include "linear_kernels.h"
+#include "replay_kernels.h"
 #ifdef SPECDEC_AMX
 #include "attention_amx.h"
 #else
@@ -289,6 +290,7 @@ constexpr TileTable kTable = {
                   {keep_queries, attend_block<LogitType::kFloat16>}},
     .linear = {linear<LogitType::kFloat32>, linear<LogitType::kBFloat16>,
                linear<LogitType::kFloat16>},
+    .replay = {replay<LogitType::kFloat32>, replay<LogitType::kBFloat16>},
 };
 
 }  // namespace specdec::cpu::SPECDEC_ISA

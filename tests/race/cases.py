@@ -46,6 +46,7 @@ def cases() -> Iterator[tuple[str, Case]]:
     yield from edits()
     yield from layouts()
     yield from moves()
+    yield from replays()
 
 
 def bound(op: str, call: Call) -> Case:
@@ -184,6 +185,17 @@ def layouts() -> Iterator[tuple[str, Case]]:
     yield "tree_from_sequences large", bound("tree_from_sequences", ((ids,), {}))
     ids, logprobs = torch.randint(0, 40, (2, 9, 50)), torch.randn(2, 9, 50).log_softmax(2)  # more than threads
     yield "tree_from_marginals large", bound("tree_from_marginals", ((ids, logprobs), {"num_nodes": 300}))
+
+
+def replays() -> Iterator[tuple[str, Case]]:
+    """More columns than a block of the state has; a chain and a path."""
+    torch.manual_seed(0)
+    state, keys, gates = torch.randn(2, 2, 2, 20, 70), torch.randn(2, 2, 5, 1, 20), torch.rand(2, 2, 5, 2)
+    given = (state, keys, torch.randn(2, 2, 5, 2, 70), caches.counts([3, 0], "cpu"))
+    more = {"log_decay": -gates, "beta": gates}
+    yield "advance_state chain", bound("advance_state", (given, more))
+    path = torch.tensor([[1, 2, 4, -1]] * 2)
+    yield "advance_state tree", bound("advance_state", (given, {**more, "path": path}))
 
 
 def moves() -> Iterator[tuple[str, Case]]:

@@ -211,6 +211,18 @@ def _gather_nodes(s: Size) -> None:
     _launcher("gather_nodes")(values, s.zeros(DRAFT), values, s.ints)
 
 
+def _advance_state(dtype: torch.dtype, gates: str) -> Callable[[Size], None]:
+    def call(s: Size) -> None:
+        state = torch.zeros(2, s.batch, 4, 128, 128, dtype=dtype)
+        keys, gate = torch.zeros(2, s.batch, DRAFT, 4, 128, dtype=BF16), torch.zeros(2, s.batch, DRAFT, 4)
+        decay = torch.zeros(*gate.shape, 128) if gates == "channel" else gate
+        is_tree = gates == "channel"
+        path, beta = s.zeros(DRAFT) if is_tree else None, None if gates == "plain" else gate
+        _launcher("advance_state")(state, keys, keys, decay, beta, s.ints, path, s.ints if is_tree else None, s.ints)
+
+    return call
+
+
 def _tree_layout(nodes: int) -> Callable[[Size], None]:
     def call(s: Size) -> None:
         # A view of a wider tensor, as a launcher gets it.
@@ -310,6 +322,9 @@ OTHER_CASES = [
     _cache("compact_cache", "paged", True, lambda s: _path(s, 6)),
     _cache("compact_cache", "long path, any dims", False, lambda s: _path(s, 30), 256, 128),
     _cache("select_state", "", False, lambda s: (s.ints, s.ints)),
+    Case("advance_state", "fp32 delta", _advance_state(FP32, "delta")),
+    Case("advance_state", "bf16 plain", _advance_state(BF16, "plain")),
+    Case("advance_state", "bf16 channel tree", _advance_state(BF16, "channel")),
     _cache("rollback", "paged zero", True, lambda s: (s.longs, s.ints, 64, s.longs, s.ints.repeat(4), s.ints, s.ints)),
     _cache("rollback", "dense zero", False, lambda s: (s.longs, s.ints, 64, s.longs, s.ints, s.ints, s.ints)),
     *(_edit_rows(layout) for layout in ("dense", "flat", "tree")),

@@ -1,0 +1,167 @@
+// advance_state: S = exp(g) S + k u^T for the root and the accepted nodes.
+// Grid: layers * batch * heads * blocks; a block owns kColumns columns of a head's state. A warp
+// has every kWarps-th row, a lane two columns of it: the state stays in registers.
+#include "../torch/state_args.h"
+#include "block.cuh"
+#include "global.cuh"
+
+namespace specdec {
+namespace {
+
+constexpr int kColumns = 64;
+
+struct AdvanceParams {
+  AdvanceStateParams p;
+  GlobalIds path;
+  unsigned blocks;  // of a head
+};
+
+struct Token {  // what a block shares of one
+  float key[kThreads], decay[kThreads];
+};
+using Sums = float[kWarps][kColumns];
+
+__device__ float round_bfloat16(float x) {
+  const uint32_t bits = float_bits(x);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return bits_float(bits | 0x400000u);
+  return bits_float((bits + 0x7fffu + (bits >> 16 & 1u)) & 0xffff0000u);
+}
+
+__device__ float load_input(const TokenInputs& x, int64_t i) {
+  return LogitRow(x.data, 0, x.type).at(i);
+}
+
+// Where a head's numbers of a node begin.
+__device__ int64_t place(const AdvanceStateParams& p, const TokenInputs& x, int64_t layer,
+                         int64_t b, int64_t node, int64_t head) {
+  return x.at(layer, b, node, head / (p.heads / x.heads));
+}
+
+// Whether the path of request b rises, and ends within the step; all threads ask.
+__device__ bool is_path(const AdvanceParams& q, int64_t b, int64_t count) {
+  int strays = 0;
+  for (int64_t d = threadIdx.x; d < count; d += kThreads) {
+    const int64_t node = q.path.load(b * q.p.columns + d);
+    const int64_t before = d > 0 ? q.path.load(b * q.p.columns + d - 1) : 0;
+    strays |= node <= before || node >= q.p.nodes;
+  }
+  return block_reduce(strays, Or()) == 0;
+}
+
+// Token `node` into the rows of this thread.
+template <int kRows>
+__device__ void step(const AdvanceStateParams& p, int64_t layer, int64_t b, int64_t head,
+                     int64_t node, int64_t column, const Token& token, Sums& sums,
+                     float (&s)[kRows][2]) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  float update[2] = {0, 0}, sum[2] = {0, 0};
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    if (column + 32 * j >= p.d_v) continue;
+    update[j] = load_input(p.values, place(p, p.values, layer, b, node, head) + column + 32 * j);
+  }
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    const int k = warp + r * kWarps;
+    for (int j = 0; j < 2; ++j) {
+      s[r][j] *= token.decay[k];
+      sum[j] += token.key[k] * s[r][j];
+    }
+  }
+  if (p.beta.data) {
+    for (int j = 0; j < 2; ++j) sums[warp][lane + 32 * j] = sum[j];
+    __syncthreads();
+    const float rate = load_input(p.beta, place(p, p.beta, layer, b, node, head));
+    for (int j = 0; j < 2; ++j) {
+      float all = 0;
+      for (int w = 0; w < kWarps; ++w) all += sums[w][lane + 32 * j];
+      update[j] = rate * (update[j] - all);
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    for (int j = 0; j < 2; ++j) s[r][j] += token.key[warp + r * kWarps] * update[j];
+  }
+}
+
+// Key and decay of a node to shared memory; zeros behind the last channel.
+__device__ void share_token(const AdvanceStateParams& p, int64_t layer, int64_t b, int64_t head,
+                            int64_t node, Token* token) {
+  const int64_t k = threadIdx.x;
+  float key = 0, decay = 1;
+  if (k < p.d_k) {
+    key = load_input(p.keys, place(p, p.keys, layer, b, node, head) + k);
+    if (p.log_decay.data) {
+      const int64_t at = place(p, p.log_decay, layer, b, node, head);
+      decay = expf(load_input(p.log_decay, p.log_decay.dim == 1 ? at : at + k));
+    }
+  }
+  token->key[k] = key;
+  token->decay[k] = decay;
+}
+
+template <int kRows>
+__global__ void __launch_bounds__(kThreads)
+    advance_state_kernel(const __grid_constant__ AdvanceParams q) {
+  SPECDEC_SHARED(Token, token);
+  SPECDEC_SHARED(Sums, sums);
+  const AdvanceStateParams& p = q.p;
+  const unsigned block = blockIdx.x % q.blocks, rest = blockIdx.x / q.blocks;
+  const int64_t head = rest % p.heads, b = rest / p.heads % p.batch;
+  const int64_t layer = rest / p.heads / p.batch;
+  const Global<const int32_t> counts(p.num_accepted.data), slots(p.slot.data);
+  const int64_t count = counts.load(b), slot = slots ? slots.load(b) : b;
+  const bool acts = count >= 0 && slot != -1;
+  bool good = count <= p.columns && slot >= 0 && slot < p.slots;
+  if (acts && good && p.path.data) good = is_path(q, b, count);
+  if (layer == 0 && head == 0 && block == 0 && threadIdx.x == 0) {
+    Global<int32_t>(p.status).store(b, count < -1 || (acts && !good) ? kBadLayout : 0);
+  }
+  if (!acts || !good) return;
+
+  const int64_t column = block * kColumns + threadIdx.x % 32;
+  const int64_t start = layer * p.layer_stride + slot * p.slot_stride + head * p.d_k * p.d_v;
+  const LogitRow state(p.state, start, p.type);
+  float s[kRows][2];
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    const int64_t k = threadIdx.x / 32 + r * kWarps;
+    for (int j = 0; j < 2; ++j) {
+      const bool is_there = k < p.d_k && column + 32 * j < p.d_v;
+      s[r][j] = is_there ? state.at(k * p.d_v + column + 32 * j) : 0.f;
+    }
+  }
+  for (int64_t d = 0; d <= count; ++d) {
+    const int64_t node = d > 0 && p.path.data ? q.path.load(b * p.columns + d - 1) : d;
+    share_token(p, layer, b, head, node, &token);
+    __syncthreads();
+    step<kRows>(p, layer, b, head, node, column, token, sums, s);
+    __syncthreads();
+  }
+  const Global<uint8_t> to(static_cast<uint8_t*>(p.state));
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    const int64_t k = threadIdx.x / 32 + r * kWarps;
+    for (int j = 0; j < 2; ++j) {
+      if (k >= p.d_k || column + 32 * j >= p.d_v) continue;
+      const float x = p.type == LogitType::kBFloat16 ? round_bfloat16(s[r][j]) : s[r][j];
+      store_as(p.type, to, start + k * p.d_v + column + 32 * j, x);
+    }
+  }
+}
+
+void advance_state(const AdvanceStateParams& p, const Tensor& like) {
+  const DeviceGuard guard(like);
+  AdvanceParams q{p, {const_cast<void*>(p.path.data), p.path.wide}, 0};
+  q.blocks = static_cast<unsigned>((p.d_v + kColumns - 1) / kColumns);
+  const int64_t blocks = p.layers * p.batch * p.heads * q.blocks;
+  const Stream stream = current_stream(like);
+  if (p.d_k <= 64) return launch(advance_state_kernel<8>, blocks, kThreads, stream, q);
+  if (p.d_k <= 128) return launch(advance_state_kernel<16>, blocks, kThreads, stream, q);
+  launch(advance_state_kernel<32>, blocks, kThreads, stream, q);
+}
+
+}  // namespace
+}  // namespace specdec
+
+SPECDEC_REGISTER(advance_state, (specdec::Boxed<specdec::advance_state_params, specdec::advance_state>::call))
