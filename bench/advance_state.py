@@ -1,6 +1,6 @@
 """advance_state beside replay in PyTorch and select_state: 4 layers, 32 heads x 128 x 128, float32 states.
 
-    python -m bench advance_state
+python -m bench advance_state
 """
 
 from __future__ import annotations

@@ -71,12 +71,11 @@ void advance_head(const AdvanceStateParams& p, int64_t layer, int64_t b, int64_t
     }
   }
   const int64_t size = p.type == LogitType::kFloat32 ? 4 : 2;
-  const int64_t start =
-      layer * p.layer_stride + steps.slot * p.slot_stride + head * p.d_k * p.d_v;
-  tiles().replay[static_cast<int>(p.type)]({static_cast<char*>(p.state) + start * size, p.d_k,
-                                            p.d_v, tokens, s->keys.data(), s->decay.data(),
-                                            s->values.data(), p.beta.data ? s->beta.data() : nullptr,
-                                            pitch, s->block.data()});
+  const int64_t start = layer * p.layer_stride + steps.slot * p.slot_stride + head * p.d_k * p.d_v;
+  tiles().replay[static_cast<int>(p.type)](
+      {static_cast<char*>(p.state) + start * size, p.d_k, p.d_v, tokens, s->keys.data(),
+       s->decay.data(), s->values.data(), p.beta.data ? s->beta.data() : nullptr, pitch,
+       s->block.data()});
 }
 
 void advance_state(const AdvanceStateParams& p, const Tensor& /*like*/) {

@@ -164,4 +164,5 @@ void advance_state(const AdvanceStateParams& p, const Tensor& like) {
 }  // namespace
 }  // namespace specdec
 
-SPECDEC_REGISTER(advance_state, (specdec::Boxed<specdec::advance_state_params, specdec::advance_state>::call))
+SPECDEC_REGISTER(advance_state,
+                 (specdec::Boxed<specdec::advance_state_params, specdec::advance_state>::call))

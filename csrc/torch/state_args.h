@@ -4,8 +4,8 @@
 
 namespace specdec {
 
-#define SPECDEC_ADVANCE_STATE_ARGS                                                               \
-  Tensor state, Tensor keys, Tensor values, OptTensor log_decay, OptTensor beta,                 \
+#define SPECDEC_ADVANCE_STATE_ARGS                                               \
+  Tensor state, Tensor keys, Tensor values, OptTensor log_decay, OptTensor beta, \
       Tensor num_accepted, OptTensor path, OptTensor slots, Tensor out_status
 
 struct TokenInputs {  // [layers, batch, nodes, heads, dim], absent or of dim 1
@@ -33,8 +33,9 @@ struct AdvanceStateParams {
 
 inline TokenInputs token_inputs(const OptTensor& t) {
   if (!t) return {};
-  return {t->const_data_ptr(), t->stride(0),  t->stride(1), t->size(3),
-          t->dim() == 5 ? t->size(4) : 1, logit_type(*t)};
+  return {
+      t->const_data_ptr(), t->stride(0), t->stride(1), t->size(3), t->dim() == 5 ? t->size(4) : 1,
+      logit_type(*t)};
 }
 
 inline AdvanceStateParams advance_state_params(SPECDEC_ADVANCE_STATE_ARGS) {
