@@ -1,4 +1,4 @@
-"""advance_state beside replay in PyTorch and select_state: 4 layers, 32 heads x 128 x 128, float32 states.
+"""advance_state beside replay in PyTorch and snapshots: 4 layers, 32 heads x 128 x 128, float32 states.
 
 python -m bench advance_state
 """
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec_kernels import CacheLayout, advance_state, select_state
+from specdec_kernels import advance_state
 
 from .cases import DEVICE, OpCase
 from .minimum import moved
@@ -46,7 +46,7 @@ class ReplayInput(NamedTuple):
     log_decay: Tensor
     beta: Tensor
     num_accepted: Tensor
-    snapshots: CacheLayout
+    snapshots: list[Tensor]  # a layer: [batch, DRAFT + 1, HEADS, DIM, DIM]
 
 
 def inputs(case: StateCase) -> list[ReplayInput]:
@@ -59,7 +59,7 @@ def inputs(case: StateCase) -> list[ReplayInput]:
     accepted = (torch.arange(case.batch, dtype=torch.int32) + 2) % (DRAFT + 1)
     made = [t.to(DEVICE) for t in (state, keys, values, -gates[0], gates[1], accepted)]
     kept = [torch.zeros(case.batch, DRAFT + 1, HEADS, DIM, DIM, device=DEVICE) for _ in range(LAYERS)]
-    return [ReplayInput(*made, CacheLayout(kept, "blhd"))]
+    return [ReplayInput(*made, kept)]
 
 
 def ours(case: StateCase, x: ReplayInput, backend: str) -> None:
@@ -88,7 +88,9 @@ def replayed(x: ReplayInput) -> None:
 
 def selected(x: ReplayInput) -> None:
     """The move alone; to write the snapshots took a state's bytes a token before."""
-    select_state(x.snapshots, x.num_accepted)
+    request = torch.arange(len(x.num_accepted), device=x.num_accepted.device)
+    for states in x.snapshots:
+        states[:, 0] = states[request, x.num_accepted]
 
 
 def check(case: StateCase, run: Run, x: ReplayInput) -> None:
@@ -102,4 +104,4 @@ def check(case: StateCase, run: Run, x: ReplayInput) -> None:
 
 def rivals(case: StateCase, made: Sequence[ReplayInput]) -> dict[str, Run]:
     """Replay, and what has snapshots."""
-    return {"replay in PyTorch": replayed, "select_state of snapshots": selected}
+    return {"replay in PyTorch": replayed, "index of snapshots": selected}
