@@ -17,7 +17,7 @@ struct AdvanceParams {
 };
 
 struct Token {  // what a block shares of one
-  float key[kThreads], decay[kThreads];
+  float key[kThreads], decay[kThreads], value[kColumns], rate;
 };
 using Sums = float[kWarps][kColumns];
 
@@ -48,18 +48,11 @@ __device__ bool is_path(const AdvanceParams& q, int64_t b, int64_t count) {
   return block_reduce(strays, Or()) == 0;
 }
 
-// Token `node` into the rows of this thread.
+// The token into the rows of this thread.
 template <int kRows>
-__device__ void step(const AdvanceStateParams& p, int64_t layer, int64_t b, int64_t head,
-                     int64_t node, int64_t column, const Token& token, Sums& sums,
-                     float (&s)[kRows][2]) {
+__device__ void step(bool is_delta, const Token& token, Sums& sums, float (&s)[kRows][2]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  float update[2] = {0, 0}, sum[2] = {0, 0};
-#pragma unroll
-  for (int j = 0; j < 2; ++j) {
-    if (column + 32 * j >= p.d_v) continue;
-    update[j] = load_input(p.values, place(p, p.values, layer, b, node, head) + column + 32 * j);
-  }
+  float update[2] = {token.value[lane], token.value[lane + 32]}, sum[2] = {0, 0};
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     const int k = warp + r * kWarps;
@@ -68,14 +61,13 @@ __device__ void step(const AdvanceStateParams& p, int64_t layer, int64_t b, int6
       sum[j] += token.key[k] * s[r][j];
     }
   }
-  if (p.beta.data) {
+  if (is_delta) {
     for (int j = 0; j < 2; ++j) sums[warp][lane + 32 * j] = sum[j];
     __syncthreads();
-    const float rate = load_input(p.beta, place(p, p.beta, layer, b, node, head));
     for (int j = 0; j < 2; ++j) {
       float all = 0;
       for (int w = 0; w < kWarps; ++w) all += sums[w][lane + 32 * j];
-      update[j] = rate * (update[j] - all);
+      update[j] = token.rate * (update[j] - all);
     }
   }
 #pragma unroll
@@ -84,20 +76,33 @@ __device__ void step(const AdvanceStateParams& p, int64_t layer, int64_t b, int6
   }
 }
 
-// Key and decay of a node to shared memory; zeros behind the last channel.
+// The inputs of a node to shared memory; zeros behind the last channel and column.
 __device__ void share_token(const AdvanceStateParams& p, int64_t layer, int64_t b, int64_t head,
-                            int64_t node, Token* token) {
+                            int64_t node, int64_t first, Token* token) {
   const int64_t k = threadIdx.x;
   float key = 0, decay = 1;
   if (k < p.d_k) {
     key = load_input(p.keys, place(p, p.keys, layer, b, node, head) + k);
     if (p.log_decay.data) {
       const int64_t at = place(p, p.log_decay, layer, b, node, head);
-      decay = expf(load_input(p.log_decay, p.log_decay.dim == 1 ? at : at + k));
+      if (p.log_decay.dim > 1) {
+        decay = expf(load_input(p.log_decay, at + k));
+      } else if (k % 32 == 0) {
+        decay = expf(load_input(p.log_decay, at));
+      }
     }
   }
+  if (p.log_decay.dim == 1) decay = __shfl_sync(0xffffffffu, decay, 0);  // a load a warp
   token->key[k] = key;
   token->decay[k] = decay;
+  if (k < kColumns) {
+    const bool is_there = first + k < p.d_v;
+    const int64_t at = place(p, p.values, layer, b, node, head) + first + k;
+    token->value[k] = is_there ? load_input(p.values, at) : 0.f;
+  }
+  if (k == 0 && p.beta.data) {
+    token->rate = load_input(p.beta, place(p, p.beta, layer, b, node, head));
+  }
 }
 
 template <int kRows>
@@ -119,7 +124,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   if (!acts || !good) return;
 
-  const int64_t column = block * kColumns + threadIdx.x % 32;
+  const int64_t first = int64_t{block} * kColumns, column = first + threadIdx.x % 32;
   const int64_t start = layer * p.layer_stride + slot * p.slot_stride + head * p.d_k * p.d_v;
   const LogitRow state(p.state, start, p.type);
   float s[kRows][2];
@@ -133,9 +138,9 @@ __global__ void __launch_bounds__(kThreads)
   }
   for (int64_t d = 0; d <= count; ++d) {
     const int64_t node = d > 0 && p.path.data ? q.path.load(b * p.columns + d - 1) : d;
-    share_token(p, layer, b, head, node, &token);
+    share_token(p, layer, b, head, node, first, &token);
     __syncthreads();
-    step<kRows>(p, layer, b, head, node, column, token, sums, s);
+    step<kRows>(p.beta.data != nullptr, token, sums, s);
     __syncthreads();
   }
   const Global<uint8_t> to(static_cast<uint8_t*>(p.state));
@@ -156,7 +161,6 @@ void advance_state(const AdvanceStateParams& p, const Tensor& like) {
   q.blocks = static_cast<unsigned>((p.d_v + kColumns - 1) / kColumns);
   const int64_t blocks = p.layers * p.batch * p.heads * q.blocks;
   const Stream stream = current_stream(like);
-  if (p.d_k <= 64) return launch(advance_state_kernel<8>, blocks, kThreads, stream, q);
   if (p.d_k <= 128) return launch(advance_state_kernel<16>, blocks, kThreads, stream, q);
   launch(advance_state_kernel<32>, blocks, kThreads, stream, q);
 }
