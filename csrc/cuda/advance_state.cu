@@ -11,7 +11,7 @@ namespace {
 constexpr int kColumns = 64;
 
 struct AdvanceParams {
-  AdvanceStateParams p;
+  AdvanceStateParams given;
   GlobalIds path;
   unsigned blocks;  // of a head
 };
@@ -38,12 +38,12 @@ __device__ int64_t place(const AdvanceStateParams& p, const TokenInputs& x, int6
 }
 
 // Whether the path of request b rises, and ends within the step; all threads ask.
-__device__ bool is_path(const AdvanceParams& q, int64_t b, int64_t count) {
+__device__ bool is_path(const AdvanceParams& p, int64_t b, int64_t count) {
   int strays = 0;
   for (int64_t d = threadIdx.x; d < count; d += kThreads) {
-    const int64_t node = q.path.load(b * q.p.columns + d);
-    const int64_t before = d > 0 ? q.path.load(b * q.p.columns + d - 1) : 0;
-    strays |= node <= before || node >= q.p.nodes;
+    const int64_t node = p.path.load(b * p.given.columns + d);
+    const int64_t before = d > 0 ? p.path.load(b * p.given.columns + d - 1) : 0;
+    strays |= node <= before || node >= p.given.nodes;
   }
   return block_reduce(strays, Or()) == 0;
 }
@@ -107,50 +107,50 @@ __device__ void share_token(const AdvanceStateParams& p, int64_t layer, int64_t 
 
 template <int kRows>
 __global__ void __launch_bounds__(kThreads)
-    advance_state_kernel(const __grid_constant__ AdvanceParams q) {
+    advance_state_kernel(const __grid_constant__ AdvanceParams p) {
   SPECDEC_SHARED(Token, token);
   SPECDEC_SHARED(Sums, sums);
-  const AdvanceStateParams& p = q.p;
-  const unsigned block = blockIdx.x % q.blocks, rest = blockIdx.x / q.blocks;
-  const int64_t head = rest % p.heads, b = rest / p.heads % p.batch;
-  const int64_t layer = rest / p.heads / p.batch;
-  const Global<const int32_t> counts(p.num_accepted.data), slots(p.slot.data);
+  const AdvanceStateParams& a = p.given;
+  const unsigned block = blockIdx.x % p.blocks, rest = blockIdx.x / p.blocks;
+  const int64_t head = rest % a.heads, b = rest / a.heads % a.batch;
+  const int64_t layer = rest / a.heads / a.batch;
+  const Global<const int32_t> counts(a.num_accepted.data), slots(a.slot.data);
   const int64_t count = counts.load(b), slot = slots ? slots.load(b) : b;
   const bool acts = count >= 0 && slot != -1;
-  bool good = count <= p.columns && slot >= 0 && slot < p.slots;
-  if (acts && good && p.path.data) good = is_path(q, b, count);
+  bool good = count <= a.columns && slot >= 0 && slot < a.slots;
+  if (acts && good && a.path.data) good = is_path(p, b, count);
   if (layer == 0 && head == 0 && block == 0 && threadIdx.x == 0) {
-    Global<int32_t>(p.status).store(b, count < -1 || (acts && !good) ? kBadLayout : 0);
+    Global<int32_t>(a.status).store(b, count < -1 || (acts && !good) ? kBadLayout : 0);
   }
   if (!acts || !good) return;
 
   const int64_t first = int64_t{block} * kColumns, column = first + threadIdx.x % 32;
-  const int64_t start = layer * p.layer_stride + slot * p.slot_stride + head * p.d_k * p.d_v;
-  const LogitRow state(p.state, start, p.type);
+  const int64_t start = layer * a.layer_stride + slot * a.slot_stride + head * a.d_k * a.d_v;
+  const LogitRow state(a.state, start, a.type);
   float s[kRows][2];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     const int64_t k = threadIdx.x / 32 + r * kWarps;
     for (int j = 0; j < 2; ++j) {
-      const bool is_there = k < p.d_k && column + 32 * j < p.d_v;
-      s[r][j] = is_there ? state.at(k * p.d_v + column + 32 * j) : 0.f;
+      const bool is_there = k < a.d_k && column + 32 * j < a.d_v;
+      s[r][j] = is_there ? state.at(k * a.d_v + column + 32 * j) : 0.f;
     }
   }
   for (int64_t d = 0; d <= count; ++d) {
-    const int64_t node = d > 0 && p.path.data ? q.path.load(b * p.columns + d - 1) : d;
-    share_token(p, layer, b, head, node, first, &token);
+    const int64_t node = d > 0 && a.path.data ? p.path.load(b * a.columns + d - 1) : d;
+    share_token(a, layer, b, head, node, first, &token);
     __syncthreads();
-    step<kRows>(p.beta.data != nullptr, token, sums, s);
+    step<kRows>(a.beta.data != nullptr, token, sums, s);
     __syncthreads();
   }
-  const Global<uint8_t> to(static_cast<uint8_t*>(p.state));
+  const Global<uint8_t> to(static_cast<uint8_t*>(a.state));
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     const int64_t k = threadIdx.x / 32 + r * kWarps;
     for (int j = 0; j < 2; ++j) {
-      if (k >= p.d_k || column + 32 * j >= p.d_v) continue;
-      const float x = p.type == LogitType::kBFloat16 ? round_bfloat16(s[r][j]) : s[r][j];
-      store_as(p.type, to, start + k * p.d_v + column + 32 * j, x);
+      if (k >= a.d_k || column + 32 * j >= a.d_v) continue;
+      const float x = a.type == LogitType::kBFloat16 ? round_bfloat16(s[r][j]) : s[r][j];
+      store_as(a.type, to, start + k * a.d_v + column + 32 * j, x);
     }
   }
 }
