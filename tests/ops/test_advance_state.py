@@ -208,3 +208,15 @@ def test_wrong_arguments_say_what_to_do(change: dict[str, Any], message: str) ->
     arguments = {"state": torch.zeros(2, 4, 1, 4, 6), "num_accepted": counts([0] * 4), **x, **change}
     with pytest.raises(ValueError, match="advance_state: " + message):
         advance_state(**arguments)
+
+
+@pytest.mark.parametrize("rule", ["decay", "channel"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_instruction_set_agrees_with_the_reference(isa: str, rule: str, dtype: torch.dtype) -> None:
+    x = inputs(rule, (2, 2, 4), 24, 70, torch.float16)  # columns: a whole block, and a part of one
+    state = torch.randn(LAYERS, BATCH, 4, 24, 70).to(dtype)
+    want, accepted = state.clone(), counts([0, 4, -1, 2], "cpu")
+    advance_state(state, **x, num_accepted=accepted, backend="cpu")
+    advance_state(want, **x, num_accepted=accepted, backend="reference")
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-2  # a bfloat16 may round the other way
+    torch.testing.assert_close(state, want, rtol=tolerance, atol=tolerance)

@@ -196,6 +196,8 @@ def replays() -> Iterator[tuple[str, Case]]:
     yield "advance_state chain", bound("advance_state", (given, more))
     path = torch.tensor([[1, 2, 4, -1]] * 2)
     yield "advance_state tree", bound("advance_state", (given, {**more, "path": path}))
+    long = (torch.zeros(1, 2, 1, 130, 8), torch.randn(1, 2, 3, 1, 130), torch.randn(1, 2, 3, 1, 8))
+    yield "advance_state long keys", bound("advance_state", ((*long, caches.counts([2, 1], "cpu")), {}))
 
 
 def moves() -> Iterator[tuple[str, Case]]:
