@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 PAUSE, LONGEST_PAUSE = 4, 64  # steps until what did not pay is tried again: the first time, and at most
+MARGIN = 1.1  # speed-up below which no draft is made: the slowest of a batch gains less than the mean
 CLOSE = 1.4  # speed-up below which what a step without drafts takes is measured again now and then
 
 
@@ -26,18 +27,26 @@ class FixedLength:
         return self.longest
 
     def verified(self, lengths: Sequence[int]) -> int:
-        """How many columns to verify of chains of these lengths, which cost next to nothing to draft."""
+        """How many columns to verify where the slowest requests' chains, looked up in no time, have these lengths."""
         return max(lengths, default=0)
 
-    def update(self, drafted: Sequence[int], accepted: Sequence[int], seconds: Mapping[str, float]) -> None:
-        """Learn from a step: what each request was offered and accepted, and the time of each phase."""
+    def update(self, drafted: Sequence[int], accepted: Sequence[int], seconds: Mapping[str, float], width: int) -> None:
+        """Learn from a step.
+
+        Args:
+            drafted: what the slowest requests were offered, those that the call ends with.
+            accepted: what they accepted of it.
+            seconds: time of each phase.
+            width: columns of drafts that the batch verified.
+        """
 
 
 class AdaptiveLength(FixedLength):
     """The length of largest expected speed at the acceptance and cost of late; 0 where no draft pays.
 
     A batch runs as ``[batch, 1 + length]``, so its requests share a length, and one more column takes the time of a
-    token of each. The choice looks at past steps, whose random numbers no later step uses again, and at how long copied
+    token of each. What counts is the requests that have most tokens to go, for `generate` returns with the last of
+    them. The choice looks at past steps, whose random numbers no later step uses again, and at how long copied
     drafts are, never at what was drawn, so the output distribution stays the target's. Where drafts do not pay they are
     tried again, more and more seldom. With measured times the lengths, and so the texts of ``ratio`` and ``block``,
     differ from run to run; give `cost` where they must not.
@@ -61,6 +70,7 @@ class AdaptiveLength(FixedLength):
         self._looked_at, self._accepted = 2.0, 1.0  # as if of two candidates one had been accepted
         self._sums = [0.0] * 6  # over drafts: 1, length, its square, seconds after drafting, their product, of a draft
         self._plain = [0.0] * 2  # over steps without drafts: 1, seconds
+        self._promise, self._kept = 1.0, [2.0, 2.0]  # tokens of this step's drafts; over drafts: tokens, promised ones
         self._since_drafts = self._since_plain = 0  # steps
         self._drafts_pause = self._plain_pause = PAUSE
         self._is_copied = False  # drafts cost nothing: `verified` decides
@@ -95,23 +105,23 @@ class AdaptiveLength(FixedLength):
         start, _, verifying = self._times()
         return self._best(tokens, start, verifying)
 
-    def update(self, drafted: Sequence[int], accepted: Sequence[int], seconds: Mapping[str, float]) -> None:
+    def update(self, drafted: Sequence[int], accepted: Sequence[int], seconds: Mapping[str, float], width: int) -> None:
         """Learn from a step."""
-        longest = max(drafted, default=-1)
-        if longest > 0:
+        if width > 0:
             pairs = list(zip(drafted, accepted, strict=True))
             self._looked_at = self._fade * self._looked_at + sum(min(d, a + 1) for d, a in pairs)
             self._accepted = self._fade * self._accepted + sum(accepted)
+            self._note(self._kept, sum(accepted) / max(len(accepted), 1), self._promise)
             drafts = seconds["draft"] + seconds["networks"]
             others = sum(seconds.values()) - drafts
-            each = drafts / longest
+            each = drafts / width
             if self._since_drafts and self._sums[0]:  # a drafter first reads what it missed: that is no draft's time
                 each = self._sums[5] / self._sums[0]
-            self._note(self._sums, 1.0, longest, longest**2, others, longest * others, each)
+            self._note(self._sums, 1.0, width, width**2, others, width * others, each)
             pause = self._drafts_pause
             self._drafts_pause = min(2 * pause, LONGEST_PAUSE) if self._since_drafts else max(pause // 2, PAUSE)
             self._since_drafts, self._since_plain = 0, self._since_plain + 1
-        elif longest == 0:
+        else:
             self._note(self._plain, 1.0, sum(seconds.values()))
             if self._since_plain:
                 self._plain_pause = min(2 * self._plain_pause, LONGEST_PAUSE)
@@ -122,12 +132,17 @@ class AdaptiveLength(FixedLength):
 
     def _best(self, tokens: Sequence[float], start: float, each: float) -> int:
         """The fastest length, or the one whose time is to be measured; tokens[n] are expected of n drafts."""
-        speeds = [1.0] + [tokens[n] / tokens[0] / (start + n * each) for n in range(1, len(tokens))]
-        if self._since_drafts >= self._drafts_pause and len(speeds) > 1:
-            return max(range(1, len(speeds)), key=speeds.__getitem__)
+        worth = min(self._kept[0] / self._kept[1], 1.0)  # drafts may end early, and requests differ
+        gains = [1.0] + [1 + worth * (t / tokens[0] - 1) for t in tokens[1:]]
+        speeds = [g / (start + n * each) for n, g in enumerate(gains)]
+        speeds[0] = MARGIN if self._cost is None else 1.0
         best = max(range(len(speeds)), key=speeds.__getitem__)
-        is_unsure = self._cost is None and (speeds[best] < CLOSE or not self._plain[0])
-        return 0 if is_unsure and self._since_plain >= self._plain_pause else best
+        if self._since_drafts >= self._drafts_pause and len(speeds) > 1:
+            best = max(range(1, len(speeds)), key=speeds.__getitem__)
+        elif self._cost is None and self._since_plain >= self._plain_pause:
+            best = 0 if speeds[best] < CLOSE or not self._plain[0] else best
+        self._promise = tokens[best] / tokens[0] - 1
+        return best
 
     def _times(self) -> tuple[float, float, float]:
         """Of a step with drafts, in units of one without: its time beside them, of drafting one, of verifying one."""

@@ -175,7 +175,8 @@ def generate(
         clock.begin()
         while not all(text.is_finished):
             with drafting:
-                draft = _draft(drafter, text, lengths)
+                slowest = text.slowest()
+                draft = _draft(drafter, text, lengths, slowest)
             clock.mark("draft")
             logits, hidden = _forward(target, cache, text, draft, drafter.features)
             clock.mark("target")
@@ -204,8 +205,9 @@ def generate(
                 statistics[b].seconds = elapsed
                 if streamer is not None:
                     streamer(b, new[b], min(accepted[b], len(new[b])))
-            last = [statistics[b] for b in running]
-            lengths.update([r.drafted[-1] for r in last], [r.accepted[-1] for r in last], clock.latest)
+            width = max(statistics[b].drafted[-1] for b in running)
+            last = [statistics[b] for b in slowest]
+            lengths.update([r.drafted[-1] for r in last], [r.accepted[-1] for r in last], clock.latest, width)
         past.close(text)
         drafter.clock = None
         with _Naming(drafter, "end"):
@@ -426,8 +428,8 @@ def _right_padded(
     return kept, is_token.sum(1)
 
 
-def _draft(drafter: Drafter, text: Sequences, lengths: FixedLength) -> Draft:
-    """As many drafts as the policy calls for."""
+def _draft(drafter: Drafter, text: Sequences, lengths: FixedLength, slowest: Sequence[int]) -> Draft:
+    """As many drafts as the policy calls for, which looks at the slowest requests: the call ends with them."""
     length = lengths.next()
     if length == 0:
         drafter.skip(text)
@@ -435,8 +437,7 @@ def _draft(drafter: Drafter, text: Sequences, lengths: FixedLength) -> Draft:
     draft = _checked(drafter.draft(text, length), text, drafter.nodes(length))
     if draft.lengths is None:
         return draft
-    running = zip(draft.lengths, text.is_finished, strict=True)
-    columns = lengths.verified([n for n, is_finished in running if not is_finished])
+    columns = lengths.verified([draft.lengths[b] for b in slowest])
     return draft._replace(token_ids=draft.token_ids[:, :columns].contiguous())
 
 

@@ -86,6 +86,12 @@ class Sequences:
         """Tokens of the longest text."""
         return max(self.ends)
 
+    def slowest(self) -> list[int]:
+        """Running requests that have most tokens to go, within a tenth."""
+        running = [b for b in range(self.batch) if not self.is_finished[b]]
+        left = [self.prompts[b] + self._limit - len(self.rows[b]) for b in running]
+        return [b for b, n in zip(running, left, strict=True) if 10 * n >= 9 * max(left)]
+
     def rng(self, ahead: int = 0) -> RngKey:
         """Names the random numbers of the token `ahead` of the next one: keyed by its absolute position."""
         return RngKey(self._seed, self._position(ahead), self._step[self.steps])

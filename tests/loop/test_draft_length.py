@@ -25,7 +25,7 @@ def simulate(lengths: AdaptiveLength, rate: float, cost: float, steps: int = 400
     for _ in range(steps):
         chosen.append(length := lengths.next())
         accepted = int((torch.rand(length, generator=g) < rate).long().cumprod(0).sum())
-        lengths.update([length], [accepted], {**SECONDS, "draft": cost * length, "verify": verifying * length})
+        lengths.update([length], [accepted], {**SECONDS, "draft": cost * length, "verify": verifying * length}, length)
     return chosen
 
 
@@ -58,17 +58,18 @@ def test_it_begins_again_when_drafts_are_accepted_again() -> None:
 
 def test_a_step_that_is_slow_once_does_not_decide_for_long() -> None:
     lengths = AdaptiveLength(4)
-    lengths.update([0], [0], {**SECONDS, "target": 20.0})  # of another program's making
+    lengths.update([0], [0], {**SECONDS, "target": 20.0}, 0)  # of another program's making
     assert simulate(lengths, 0.1, 0.4, 400)[-100:].count(0) > 90
 
 
-@pytest.mark.parametrize(("lengths", "most"), [([8, 8, 8, 8], 8), ([0, 0, 0, 8], 0), ([0, 0, 0, 0], 0), ([], 0)])
+@pytest.mark.parametrize(("lengths", "most"), [([8, 8, 8, 8], 8), ([0, 0, 0, 8], 0), ([0, 0, 0, 0], 0)])
 def test_as_many_columns_of_copies_are_verified_as_pay_for_the_whole_batch(lengths: list[int], most: int) -> None:
     policy = AdaptiveLength(8)
     for longest in (4, 8, 4, 8):  # a column takes .3 of a step: of four requests one alone does not pay for it
         seconds = {**SECONDS, "target": 1 + 0.3 * longest}
-        policy.update([longest] * 4, [longest] * 4, seconds)
-    policy.update([0] * 4, [0] * 4, SECONDS)
+        policy.verified([longest] * 4)
+        policy.update([longest] * 4, [longest] * 4, seconds, longest)
+    policy.update([0] * 4, [0] * 4, SECONDS, 0)
     assert policy.verified(lengths) == most
     assert policy.next() == 8  # looking up costs nothing: only `verified` decides
 
@@ -93,14 +94,13 @@ def test_given_costs_do_not_look_at_the_time() -> None:
 
 def test_steps_without_drafts_teach_nothing_about_their_cost() -> None:
     lengths = AdaptiveLength(8)
-    lengths.update([], [], SECONDS)
-    lengths.update([0, 0], [0, 0], SECONDS)
+    lengths.update([0, 0], [0, 0], SECONDS, 0)
     assert lengths.cost == 0.1 and lengths.acceptance == 0.5
 
 
 def test_fixed_is_fixed() -> None:
     lengths = FixedLength(5)
-    lengths.update([5], [0], SECONDS)
+    lengths.update([5], [0], SECONDS, 5)
     assert lengths.next() == 5
 
 
