@@ -121,7 +121,8 @@ def test_every_column_of_the_window_becomes_an_n_gram(level: int) -> None:
     rows = torch.cat([text.last(1), draft.token_ids[:, nodes - (level - 1) * window + 1 :]], 1)
     rows = rows.view(2, level - 1, window)
     answers = torch.arange(nodes) + 20 + torch.tensor([[0], [1]])  # what the target says after each node
-    drafter.commit(text, Outcome(torch.nn.functional.one_hot(answers, vocab).float(), torch.zeros(2).int(), None))
+    path = torch.full((2, level), -1, dtype=torch.int32)  # nothing was accepted
+    drafter.commit(text, Outcome(torch.nn.functional.one_hot(answers, vocab).float(), torch.zeros(2).int(), path))
     said = answers[:, -window:].clone()
     if level == 2:
         said[:, 0] = answers[:, 0]  # the first column is the root itself

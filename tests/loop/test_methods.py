@@ -31,7 +31,7 @@ class Irregular(FixedLength):
         self.asked: list[int] = []
 
     def next(self) -> int:
-        lengths = (self.longest, 0, 1, 0, 0, 0, self.longest)
+        lengths = (self.longest, 0, 1, 0, 0, 0, self.longest, *[0] * 12)  # more than a drafter holds back
         self.asked.append(lengths[len(self.asked) % len(lengths)])
         return self.asked[-1]
 
@@ -59,6 +59,36 @@ def test_every_drafter_follows_a_text_through_steps_without_drafts(name: str) ->
     )  # fmt: skip
     assert result.tokens == plain
     assert policy.asked.count(0) > 3
+
+
+@pytest.mark.parametrize("name", ["draft-model", "eagle", "eagle2", "eagle3", "mtp"])
+def test_behind_steps_without_drafts_a_drafter_knows_what_it_would_have_known(name: str) -> None:
+    """The same drafts of the same texts; with other features they would be others."""
+
+    def drafts_of(policy: FixedLength) -> dict[tuple[int, ...], list[int]]:
+        drafter: Any = METHODS[name].make(assets())
+        drafter._confidence.least = 0.0
+        seen: dict[tuple[int, ...], list[int]] = {}
+        whole = drafter.draft
+
+        def draft(text: Any, length: int) -> Any:
+            made = whole(text, length)
+            for row, ids, is_finished in zip(text.rows, made.token_ids.tolist(), text.is_finished, strict=True):
+                if not is_finished and length == policy.longest:
+                    seen[tuple(row)] = ids
+            return made
+
+        drafter.draft = draft
+        generate(
+            model(), drafter, prompts(5), sampling=Sampling.full(5, temperature=0.0), rule="match",
+            draft_length=policy, max_new_tokens=60, stop=(),
+        )  # fmt: skip
+        return seen
+
+    always, seldom = drafts_of(FixedLength(3)), drafts_of(Irregular(3))
+    both = always.keys() & seldom.keys()
+    assert len(both) > 10
+    assert [always[text] for text in both] == [seldom[text] for text in both]
 
 
 @pytest.mark.parametrize("name", METHODS)

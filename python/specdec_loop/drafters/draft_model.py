@@ -56,7 +56,6 @@ class DraftModel(CachedDrafter):
         self._lean = LeanLlama(self.model) if LeanLlama.suits(self.model) else None
         if self._lean is not None:
             self._lean.reach(capacity)
-        self._room = self._rows(longest) - self.nodes(longest)  # the next step may add as many again
         self._run_prompts(sequences)
 
     def draft(self, sequences: Sequences, length: int) -> Draft:
@@ -85,8 +84,8 @@ class DraftModel(CachedDrafter):
         return Draft(ids, torch.stack(rows, 1), stats, self._distribution, self.token_map)
 
     def skip(self, sequences: Sequences) -> None:
-        """Leave what is new to the next draft, unless it is more than the cache has room for behind a finished text."""
-        if max(self._unseen(sequences)[1]) > self._room:
+        """Leave what is new to the next draft."""
+        if self._is_full(sequences):
             self._run_unseen(sequences)
 
     def _run(self, token_ids: Tensor, inputs: dict[str, Any], *before: Tensor, keep: Sequence[int] | int = 0) -> Tensor:

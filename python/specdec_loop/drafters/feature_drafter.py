@@ -46,6 +46,7 @@ class FeatureDrafter(CachedDrafter):
         self._races: dict[int, Race] = {}  # for so many rows a request
         self._confidence.begin(self._race.temperature)
         some = next(self.head.parameters())
+        self._held: list[tuple[Tensor, list[int]]] = []
         self.head.reach(self._open(self.head.config, sequences, longest, some.dtype, some.device))
 
     def prefill(self, sequences: Sequences, hidden: Tensor) -> None:
@@ -60,8 +61,35 @@ class FeatureDrafter(CachedDrafter):
         self._hidden = outcome.hidden if outcome.path is None else gather_nodes(outcome.hidden, outcome.path).values
 
     def skip(self, sequences: Sequences) -> None:
-        """Run the pairs, whose features the next step will replace."""
-        self._run_unseen(sequences)
+        """Hold the features of the new pairs: the next step brings others."""
+        if self._is_full(sequences):
+            self._run_unseen(sequences)
+        else:
+            self._held.append((self._hidden, self._new_pairs(sequences)))
+
+    def _new_pairs(self, sequences: Sequences) -> list[int]:
+        """Of each request, pairs that the cache lacks and no held features are of."""
+        held = [counts for _, counts in self._held]
+        return [n - sum(before) for n, *before in zip(self._unseen(sequences)[1], *held, strict=True)]
+
+    def _run_unseen(self, sequences: Sequences) -> Tensor:
+        if self._held:
+            self._hidden, self._held = self._joined([*self._held, (self._hidden, self._new_pairs(sequences))]), []
+        return super()._run_unseen(sequences)
+
+    def _joined(self, parts: list[tuple[Tensor, list[int]]]) -> Tensor:
+        """The features of every request behind one another: of each part as many as the request has there."""
+        every, places = torch.cat([hidden for hidden, _ in parts], 1), []
+        for b in range(every.shape[0]):
+            row: list[int] = []
+            first = 0
+            for hidden, counts in parts:
+                row += range(first, first + counts[b])
+                first += hidden.shape[1]
+            places.append(row)
+        longest = max(map(len, places))
+        index = torch.tensor([row + [0] * (longest - len(row)) for row in places]).to(every.device, non_blocking=True)
+        return every.gather(1, index[:, :, None].expand(-1, -1, every.shape[2]))
 
     def _run(self, token_ids: Tensor, inputs: dict[str, Any], *before: Tensor, keep: Sequence[int] | int = 0) -> Tensor:
         """Features; `before` are those of the parents, or else the target's."""
