@@ -19,8 +19,17 @@ BACKENDS = ("reference", "cpu", "triton", "cuda")
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# A plain global: torch.compile guards on it, and recompiles when it changes.
-_chosen: str | None = os.environ.get("SPECDEC_BACKEND") or None
+
+class _Choice:
+    """A backend, or None for the default; each is equal to itself alone."""
+
+    def __init__(self, backend: str | None) -> None:
+        self.backend = backend
+
+
+# The choices in force, the last one counts; blocks of several threads end in any order. torch.compile guards on what is
+# read of it, and recompiles when that changes.
+_choices = [_Choice(os.environ.get("SPECDEC_BACKEND") or None)]
 
 
 @contextlib.contextmanager
@@ -34,12 +43,12 @@ def use_backend(backend: str) -> Iterator[None]:
     """
     if backend not in BACKENDS and backend not in _native.test_backends():
         raise ValueError(f"use_backend: backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
-    global _chosen
-    before, _chosen = _chosen, backend
+    choice = _Choice(backend)
+    _choices.append(choice)
     try:
         yield
     finally:
-        _chosen = before
+        _choices.remove(choice)
 
 
 def available_backends(device: torch.device | str | None = None) -> dict[str, str | None]:
@@ -85,7 +94,7 @@ def _constant_when_traced(function: Callable[P, R]) -> Callable[P, R]:
 
 def choose(op: str, declared: tuple[str, ...], device: torch.device, backend: str | None) -> str:
     """Backend of one call: argument, `use_backend`, SPECDEC_BACKEND, or the first of the device's list that runs."""
-    explicit = backend or _chosen
+    explicit = backend or _choices[-1].backend
     if explicit is None:
         return _default(op, declared, device.type)
     return _explicit(op, declared, device.type, explicit)

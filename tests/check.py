@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 def of_the_reference(ours: T, again: Callable[[], T]) -> T:
     """The reference's result of a call; a test that runs on the reference has it already."""
-    if _backends._chosen == "reference":
+    if _backends._choices[-1].backend == "reference":
         return ours
     with use_backend("reference"):
         return again()

@@ -12,7 +12,7 @@ import torch
 from cases import make_chain
 
 import specdec_kernels
-from specdec_kernels import available_backends, use_backend, verify_chain
+from specdec_kernels import _backends, available_backends, use_backend, verify_chain
 
 
 def test_an_explicit_choice_that_cannot_run_lists_every_reason() -> None:
@@ -34,6 +34,17 @@ def test_use_backend_nests_and_restores() -> None:
         use_backend("gpu"),
     ):
         pass
+
+
+def test_blocks_of_two_threads_may_end_in_any_order() -> None:
+    """The last one in force counts, and behind all of them it is the choice from before."""
+    before, first, second = _backends._choices[-1].backend, use_backend("reference"), use_backend("cuda")
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert _backends._choices[-1].backend == "cuda"
+    second.__exit__(None, None, None)
+    assert _backends._choices[-1].backend == before
 
 
 def test_available_backends_gives_reasons() -> None:

@@ -158,11 +158,12 @@ def test_nothing_leaks() -> None:
 
 
 def test_threads_do_not_mix_their_calls() -> None:
-    wanted = {seed: verify_chain(*chain(seed)[0], **chain(seed)[1]) for seed in range(4)}
+    calls = [chain(seed) for seed in range(4)]  # made here: they are drawn by the reference, for all threads
+    wanted = [verify_chain(*args, **kwargs) for args, kwargs in calls]
     faults: list[int] = []
 
     def work(seed: int) -> None:
-        args, kwargs = chain(seed)
+        args, kwargs = calls[seed]
         for _ in range(50):
             if not same(verify_chain(*args, **kwargs), wanted[seed]):
                 faults.append(seed)
