@@ -83,12 +83,9 @@ void advance_state(const AdvanceStateParams& p, const Tensor& /*like*/) {
   for (int64_t b = 0; b < p.batch; ++b) {
     p.status[b] = plan_request(p, b, &plan[b]) ? 0 : kBadLayout;
   }
-  const auto threads = static_cast<int>(torch::stable::get_num_threads());
-  std::atomic<int64_t> next{0};  // requests differ in their tokens
-  const int64_t heads = p.layers * p.batch * p.heads;
-  Team(threads).run(threads, [&](int, int64_t, int64_t) {
+  hand_out(p.layers * p.batch * p.heads, [&](const auto& take) {  // requests differ in tokens
     Scratch scratch;
-    for (int64_t i = next++; i < heads; i = next++) {
+    for (int64_t i = take(); i >= 0; i = take()) {
       const int64_t b = i / p.heads % p.batch;
       if (plan[b].nodes.empty()) continue;
       advance_head(p, i / p.heads / p.batch, b, i % p.heads, plan[b], &scratch);

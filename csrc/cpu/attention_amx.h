@@ -68,18 +68,12 @@ void multiply_pairs(const uint16_t* a, int items, int stride, const float* b, in
   std::atomic_signal_fence(std::memory_order_seq_cst);
 }
 
-// bfloat16 of each lane, to nearest even, in the upper half.
-SPECDEC_INLINE U rounded(F x) {
-  const U bits = (U)x;
-  return (bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u;
-}
-
 // Floats [count, width] become bfloat16 pairs [count / 2, width], in place.
 SPECDEC_INLINE void pack_pairs(float* x, int count, int width) {
   for (int k = 0; k < count; k += 2) {
     for (int r = 0; r < width; r += kWidth) {
-      const U low = rounded(load<F>(x + k * width + r));
-      const U high = rounded(load<F>(x + (k + 1) * width + r));
+      const U low = nearest_bfloat16(load<F>(x + k * width + r));
+      const U high = nearest_bfloat16(load<F>(x + (k + 1) * width + r));
       store(x + k / 2 * width + r, (F)(high | (low >> 16)));
     }
   }

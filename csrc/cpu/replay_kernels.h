@@ -11,9 +11,8 @@ struct StateRow {  // columns of a block in one row of the state
 // Rounds to nearest even; NaN stays NaN.
 SPECDEC_INLINE H to_bfloat16(F v) {
   const U bits = (U)v;
-  const U rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
   const U is_nan = (U)((I)(bits & 0x7fffffffu) > (I)splat_bits(0x7f800000u));
-  const U kept = (rounded & ~is_nan) | ((bits | 0x400000u) & is_nan);
+  const U kept = (nearest_bfloat16(v) & ~is_nan) | ((bits | 0x400000u) & is_nan);
   return __builtin_convertvector(kept >> 16, H);
 }
 

@@ -137,6 +137,12 @@ SPECDEC_INLINE F from_bfloat16(H h) {
 #endif
 }
 
+// bfloat16 of each lane, to nearest even, in the upper half; no NaN.
+SPECDEC_INLINE U nearest_bfloat16(F x) {
+  const U bits = (U)x;
+  return (bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u;
+}
+
 // exp(x) for x <= 88, 1.2e-38 below -87.3, NaN to NaN. x = n ln 2 + r; 2^n enters the exponent
 // bits. Minimax of degree 6 with constant 1 (2e-9 relative): within 1 ulp on [-87, 0], 2 without
 // fma.

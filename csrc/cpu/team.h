@@ -41,6 +41,19 @@ class Team {
   int chunks_;
 };
 
+// f(take) in every thread: take() hands out 0 to n - 1, one by one, then -1.
+template <class F>
+void hand_out(int64_t n, const F& f) {
+  const auto threads = std::min<int64_t>(torch::stable::get_num_threads(), n);
+  std::atomic<int64_t> next{0};
+  torch::stable::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
+    f([&] {
+      const int64_t i = next++;
+      return i < n ? i : -1;
+    });
+  });
+}
+
 // f(request, team) for every request.
 template <class F>
 void for_requests(int64_t batch, const F& f) {
@@ -50,9 +63,8 @@ void for_requests(int64_t batch, const F& f) {
     return;
   }
   // Requests differ in length by the luck of acceptance, so they are handed out one by one.
-  std::atomic<int64_t> next{0};
-  torch::stable::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
-    for (int64_t b = next++; b < batch; b = next++) f(b, Team(1));
+  hand_out(batch, [&](const auto& take) {
+    for (int64_t b = take(); b >= 0; b = take()) f(b, Team(1));
   });
 }
 

@@ -229,14 +229,12 @@ void run(const Call& c, const std::vector<Need>& needs, T* output, float* logsum
     }
   }
   const auto tasks = static_cast<int64_t>(unit_of.size());
-  const auto threads = std::min<int64_t>(torch::stable::get_num_threads(), tasks);
   std::vector<std::vector<float>> results(tasks);
   std::vector<std::atomic<int64_t>> done(units.size());
-  std::atomic<int64_t> next{0};
-  torch::stable::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
+  hand_out(tasks, [&](const auto& take) {
     Lanes lanes;
     int64_t loaded = -1;
-    for (int64_t task = next++; task < tasks; task = next++) {
+    for (int64_t task = take(); task >= 0; task = take()) {
       const Unit& u = units[unit_of[task]];
       const Need& p = *u.need;
       if (loaded != unit_of[task]) lanes.load(c, u);
