@@ -90,20 +90,12 @@ class AdaptiveLength(FixedLength):
         """Length of the next step's drafts."""
         if self._is_copied:
             return self.longest
-        tokens = [1.0]
-        for n in range(1, self.longest + 1):
-            tokens.append(tokens[-1] + self.acceptance**n)
-        start, drafting, verifying = self._times()
-        return self._best(tokens, start, drafting + verifying)
+        return self._best([self.longest], are_drafted=False)
 
     def verified(self, lengths: Sequence[int]) -> int:
         """How many columns to verify of chains of these lengths."""
         self._is_copied = True
-        tokens = [float(len(lengths))]
-        for n in range(1, 1 + max(lengths, default=0)):
-            tokens.append(tokens[-1] + self.acceptance**n * sum(length >= n for length in lengths))
-        start, _, verifying = self._times()
-        return self._best(tokens, start, verifying)
+        return self._best(lengths, are_drafted=True)
 
     def update(self, drafted: Sequence[int], accepted: Sequence[int], seconds: Mapping[str, float], width: int) -> None:
         """Learn from a step."""
@@ -130,8 +122,13 @@ class AdaptiveLength(FixedLength):
     def _note(self, sums: list[float], *values: float) -> None:
         sums[:] = [self._fade * old + value for old, value in zip(sums, values, strict=True)]
 
-    def _best(self, tokens: Sequence[float], start: float, each: float) -> int:
-        """The fastest length, or the one whose time is to be measured; tokens[n] are expected of n drafts."""
+    def _best(self, lengths: Sequence[int], *, are_drafted: bool) -> int:
+        """The fastest length where requests have up to so many drafts, or the one whose time is to be measured."""
+        tokens = [float(len(lengths))]  # expected of 0, 1, .. drafts
+        for n in range(1, 1 + max(lengths)):
+            tokens.append(tokens[-1] + self.acceptance**n * sum(length >= n for length in lengths))
+        start, drafting, verifying = self._times()
+        each = verifying if are_drafted else drafting + verifying
         worth = min(self._kept[0] / self._kept[1], 1.0)  # drafts may end early, and requests differ
         gains = [1.0] + [1 + worth * (t / tokens[0] - 1) for t in tokens[1:]]
         speeds = [g / (start + n * each) for n, g in enumerate(gains)]

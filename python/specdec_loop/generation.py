@@ -175,7 +175,7 @@ def generate(
         clock.begin()
         while not all(text.is_finished):
             with drafting:
-                slowest = text.slowest()
+                slowest = text.slowest
                 draft = _draft(drafter, text, lengths, slowest)
             clock.mark("draft")
             logits, hidden = _forward(target, cache, text, draft, drafter.features)
@@ -192,7 +192,7 @@ def generate(
             cache.commit(0 if is_plain else followers, path)
             with following:
                 drafter.commit(text, Outcome(logits, followers, path, hidden))
-            running = [b for b in range(text.batch) if not text.is_finished[b]]
+            running = text.running
             new, (_, accepted, *shape) = text.read(  # the one wait for the device
                 verdict.token_ids, verdict.status, followers, verdict.num_accepted, *_shape(draft, path)
             )

@@ -86,11 +86,17 @@ class Sequences:
         """Tokens of the longest text."""
         return max(self.ends)
 
+    @property
+    def running(self) -> list[int]:
+        """Requests that are not finished."""
+        return [b for b, is_finished in enumerate(self.is_finished) if not is_finished]
+
+    @property
     def slowest(self) -> list[int]:
         """Running requests that have most tokens to go, within a tenth."""
-        running = [b for b in range(self.batch) if not self.is_finished[b]]
-        left = [self.prompts[b] + self._limit - len(self.rows[b]) for b in running]
-        return [b for b, n in zip(running, left, strict=True) if 10 * n >= 9 * max(left)]
+        left = {b: self.prompts[b] + self._limit - len(self.rows[b]) for b in self.running}
+        most = max(left.values(), default=0)
+        return [b for b, n in left.items() if 10 * n >= 9 * most]
 
     def rng(self, ahead: int = 0) -> RngKey:
         """Names the random numbers of the token `ahead` of the next one: keyed by its absolute position."""

@@ -212,9 +212,9 @@ def copies(drafts: Sequence[Sequence[int]], device: torch.device) -> Draft:
 
 
 def kept_rows(rows: Tensor, keep: Tensor | Sequence[int] | int) -> Tensor:
-    """Rows of ``[batch, count, size]``: so many last ones, 0: all; or the number of one of each request."""
+    """Rows of ``[batch, count, size]``: so many last ones, 0: all; or by number, one or ``[batch, n]`` a request."""
     if isinstance(keep, int):
         return rows[:, -keep:]
     if not isinstance(keep, Tensor):
         keep = torch.tensor(keep).to(rows.device, non_blocking=True)
-    return rows.gather(1, keep[:, None, None].expand(-1, -1, rows.shape[2]))
+    return rows.gather(1, keep.reshape(len(keep), -1, 1).expand(-1, -1, rows.shape[2]))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..sequences import Sequences
 from ..tree_cache import TreeCache
-from .base import Drafter
+from .base import Drafter, kept_rows
 
 
 class CachedDrafter(Drafter):
@@ -100,8 +100,7 @@ class CachedDrafter(Drafter):
             self._inputs = self._cache.sibling_inputs(count)
             return self._run(token_ids, self._inputs, *(rows.expand(-1, count, -1) for rows in said))
         self._inputs = self._cache.child_inputs(self._inputs, parents)
-        chosen = (rows.gather(1, parents[:, :, None].expand(-1, -1, rows.shape[2])) for rows in said)
-        return self._run(token_ids, self._inputs, *chosen)
+        return self._run(token_ids, self._inputs, *(kept_rows(rows, parents) for rows in said))
 
     def _run(self, token_ids: Tensor, inputs: dict[str, Any], *before: Tensor, keep: Sequence[int] | int = 0) -> Tensor:
         """One forward; what its rows say.

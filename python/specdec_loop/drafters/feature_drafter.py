@@ -12,7 +12,7 @@ from specdec_kernels import SampleResult, Sampling, gather_nodes, sample
 
 from ..heads import FeatureHead
 from ..sequences import Sequences
-from .base import Confidence, Outcome, kept_rows
+from .base import Confidence, Outcome, kept_rows, padded
 from .cached_drafter import CachedDrafter
 from .races import Race, with_runners_up
 
@@ -79,17 +79,13 @@ class FeatureDrafter(CachedDrafter):
 
     def _joined(self, parts: list[tuple[Tensor, list[int]]]) -> Tensor:
         """The features of every request behind one another: of each part as many as the request has there."""
-        every, places = torch.cat([hidden for hidden, _ in parts], 1), []
-        for b in range(every.shape[0]):
-            row: list[int] = []
-            first = 0
-            for hidden, counts in parts:
-                row += range(first, first + counts[b])
-                first += hidden.shape[1]
-            places.append(row)
-        longest = max(map(len, places))
-        index = torch.tensor([row + [0] * (longest - len(row)) for row in places]).to(every.device, non_blocking=True)
-        return every.gather(1, index[:, :, None].expand(-1, -1, every.shape[2]))
+        places: list[list[int]] = [[] for _ in self._known]
+        first = 0
+        for hidden, counts in parts:
+            for place, count in zip(places, counts, strict=True):
+                place += range(first, first + count)
+            first += hidden.shape[1]
+        return kept_rows(torch.cat([hidden for hidden, _ in parts], 1), padded(places, hidden.device).clamp(min=0))
 
     def _run(self, token_ids: Tensor, inputs: dict[str, Any], *before: Tensor, keep: Sequence[int] | int = 0) -> Tensor:
         """Features; `before` are those of the parents, or else the target's."""

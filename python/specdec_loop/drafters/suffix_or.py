@@ -63,7 +63,7 @@ class SuffixOr(Drafter):
         ]
         self._asked = list(zip(promises, map(len, sequences.rows), strict=True))
         copies = [tokens if promise else [] for promise, (_, tokens) in zip(promises, found, strict=True)]
-        running = [b for b in range(sequences.batch) if not sequences.is_finished[b]]
+        running = sequences.running
         if all(promises[b] for b in running):
             self.drafter.skip(sequences)
             return Draft(padded(copies, sequences.tokens.device))
