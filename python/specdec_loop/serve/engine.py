@@ -194,7 +194,8 @@ class Engine:
             self.clock.settle()
         if said and not any(turn.reads for turn in turns):
             drafted = [depth_of(turn.draft) for turn in said]
-            self.lengths.update(drafted, [progress.accepted for progress in found], self.clock.latest)
+            accepted = [progress.accepted for progress in found]
+            self.lengths.update(drafted, accepted, self.clock.latest, max(drafted))
         return found
 
     # --- who runs
