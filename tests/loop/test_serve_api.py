@@ -86,9 +86,9 @@ def test_the_page_says_why_a_request_was_refused(server: Running, page: Page) ->
 def test_stop_ends_the_request_on_the_server_too(server: Running, page: Page) -> None:
     server.gate.clear()
     page.open(f"http://127.0.0.1:{server.port}/?third#prompt=abc&max_tokens=200")
-    wait_for(lambda: len(server.api.scheduler._streams) == 1)
+    wait_for(lambda: len(server.api.scheduler.streams) == 1)
     page.run("part('stop').click()")
-    wait_for(lambda: not server.api.scheduler._streams)
+    wait_for(lambda: not server.api.scheduler.streams)
     server.gate.set()
     page.wait_for("part('counts').textContent")
     assert page.run("part('counts').textContent").endswith("ended: stopped")

@@ -60,11 +60,11 @@ def test_a_client_that_goes_takes_its_requests_with_it(folder: Path, streams: bo
         server.gate.clear()
         body = {"prompt": "abc", "max_tokens": 200, "n": 3, "stream": streams}
         connection = open_request(server, body)
-        wait_for(lambda: len(server.api.scheduler._streams) == 3)
+        wait_for(lambda: len(server.api.scheduler.streams) == 3)
         if streams:
             assert connection.recv(12) == b"HTTP/1.1 200"
         connection.close()
-        wait_for(lambda: not server.api.scheduler._streams)
+        wait_for(lambda: not server.api.scheduler.streams)
         server.gate.set()
         wait_for(lambda: is_idle(server))
         assert server.metrics()['specdec_requests_total{reason="cancelled"}'] == 3
@@ -76,7 +76,7 @@ def test_a_full_queue_says_when_to_come_again(folder: Path) -> None:
         server.gate.clear()
         fields = {"max_tokens": 4, "temperature": 0}
         taken = [clients.submit(server.complete, "abc", **fields) for _ in range(3)]
-        wait_for(lambda: len(server.api.scheduler._streams) == 3)
+        wait_for(lambda: len(server.api.scheduler.streams) == 3)
         refused = server.client.post("/v1/completions", json={"prompt": "abc", **fields})
         assert refused.status_code == 429 and 1 <= int(refused.headers["retry-after"]) <= 60
         assert refused.json()["error"]["code"] == "queue_full"
@@ -91,7 +91,7 @@ def test_a_full_queue_says_when_to_come_again(folder: Path) -> None:
 def test_a_request_of_more_choices_than_there_is_room_for_is_refused_whole(folder: Path) -> None:
     with running(folder, slots=1, queue=1) as server:
         assert server.client.post("/v1/completions", json={"prompt": "abc", "n": 3}).status_code == 429
-        assert is_idle(server) and not server.api.scheduler._streams
+        assert is_idle(server) and not server.api.scheduler.streams
 
 
 @pytest.mark.parametrize("streams", [True, False])
@@ -101,10 +101,10 @@ def test_logits_that_are_nan_fail_one_request_and_no_other(folder: Path, streams
         server.engine.model.model.embed_tokens.weight.data[BROKEN] = float("nan")
         server.gate.clear()
         same = clients.submit(server.complete, "abc", max_tokens=60, seed=1, logit_bias={str(BROKEN): -100})
-        wait_for(lambda: len(server.api.scheduler._streams) == 1)
+        wait_for(lambda: len(server.api.scheduler.streams) == 1)
         body = {"prompt": [5, BROKEN, 6], "max_tokens": 9, "stream": streams}
         bad = clients.submit(server.client.post, "/v1/completions", json=body)
-        wait_for(lambda: len(server.api.scheduler._streams) == 2)
+        wait_for(lambda: len(server.api.scheduler.streams) == 2)
         server.gate.set()
         answer = bad.result()
         assert same.result()["choices"] == expected["choices"]
@@ -128,9 +128,9 @@ def test_a_forward_that_raises_fails_what_runs_and_what_waits_goes_on(folder: Pa
         server.engine.model.forward = fails_once
         server.gate.clear()
         first = clients.submit(server.client.post, "/v1/completions", json={"prompt": "abc", "max_tokens": 5})
-        wait_for(lambda: len(server.api.scheduler._streams) == 1)
+        wait_for(lambda: len(server.api.scheduler.streams) == 1)
         second = clients.submit(server.client.post, "/v1/completions", json={"prompt": "abc", "max_tokens": 5})
-        wait_for(lambda: len(server.api.scheduler._streams) == 2)
+        wait_for(lambda: len(server.api.scheduler.streams) == 2)
         server.gate.set()
         assert first.result().status_code == 500 and "out of memory" in first.result().text
         assert second.result().status_code == 200
@@ -143,7 +143,7 @@ def test_health_tells_that_the_engine_has_ended_and_nobody_waits_for_it(folder: 
     with running(folder) as server, ThreadPoolExecutor(1) as clients:
         server.gate.clear()
         waits = clients.submit(server.client.post, "/v1/completions", json={"prompt": "abc"})
-        wait_for(lambda: len(server.api.scheduler._streams) == 1)
+        wait_for(lambda: len(server.api.scheduler.streams) == 1)
 
         def end() -> None:
             raise SystemExit
@@ -160,7 +160,7 @@ def test_an_end_waits_for_requests_that_run(folder: Path) -> None:
     with running(folder) as server, ThreadPoolExecutor(1) as clients:
         server.gate.clear()
         waits = clients.submit(server.complete, "abc", max_tokens=20, temperature=0)
-        wait_for(lambda: len(server.api.scheduler._streams) == 1)
+        wait_for(lambda: len(server.api.scheduler.streams) == 1)
         server.server.should_exit = True
         time.sleep(0.3)
         with pytest.raises(httpx.ConnectError):
@@ -218,7 +218,7 @@ def test_two_hundred_clients_at_once_and_faults_between_them_lose_nothing(folder
                 connection.close()
             texts = [future.result() for future in asked]
         assert texts == [expected[i % 20] for i in range(200)]
-        wait_for(lambda: is_idle(server) and not server.api.scheduler._streams)
+        wait_for(lambda: is_idle(server) and not server.api.scheduler.streams)
         counted = server.metrics()
         assert (
             counted['specdec_requests_total{reason="length"}'] + counted['specdec_requests_total{reason="stop"}'] >= 220

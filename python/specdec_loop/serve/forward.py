@@ -82,12 +82,14 @@ def paged_attention(
     pools = step.pages.keys[module.layer_idx], step.pages.values[module.layer_idx]
     for pool, new in zip(pools, (key, value), strict=True):
         pool.flatten(0, 1)[step.rows] = new[0].transpose(0, 1)
-    batch = len(step.lengths)
-    nodes = query[0].transpose(0, 1)
-    padded = nodes.new_zeros(batch * step.width, *nodes.shape[1:])
-    padded[step.cells] = nodes
+    batch, nodes = len(step.lengths), query[0].transpose(0, 1)
+    is_ragged = len(nodes) < batch * step.width
+    padded = nodes
+    if is_ragged:
+        padded = nodes.new_zeros(batch * step.width, *nodes.shape[1:])
+        padded[step.cells] = nodes
     attended = tree_attention(
-        padded.view(batch, step.width, *nodes.shape[1:]),
+        padded.unflatten(0, (batch, step.width)),
         *pools,
         step.ancestors,
         step.lengths,
@@ -96,7 +98,8 @@ def paged_attention(
         scale=options.get("scaling"),
         window=options.get("sliding_window") or 0,
     )
-    return attended.output.flatten(0, 1)[step.cells][None], None
+    output = attended.output.flatten(0, 1)
+    return (output[step.cells] if is_ragged else output)[None], None
 
 
 AttentionInterface.register(NAME, paged_attention)

@@ -59,6 +59,11 @@ class Scheduler:
     """Hands requests to the engine's thread, and what they become back to the event loop.
 
     All methods belong to the event loop's thread, but for `_work`.
+
+    Attributes:
+        engine: belongs to the thread.
+        streams: of the requests that have not left.
+        is_alive: whether the thread works.
     """
 
     def __init__(self, engine: Engine, metrics: Metrics, *, slots: int, queue: int) -> None:
@@ -72,7 +77,7 @@ class Scheduler:
         """
         self.engine, self._metrics, self._slots, self.room = engine, metrics, slots, slots + queue
         self.is_alive = False
-        self._streams: dict[Request, Stream] = {}
+        self.streams: dict[Request, Stream] = {}
         self._seconds = 1.0  # that a request takes, of late
         self._wake, self._is_ending = threading.Condition(), False
         self._inbox: list[tuple[Request, bool]] = []  # and whether it comes or goes
@@ -99,18 +104,18 @@ class Scheduler:
         """
         if not self.is_alive:
             raise RuntimeError("the engine has stopped")
-        if len(self._streams) + len(requests) > self.room:
-            turns = max(len(self._streams) - self._slots, 0) / self._slots + 1
+        if len(self.streams) + len(requests) > self.room:
+            turns = max(len(self.streams) - self._slots, 0) / self._slots + 1
             raise FullError(min(math.ceil(turns * self._seconds), LONGEST_WAIT))
         stream = Stream(self, requests)
-        self._streams.update((request, stream) for request in requests)
+        self.streams.update((request, stream) for request in requests)
         self._tell([(request, True) for request in requests])
         return stream
 
     def cancel(self, stream: Stream) -> None:
         """Let the requests of a stream leave, if any are left."""
         for request in stream.open:
-            del self._streams[request]
+            del self.streams[request]
             self._metrics.left(request, "cancelled", time.monotonic() - stream.begun)
         self._tell([(request, False) for request in stream.open])
         stream.open = []
@@ -126,14 +131,14 @@ class Scheduler:
             self._metrics.stepped(seconds)
         for progress in found:
             request = progress.request
-            stream = self._streams.get(request)
+            stream = self.streams.get(request)
             if stream is None:
                 continue  # cancelled meanwhile
             elapsed = time.monotonic() - stream.begun
             self._metrics.grew(progress, elapsed if request not in stream.has_spoken else None)
             stream.has_spoken.add(request)
             if progress.reason:
-                del self._streams[request]
+                del self.streams[request]
                 stream.open.remove(request)
                 self._seconds = FADE * self._seconds + (1 - FADE) * elapsed
                 self._metrics.left(request, progress.reason, elapsed)
@@ -143,31 +148,36 @@ class Scheduler:
         """The thread has ended: nobody may wait for it."""
         self.is_alive = False
         lost = []
-        for request in self._streams:
+        for request in self.streams:
             request.error = request.error or "the server stops"
             lost.append(Progress(request, reason="failed"))
         self._deliver(lost, {})
 
     def _work(self) -> None:
         """The engine's thread."""
-        engine = self.engine
         try:
-            while True:
-                with self._wake:
-                    while not (self._inbox or engine.waiting or engine.running or self._is_ending):
-                        self._wake.wait()
-                    orders, self._inbox = self._inbox, []
-                    if self._is_ending:
-                        return
-                for request, comes in orders:
-                    engine.submit(request) if comes else engine.cancel(request)
-                if not (engine.waiting or engine.running):
-                    continue
-                try:
-                    found = engine.step()
-                except Exception as error:  # of the model, out of memory perhaps: what ran is lost, what waits is not
-                    logger.exception("a step failed")
-                    found = engine.abort(f"{type(error).__name__}: {error}")
-                self._loop.call_soon_threadsafe(self._deliver, found, dict(engine.clock.latest))
+            with self.engine.ready():
+                self._work_steps()
         finally:
             self._loop.call_soon_threadsafe(self._lose_all)
+
+    def _work_steps(self) -> None:
+        """Until it is told to end."""
+        engine = self.engine
+        while True:
+            with self._wake:
+                while not (self._inbox or engine.waiting or engine.running or self._is_ending):
+                    self._wake.wait()
+                orders, self._inbox = self._inbox, []
+                if self._is_ending:
+                    return
+            for request, comes in orders:
+                engine.submit(request) if comes else engine.cancel(request)
+            if not (engine.waiting or engine.running):
+                continue
+            try:
+                found = engine.step()
+            except Exception as error:  # of the model, out of memory perhaps: what ran is lost, what waits is not
+                logger.exception("a step failed")
+                found = engine.abort(f"{type(error).__name__}: {error}")
+            self._loop.call_soon_threadsafe(self._deliver, found, dict(engine.clock.latest))
