@@ -127,9 +127,10 @@ def test_a_forward_that_raises_fails_what_runs_and_what_waits_goes_on(folder: Pa
 
         server.engine.model.forward = fails_once
         server.gate.clear()
-        first = clients.submit(server.client.post, "/v1/completions", json={"prompt": "abc", "max_tokens": 5})
+        body = {"prompt": "abc", "max_tokens": 5, "temperature": 0}
+        first = clients.submit(server.client.post, "/v1/completions", json=body)
         wait_for(lambda: len(server.api.scheduler.streams) == 1)
-        second = clients.submit(server.client.post, "/v1/completions", json={"prompt": "abc", "max_tokens": 5})
+        second = clients.submit(server.client.post, "/v1/completions", json=body)
         wait_for(lambda: len(server.api.scheduler.streams) == 2)
         server.gate.set()
         assert first.result().status_code == 500 and "out of memory" in first.result().text
