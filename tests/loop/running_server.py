@@ -35,9 +35,8 @@ class Running:
         self.folder = folder
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
         model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval().requires_grad_(False)
-        slots = options.pop("slots", 4)
-        sizes = {"slots": slots, "pages": options.pop("pages", 256), "draft_length": FixedLength(4)}
-        self.engine = Engine(model, make_drafter, **sizes)
+        sizes = {"slots": options.pop("slots", 4), "pages": options.pop("pages", 256)}
+        self.engine = Engine(model, make_drafter, draft_length=FixedLength(4), **sizes)
         self.gate = threading.Event()
         self.gate.set()
         step = self.engine.step
@@ -47,7 +46,7 @@ class Running:
             return step()
 
         vars(self.engine)["step"] = gated
-        self.api = Api(self.engine, self.tokenizer, name="tiny", slots=slots, **options)
+        self.api = Api(self.engine, self.tokenizer, name="tiny", **options)
         config = uvicorn.Config(self.api.app(), port=0, log_level="error", timeout_graceful_shutdown=10)
         self.server = uvicorn.Server(config)
         self.thread = threading.Thread(target=self._run)

@@ -276,7 +276,8 @@ def test_only_those_with_a_key_are_served(folder: Path) -> None:
             assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
         for key in ("one", "two"):
             assert server.client.get("/v1/models", headers={"authorization": f"Bearer {key}"}).status_code == 200
-        assert server.client.get("/metrics").status_code == 401
+        for header in ({}, {"authorization": "one"}, {"authorization": "Basic one"}):
+            assert server.client.get("/metrics", headers=header).status_code == 401
         assert server.client.get("/health").status_code == server.client.get("/").status_code == 200
         assert server.client.post("/v1/completions", json={"prompt": "x"}).status_code == 401
 

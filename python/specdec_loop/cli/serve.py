@@ -53,7 +53,6 @@ def run(args: argparse.Namespace) -> None:
         engine,
         models.tokenizer,
         name=args.name or Path(args.target).name,
-        slots=args.slots,
         queue=args.queue,
         keys=keys,
         hosts=hosts,

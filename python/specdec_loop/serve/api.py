@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
@@ -63,7 +64,6 @@ class Api:
         tokenizer: Any,
         *,
         name: str,
-        slots: int,
         queue: int = 256,
         keys: Sequence[str] = (),
         hosts: Sequence[str] = (),
@@ -75,7 +75,6 @@ class Api:
             engine: of the model.
             tokenizer: of the model.
             name: of the model, for clients.
-            slots: of the engine.
             queue: requests that may wait.
             keys: of the API, any of which opens it; none: it is open.
             hosts: names by which clients may call the server; none: any. A page on the web could else call a server on
@@ -85,7 +84,7 @@ class Api:
         self._engine, self._tokenizer, self._name, self._limits = engine, tokenizer, name, limits or Limits()
         self._keys, self._hosts, self._begun = [key.encode() for key in keys], list(hosts), int(time.time())
         self._metrics = Metrics(engine)
-        self.scheduler = Scheduler(engine, self._metrics, slots=slots, queue=queue)
+        self.scheduler = Scheduler(engine, self._metrics, queue=queue)
         self._encoding = ThreadPoolExecutor(1, "tokenizer")  # a long prompt does not stop the event loop
 
     def app(self) -> Starlette:
@@ -122,7 +121,7 @@ class Api:
                 return await handler(request)
             except ApiError as error:
                 return self._refusal(error)
-            except GoneError:
+            except (GoneError, ClientDisconnect):
                 return Response(status_code=499)  # nobody reads it
 
         return guarded
@@ -136,8 +135,12 @@ class Api:
             )
 
     def _check_key(self, request: HttpRequest) -> None:
-        given = request.headers.get("authorization", "").removeprefix("Bearer ").strip().encode()
-        matches = [hmac.compare_digest(given, key) for key in self._keys]  # all of them: time tells nothing
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer":
+            given = ""
+        matches = [
+            hmac.compare_digest(given.strip().encode(), key) for key in self._keys
+        ]  # all of them: time tells nothing
         if self._keys and not any(matches):
             header = {"www-authenticate": "Bearer"}
             raise ApiError(

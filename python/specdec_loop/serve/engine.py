@@ -80,6 +80,7 @@ class Engine:
         longest: most tokens of a prompt and its continuation.
         ends: the model's end tokens.
         vocab: ids of a row of logits.
+        slots: requests that may run at once.
         clock: seconds of each phase.
         pages: keys and values.
     """
@@ -109,7 +110,7 @@ class Engine:
         Raises:
             ValueError: a model or a drafter that cannot be served.
         """
-        self._drafters = [make_drafter() or NoDrafter() for _ in range(slots)]
+        self.slots, self._drafters = slots, [make_drafter() or NoDrafter() for _ in range(slots)]
         first = self._drafters[0]
         _check_drafter(first, budget)
         for other in self._drafters[1:]:
@@ -133,7 +134,7 @@ class Engine:
         self._verifier = Verifier(slots, self.longest + self._overhang, self.vocab, model.device)
         eos = model.generation_config.eos_token_id
         self.ends = list(eos) if isinstance(eos, list) else [] if eos is None else [eos]
-        self._slots = list(range(slots))
+        self._free = list(range(slots))
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.clock = Clock(model.device)
@@ -211,7 +212,7 @@ class Engine:
     def _admit(self) -> None:
         """In order of arrival, while there are slots and pages for all that a request may come to."""
         for request in list(self.waiting):
-            if not self._slots:
+            if not self._free:
                 break
             if request.leader is not None and not (request.leader.has_spoken or request.leader.reason):
                 continue  # its prompt is being read
@@ -220,7 +221,7 @@ class Engine:
             if lease is None:
                 break
             self.waiting.remove(request)
-            slot = self._slots.pop()
+            slot = self._free.pop()
             request.begin(
                 slot, lease, self._drafters[slot], ends=self.ends, overhang=self._overhang, device=self.model.device
             )
@@ -230,7 +231,7 @@ class Engine:
     def _leave(self, request: Request, reason: Reason) -> None:
         self.running.remove(request)
         self.pages.release(request.lease, forget=reason == "failed")
-        self._slots.append(request.slot)
+        self._free.append(request.slot)
         request.end(reason)
 
     def _settled(self, progress: Progress) -> Progress:

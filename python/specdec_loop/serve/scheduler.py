@@ -66,16 +66,15 @@ class Scheduler:
         is_alive: whether the thread works.
     """
 
-    def __init__(self, engine: Engine, metrics: Metrics, *, slots: int, queue: int) -> None:
+    def __init__(self, engine: Engine, metrics: Metrics, *, queue: int) -> None:
         """Begin with `start`.
 
         Args:
             engine: belongs to the thread from then on.
             metrics: to be kept.
-            slots: requests that run at once.
             queue: requests that may wait for a slot; with one more the queue is full.
         """
-        self.engine, self._metrics, self._slots, self.room = engine, metrics, slots, slots + queue
+        self.engine, self._metrics, self._room = engine, metrics, engine.slots + queue
         self.is_alive = False
         self.streams: dict[Request, Stream] = {}
         self._seconds = 1.0  # that a request takes, of late
@@ -104,8 +103,8 @@ class Scheduler:
         """
         if not self.is_alive:
             raise RuntimeError("the engine has stopped")
-        if len(self.streams) + len(requests) > self.room:
-            turns = max(len(self.streams) - self._slots, 0) / self._slots + 1
+        if len(self.streams) + len(requests) > self._room:
+            turns = max(len(self.streams), self.engine.slots) / self.engine.slots
             raise FullError(min(math.ceil(turns * self._seconds), LONGEST_WAIT))
         stream = Stream(self, requests)
         self.streams.update((request, stream) for request in requests)
