@@ -23,7 +23,7 @@ import httpx
 
 from specdec_loop import corpus
 
-from .machine import ROOT, commit, machine
+from .machine import ROOT, commit, machine, versions
 from .tables import markdown
 
 LINES = 8  # of a prompt
@@ -116,7 +116,7 @@ def main() -> None:
     about = machine()
     print(
         f"\n{args.clients} clients, {args.tokens} tokens at temperature {args.temperature:g}; {about['cpu']}, "
-        f"{about['cores']} cores, commit {commit()}"
+        f"{about['cores']} cores, torch {versions()['torch']}, commit {commit()}"
     )
 
 

@@ -71,6 +71,14 @@ def test_a_client_that_goes_takes_its_requests_with_it(folder: Path, streams: bo
         assert server.complete("abc", max_tokens=3, temperature=0)["usage"]["completion_tokens"] == 3
 
 
+def test_a_client_that_goes_amid_its_body_is_no_error(folder: Path) -> None:
+    with running(folder) as server:
+        for _ in range(5):
+            open_request(server, b'{"prompt": "half of a bo', length=500).close()
+        assert server.complete("abc", max_tokens=3, temperature=0)["choices"]
+        assert not any(name.startswith("specdec_refused_total") for name in server.metrics())
+
+
 def test_a_full_queue_says_when_to_come_again(folder: Path) -> None:
     with running(folder, slots=1, queue=2) as server, ThreadPoolExecutor(4) as clients:
         server.gate.clear()
@@ -221,11 +229,6 @@ def test_two_hundred_clients_at_once_and_faults_between_them_lose_nothing(folder
         assert texts == [expected[i % 20] for i in range(200)]
         wait_for(lambda: is_idle(server) and not server.api.scheduler.streams)
         counted = server.metrics()
-        assert (
-            counted['specdec_requests_total{reason="length"}'] + counted['specdec_requests_total{reason="stop"}'] >= 220
-        )
-        assert counted["specdec_first_token_seconds_count"] >= 220
-        assert (
-            'specdec_refused_total{status="500"}' not in counted
-            or sum(value for name, value in counted.items() if 'status="500"' in name and "created" not in name) <= 10
-        )  # of the logits that are NaN
+        complete = (counted.get(f'specdec_requests_total{{reason="{reason}"}}', 0) for reason in ("length", "stop"))
+        assert sum(complete) >= 220
+        assert counted.get('specdec_refused_total{status="500"}', 0) <= 10  # of the logits that are NaN
