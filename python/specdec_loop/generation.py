@@ -381,7 +381,7 @@ def _begin_text(
     if most_positions is not None and longest + limit > most_positions:
         whole = f"{most_positions} positions for the longest prompt and max_new_tokens"
         _fail("target", f"a model of at least {longest + limit} positions", whole)
-    _check_rotary(config, shortest, longest + limit + overhang - 2)  # a draft follows all tokens but the last new one
+    check_rotary(config, shortest, longest + limit + overhang - 2)  # a draft follows all tokens but the last new one
     batch = len(lengths)
     seeds = seed + torch.arange(batch, device=target.device) if isinstance(seed, int) else seed
     if seeds.shape != (batch,) or seeds.dtype != torch.int64:
@@ -393,7 +393,7 @@ def _begin_text(
     return Sequences(prompts, lengths, seed=seeds, limit=limit, stops=stops, overhang=overhang)
 
 
-def _check_rotary(config: Any, shortest: int, end: int) -> None:
+def check_rotary(config: Any, shortest: int, end: int) -> None:
     """Refuse texts within which the rotary angles change: cached keys would keep the old ones."""
     given = getattr(config, "rope_parameters", None) or {}
     tables = [given, *(table for table in given.values() if isinstance(table, dict))]  # of each kind of layer

@@ -181,11 +181,21 @@ class Sequences:
             The new tokens of each request; and of each of the columns, an int or a list of ints for every request.
         """
         ids, states, followers, *_ = found = on_host(token_ids, status, *columns)
+        return self.take(ids, states, followers), found[2:]
+
+    def take(self, ids: list[list[int]], states: list[int], followers: list[int]) -> list[list[int]]:
+        """Take what a step gave where the host has it already; returns the new tokens of each request.
+
+        Args:
+            ids: what was offered to `append`.
+            states: of each request, the status of this step.
+            followers: what `append` returned.
+        """
         new = [self._grow(b, states[b], ids[b][: followers[b] + 1]) for b in range(self.batch)]
         self._end = self._common_end()
         if self._end is not None:
             self._lengths = self._place[self._end - self.first]
-        return new, found[2:]
+        return new
 
     def finish(self, b: int, length: int) -> None:
         """End a text, behind its first `length` tokens."""

@@ -14,6 +14,8 @@ from specdec_kernels import Sampling
 from specdec_loop import Datastore, generate
 from specdec_loop.draft_length import FixedLength
 from specdec_loop.methods import METHODS, DrafterAssets
+from specdec_loop.serve.engine import Engine
+from specdec_loop.serve.request import Request
 
 
 class TinyAssets(DrafterAssets):
@@ -58,6 +60,21 @@ def test_every_drafter_follows_a_text_through_steps_without_drafts(name: str) ->
         model(), method.make(assets()), prompts(3), rule=method.rule, draft_length=policy, **arguments
     )  # fmt: skip
     assert result.tokens == plain
+    assert policy.asked.count(0) > 3
+
+
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.keeps_the_text])
+def test_every_method_that_keeps_the_text_is_served_to_requests_that_come_and_go(name: str) -> None:
+    method = METHODS[name]
+    plain = generate(
+        model(), None, prompts(5), sampling=Sampling.full(5, temperature=0.9), seed=2, max_new_tokens=24, stop=()
+    ).tokens  # fmt: skip
+    policy = Irregular(method.draft_length)
+    engine = Engine(model(), lambda: method.make(assets()), draft_length=policy, slots=2, pages=60, page_size=8)
+    requests = [engine.submit(Request(ids, 24, 0.9, seed=2 + i)) for i, ids in enumerate(prompts(5))]
+    engine.run()
+    assert [request.new for request in requests] == plain
+    assert not any(request.error for request in requests)
     assert policy.asked.count(0) > 3
 
 

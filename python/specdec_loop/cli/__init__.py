@@ -29,6 +29,7 @@ COMMANDS = {
     "generate": Command("Continue a prompt by one method; accepted drafts are green.", arguments.generate),
     "compare": Command("Methods side by side: speed, acceptance, and equality with plain decoding.", arguments.compare),
     "demo": Command("Every method beside plain decoding and transformers' own generate.", arguments.demo),
+    "serve": Command("Serve a model over HTTP: OpenAI's completions and chats.", arguments.serve),
     "datastore": Command("Build the datastore of method rest from text files.", arguments.datastore),
 }
 

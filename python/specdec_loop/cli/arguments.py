@@ -12,6 +12,7 @@ from .errors import UserError
 
 DTYPES = ("float32", "bfloat16", "float16")
 STORE = Path("build/datastore.pt")
+KEY_VARIABLE = "SPECDEC_API_KEY"  # of the environment; a command line would show the key to all users of the machine
 
 
 def find_models() -> Path | None:
@@ -102,6 +103,7 @@ def generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stop", action="append", default=[], help="a string that ends the text; may be repeated")
     parser.add_argument("--color", choices=("auto", "always", "never"), default="auto")
     _add_models(parser)
+    _add_sampling(parser)
 
 
 def compare(parser: argparse.ArgumentParser) -> None:
@@ -120,6 +122,7 @@ def compare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=Path, help="write all numbers there")
     parser.add_argument("--png", type=Path, help="draw a chart there")
     _add_models(parser)
+    _add_sampling(parser)
 
 
 def demo(parser: argparse.ArgumentParser) -> None:
@@ -130,6 +133,30 @@ def demo(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=COUNT, default=1, help="each case reports its median")
     parser.add_argument("--folder", type=Path, default=Path("build/demo"), help="where demo.json and demo.png go")
     parser.set_defaults(batch=[1], prompts=None, prompt_tokens=64, draft_length=None)
+    _add_models(parser)
+    _add_sampling(parser)
+
+
+def serve(parser: argparse.ArgumentParser) -> None:
+    """Add the options: address, method, sizes and limits, models."""
+    parser.add_argument("--host", default="127.0.0.1", help="address; others than loopback need an API key")
+    parser.add_argument("--port", type=number(int, 0, 65535), default=8000, help="0: a free one")
+    about = f"file with API keys, one a line; without it the variable {KEY_VARIABLE}, if it is set"
+    parser.add_argument("--api-key-file", type=Path, help=about)
+    parser.add_argument("--name", help="of the model, for clients; by default the name of its folder")
+    parser.add_argument("--method", default="suffix", help="one of rule match; `compare --list` names them")
+    _add_draft_length(parser)
+    about = "most drafts of a step, given to the requests that are likeliest to accept them; by default no bound"
+    parser.add_argument("--draft-budget", type=COUNT, help=about)
+    sizes = parser.add_argument_group("sizes")
+    sizes.add_argument("--slots", type=COUNT, default=16, help="choices that run at once; the others wait")
+    sizes.add_argument("--pages", type=COUNT, default=1024, help="of keys and values")
+    sizes.add_argument("--page-size", type=COUNT, default=16, help="tokens of a page")
+    sizes.add_argument("--queue", type=number(int, 0), default=256, help="choices that may wait; then 429")
+    sizes.add_argument("--max-tokens", type=COUNT, default=4096, help="new tokens of a choice at most")
+    sizes.add_argument("--max-choices", type=COUNT, default=16, help="of a request at most: prompts times n")
+    sizes.add_argument("--max-body", type=COUNT, default=1 << 20, help="bytes of a request at most")
+    sizes.add_argument("--drain-seconds", type=COUNT, default=30, help="for running requests to end after Ctrl-C")
     _add_models(parser)
 
 
@@ -146,7 +173,7 @@ def datastore(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_models(parser: argparse.ArgumentParser) -> None:
-    """Add the options: models, device, sampling."""
+    """Add the options: models, device."""
     models = parser.add_argument_group("models")
     named = "folder of a transformers {}, or its name on the Hugging Face Hub; by default the repository's {}"
     models.add_argument("--target", help=named.format("causal LM", "python/models/target"))
@@ -159,6 +186,10 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
     about = "of drafters' weights, by default the target's; bfloat16 is faster for a single request on a CPU"
     models.add_argument("--draft-dtype", choices=DTYPES, help=about)
     models.add_argument("--threads", type=COUNT, default=os.cpu_count(), help="of the CPU")
+
+
+def _add_sampling(parser: argparse.ArgumentParser) -> None:
+    """Add the options: filters, seed."""
     sampling = parser.add_argument_group("sampling")
     sampling.add_argument("--top-k", type=number(int, 0), default=0, help="0: off")
     sampling.add_argument("--top-p", type=number(float, 0, 1, above=True), default=1.0, help="1: off")

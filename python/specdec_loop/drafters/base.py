@@ -128,6 +128,9 @@ class Drafter:
     def end(self, sequences: Sequences) -> None:
         """The texts are complete, `Sequences.rows` too."""
 
+    def share(self, other: Drafter) -> None:
+        """Learn from complete texts together with another drafter of the same kind, which serves other texts."""
+
 
 class NoDrafter(Drafter):
     """Drafts nothing: plain decoding."""

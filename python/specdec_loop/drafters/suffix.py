@@ -46,14 +46,14 @@ class SuffixDecoding(Drafter):
             raise ValueError(f"SuffixDecoding: depth must be at least 2, got {depth}")
         if memory < 0:
             raise ValueError(f"SuffixDecoding: memory must be at least 0, got {memory}")
-        self.depth, self.factor, self.offset, self.least, self.memory = depth, factor, offset, least, memory
-        self._past, self._told, self._size = Trie(), deque[list[int]](), 0  # continuations, and their tokens
+        self.depth, self.factor, self.offset, self.least = depth, factor, offset, least
+        self._past = Continuations(depth, memory)
 
     def begin(self, sequences: Sequences, *, rule: str, sampling: Sampling, longest: int) -> None:
         """A trie for each text."""
         self._read = [0] * sequences.batch
         self._own = [Suffixes(Trie(), self.depth) for _ in sequences.rows]
-        self._others = [Suffixes(self._past, self.depth) for _ in sequences.rows]
+        self._others = [Suffixes(self._past.trie, self.depth) for _ in sequences.rows]
 
     def draft(self, sequences: Sequences, length: int) -> Draft:
         """Read what is new in each text, then follow its suffixes."""
@@ -74,20 +74,12 @@ class SuffixDecoding(Drafter):
     def end(self, sequences: Sequences) -> None:
         """Remember the continuations for later texts."""
         for row, prompt in zip(sequences.rows, sequences.prompts, strict=True):
-            self._remember(row[prompt:])
-        if self._size > self.memory:
-            while self._size > self.memory // 2:
-                self._size -= len(self._told.popleft())
-            kept, self._past, self._told, self._size = self._told, Trie(), deque(), 0
-            for told in kept:
-                self._remember(told)
+            self._past.remember(row[prompt:])
 
-    def _remember(self, told: list[int]) -> None:
-        suffixes = Suffixes(self._past, self.depth)
-        for i in range(len(told)):
-            suffixes.learn(told, i)
-        self._told.append(told)
-        self._size += len(told)
+    def share(self, other: Drafter) -> None:
+        """Look suffixes up among the continuations of both from now on."""
+        assert isinstance(other, SuffixDecoding)
+        self._past = other._past
 
     def _best(self, suffixes: Suffixes, length: int) -> tuple[float, list[int]]:
         """Expected accepted tokens, and the draft."""
@@ -100,3 +92,29 @@ class SuffixDecoding(Drafter):
             if found[0] > best[0]:
                 best = found
         return best
+
+
+class Continuations:
+    """Suffixes of complete texts."""
+
+    def __init__(self, depth: int, memory: int) -> None:
+        """See `SuffixDecoding`."""
+        self.trie, self._depth, self._memory = Trie(), depth, memory
+        self._texts, self._size = deque[list[int]](), 0
+
+    def remember(self, text: list[int]) -> None:
+        """One more; where there is no room the older half is forgotten."""
+        self._add(text)
+        if self._size > self._memory:
+            while self._size > self._memory // 2:
+                self._size -= len(self._texts.popleft())
+            kept, self.trie, self._texts, self._size = self._texts, Trie(), deque(), 0
+            for old in kept:
+                self._add(old)
+
+    def _add(self, text: list[int]) -> None:
+        suffixes = Suffixes(self.trie, self._depth)
+        for i in range(len(text)):
+            suffixes.learn(text, i)
+        self._texts.append(text)
+        self._size += len(text)

@@ -94,6 +94,12 @@ class SuffixOr(Drafter):
         self.drafter.end(sequences)
         self.suffixes.end(sequences)
 
+    def share(self, other: Drafter) -> None:
+        """Both of these with both of those."""
+        assert isinstance(other, SuffixOr)
+        self.drafter.share(other.drafter)
+        self.suffixes.share(other.suffixes)
+
     def _learn(self, sequences: Sequences) -> None:
         """Credit both with what was accepted of the last drafts."""
         for b, (promise, before) in enumerate(self._asked):

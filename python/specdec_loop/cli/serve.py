@@ -1,0 +1,94 @@
+"""Serve a model over HTTP, with OpenAI's interface."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+from .arguments import KEY_VARIABLE
+from .errors import UserError, one_line
+
+NEEDED = ("starlette", "uvicorn", "prometheus_client")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Load the model, then serve until Ctrl-C; requests that run are finished first."""
+    if missing := [name for name in NEEDED if find_spec(name) is None]:
+        raise UserError(f"{', '.join(missing)} not installed: pip install 'specdec_kernels[serve]'")
+    keys, hosts = api_keys(args.api_key_file), names(args.host)
+    if not hosts and not keys:
+        raise UserError(
+            f"--host {args.host} is open to other machines: give --api-key-file FILE or set {KEY_VARIABLE}, or leave "
+            "--host out"
+        )
+    import uvicorn  # none of these is needed by the other commands
+
+    from ..methods import METHODS
+    from ..serve.api import Api, Limits
+    from ..serve.engine import Engine
+    from .loading import Models, check_methods
+
+    check_methods("--method", [args.method])
+    if not METHODS[args.method].keeps_the_text:
+        served = ", ".join(name for name, method in METHODS.items() if method.keeps_the_text)
+        raise UserError(
+            f"--method: {args.method} verifies under rule {METHODS[args.method].rule}, and only under match is a "
+            f"seeded text the same whatever runs beside it: give one of {served}"
+        )
+    models = Models(args)
+    with one_line():
+        engine = Engine(
+            models.target,
+            lambda: models.drafter(args.method),
+            draft_length=models.draft_length(args.method, batch=args.slots),
+            slots=args.slots,
+            pages=args.pages,
+            page_size=args.page_size,
+            budget=args.draft_budget,
+        )
+    api = Api(
+        engine,
+        models.tokenizer,
+        name=args.name or Path(args.target).name,
+        queue=args.queue,
+        keys=keys,
+        hosts=hosts,
+        limits=Limits(args.max_body, args.max_choices, args.max_tokens),
+    )
+    config = uvicorn.Config(
+        api.app(),
+        host=args.host,
+        port=args.port,
+        log_level="info",
+        timeout_graceful_shutdown=args.drain_seconds,
+        server_header=False,
+    )
+    uvicorn.Server(config).run()
+
+
+def api_keys(file: Path | None) -> list[str]:
+    """Keys of a file, one a line, or of the environment.
+
+    Raises:
+        UserError: there is no such file, or no key in it.
+    """
+    if file is None:
+        return [key] if (key := os.environ.get(KEY_VARIABLE, "").strip()) else []
+    if not file.is_file():
+        raise UserError(f"--api-key-file: there is no file {file}")
+    keys = [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    if not keys:
+        raise UserError(f"--api-key-file: {file} has no line with a key")
+    return keys
+
+
+def names(host: str) -> list[str]:
+    """Names of a loopback address, by which alone clients may call it; none: it is open to other machines."""
+    try:
+        is_loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_loopback = False
+    return sorted({host, "localhost", "127.0.0.1", "[::1]"}) if is_loopback else []

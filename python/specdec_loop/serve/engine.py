@@ -1,0 +1,353 @@
+"""Continuous batching: requests come and go between steps, and none of them can tell from its text.
+
+A step runs, in one forward, pieces of new prompts and the last token with its drafts of each other request. Then one
+call verifies all drafts, each request with its own sampling and its own random numbers: rule ``match``, under which a
+text is that of plain decoding with its seed. Every request has a drafter of its own, so any of the loop's will do.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from specdec_kernels import CacheLayout, allocate_drafts, compact_cache
+
+from ..draft_length import FixedLength
+from ..drafters import Draft, Drafter, NoDrafter, Outcome
+from ..drafters.base import CHAIN_RULES
+from ..generation import check_rotary
+from ..linear import small_batch_linear
+from ..sequences import on_host
+from ..statistics import Clock
+from .forward import Nodes, check, forward
+from .pages import Pages
+from .request import Logprob, Reason, Request
+from .verification import Verifier, depth_of, nodes_of
+
+Outcomes = list[tuple[Tensor, Tensor | None]]  # of each request, logits and features [1, nodes, ...]
+PIECE = 256  # most tokens of prompts in one step, so that a long one does not hold up the texts that grow
+
+
+class Progress(NamedTuple):
+    """What a step did for a request.
+
+    Attributes:
+        request: whose text grew, or which has left.
+        tokens: new ones.
+        accepted: how many of them, the first ones, were drafts.
+        drafted: drafts that were verified for it; None: it reads its prompt.
+        logprobs: of the tokens; empty unless asked for.
+        reason: why it has left; "": it goes on.
+    """
+
+    request: Request
+    tokens: Sequence[int] = ()
+    accepted: int = 0
+    drafted: int | None = None
+    logprobs: Sequence[Logprob] = ()
+    reason: Reason = ""
+
+
+class Turn(NamedTuple):
+    """A request's part in a step.
+
+    Attributes:
+        request: in a slot.
+        piece: tokens that it has and the pages lack.
+        draft: behind them.
+        speaks: whether the piece reaches the end, so that a token will follow.
+        reads: whether it is a piece of the prompt.
+    """
+
+    request: Request
+    piece: list[int]
+    draft: Draft
+    speaks: bool
+    reads: bool
+
+
+class Engine:
+    """Serves requests with a transformers model. One thread calls it.
+
+    Attributes:
+        waiting: requests that have no slot yet, in order of arrival.
+        running: requests that have.
+        longest: most tokens of a prompt and its continuation.
+        ends: the model's end tokens.
+        vocab: ids of a row of logits.
+        slots: requests that may run at once.
+        clock: seconds of each phase.
+        pages: keys and values.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        make_drafter: Callable[[], Drafter | None] = lambda: None,
+        *,
+        draft_length: FixedLength | None = None,
+        slots: int = 8,
+        pages: int = 256,
+        page_size: int = 16,
+        budget: int | None = None,
+    ) -> None:
+        """Prepare for requests.
+
+        Args:
+            model: a transformers causal LM.
+            make_drafter: gives the drafter of a slot; None: plain decoding.
+            draft_length: most drafts of a request and step, or an `AdaptiveLength`; None: 4.
+            slots: requests that run at once.
+            pages: of keys and values.
+            page_size: tokens of a page.
+            budget: most drafts of a step, which go to the requests that are likeliest to accept them; None: no bound.
+
+        Raises:
+            ValueError: a model or a drafter that cannot be served.
+        """
+        self.slots, self._drafters = slots, [make_drafter() or NoDrafter() for _ in range(slots)]
+        first = self._drafters[0]
+        _check_drafter(first, budget)
+        for other in self._drafters[1:]:
+            other.share(first)
+        check(model, first.features)
+        self.lengths = FixedLength(4) if draft_length is None else draft_length
+        self._overhang = max(first.nodes(self.lengths.longest), 1 + self.lengths.longest)
+        self.model, self._budget, self._features = model, budget, first.features
+        config = model.config.get_text_config(decoder=True)
+        self.longest = pages * page_size - self._overhang
+        if (most := getattr(config, "max_position_embeddings", None)) is not None:
+            self.longest = min(self.longest, most)
+        if self.longest < 2:
+            raise ValueError(f"{pages} pages of {page_size} tokens hold no text and {self._overhang} nodes of a draft")
+        check_rotary(config, 1, self.longest + self._overhang - 2)
+        self.pages = Pages(config, pages, page_size, dtype=model.dtype, device=model.device)
+        self._layout = CacheLayout(
+            [*self.pages.keys, *self.pages.values], "nhd", torch.zeros(1, 1, dtype=torch.int32, device=model.device)
+        )
+        self.vocab = config.vocab_size
+        self._verifier = Verifier(slots, self.longest + self._overhang, self.vocab, model.device)
+        eos = model.generation_config.eos_token_id
+        self.ends = list(eos) if isinstance(eos, list) else [] if eos is None else [eos]
+        self._free = list(range(slots))
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        self.clock = Clock(model.device)
+
+    def submit(self, request: Request) -> Request:
+        """Put a request behind those that wait.
+
+        Raises:
+            ValueError: it is too long.
+        """
+        most = len(request.prompt) + request.limit
+        if not request.prompt or request.limit < 1 or most > self.longest:
+            raise ValueError(f"a prompt and a limit of at least 1 and together at most {self.longest}, got {most}")
+        self.waiting.append(request)
+        return request
+
+    def cancel(self, request: Request) -> None:
+        """Let a request leave now; nothing if it has left already."""
+        if request in self.waiting:
+            self.waiting.remove(request)
+            request.reason = "cancelled"
+        elif request in self.running:
+            self._leave(request, "cancelled")
+
+    def abort(self, error: str) -> list[Progress]:
+        """Let all that run leave: a step has failed."""
+        running = list(self.running)
+        for request in running:
+            request.error = error
+            self._leave(request, "failed")
+        return [Progress(request, reason="failed") for request in running]
+
+    @contextmanager
+    def ready(self) -> Iterator[None]:
+        """Steps are faster within: the networks multiply few rows by `small_batch_linear`."""
+        with small_batch_linear(self.model, *self._drafters[0].networks):
+            yield
+
+    def run(self) -> None:
+        """Until nothing is left to do."""
+        with self.ready():
+            while self.waiting or self.running:
+                self.step()
+
+    @torch.inference_mode()
+    def step(self) -> list[Progress]:
+        """Run all requests a step further; those that only read a piece of their prompts are not listed."""
+        self._admit()
+        if not self.running:
+            return []
+        self.clock.begin()
+        turns = self._turns()
+        self.clock.mark("draft")
+        nodes = [self._nodes(turn) for turn in turns]
+        logits, hidden = forward(self.model, self.pages, nodes, self._features)
+        self.clock.mark("target")
+        said, outcomes = _of_speakers(turns, nodes, logits, hidden)
+        found = self._decide(said, logits, outcomes) if said else []
+        for turn in turns:
+            if not turn.speaks:
+                turn.request.cached += len(turn.piece)
+            if not self._features:  # whoever reads them needs every prompt whole
+                self.pages.learn(turn.request.lease, turn.request.tokens[: turn.request.cached])
+        found = [self._settled(progress) for progress in found]
+        self.clock.mark("commit")
+        self.clock.settle()
+        if said and not any(turn.reads for turn in turns):
+            drafted = [depth_of(turn.draft) for turn in said]
+            accepted = [progress.accepted for progress in found]
+            self.lengths.update(drafted, accepted, self.clock.latest, max(drafted))
+        return found
+
+    # --- who runs
+
+    def _admit(self) -> None:
+        """In order of arrival, while there are slots and pages for all that a request may come to."""
+        for request in list(self.waiting):
+            if not self._free:
+                break
+            if request.leader is not None and not (request.leader.has_spoken or request.leader.reason):
+                continue  # its prompt is being read
+            most = len(request.prompt) + request.limit + self._overhang
+            lease = self.pages.lease(request.prompt, most, share=not self._features)
+            if lease is None:
+                break
+            self.waiting.remove(request)
+            slot = self._free.pop()
+            request.begin(
+                slot, lease, self._drafters[slot], ends=self.ends, overhang=self._overhang, device=self.model.device
+            )
+            self._verifier.begin(request)
+            self.running.append(request)
+
+    def _leave(self, request: Request, reason: Reason) -> None:
+        self.running.remove(request)
+        self.pages.release(request.lease, forget=reason == "failed")
+        self._free.append(request.slot)
+        request.end(reason)
+
+    def _settled(self, progress: Progress) -> Progress:
+        """Let a request leave whose text is complete, or failed."""
+        reason = progress.request.state()
+        if reason:
+            self._leave(progress.request, reason)
+        return progress._replace(reason=reason)
+
+    # --- a step
+
+    def _turns(self) -> list[Turn]:
+        """Who takes part, with which drafts."""
+        length, room, turns = self.lengths.next(), PIECE, []
+        for request in self.running:
+            lacking = request.tokens[request.cached :]
+            piece = lacking if request.has_spoken else lacking[:room]
+            if not request.has_spoken:
+                room -= len(piece)
+            if piece:
+                draft = request.draft(length, self.clock)
+                turns.append(Turn(request, piece, draft, len(piece) == len(lacking), not request.has_spoken))
+        return self._allotted(turns)
+
+    def _allotted(self, turns: list[Turn]) -> list[Turn]:
+        """The same with shorter chains: of copies as many columns as pay, and of all what the budget allows."""
+        lengths = [0 if turn.draft.parents is not None else turn.draft.token_ids.shape[1] for turn in turns]
+        copied = [sum(turn.draft.lengths) for turn in turns if turn.draft.lengths is not None]
+        if copied:
+            columns = self.lengths.verified(copied)
+            lengths = [min(length, columns) for length in lengths]
+        if self._budget is not None and sum(lengths) > self._budget:
+            is_draft = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+            chances = torch.tensor([turn.request.acceptance for turn in turns])[:, None]
+            ids = torch.where(is_draft, 0, -1)
+            lengths = allocate_drafts(ids, torch.where(is_draft, chances, 0.0), budget=self._budget).num_draft.tolist()
+        return [
+            turn if turn.draft.parents is not None else turn._replace(draft=_cut(turn.draft, length))
+            for turn, length in zip(turns, lengths, strict=True)
+        ]
+
+    def _nodes(self, turn: Turn) -> Nodes:
+        request, draft = turn.request, turn.draft
+        own = torch.tensor(turn.piece, device=self.model.device)
+        ids = torch.cat([own, draft.token_ids[0] if draft.parents is None else draft.token_ids[0, 1:]])
+        kept = nodes_of(draft) if turn.speaks else 0
+        return Nodes(ids, request.lease.pages, request.cached, kept, draft.parents)
+
+    def _decide(self, turns: list[Turn], logits: Tensor, outcomes: Outcomes) -> list[Progress]:
+        """Verify the drafts, and append what was said to texts and caches."""
+        requests, drafts = [turn.request for turn in turns], [turn.draft for turn in turns]
+        verdict = self._verifier.verify(requests, drafts, logits)
+        listed = self._verifier.logprobs(requests, drafts, logits, verdict)
+        self.clock.mark("verify")
+        followers = [
+            request.text.append(verdict.token_ids[b : b + 1], verdict.num_accepted[b : b + 1])
+            for b, request in enumerate(requests)
+        ]
+        if verdict.path is not None:
+            self._compact(requests, verdict.path, torch.cat(followers))
+        for b, (turn, (rows, hidden)) in enumerate(zip(turns, outcomes, strict=True)):
+            path = None if turn.draft.parents is None or verdict.path is None else verdict.path[b : b + 1]
+            if not turn.reads:
+                turn.request.follow(Outcome(rows, followers[b], path, hidden))
+        ids, status, accepted, taken = on_host(  # the one wait for the device
+            verdict.token_ids, verdict.status, verdict.num_accepted, torch.cat(followers)
+        )
+        found = []
+        for b, (turn, logprobs) in enumerate(zip(turns, listed(), strict=True)):
+            (new,) = turn.request.text.take(ids[b : b + 1], status[b : b + 1], taken[b : b + 1])
+            turn.request.cached += len(turn.piece) + max(len(new) - 1, 0)
+            if turn.reads:
+                turn.request.speak(self.lengths.longest)
+                found.append(Progress(turn.request, new, logprobs=logprobs[: len(new)]))
+                continue
+            turn.request.learn(depth_of(turn.draft), accepted[b])
+            kept = min(accepted[b], len(new))
+            found.append(Progress(turn.request, new, kept, nodes_of(turn.draft) - 1, logprobs[: len(new)]))
+        return found
+
+    def _compact(self, requests: list[Request], path: Tensor, followers: Tensor) -> None:
+        """Move the rows of accepted nodes together."""
+        longest = max(len(request.lease.pages) for request in requests)
+        table = [[*r.lease.pages, *[-1] * (longest - len(r.lease.pages))] for r in requests]
+        lengths = torch.tensor([len(r.tokens) - 1 for r in requests], device=path.device)
+        layout = self._layout.with_block_table(torch.tensor(table, dtype=torch.int32, device=path.device))
+        compact_cache(layout, path, followers, lengths)
+
+
+def _check_drafter(drafter: Drafter, budget: int | None) -> None:
+    name = type(drafter).__name__
+    if "match" not in drafter.rules:
+        raise ValueError(
+            f"{name} cannot be served: its drafts are verified under {', '.join(drafter.rules)}, and only under match "
+            "is a seeded text the same whatever runs beside it"
+        )
+    if budget is not None and not set(drafter.rules) <= set(CHAIN_RULES):
+        raise ValueError(f"{name} cannot be served under a budget of drafts: it drafts trees, and budgets cut chains")
+
+
+def _of_speakers(
+    turns: list[Turn], nodes: list[Nodes], logits: Tensor, hidden: Tensor | None
+) -> tuple[list[Turn], Outcomes]:
+    """The turns that a token follows, and what the forward says of each; features of prompts are put aside."""
+    states: Sequence[Tensor | None] = [None] * len(turns)
+    if hidden is not None:
+        states = hidden.split([len(n.ids) for n in nodes])
+    rows = logits.split([n.kept for n in nodes])
+    for turn, state in zip(turns, states, strict=True):
+        if turn.reads and state is not None:
+            turn.request.read(state)
+    said = [i for i, turn in enumerate(turns) if turn.speaks]
+    outcomes = [(rows[i][None], None if (state := states[i]) is None else state[None]) for i in said]
+    return [turns[i] for i in said], outcomes
+
+
+def _cut(draft: Draft, length: int) -> Draft:
+    """The first drafts of a chain."""
+    return draft if draft.token_ids.shape[1] <= length else draft._replace(token_ids=draft.token_ids[:, :length])

@@ -1,0 +1,269 @@
+"""The server's engine: requests come and go, and none of them can tell from its text."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from specdec_kernels import Edits, Sampling
+from specdec_loop import DraftModel, IndependentDrafts, Lookahead, PromptLookup, SuffixDecoding, generate
+from specdec_loop.draft_length import AdaptiveLength, FixedLength
+from specdec_loop.drafters import Drafter
+from specdec_loop.serve.engine import PIECE, Engine, Progress
+from specdec_loop.serve.request import Request
+
+VOCAB = 23
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def network(layers: int = 2, seed: int = 0) -> LlamaForCausalLM:
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=layers, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=1024, initializer_range=0.15, eos_token_id=None,
+        bos_token_id=None,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval().requires_grad_(False)
+
+
+def requests(temperature: float, count: int = 7) -> list[Request]:
+    """Prompts of one token to several pieces of the engine's; limits that end early and late."""
+    rng = random.Random(1)
+    lengths, limits = [1, 5, PIECE + 90, 2, 70, 9, 3], [20, 1, 12, 24, 15, 18, 2]
+    prompts = [[rng.choice([rng.randrange(VOCAB), 7, 8]) for _ in range(n)] for n in lengths]
+    return [Request(prompts[i], limits[i], temperature, top_k=9, top_p=0.95, seed=5 + i) for i in range(count)]
+
+
+def alone(request: Request, **more: Any) -> list[int]:
+    """Text of the decoding loop."""
+    sampling = Sampling.full(1, temperature=request.temperature, top_k=request.top_k or None, top_p=request.top_p)
+    how = {"sampling": sampling, "seed": request.seed, "max_new_tokens": request.limit, "stop": ()}
+    return generate(network(), None, [request.prompt], **how, **more).tokens[0]
+
+
+def texts(engine: Engine, some: list[Request]) -> dict[Request, list[int]]:
+    """Tokens as the steps tell them."""
+    told: dict[Request, list[int]] = {request: [] for request in some}
+    while engine.waiting or engine.running:
+        for progress in engine.step():
+            told[progress.request] += progress.tokens
+    return told
+
+
+DRAFTERS: dict[str, Callable[[], Drafter | None]] = {
+    "plain": lambda: None,
+    "copies": PromptLookup,
+    "suffixes": lambda: SuffixDecoding(factor=2.0),
+    "a model's chains": lambda: DraftModel(network(1)),
+    "trees": lambda: Lookahead(3, 4, 2, pool=32),
+}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9], ids=["greedy", "seeded"])
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_a_text_does_not_depend_on_companions_that_come_and_go(temperature: float, drafter: str) -> None:
+    engine = Engine(network(), DRAFTERS[drafter], draft_length=FixedLength(3), slots=3, pages=90, page_size=8)
+    arriving = requests(temperature)
+    for request in arriving[:2]:
+        engine.submit(request)
+    finished: list[Progress] = []
+    for late in arriving[2:]:
+        finished += engine.step() + engine.step()
+        assert len(engine.running) <= 3
+        engine.submit(late)
+    while engine.waiting or engine.running:
+        finished += engine.step()
+    assert [p.request for p in finished if p.reason] != [] and all(r.reason == "length" for r in arriving)
+    for request in arriving:
+        assert request.new == alone(request)
+        assert request.new == [token for p in finished if p.request is request for token in p.tokens]
+    kept = [sum(request.accepted) for request in arriving]
+    assert (sum(kept) > 0) == (drafter != "plain")
+    assert engine.pages.used == 0
+
+
+def test_each_drafter_of_the_repository_is_served_or_refused_with_its_rule() -> None:
+    with pytest.raises(ValueError, match="IndependentDrafts cannot be served: its drafts are verified under recursive"):
+        Engine(network(), lambda: IndependentDrafts(network(1), 2))
+    with pytest.raises(ValueError, match="Lookahead cannot be served under a budget of drafts: it drafts trees"):
+        Engine(network(), lambda: Lookahead(3, 4, 2, pool=32), budget=3)
+
+
+def test_a_model_whose_attention_pages_cannot_give_is_refused() -> None:
+    from models import model
+
+    with pytest.raises(ValueError, match=r"Gemma2ForCausalLM cannot be served: .* has no softcap"):
+        Engine(model("gemma2, softcap", "eager"))
+    broken = network()
+    broken.lm_head.weight.fill_(float("nan"))
+    with pytest.raises(ValueError, match="logits over pages differ from those of its own forward by up to nan"):
+        Engine(broken)
+
+
+def test_a_request_waits_until_there_are_pages_for_it() -> None:
+    engine = Engine(network(), slots=3, pages=7, page_size=8)
+    first, second = (engine.submit(Request([3] * 20, 20)) for _ in range(2))
+    engine.step()
+    assert engine.running == [first] and list(engine.waiting) == [second]
+    engine.run()
+    assert first.new == second.new and len(first.new) == 20
+    with pytest.raises(ValueError, match="together at most 51, got 52"):  # and five nodes of a draft
+        engine.submit(Request([3] * 20, 32))
+
+
+def test_penalties_and_biases_are_those_of_the_loop_beside_requests_without() -> None:
+    engine = Engine(network(), PromptLookup, slots=4)
+    plain, edited, biased = requests(0.9)[0], requests(0.9)[3], requests(0.9)[5]
+    edited.repetition, edited.frequency, edited.presence = 1.3, 0.4, 0.2
+    biased.bias = {7: -float("inf"), 3: 2.0}
+    for request in (plain, edited, biased):
+        engine.submit(request)
+    engine.run()
+    penalties = Edits(repetition=torch.tensor([1.3]), frequency=torch.tensor([0.4]), presence=torch.tensor([0.2]))
+    biases = Edits(bias_ids=torch.tensor([[7, 3]]).int(), bias=torch.tensor([[-float("inf"), 2.0]]))
+    assert plain.new == alone(plain)
+    assert edited.new == alone(edited, edits=penalties) != alone(edited)
+    assert biased.new == alone(biased, edits=biases) and 7 not in biased.new
+
+
+@pytest.mark.parametrize("drafter", ["copies", "trees"])
+def test_log_probabilities_are_those_of_the_models_own_logits(drafter: str) -> None:
+    engine, model = Engine(network(), DRAFTERS[drafter], slots=2), network()
+    asks, other = requests(0.9)[4], requests(0.9)[0]
+    asks.top_logprobs = 3
+    engine.submit(other)
+    engine.submit(asks)
+    told = [p for _ in range(40) for p in engine.step()]
+    listed = [x for p in told if p.request is asks for x in p.logprobs]
+    assert not any(p.logprobs for p in told if p.request is other)
+    with torch.no_grad():
+        logits = model(torch.tensor([asks.tokens])).logits[0, len(asks.prompt) - 1 : -1]
+    expected = logits.log_softmax(-1)
+    assert len(listed) == len(asks.new) == 15
+    for i, (token, found) in enumerate(zip(asks.new, listed, strict=True)):
+        assert found.logprob == pytest.approx(float(expected[i, token]), abs=1e-4)
+        best = expected[i].topk(3)
+        assert [token for token, _ in found.top] == best.indices.tolist()
+        assert [p for _, p in found.top] == pytest.approx(best.values.tolist(), abs=1e-4)
+
+
+def test_the_end_token_ends_a_text_inside_accepted_drafts() -> None:
+    engine = Engine(network(), PromptLookup)
+    free = engine.submit(Request([7, 8], 24))
+    engine.run()
+    for eos in set(free.new):
+        ending = Engine(network(), PromptLookup)
+        ending.ends = [eos]
+        request = ending.submit(Request([7, 8], 24))
+        told = texts(ending, [request])
+        end = free.new.index(eos) + 1
+        assert request.new == free.new[:end] == told[request]
+        assert request.reason == "stop"
+
+
+def test_a_request_without_a_token_to_draw_fails_and_nobody_else_does() -> None:
+    """The rows of one token are NaN: the text that comes to it fails, and the pages it used are not shared."""
+    model = network()
+    engine = Engine(model, PromptLookup, slots=2, pages=40)
+    model.model.embed_tokens.weight[22] = float("nan")
+    bad, good = Request([*[7] * 20, 22], 24), Request([7] * 20, 24)
+    for request in (bad, good, later := Request([*[7] * 20, 8], 4)):
+        engine.submit(request)
+    engine.run()
+    assert bad.reason == "failed" and "BAD_TARGET" in bad.error and not bad.new
+    assert good.reason == later.reason == "length"
+    assert good.new == generate(network(), None, [good.prompt], sampling=Sampling.full(1, temperature=0.0),
+                                max_new_tokens=24, stop=()).tokens[0]  # fmt: skip
+    assert engine.pages.used == 0
+
+
+def test_a_drafter_that_raises_ends_its_own_request_alone() -> None:
+    class Broken(PromptLookup):
+        def draft(self, sequences: Any, length: int) -> Any:
+            if sequences.rows[0][0] == 9 and len(sequences.rows[0]) > 6:
+                raise RuntimeError("no idea")
+            return super().draft(sequences, length)
+
+    engine = Engine(network(), Broken, slots=2)
+    bad, good = engine.submit(Request([9, 8], 24)), engine.submit(Request([7, 8], 24))
+    engine.run()
+    assert bad.reason == "failed" and bad.error == "Broken.draft failed: no idea"
+    assert good.reason == "length" and len(good.new) == 24
+    assert engine.pages.used == 0
+
+
+def test_cancelled_requests_leave_at_once_and_give_back_their_pages() -> None:
+    engine = Engine(network(), slots=1)
+    running, waiting = engine.submit(Request([7, 8], 24)), engine.submit(Request([7, 8], 24))
+    engine.step()
+    for request in (waiting, running, running):
+        engine.cancel(request)
+    assert running.reason == waiting.reason == "cancelled" and engine.pages.used == 0
+    assert engine.step() == []
+    last = engine.submit(Request([7, 8], 24))
+    engine.run()
+    assert last.reason == "length"
+
+
+def test_drafts_under_a_budget_go_to_those_that_accept_them() -> None:
+    engine = Engine(network(), PromptLookup, slots=3, budget=4, draft_length=FixedLength(4))
+    loops, others = Request([5, 6] * 10, 40), requests(1.0)
+    for request in (loops, others[3], others[0]):
+        engine.submit(request)
+    told = [p for _ in range(60) for p in engine.step()]
+    given: dict[int, int] = {}
+    for progress in told:
+        if progress.drafted:
+            given[id(progress.request)] = given.get(id(progress.request), 0) + progress.drafted
+    assert loops.new == alone(loops)
+    assert given[id(loops)] > max(given.get(id(r), 0) for r in (others[3], others[0]))
+
+
+def test_an_adaptive_length_learns_from_steps_without_prompts() -> None:
+    lengths = AdaptiveLength(6, cost=0.01)
+    engine = Engine(network(), PromptLookup, slots=2, draft_length=lengths)
+    request = engine.submit(Request([5, 6] * 10, 60))
+    engine.run()
+    assert request.new == alone(request)
+    assert lengths.acceptance != 0.5
+
+
+def test_texts_that_end_teach_the_drafters_of_other_slots() -> None:
+    engine = Engine(network(), lambda: SuffixDecoding(factor=2.0), slots=2, draft_length=FixedLength(8))
+    first = engine.submit(Request([3, 4, 11, 2], 30))
+    engine.run()
+    again, other = engine.submit(Request([3, 4, 11, 2], 30)), engine.submit(Request([3, 4, 11, 2], 30))
+    engine.run()
+    assert again.new == other.new == first.new
+    assert len(again.accepted) < len(first.accepted) > len(other.accepted)  # one of both has another slot
+
+
+@pytest.mark.parametrize("drafter", ["copies", "trees"])
+def test_a_common_prefix_is_run_once(drafter: str) -> None:
+    engine = Engine(network(), DRAFTERS[drafter], slots=3, page_size=4)
+    prompt = [random.Random(2).randrange(VOCAB) for _ in range(21)]
+    leader = engine.submit(Request(prompt, 9, 0.9, seed=1))
+    others = [engine.submit(Request(prompt, 9, 0.9, seed=s, leader=leader)) for s in (2, 3)]
+    engine.run()
+    assert leader.lease.shared == 0 and [r.lease.shared for r in others] == [20, 20]
+    for request in (leader, *others):
+        assert request.new == alone(request)
+    # The next turn of a conversation finds its text so far; the last token's row is never shared.
+    turn = engine.submit(Request([*leader.tokens, 5, 6], 9, 0.9, seed=1))
+    same = engine.submit(Request(prompt[:20], 3))
+    engine.run()
+    assert turn.lease.shared == 28 and same.lease.shared == 16
+    assert turn.new == alone(turn) and same.new == alone(same)
+    assert engine.pages.used == 0
