@@ -45,7 +45,7 @@ def _shapes(logits: Tensor, token_ids: Tensor, top: int, *rest: Any) -> tuple[Sh
     )  # fmt: skip
 
 
-op = Op(reference.token_logprobs, _shapes, results=TokenLogprobs._fields, backends=("cpu", "cuda"))
+op = Op(reference.token_logprobs, _shapes, results=TokenLogprobs._fields)
 
 
 def token_logprobs(
