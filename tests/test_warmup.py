@@ -73,7 +73,7 @@ def test_a_call_that_fails_is_named() -> None:
 
 
 def test_wrong_arguments_say_what_to_do() -> None:
-    with pytest.raises(ValueError, match="warmup: op must be one of 'sample', 'verify_chain'"):
+    with pytest.raises(ValueError, match="warmup: op must be one of 'sample', 'token_logprobs'"):
         warmup("draw", vocab=9, device="cpu")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="warmup: rules must be None for sample"):
         warmup("sample", vocab=9, rules=("ratio",), device="cpu")

@@ -51,7 +51,7 @@ def lowest_key():
 
 
 @triton.jit
-def block_level(blocks, count, want, top):
+def _level(blocks, count, want, top):
     """A key that at least `want` of the maxima of the blocks reach, and not many more; the lowest if there is none."""
     low, high = lowest_key().to(tl.int64), top.to(tl.int64)
     lane = tl.arange(0, SPAN)
@@ -156,7 +156,7 @@ def from_blocks(view, listed, law, how):
     while going > 0:
         low = least
         if by_floor == 0:
-            low = tl.maximum(least, block_level(view.blocks, count, want, top))
+            low = tl.maximum(least, _level(view.blocks, count, want, top))
         n = _collect(view, value_of(low), listed, SHORT)
         going = tl.full([], 0, tl.int32)
         if n <= SHORT:

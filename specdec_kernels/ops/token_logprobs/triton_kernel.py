@@ -21,14 +21,13 @@ from ..._triton.plan import P_NUMBER, P_OFFSET, planned
 from ..._triton.records import BAD, Q_ARG, Q_STATE, R_MASS, get_record_f, get_record_i
 from ..._triton.rows import fact, is_active, key_of, logits_at, sampling_of, value_of
 from ..._triton.settle import view_of
-from ..._triton.thresholds import block_level, kth_of
+from ..._triton.thresholds import kth_of, lowest_key
 from ..._triton.visit import SPAN, ids_of_blocks
 from ..._types import Sampling
 
 COUNTED, LISTED = tl.constexpr(64), tl.constexpr(32)  # blocks that are looked into at once, to count ids and to list
-FULL = tl.constexpr(512)  # ids; a longer list is cut
+FULL, EACH = tl.constexpr(512), tl.constexpr(16)  # ids: a longer list is cut; an id is compared with so many at once
 CAPACITY = tl.constexpr(512 + 32 * 64)  # ids that one look may leave
-ORDERED, EACH = tl.constexpr(256), tl.constexpr(64)  # ids that are put in order, compared with so many at once
 LOWEST = tl.constexpr(-3.4028234663852886e38)
 
 
@@ -118,16 +117,29 @@ def _cut(lists, found, wanted, low, high):
 
 
 @triton.jit
+def _bound(view, count, wanted, top):
+    """A logit that `wanted` blocks of the first span reach, and not many more; -inf where it has fewer."""
+    block = tl.arange(0, SPAN)
+    key = key_of(tl.load(view.blocks + block, mask=block < count, other=float("-inf")).to(tl.float32))
+    low, high = lowest_key().to(tl.int64), top.to(tl.int64)
+    while low < high:
+        middle = low + (high - low + 1) // 2
+        reach = tl.sum((key >= middle).to(tl.int32), axis=0)
+        low, high = tl.where(reach >= wanted, middle, low), tl.where(reach >= wanted, high, middle - 1)
+        high = tl.where((reach >= wanted) & (reach <= wanted + wanted // 4), low, high)
+    return value_of(low.to(tl.int32))
+
+
+@triton.jit
 def _list(view, law, wanted, lists):
-    """List the first `wanted` kept ids by falling logit, and maybe more, up to ORDERED; how many there are.
+    """List the first `wanted` kept ids by falling logit, and maybe more, up to FULL; how many there are.
 
     Blocks come by rising id, so an equal logit that comes later is behind.
     """
     SIZE: tl.constexpr = LISTED * BLOCK
     count = (view.rows.vocab + BLOCK - 1) // BLOCK
     top = key_of(law[0])
-    bound = value_of(block_level(view.blocks, count, wanted, top))
-    least = tl.maximum(tl.maximum(law[3], bound), LOWEST)
+    least = tl.maximum(tl.maximum(law[3], _bound(view, count, wanted, top)), LOWEST)
     found = tl.full([], 0, tl.int32)
     for start in range(0, count, SPAN):
         n = _pick(view, start, count, least, lists.blocks)
@@ -142,9 +154,6 @@ def _list(view, law, wanted, lists):
             if found > FULL:
                 least = _next_above(_cut(lists, found, wanted, key_of(least), top))
                 found = tl.minimum(found, wanted)
-    if found > ORDERED:
-        _cut(lists, found, wanted, key_of(least), top)
-        found = tl.minimum(found, wanted)
     return found
 
 
@@ -152,7 +161,7 @@ def _list(view, law, wanted, lists):
 def _write_best(out, lists, b, found, law, inv_t, log_mass, active, top):
     """The first `top` of what is listed, in order."""
     tl.debug_barrier()
-    i = tl.arange(0, ORDERED)
+    i = tl.arange(0, FULL)
     x = tl.load(lists.logits + i, mask=i < found, other=float("-inf"))
     ids = tl.load(lists.ids + i, mask=i < found, other=-1)
     place = tl.where(i < found, 0, i)
