@@ -18,15 +18,20 @@ from .ops.acceptance_ratios import acceptance_ratios
 from .ops.residual_probs import residual_probs
 from .ops.residual_sample import residual_sample
 from .ops.sample import sample
+from .ops.token_logprobs import token_logprobs
 from .ops.verify_chain import verify_chain
 from .ops.verify_tree import verify_tree
 
 RowOp = Literal[
-    "sample", "verify_chain", "verify_tree", "acceptance_ratios", "residual_probs", "residual_sample"
+    "sample", "token_logprobs", "verify_chain", "verify_tree", "acceptance_ratios", "residual_probs", "residual_sample"
 ]  # fmt: skip
 _OPS: dict[str, Callable[..., Any]] = {
-    f.__name__: f for f in (sample, verify_chain, verify_tree, acceptance_ratios, residual_probs, residual_sample)
-}
+    f.__name__: f
+    for f in (
+        sample, token_logprobs, verify_chain, verify_tree, acceptance_ratios, residual_probs, residual_sample
+    )
+}  # fmt: skip
+_OF_ONE_TABLE = ("sample", "token_logprobs")  # target rows alone
 
 
 class _Rows(NamedTuple):
@@ -106,6 +111,8 @@ def _inputs(op: str, rows: _Rows, max_draft: int, nodes: int) -> Iterator[dict[s
     """Rows and ids of each call."""
     if op == "sample":
         yield {"logits": rows.logits(rows.draft_vocab or rows.vocab, 1), **rows.common(1)}
+    elif op == "token_logprobs":
+        yield {"logits": rows.logits(rows.vocab, 1), "token_ids": rows.longs(1), **rows.common(1)}
     elif op in ("verify_chain", "acceptance_ratios"):
         yield from map(rows.chain, _sizes(max_draft, 16, 1))
     elif op == "verify_tree":
@@ -144,8 +151,8 @@ def warmup(
     given. Call it before the first request and before a graph is captured; it waits for the device.
 
     Args:
-        op: ``"sample"``, ``"verify_chain"``, ``"verify_tree"``, ``"acceptance_ratios"``, ``"residual_probs"`` or
-            ``"residual_sample"``.
+        op: ``"sample"``, ``"token_logprobs"``, ``"verify_chain"``, ``"verify_tree"``, ``"acceptance_ratios"``,
+            ``"residual_probs"`` or ``"residual_sample"``.
         vocab: size of the target's vocabulary. Tensors begin at multiples of 16 bytes, as torch allocates them.
         dtypes: of the logits.
         rules: of `verify_chain` or `verify_tree`; by default the op's own default rule.
@@ -155,7 +162,7 @@ def warmup(
             this size, without a mask and edits.
         draft_stats: they are given with the draft rows, see `verify_chain`.
         allowed: a mask of the vocabulary is given.
-        edits: edits of the target rows (of `sample`: of its rows) are given.
+        edits: edits of the target rows (of `sample` and `token_logprobs`: of their rows) are given.
         draft_edits: edits of the draft rows are given, where there are any.
         flat: chains come with `cu_draft`.
         max_draft: longest draft of a chain.
@@ -163,7 +170,8 @@ def warmup(
         device: where the tensors live.
         backend: see `verify_chain`.
         report: is called with a line for each call.
-        options: passed to the op: ``logprobs``, ``purpose``, ``num_samples``, ``rejected_from``, ``replacement``.
+        options: passed to the op: ``logprobs``, ``top``, ``purpose``, ``num_samples``, ``rejected_from``,
+            ``replacement``.
 
     Raises:
         ValueError: arguments that the op refuses.
@@ -177,9 +185,11 @@ def warmup(
         fail("warmup", "op", "one of " + ", ".join(map(repr, _OPS)), repr(op))
     if rules is not None and op not in ("verify_chain", "verify_tree"):
         fail("warmup", "rules", f"None for {op}", rules)
-    place, takes_drafts = torch.device(device), op != "sample"
+    place, takes_drafts = torch.device(device), op not in _OF_ONE_TABLE
     if op == "sample":
         options.setdefault("purpose", "target")
+    if op == "token_logprobs":
+        options.setdefault("logprobs", "processed")
     for dtype, rule in itertools.product(dtypes, rules or (None,)):
         drafts = drafted and takes_drafts and rule not in ("match", "greedy", "typical", "topm", "distance")
         drafts = drafts and rule != "target_only"
@@ -210,7 +220,7 @@ def _requests(op: str, device: torch.device, filters: bool, draft_filters: bool 
     named: dict[str, Any] = {"sampling": sampling(filters)}
     if draft_filters is not None:
         named["draft_sampling"] = sampling(draft_filters)
-    if op not in ("acceptance_ratios", "residual_probs"):
+    if op not in ("acceptance_ratios", "residual_probs", "token_logprobs"):
         zero = torch.zeros(1, dtype=torch.int64, device=device)
         named["rng"] = RngKey(zero, zero, zero)
     return named

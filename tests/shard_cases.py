@@ -25,6 +25,7 @@ from specdec_kernels import (
     residual_probs,
     residual_sample,
     sample,
+    token_logprobs,
     use_backend,
     verify_chain,
     verify_tree,
@@ -152,6 +153,28 @@ def sample_calls(vocab: int, batch: int, filters: str, seed: int, logprobs: str 
     }
     budget = allowed_exchanges(filters)
     return [Call(f"sample {filters}", sample, {"logits": rows}, keywords, vocab, budget)]
+
+
+def logprob_calls(vocab: int, batch: int, filters: str) -> list[Call]:
+    """Tokens of every rank, none, and bad ones; ties across ranks; more ids than some ranks hold."""
+    drawn = sample_calls(vocab, batch, filters, 3)[0]
+    g = torch.Generator().manual_seed(vocab)
+    ids = torch.randint(0, vocab, (batch,), generator=g)
+    ids[1::5], ids[2], ids[4] = -1, vocab, -2
+    bits = torch.randint(-(2**31), 2**31, (batch, (vocab + 31) // 32), generator=g).int()
+    edits = make_edits(batch, vocab, seed=vocab)
+
+    def edited(first: int, end: int) -> dict[str, Any]:
+        return {"edits": edit_rows(edits, vocab=end - first, first_id=first)}
+
+    raw = {"token_ids": ids, "top": min(vocab + 3, 128)}
+    processed = {**raw, "sampling": drawn.keywords["sampling"], "logprobs": "processed", "allowed": bits}
+    budget = allowed_exchanges(filters)
+    return [
+        Call(f"token_logprobs raw {filters}", token_logprobs, drawn.sharded, raw, vocab, 2),
+        Call(f"token_logprobs {filters}", token_logprobs, drawn.sharded, processed, vocab, budget, edited=edited),
+        Call(f"token_logprobs rank {filters}", token_logprobs, drawn.sharded, {**raw, "top": 0}, vocab, 2),
+    ]
 
 
 def extreme_call(vocab: int, seed: int) -> Call:

@@ -14,6 +14,7 @@ from shard_cases import (
     edited_calls,
     hard_rows_call,
     layout_calls,
+    logprob_calls,
     mapped_call,
     ratio_calls,
     residual_calls,
@@ -25,7 +26,15 @@ from shard_cases import (
 )
 from torch import Tensor
 
-from specdec_kernels import Sampling, acceptance_ratios, residual_sample, sample, verify_chain, verify_tree
+from specdec_kernels import (
+    Sampling,
+    acceptance_ratios,
+    residual_sample,
+    sample,
+    token_logprobs,
+    verify_chain,
+    verify_tree,
+)
 
 BYTES_A_ROW = 64  # without filters
 LOGPROBS = dict(zip(FILTERS, (None, "processed", "raw", None, "processed", "raw"), strict=True))
@@ -89,6 +98,11 @@ def test_acceptance_ratios_are_those_of_one_rank(ranks: int, filters: str) -> No
     check(ranks, ratio_calls(61, 16, filters))
 
 
+@pytest.mark.parametrize(("ranks", "filters"), [(2, "none"), (4, "all"), (8, "top_p")])
+def test_log_probabilities_are_those_of_one_rank(ranks: int, filters: str) -> None:
+    check(ranks, logprob_calls(61, 16, filters))
+
+
 @pytest.mark.parametrize(("ranks", "filters"), [(2, "none"), (4, "all")])
 def test_edits_are_those_of_one_rank(ranks: int, filters: str) -> None:
     check(ranks, edited_calls(61, 12, filters))
@@ -107,6 +121,7 @@ def test_ranks_leave_out_requests_that_are_not_active() -> None:
         *calls_with("none", batch=batch)[::4],
         *ratio_calls(40, batch, "top_p"),
         *sample_calls(40, batch, "all", 0),
+        *logprob_calls(40, batch, "all")[1:2],
         *residual_calls(40, batch, "none"),
     ]:
         sharded = {name: rows.clone() for name, rows in call.sharded.items()}
@@ -116,7 +131,7 @@ def test_ranks_leave_out_requests_that_are_not_active() -> None:
         if len(call.keywords["sampling"].temperature) == batch:
             sampling = call.keywords["sampling"]._replace(active=active)
             calls.append(call._replace(sharded=sharded, keywords={**call.keywords, "sampling": sampling}))
-    functions = {verify_chain, verify_tree, acceptance_ratios, sample, residual_sample, whole_probs}
+    functions = {verify_chain, verify_tree, acceptance_ratios, sample, token_logprobs, residual_sample, whole_probs}
     assert {call.function for call in calls} == functions
     check(2, calls)
     for call in calls:

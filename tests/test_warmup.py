@@ -47,6 +47,7 @@ def test_what_was_not_asked_for_is_still_compiled_later(compiled: dict[str, tupl
         ("sample", {"logprobs": "raw", "num_samples": 3}),
         ("sample", {"draft_vocab": 40}),
         ("sample", {"edits": True}),
+        ("token_logprobs", {"top": 3, "allowed": True, "filters": (True,)}),
         ("verify_chain", {"rules": ("ratio", "block", "topm"), "draft_stats": True, "max_draft": 3}),
         ("verify_chain", {"rules": ("match",), "flat": True, "allowed": True, "max_draft": 20}),
         ("verify_tree", {"rules": ("recursive", "target_only"), "nodes": 5, "draft_vocab": 40}),
@@ -72,7 +73,7 @@ def test_a_call_that_fails_is_named() -> None:
 
 
 def test_wrong_arguments_say_what_to_do() -> None:
-    with pytest.raises(ValueError, match="warmup: op must be one of 'sample', 'verify_chain'"):
+    with pytest.raises(ValueError, match="warmup: op must be one of 'sample', 'token_logprobs'"):
         warmup("draw", vocab=9, device="cpu")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="warmup: rules must be None for sample"):
         warmup("sample", vocab=9, rules=("ratio",), device="cpu")

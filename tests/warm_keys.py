@@ -90,6 +90,15 @@ def samples(vocab: int, is_edited: bool = False) -> Iterator[Any]:
         yield lambda rows=rows, given=given: ops.sample(rows, **given, purpose="target")
 
 
+def scores(vocab: int, is_edited: bool = False) -> Iterator[Any]:
+    for batch, top, filters, full in itertools.product(BATCHES, (3, 20), ("", "top_k", "top_p"), (False, True)):
+        rows = torch.zeros(batch, vocab, dtype=BF16)
+        given: dict[str, Any] = {"sampling": sampling(batch, filters, full), "logprobs": "processed", "top": top}
+        if is_edited:
+            given["edits"] = edits(batch, vocab)
+        yield lambda rows=rows, given=given: ops.token_logprobs(rows, torch.zeros(len(rows)).long(), **given)
+
+
 def pairs(op: str, vocab: int) -> Iterator[Any]:
     for batch, filters, full in itertools.product(BATCHES, ("", "min_p"), (False, True)):
         given: dict[str, Any] = {"sampling": sampling(batch, filters, full)}
@@ -141,6 +150,8 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[int], Iterator[Any]]]] = {
     ),
     "sample": ({"op": "sample"}, samples),
     "sample edits": ({"op": "sample", "edits": True}, lambda vocab: samples(vocab, True)),
+    "token_logprobs": ({"op": "token_logprobs", "top": 20}, scores),
+    "token_logprobs edits": ({"op": "token_logprobs", "top": 20, "edits": True}, lambda vocab: scores(vocab, True)),
     "too little, sample": ({"op": "sample", "filters": (False,)}, samples),
     **{
         op: ({"op": op, "max_draft": 5}, lambda vocab, op=op: pairs(op, vocab))

@@ -42,6 +42,12 @@ __device__ inline int64_t column_of(const Problem& p, int64_t id) {
   return p.token_map.load(column) == id ? column : -1;
 }
 
+// Log-probability of an id with this logit, of a row that is not greedy.
+__device__ __forceinline__ float logprob_of(const RowStats& r, const Parameters& s, float logit) {
+  if (!(logit >= r.threshold) || logit == -INFINITY) return -INFINITY;
+  return (logit - r.maximum) * s.inv_t - logf(r.mass);
+}
+
 // Log-probability of an id under the law that the mode names; the raw one knows no edits.
 template <bool kEdited = true>
 __device__ inline float token_logprob(const Problem& p, const RowStats& r, const Parameters& s,
@@ -50,8 +56,7 @@ __device__ inline float token_logprob(const Problem& p, const RowStats& r, const
   const float logit = kEdited && is_raw ? row.logits.at(id) : row.at<kEdited>(id);
   if (is_raw) return logit - r.raw_maximum - logf(r.raw_mass);
   if (s.greedy) return id == r.argmax ? 0.f : -INFINITY;
-  if (!(logit >= r.threshold) || logit == -INFINITY) return -INFINITY;
-  return (logit - r.maximum) * s.inv_t - logf(r.mass);
+  return logprob_of(r, s, logit);
 }
 
 enum Verdict : int {

@@ -36,7 +36,9 @@ struct FilteredRow {
   }
 };
 
-__device__ __forceinline__ int count_from(const FilteredRow& f, float least) {
+// F, here and in block_bound: FilteredRow, or what else knows row, maximum and most_of.
+template <class F>
+__device__ __forceinline__ int count_from(const F& f, float least) {
   int count = 0;
   for (int64_t i = threadIdx.x; i < f.row.blocks(); i += kThreads) {
     count += f.most_of(i) >= least ? 1 : 0;
@@ -63,7 +65,8 @@ __device__ float largest_with(float low, float high, T goal, const F& measure, T
 }
 
 // A lower bound of the k-th largest logit that only k blocks and few more reach.
-__device__ inline float block_bound(const FilteredRow& f, int k) {
+template <class F>
+__device__ inline float block_bound(const F& f, int k) {
   const auto count = [&](float t) { return count_from(f, t); };
   return largest_with(kLowest, f.maximum, k, count, k / 4 + 8);
 }

@@ -17,7 +17,7 @@ constexpr int kMaxSamples = 64;
 
 SPECDEC_HD int tiles_of(int64_t vocab) { return static_cast<int>((vocab + kTile - 1) / kTile); }
 
-enum class Task : int { kSample, kChain, kRatios, kResidual, kTree };
+enum class Task : int { kSample, kChain, kRatios, kResidual, kTree, kLogprobs };
 
 struct GivenSampling {  // of a request
   float temperature = 1.f;
@@ -226,8 +226,8 @@ struct Problem {
   Global<int32_t> path;
   LogprobsMode logprobs_mode;
   GlobalIds token_ids;  // results; those an op does not have are absent
-  Global<int32_t> num_accepted, status;
-  Global<float> logprobs, out_logsumexp, out_threshold, ratio, overlap, probs, mass;
+  Global<int32_t> num_accepted, ranks, status;
+  Global<float> logprobs, top_logprobs, out_logsumexp, out_threshold, ratio, overlap, probs, mass;
   Workspace work;
 
   SPECDEC_HD int rows() const { return target_rows + draft_rows; }

@@ -64,7 +64,8 @@ __device__ inline Row make_row(const Problem& p, int64_t slot) {
   if (p.task == Task::kTree) {
     t.active = find_tree_row(p, &t);
   } else {
-    const bool has_bonus = p.task == Task::kChain || p.task == Task::kSample;
+    const bool has_bonus =
+        p.task == Task::kChain || p.task == Task::kSample || p.task == Task::kLogprobs;
     t.active = t.index < t.chain.length + (t.is_target && has_bonus ? 1 : 0);
   }
   if (t.is_target) {

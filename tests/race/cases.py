@@ -41,6 +41,7 @@ def cases() -> Iterator[tuple[str, Case]]:
         yield f"verify_tree {rule} far", bound("verify_tree", (tree.tensors, tree.keywords | {"logprobs": "raw"}))
     yield from digests()
     yield from samples()
+    yield from logprobs()
     yield from residuals()
     yield from budgets()
     yield from edits()
@@ -109,6 +110,23 @@ def samples() -> Iterator[tuple[str, Case]]:
             yield f"sample {name} {samples}", bound("sample", ((logits,), keywords))
     keywords = {"sampling": wide, "rng": make_rng(2), "purpose": "draft", "allowed": everything_allowed(2)}
     yield "sample allowed", bound("sample", ((level,), keywords))
+
+
+def logprobs() -> Iterator[tuple[str, Case]]:
+    """Few blocks and all of them; more ids at the edge of the list than it has room for; edits and filters."""
+    torch.manual_seed(0)
+    ids, bits = torch.tensor([5, -1]), everything_allowed(2)
+    settled: dict[str, Any] = {"logprobs": "processed", "sampling": mixed_sampling(2, FILTERS["all"])}
+    for name, logits, more in (
+        ("peaked", 4 * torch.randn(2, WIDE), {}),
+        ("ties", torch.zeros(2, WIDE), {}),
+        ("falling", -torch.arange(2.0 * WIDE).view(2, -1), {}),
+        ("greedy", torch.randn(2, WIDE), {"logprobs": "processed", "sampling": Sampling.full(2, temperature=0.0)}),
+        ("filters", torch.randn(2, WIDE), {**settled, "allowed": bits}),
+        ("edits", torch.randn(2, WIDE), {**settled, **edited(make_edits(2, WIDE))}),
+    ):
+        yield f"token_logprobs {name}", bound("token_logprobs", ((logits, ids), {"top": 20, **more}))
+    yield "token_logprobs rank", bound("token_logprobs", ((torch.randn(2, WIDE), ids), {}))
 
 
 def residuals() -> Iterator[tuple[str, Case]]:

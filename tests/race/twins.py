@@ -235,6 +235,17 @@ TWINS = (
         "sample listed 1",
     ),
     Twin(
+        "log-probabilities: listed ids are ordered without a barrier",
+        "token_logprobs.cu",
+        """
+  __syncthreads();
+  const Key least = listed""",
+        """
+  if (!TWIN) __syncthreads();
+  const Key least = listed""",
+        "token_logprobs peaked",
+    ),
+    Twin(
         "tree: children are read without a barrier",
         "tree_walk.cuh",
         """

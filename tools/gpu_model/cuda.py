@@ -111,6 +111,7 @@ def _once(name: str, *cold: str) -> Part:
 _BOTH, _ONE = 2 * DRAFT + 1, DRAFT + 1
 _WALK = _once("chain_kernel")
 _KNOWN = _once("chain_kernel", r"draw\(|kind == kPair|has_draft|Rule::kRatio")  # every row has its token
+_LOOK = Part("look_kernel<0>", lambda batch, _: batch, (RARE.replace("|logprob", ""), "shorten", "nth_key"))
 CALLS = [
     Call("verify_chain ratio bf16", _BOTH, (*_rows(_BOTH, MASS), _WALK)),
     Call("verify_chain ratio bf16 mask", _BOTH, (*_rows(_BOTH, MASS | MASKED), _WALK)),
@@ -129,6 +130,8 @@ CALLS = [
     Call("verify_chain distance bf16", _ONE, (*_rows(_ONE, 0), _KNOWN)),
     Call("sample bf16", 1, _rows(1, MASS, races=True)),
     Call("sample bf16 filters", 1, _rows(1, MASS, filters=True, races=True), True),
+    Call("token_logprobs bf16", 1, (*_rows(1, MASS), _LOOK)),
+    Call("token_logprobs bf16 filters", 1, (*_rows(1, MASS, filters=True), _LOOK), True),
     Call("acceptance_ratios bf16", 2 * DRAFT, (*_rows(2 * DRAFT, MASS), _once("ratios_kernel"), _pairs("1", DRAFT))),
     Call("residual_probs bf16", 2, (*_rows(2, MASS), _pairs("0", 1), _pairs("2", 1))),
     Call("residual_sample bf16", 2, (*_rows(2, MASS), _pairs("0", 1), _once("draw_kernel"))),

@@ -118,6 +118,17 @@ def _sample(
     return Case("sample", " ".join(filter(None, words)), call, 1, filters)
 
 
+def _token_logprobs(dtype: torch.dtype, filters: bool, top: int = 20, mask: bool = False, edits: bool = False) -> Case:
+    def call(s: Size) -> None:
+        _launcher("token_logprobs")(
+            s.logits(dtype), s.longs, top, s.numbers, *s.filters(filters), s.bits(1) if mask else None,
+            *s.edits(1, edits), s.numbers, s.ints, s.zeros(top), s.zeros(top, dtype=FP32), s.ints,
+        )  # fmt: skip
+
+    words = ["bf16" if dtype == BF16 else "fp32", "rank" * (top == 0), "mask" * mask, "edits" * edits]
+    return Case("token_logprobs", " ".join(filter(None, [*words, "filters" * filters])), call, 1, filters)
+
+
 def _acceptance_ratios(filters: bool, edits: bool = False) -> Case:
     def call(s: Size) -> None:
         given = s.filters(filters)
@@ -294,6 +305,10 @@ ROW_CASES = sorted([
     _sample(BF16, False),
     _sample(BF16, True),
     _sample(FP32, True, 8, True, 2),
+    _token_logprobs(BF16, False),
+    _token_logprobs(BF16, False, 0),
+    _token_logprobs(FP32, True, mask=True),
+    _token_logprobs(BF16, True, edits=True),
     _acceptance_ratios(False),
     _acceptance_ratios(True),
     _residual("residual_probs", False),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
+from ... import _shards
 from ..._check import ID_DTYPES, Checker, fail
 from ..._codes import LOGPROBS, RAW_LOGPROBS, Backend, Logprobs
 from ..._edits import RowEdits
@@ -45,7 +47,7 @@ def _shapes(logits: Tensor, token_ids: Tensor, top: int, *rest: Any) -> tuple[Sh
     )  # fmt: skip
 
 
-op = Op(reference.token_logprobs, _shapes, results=TokenLogprobs._fields, backends=("cpu",))
+op = Op(reference.token_logprobs, _shapes, results=TokenLogprobs._fields)
 
 
 def token_logprobs(
@@ -57,6 +59,8 @@ def token_logprobs(
     sampling: Sampling | None = None,
     allowed: Tensor | None = None,
     edits: RowEdits | None = None,
+    group: Any = None,
+    vocab_offsets: Sequence[int] | None = None,
     out: TokenLogprobs | None = None,
     backend: Backend | None = None,
 ) -> TokenLogprobs:
@@ -75,6 +79,8 @@ def token_logprobs(
             ``active`` is read.
         allowed: int32 ``[rows, ceil(vocab / 32)]`` packed bits; only with ``"processed"``.
         edits: what `edit_rows` made of these rows; only with ``"processed"``.
+        group: see `verify_chain`.
+        vocab_offsets: see `verify_chain`.
         out: preallocated results.
         backend: see `verify_chain`.
 
@@ -104,7 +110,11 @@ def token_logprobs(
             if value is not None:
                 fail("token_logprobs", name, 'None with logprobs="raw", which takes the logits as given', "a value")
         sampling = Sampling(active=sampling.active)
-    allowed = check.allowed(allowed, rows, vocab)
+    shards = _shards.shards_of("token_logprobs", group, vocab_offsets, vocab, backend)
+    allowed = check.allowed(allowed, rows, vocab if shards is None else shards.size)
     edited = check.edits("edits", edits, rows, vocab)
     arguments = (logits, token_ids, top, *sampling, allowed, *edited)
+    if shards is not None:
+        scored = reference.score(shards, *op.structured(arguments))
+        return TokenLogprobs(*op.deliver(arguments, scored, out))
     return TokenLogprobs(*op(*arguments, device=logits.device, backend=backend, out=out))
