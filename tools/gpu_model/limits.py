@@ -20,6 +20,7 @@ CUDA_SLICE = (
     "acceptance_ratios",
     "residual_probs",
     "residual_sample",
+    "token_logprobs",
 )
 
 
