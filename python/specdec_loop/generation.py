@@ -173,7 +173,7 @@ def generate(
         statistics = [RequestStatistics() for _ in first]
         for b, tokens in enumerate(first if streamer is not None else []):
             streamer(b, tokens, 0)  # type: ignore[misc] # it is not None
-        drafter.clock = clock = Clock(target.device)
+        drafter.grammars, drafter.clock = grammars.drafts, (clock := Clock(target.device))
         with _Naming(drafter, "begin"):
             drafter.begin(text, rule=rule, sampling=sampling, longest=lengths.longest)
             if hidden is not None:

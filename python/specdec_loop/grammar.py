@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Literal, NamedTuple, Protocol
@@ -162,6 +164,52 @@ class Masks:
         return masks, failed
 
 
+class DraftGrammars:
+    """Keeps chains inside their grammars while they are drafted: any other draft would be rejected.
+
+    Each drafted token is read from the device.
+    """
+
+    def __init__(self, matchers: Sequence[Matcher | None], vocab: int) -> None:
+        """Follow matchers of each request; a drafter may have them between two steps."""
+        self._matchers, self._vocab, self._is_idle = matchers, vocab, not any(m is not None for m in matchers)
+        self._taken: list[int] = []  # tokens of each chain
+        self._is_inside: list[bool] = []
+
+    @contextmanager
+    def chain(self) -> Iterator[None]:
+        """A chain of each request; the matchers end where they began."""
+        self._taken, self._is_inside = [0] * len(self._matchers), [True] * len(self._matchers)
+        try:
+            yield
+        finally:
+            for matcher, count in zip(self._matchers, self._taken, strict=True):
+                if matcher is not None:
+                    matcher.rollback(count)
+
+    def restrict(self, logits: Tensor, token_map: Tensor | None = None) -> Tensor:
+        """Logits ``[batch, draft_vocab]`` with -inf where the grammar forbids an id; `token_map` as `Draft` has it."""
+        if self._is_idle:
+            return logits
+        rows = torch.full((len(self._matchers), -(-self._vocab // 32)), -1, dtype=torch.int32)
+        for matcher, row, is_inside in zip(self._matchers, rows, self._is_inside, strict=True):
+            if matcher is not None and is_inside and not matcher.is_terminated():
+                matcher.fill(row)
+        bits = (rows.to(logits.device)[:, :, None] >> torch.arange(32, device=logits.device)) & 1
+        is_allowed = bits.flatten(1)[:, : self._vocab] == 1
+        return logits.masked_fill(~(is_allowed if token_map is None else is_allowed[:, token_map]), -math.inf)
+
+    def follow(self, token_ids: Tensor) -> None:
+        """Take the tokens ``[batch, 1]`` that were drafted."""
+        if self._is_idle:
+            return
+        for b, (token,) in enumerate(token_ids.tolist()):
+            matcher = self._matchers[b]
+            if matcher is not None and self._is_inside[b]:
+                self._is_inside[b] = matcher.accept(token)
+                self._taken[b] += self._is_inside[b]
+
+
 class TextGrammars:
     """The grammars of a batch of growing texts."""
 
@@ -184,6 +232,7 @@ class TextGrammars:
             )
         self.matchers = [None if grammar is None else grammar.matcher() for grammar in grammars]
         self._masks, self._sequences = Masks(vocab, sequences.tokens.device), sequences
+        self.drafts = DraftGrammars(self.matchers, vocab)
 
     def begin(self, ids: Tensor, parents: Tensor | None) -> None:
         """Begin the masks of drafts, ``[batch, draft]`` or a tree's ``[batch, nodes]``."""

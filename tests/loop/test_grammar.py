@@ -18,7 +18,17 @@ from torch import Tensor
 from specdec_kernels import Sampling
 from specdec_loop import DraftModel, IndependentDrafts, Lookahead, PromptLookup, SuffixDecoding, generate
 from specdec_loop.drafters import Draft, Drafter
-from specdec_loop.grammar import LIBRARIES, Grammar, GrammarCompiler, Masks, Matcher, Walk, advance, fill_masks
+from specdec_loop.grammar import (
+    LIBRARIES,
+    DraftGrammars,
+    Grammar,
+    GrammarCompiler,
+    Masks,
+    Matcher,
+    Walk,
+    advance,
+    fill_masks,
+)
 from specdec_loop.sequences import Sequences
 
 for library in LIBRARIES:
@@ -104,6 +114,28 @@ def test_a_matcher_that_fails_harms_no_other() -> None:
     filled, failed = masks.end()
     assert list(map(str, failed.values())) == ["too complex"] and list(failed) == [0]
     assert filled is not None and filled.flatten().tolist() == [-1, 1022]
+
+
+def test_drafts_stay_inside_their_grammar_and_matchers_come_back() -> None:
+    matcher, other = Letters(), Letters()
+    advance(matcher, [3])
+    drafts = DraftGrammars([matcher, None, other], 12)
+    logits = torch.randn(3, 12)
+    with drafts.chain():
+        first = drafts.restrict(logits)
+        drafts.follow(torch.tensor([[5], [1], [11]]))  # a toy knows no 11, but takes what is larger
+        second = drafts.restrict(logits)
+        drafts.follow(torch.tensor([[4], [1], [3]]))  # both leave their grammars
+        third = drafts.restrict(logits)
+    assert [first[0].isfinite().nonzero().flatten().tolist(), second[0].isfinite().nonzero().flatten().tolist()] == [
+        [0, 4, 5, 6, 7, 8, 9], [0, 6, 7, 8, 9],
+    ]  # fmt: skip
+    assert torch.equal(first[1], logits[1]) and torch.equal(third, logits)
+    assert (matcher.taken, other.taken) == ([3], [])
+    columns = torch.tensor([9, 3, 4], dtype=torch.int32)
+    with drafts.chain():
+        mapped = drafts.restrict(logits[:, :3], columns)
+    assert mapped[0].isfinite().tolist() == [True, False, True]
 
 
 # --- the libraries

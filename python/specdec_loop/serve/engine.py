@@ -307,7 +307,7 @@ class Engine:
             turn.request.cached += len(turn.piece) + max(len(new) - 1, 0)
             turn.request.obey(new)
             if turn.reads:
-                turn.request.speak(self.lengths.longest)
+                turn.request.speak(self.lengths.longest, self.vocab)
                 found.append(Progress(turn.request, new, logprobs=logprobs[: len(new)]))
                 continue
             turn.request.learn(depth_of(turn.draft), accepted[b])

@@ -12,7 +12,7 @@ from torch import Tensor
 from specdec_kernels import Sampling, explain_status
 
 from ..drafters import Draft, Drafter, NoDrafter, Outcome
-from ..grammar import Grammar, Matcher, advance
+from ..grammar import DraftGrammars, Grammar, Matcher, advance
 from ..sequences import BAD_ROW, Sequences
 from ..statistics import Clock
 from ..stops import Stops
@@ -135,11 +135,11 @@ class Request:
         """Tell the drafter what became of its draft."""
         self._ask("commit", lambda: self._drafter.commit(self.text, outcome))
 
-    def speak(self, longest: int) -> None:
-        """The first token is there: from now on there are drafts, of at most `longest`."""
+    def speak(self, longest: int, vocab: int) -> None:
+        """The first token is there: from now on there are drafts, of at most `longest` ids below `vocab`."""
         self.has_spoken = True
         if not self.text.is_finished[0]:
-            self._ask("begin", lambda: self._begin_drafts(longest))
+            self._ask("begin", lambda: self._begin_drafts(longest, vocab))
 
     def obey(self, tokens: Sequence[int]) -> None:
         """Take new tokens to the matcher."""
@@ -177,7 +177,7 @@ class Request:
             self._ask("end", lambda: self._drafter.end(self.text))
         self.reason, self._features = reason, []
 
-    def _begin_drafts(self, longest: int) -> None:
+    def _begin_drafts(self, longest: int, vocab: int) -> None:
         sampling = Sampling.full(
             1,
             temperature=self.temperature,
@@ -186,6 +186,7 @@ class Request:
             min_p=self.min_p or None,
             device=self.text.tokens.device,
         )
+        self._drafter.grammars = DraftGrammars([self.matcher], vocab)
         self._drafter.begin(self.text, rule="match", sampling=sampling, longest=longest)
         if self._features:
             self._drafter.prefill(self.text, torch.cat(self._features)[None])
