@@ -70,8 +70,8 @@ def main() -> None:
     ids = models.encode(PROMPT * 2, 160)
     ways: dict[str, Callable[[], Any]] = {
         "inside": contextlib.nullcontext,
-        "outside": lambda: mock.patch("specdec_loop.grammar.DraftGrammars", Outside),
-        "late": lambda: mock.patch("specdec_loop.grammar.ThreadPoolExecutor", return_value=Late()),
+        "outside": lambda: mock.patch("specdec_loop.grammar.matching.DraftGrammars", Outside),
+        "late": lambda: mock.patch("specdec_loop.grammar.matching.ThreadPoolExecutor", return_value=Late()),
     }
     print(machine(), f"torch {torch.__version__}, {args.threads} threads")
     for library in LIBRARIES:

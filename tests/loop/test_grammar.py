@@ -193,7 +193,7 @@ def test_a_property_may_have_the_name_of_a_keyword(tokenizer: Any) -> None:
 def test_an_unknown_or_missing_library_is_named(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="library must be one of llguidance, xgrammar, got 'yacc'"):
         compiler(tokenizer, "yacc")
-    monkeypatch.setattr("specdec_loop.grammar.find_spec", lambda name: None)
+    monkeypatch.setattr("specdec_loop.grammar.compiler.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"xgrammar is not installed: pip install 'specdec_kernels\[grammar\]'"):
         compiler(tokenizer, "xgrammar")
 
