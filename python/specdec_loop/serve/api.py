@@ -271,7 +271,7 @@ class Api:
                 self._compiler = GrammarCompiler(self._tokenizer, engine.vocab, engine.ends, library=self._library)
             grammar: Grammar = getattr(self._compiler, kind)(asked)
         except ValueError as error:
-            raise ApiError(400, f"the grammar is refused: {error}", code="invalid_grammar") from error
+            raise ApiError(400, f"the grammar is refused: {str(error)[:500]}", code="invalid_grammar") from error
         return grammar
 
     def _requests(self, job: Job, prompts: Sequence[list[int]], grammar: Grammar | None) -> list[Request]:
