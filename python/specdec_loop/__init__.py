@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         SuffixOr,
     )
     from .generation import Generation, generate
+    from .grammar import GrammarCompiler
     from .prefix_cache import PrefixCache
     from .tree_cache import TreeCache
 
@@ -30,6 +31,7 @@ _HOMES = {  # of all else: drafters
     "AdaptiveLength": "draft_length",
     "Datastore": "datastore",
     "Generation": "generation",
+    "GrammarCompiler": "grammar",
     "PrefixCache": "prefix_cache",
     "TreeCache": "tree_cache",
     "generate": "generation",
@@ -42,6 +44,7 @@ __all__ = [
     "EagleDynamicTree",
     "EagleTree",
     "Generation",
+    "GrammarCompiler",
     "HeadChain",
     "IndependentDrafts",
     "Lookahead",

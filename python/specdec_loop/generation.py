@@ -26,6 +26,7 @@ from .draft_length import FixedLength
 from .drafters import Draft, Drafter, NoDrafter, Outcome
 from .drafters.base import CHAIN_RULES, kept_rows
 from .edits import TextEdits
+from .grammar import Grammar, TextGrammars
 from .heads.layers import GROWING
 from .linear import small_batch_linear
 from .prefix_cache import PrefixCache
@@ -93,6 +94,7 @@ def generate(
     past: PrefixCache | None = None,
     streamer: Streamer | None = None,
     edits: Edits | None = None,
+    grammar: Grammar | Sequence[Grammar | None] | None = None,
     hooks: Hooks | None = None,
 ) -> Generation:
     """Continue a batch of prompts by speculative decoding.
@@ -122,6 +124,7 @@ def generate(
             ones, were accepted drafts.
         edits: biases, penalties and bans of each request, exact at every drafted position; `min_tokens` counts new
             tokens, and `counts`, `slots` and `tail` are kept by the loop. Drafts are drawn without them.
+        grammar: of all requests, or of each; a text that ends before its limit is complete. See `GrammarCompiler`.
         hooks: see `Hooks`.
 
     Returns:
@@ -129,7 +132,7 @@ def generate(
 
     Raises:
         ValueError: a wrong argument.
-        RuntimeError: the drafter failed; says in which step, and why.
+        RuntimeError: the drafter failed; says in which step, and why. Or a grammar did.
 
     Example:
         >>> from specdec_kernels import Sampling
@@ -152,21 +155,25 @@ def generate(
         text = _begin_text(target, input_ids, attention_mask, seed, max_new_tokens, stop, tokenizer, overhang)
         past = PrefixCache(text.tokens.shape[1]) if past is None else past
         cache, lacking = past.open(target, text, reuse=not drafter.features)
+        grammars = TextGrammars(grammar, text, target.config.get_text_config(decoder=True).vocab_size)
+        nothing = NoDrafter().draft(text, 0)
+        grammars.begin(*_candidates(nothing))
         logits, hidden = _prefill(target, cache, text, lacking, drafter.features)
         # The first token is drawn as plain decoding draws it; only argmax decoding is argmax decoding from the start.
         plainly = "greedy" if rule in ("greedy", "topm", "distance") else "match"
-        nothing = NoDrafter().draft(text, 0)
         edited = None if edits is None else TextEdits(edits, text, hooks.prompts())
         verdict = _verify(
-            nothing, hooks.distribution(text, nothing, logits), text, sampling, plainly, logprobs, {}, edited
-        )
+            nothing, hooks.distribution(text, nothing, logits), text, sampling, plainly, logprobs, {}, edited,
+            grammars.allowed(),
+        )  # fmt: skip
         followers = text.append(verdict.token_ids, verdict.num_accepted, verdict.logprobs)
         first, _ = text.read(verdict.token_ids, verdict.status, followers)
+        grammars.grown(first)
         hooks.grown(text, None)
         statistics = [RequestStatistics() for _ in first]
         for b, tokens in enumerate(first if streamer is not None else []):
             streamer(b, tokens, 0)  # type: ignore[misc] # it is not None
-        drafter.clock = clock = Clock(target.device)
+        drafter.grammars, drafter.clock = grammars.drafts, (clock := Clock(target.device))
         with _Naming(drafter, "begin"):
             drafter.begin(text, rule=rule, sampling=sampling, longest=lengths.longest)
             if hidden is not None:
@@ -178,11 +185,12 @@ def generate(
                 slowest = text.slowest
                 draft = _draft(drafter, text, lengths, slowest)
             clock.mark("draft")
+            grammars.begin(*_candidates(draft))
             logits, hidden = _forward(target, cache, text, draft, drafter.features)
             clock.mark("target")
             verdict = _verify(
                 draft, hooks.distribution(text, draft, logits), text, sampling, rule, logprobs, rule_options or {},
-                edited,
+                edited, grammars.allowed(),
             )  # fmt: skip
             clock.mark("verify")
             followers = text.append(verdict.token_ids, verdict.num_accepted, verdict.logprobs)
@@ -196,6 +204,7 @@ def generate(
             new, (_, accepted, *shape) = text.read(  # the one wait for the device
                 verdict.token_ids, verdict.status, followers, verdict.num_accepted, *_shape(draft, path)
             )
+            grammars.grown(new)
             hooks.grown(text, path)
             cache.know_lengths([end - 1 for end in text.ends])
             clock.mark("commit")
@@ -258,9 +267,10 @@ def _verify(
     logprobs: Logprobs | None,
     options: Mapping[str, Any],
     edited: TextEdits | None,
+    allowed: Tensor | None,
 ) -> ChainResult | TreeResult:
     """Accept a prefix or a path, and draw the token after it."""
-    verdict = _decide(draft, logits, sequences, sampling, rule, logprobs, options, edited)
+    verdict = _decide(draft, logits, sequences, sampling, rule, logprobs, options, edited, allowed)
     if edited is not None:
         edited.grown(verdict.token_ids)
     return verdict
@@ -275,6 +285,7 @@ def _decide(
     logprobs: Logprobs | None,
     options: Mapping[str, Any],
     edited: TextEdits | None,
+    allowed: Tensor | None,
 ) -> ChainResult | TreeResult:
     vocab = logits.shape[2]
     if draft.parents is None:
@@ -290,11 +301,13 @@ def _decide(
             # Of trees: a step without one draws as plain decoding does.
             rule=cast(ChainRule, rule if rule in CHAIN_RULES else "match"),
             token_map=draft.token_map,
+            allowed=allowed,
             edits=rows,
             logprobs=logprobs,
             **options,
         )
     ids, parents = _candidates(draft)
+    assert parents is not None
     rows = None if edited is None else edited.rows(sequences, ids, parents, vocab)
     return verify_tree(
         ids,
@@ -308,23 +321,24 @@ def _decide(
         rule=cast(TreeRule, rule),
         replacement=draft.replacement,
         token_map=draft.token_map,
+        allowed=allowed,
         edits=rows,
         logprobs=logprobs,
         **options,
     )
 
 
-def _candidates(draft: Draft) -> tuple[Tensor, Tensor]:
-    """Ids and parents of the nodes of a tree that may be accepted."""
-    assert draft.parents is not None
-    if draft.candidates is None:
+def _candidates(draft: Draft) -> tuple[Tensor, Tensor | None]:
+    """Ids and parents of the nodes of a tree that may be accepted; of a chain the ids and None."""
+    if draft.parents is None or draft.candidates is None:
         return draft.token_ids, draft.parents
     return draft.token_ids[:, : draft.candidates].contiguous(), draft.parents[:, : draft.candidates].contiguous()
 
 
 def _shape(draft: Draft, path: Tensor | None) -> Sequence[Tensor]:
     """Input of the statistics: a chain's ids, or a tree's ids, parents and accepted path."""
-    return (draft.token_ids,) if path is None else (*_candidates(draft), path)
+    ids, parents = _candidates(draft)
+    return (ids,) if path is None or parents is None else (ids, parents, path)
 
 
 def _collect(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,22 @@ def test_prompts_come_from_files_and_standard_input(
     assert call(folder, "generate", *options) == 0
     assert capsys.readouterr().out == from_file
     assert from_file.startswith("import os")
+
+
+def test_a_text_obeys_its_grammar(folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    pytest.importorskip("llguidance", reason="the extra grammar is not installed")
+    (tmp_path / "schema.json").write_text('{"enum": [["a", 1]]}')
+    (tmp_path / "grammar.lark").write_text('start: "x" | "y"')
+    for option, value, pattern in (
+        ("--json-schema", str(tmp_path / "schema.json"), re.escape('["a", 1]')),
+        ("--regex", "[b-d]{5}", "[b-d]{5}"),
+        ("--grammar", str(tmp_path / "grammar.lark"), "[xy]"),
+    ):
+        assert call(folder, "generate", "# ", "--temperature", "1", option, value) == 0
+        assert re.fullmatch(rf"# {pattern}<\|end\|>\n", capsys.readouterr().out)
+    for option, value in (("--regex", "("), ("--json-schema", "nowhere.json")):
+        assert call(folder, "generate", "# ", option, value) == 2
+        assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_accepted_tokens_are_green(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

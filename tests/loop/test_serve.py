@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from grammars import SCHEMA, obeys
 from model_folders import save_model
 
 pytest.importorskip("starlette", reason="the extra serve is not installed")
@@ -214,6 +216,21 @@ REFUSED: dict[str, tuple[Any, int, str | None, str | None]] = {  # body, status,
     "best_of": ({"prompt": "x", "best_of": 2}, 400, "best_of", None),
     "unknown": ({"prompt": "x", "beams": 2}, 400, "beams", "unknown_parameter"),
     "options of no stream": ({"prompt": "x", "stream_options": {"include_usage": True}}, 400, "stream_options", None),
+    "no schema": ({"prompt": "x", "response_format": {"type": "json_schema"}}, 400, "response_format", None),
+    "another format": ({"prompt": "x", "response_format": {"type": "yaml"}}, 400, "response_format", None),
+    "two grammars": (
+        {"prompt": "x", "structured_outputs": {"regex": "a", "choice": ["b"]}},
+        400,
+        "structured_outputs",
+        None,
+    ),
+    "no grammar": ({"prompt": "x", "structured_outputs": {}}, 400, "structured_outputs", None),
+    "an unknown kind of grammar": (
+        {"prompt": "x", "structured_outputs": {"lark": "a"}},
+        400,
+        "lark",
+        "unknown_parameter",
+    ),
     "too many logprobs": ({"prompt": "x", "logprobs": 21}, 400, "logprobs", None),
 }
 
@@ -239,12 +256,42 @@ def test_what_is_wrong_is_refused_in_openais_form(
         {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
         {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]},
         {"messages": [{"role": "user", "content": "x"}], "tools": [{}]},
-        {"messages": [{"role": "user", "content": "x"}], "response_format": {"type": "json_object"}},
+        {"messages": [{"role": "user", "content": "x"}], "response_format": {"type": "xml"}},
         {"messages": [{"role": "user", "content": "x"}], "top_logprobs": 2},
     ],
 )
 def test_a_chat_that_is_not_served_is_refused(server: Running, fields: Any) -> None:
     assert server.client.post("/v1/chat/completions", json=fields).status_code == 400
+
+
+@pytest.mark.parametrize("library", ["llguidance", "xgrammar"])
+def test_answers_obey_the_grammar_of_their_request(folder: Path, library: Any) -> None:
+    pytest.importorskip(library, reason="the extra grammar is not installed")
+    schema = {"type": "json_schema", "json_schema": {"name": "pet", "strict": True, "schema": SCHEMA}}
+    asks = {"max_tokens": 150, "n": 2, "seed": 3}
+    with running(folder, PromptLookup, library=library) as server:
+        server.tokenizer.chat_template = TEMPLATE
+        for choice in server.complete(PROMPT, response_format=schema, **asks)["choices"]:
+            assert obeys(choice["text"]) and choice["finish_reason"] == "stop"
+        body = {"messages": [{"role": "user", "content": "a pet"}], "response_format": schema, **asks}
+        chunks = server.chunks("/v1/chat/completions", **body)
+        said = ["".join(c["delta"]["content"] for k in chunks for c in k["choices"] if c["index"] == i) for i in (0, 1)]
+        assert all(map(obeys, said))
+        for grammar, matches in {
+            "regex": ("[a-f]{4,6}", "[a-f]{4,6}"),
+            "choice": (["one", "two (2)"], r"one|two \(2\)"),
+            "json": ({"enum": [1, True]}, "1|true"),
+            "grammar": ('start: "ab" | "cd"' if library == "llguidance" else 'root ::= "ab" | "cd"', "ab|cd"),
+        }.items():
+            choices = server.complete(PROMPT, structured_outputs={grammar: matches[0]}, **asks)["choices"]
+            assert all(re.fullmatch(matches[1], choice["text"]) for choice in choices)
+        start = server.complete(PROMPT, max_tokens=5, temperature=0, response_format={"type": "json_object"})
+        assert start["choices"][0]["text"].startswith("{")
+        assert len(server.complete(PROMPT, max_tokens=5, response_format={"type": "text"})["choices"]) == 1
+        for wrong in ({"type": "animal"}, {"type": "array", "uniqueItems": True}):
+            form = {"type": "json_schema", "json_schema": {"schema": wrong}}
+            answer = server.client.post("/v1/completions", json={"prompt": "x", "response_format": form})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_grammar")
 
 
 def test_other_methods_paths_and_types_are_errors_too(server: Running) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from grammars import Letters
+from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdec_kernels import Edits, Sampling
@@ -136,6 +138,54 @@ def test_penalties_and_biases_are_those_of_the_loop_beside_requests_without() ->
     assert plain.new == alone(plain)
     assert edited.new == alone(edited, edits=penalties) != alone(edited)
     assert biased.new == alone(biased, edits=biases) and 7 not in biased.new
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9], ids=["greedy", "seeded"])
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_a_grammar_restricts_its_own_request_alone(temperature: float, drafter: str) -> None:
+    engine = Engine(network(), DRAFTERS[drafter], slots=4, pages=90)
+    free, rising, other = requests(temperature)[0], requests(temperature)[4], requests(temperature)[3]
+    rising.grammar = other.grammar = Letters()
+    for request in (free, rising, other):
+        engine.submit(request)
+        engine.step()
+    engine.run()
+    assert free.new == alone(free)
+    for request in (rising, other):
+        letters = request.new[: request.new.index(0)]
+        assert letters and letters == sorted(set(letters)) and max(letters) <= 9
+        assert request.new == alone(request, grammar=Letters())
+
+
+def test_a_grammar_that_fails_ends_its_request_and_no_other() -> None:
+    class Broken(Letters):
+        def matcher(self) -> Broken:
+            return Broken()
+
+        def fill(self, row: Tensor) -> None:
+            if len(self.taken) == self.limit:
+                raise RuntimeError("too complex")
+            super().fill(row)
+
+        limit = 2
+
+    class Forgetful(Letters):
+        def matcher(self) -> Forgetful:
+            return Forgetful()
+
+        def accept(self, token: int) -> bool:
+            return False
+
+    engine = Engine(network(), PromptLookup, slots=4, pages=90)
+    fine, broken, forgetful = requests(0.9)[0], requests(0.9)[3], requests(0.9)[5]
+    broken.grammar, forgetful.grammar = Broken(), Forgetful()
+    for request in (fine, broken, forgetful):
+        engine.submit(request)
+    engine.run()
+    assert fine.new == alone(fine)
+    assert (broken.reason, broken.error) == ("failed", "its grammar failed: too complex")
+    assert forgetful.reason == "failed" and "which its own mask allowed" in forgetful.error
+    assert engine.pages.used == 0
 
 
 @pytest.mark.parametrize("drafter", ["copies", "trees"])

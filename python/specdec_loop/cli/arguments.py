@@ -101,6 +101,11 @@ def generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--temperature", type=number(float, 0), default=0.0, help="0: greedy")
     _add_draft_length(parser)
     parser.add_argument("--stop", action="append", default=[], help="a string that ends the text; may be repeated")
+    limited = parser.add_mutually_exclusive_group()
+    limited.add_argument("--json-schema", type=Path, metavar="FILE", help="the text is JSON of the schema in a file")
+    limited.add_argument("--regex", help="the text matches a regular expression")
+    limited.add_argument("--grammar", type=Path, metavar="FILE", help="the text obeys the grammar in a file")
+    _add_grammar_library(parser)
     parser.add_argument("--color", choices=("auto", "always", "never"), default="auto")
     _add_models(parser)
     _add_sampling(parser)
@@ -146,6 +151,7 @@ def serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", help="of the model, for clients; by default the name of its folder")
     parser.add_argument("--method", default="suffix", help="one of rule match; `compare --list` names them")
     _add_draft_length(parser)
+    _add_grammar_library(parser)
     about = "most drafts of a step, given to the requests that are likeliest to accept them; by default no bound"
     parser.add_argument("--draft-budget", type=COUNT, help=about)
     sizes = parser.add_argument_group("sizes")
@@ -195,6 +201,12 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
     sampling.add_argument("--top-p", type=number(float, 0, 1, above=True), default=1.0, help="1: off")
     sampling.add_argument("--min-p", type=number(float, 0, 1), default=0.0, help="0: off")
     sampling.add_argument("--seed", type=int, default=0, help="of the first request")
+
+
+def _add_grammar_library(parser: argparse.ArgumentParser) -> None:
+    """Add --grammar-library."""
+    about = "of grammars: llguidance reads Lark, xgrammar EBNF"
+    parser.add_argument("--grammar-library", choices=("llguidance", "xgrammar"), default="llguidance", help=about)
 
 
 def _add_draft_length(parser: argparse.ArgumentParser) -> None:

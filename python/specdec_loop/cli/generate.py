@@ -8,6 +8,7 @@ from typing import Any
 
 from ..generation import Generation
 from ..generation import generate as decode
+from ..grammar import Grammar, GrammarCompiler
 from ..methods import METHODS
 from .errors import UserError, one_line
 from .loading import Models, check_methods
@@ -26,6 +27,8 @@ def run(args: argparse.Namespace) -> None:
     writer = Writer(models.tokenizer, in_color=in_color)
     ends = models.target.generation_config.eos_token_id
     ends = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
+    with one_line():
+        grammar = _grammar(args, models, ends)
     print(prompt, end="", flush=True)
     with one_line():
         result = decode(
@@ -40,6 +43,7 @@ def run(args: argparse.Namespace) -> None:
             stop=[*ends, *args.stop],
             tokenizer=models.tokenizer,
             streamer=writer,
+            grammar=grammar,
         )
     print()
     report = summary(result)
@@ -79,6 +83,20 @@ def summary(result: Generation) -> str:
         f"{request.tokens} tokens in {request.steps} steps, {request.tokens_per_step:.2f} a step, "
         f"{request.tokens_per_second:.0f} a second; {rate}{phases}"
     )
+
+
+def _grammar(args: argparse.Namespace, models: Models, ends: list[int]) -> Grammar | None:
+    """What the text must obey."""
+    file = args.json_schema or args.grammar
+    if file is None and args.regex is None:
+        return None
+    if file is not None and not file.is_file():
+        raise UserError(f"{'--json-schema' if args.json_schema else '--grammar'}: there is no file {file}")
+    compiler = GrammarCompiler(models.tokenizer, models.target.config.vocab_size, ends, library=args.grammar_library)
+    if file is None:
+        return compiler.regex(args.regex)
+    text = file.read_text(encoding="utf-8")
+    return compiler.json_schema(text) if args.json_schema else compiler.grammar(text)
 
 
 def _prompt(args: argparse.Namespace) -> str:

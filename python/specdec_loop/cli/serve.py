@@ -57,6 +57,7 @@ def run(args: argparse.Namespace) -> None:
         keys=keys,
         hosts=hosts,
         limits=Limits(args.max_body, args.max_choices, args.max_tokens),
+        library=args.grammar_library,
     )
     config = uvicorn.Config(
         api.app(),

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from specdec_kernels import SampleResult, Sampling
 
+from ..grammar import DraftGrammars
 from ..sequences import Sequences, on_host
 from ..statistics import Clock
 
@@ -72,10 +73,10 @@ class Outcome(NamedTuple):
 class Drafter:
     """Proposes tokens. A drafter serves one `generate` at a time and may be used again after it.
 
-    Nothing here may wait for the device, but for a `Confidence`; what the host needs of the texts stands in
-    `Sequences.rows`, which the loop reads once a step. How many tokens are drafted may depend on committed tokens and
-    on logits, never on the token drawn from them: cutting off a token after looking at it biases the rules ``ratio``
-    and ``block``.
+    Nothing here may wait for the device, but for a `Confidence` and for grammars; what the host needs of the texts
+    stands in `Sequences.rows`, which the loop reads once a step. How many tokens are drafted may depend on committed
+    tokens and on logits, never on the token drawn from them: cutting off a token after looking at it biases the rules
+    ``ratio`` and ``block``.
     """
 
     rules: ClassVar[Collection[str]] = CHAIN_RULES  # under which the drafts may be verified
@@ -83,6 +84,7 @@ class Drafter:
     features: Sequence[int] = ()
     networks: Sequence[nn.Module] = ()  # that it runs
     clock: Clock | None = None  # of the run: see `timed`
+    grammars = DraftGrammars([], 0)  # of the texts; drafters of chains heed them, the others' drafts are only verified
 
     def nodes(self, length: int) -> int:
         """Most tokens of one target forward: the last committed one and `length` drafts, unless it is a tree."""

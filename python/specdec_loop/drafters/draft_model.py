@@ -62,21 +62,23 @@ class DraftModel(CachedDrafter):
         """One forward a token."""
         out, rows, drawn = self._run_unseen(sequences), [], []
         self._confidence.start(sequences)
-        for ahead in range(length):
-            rows.append(out[:, 0])
-            drawn.append(
-                sample(
-                    rows[-1],
-                    sampling=self._distribution,
-                    rng=sequences.rng(ahead),
-                    purpose=self._purpose,
-                    token_map=self.token_map,
-                    logprobs="raw",
+        with self.grammars.chain():
+            for ahead in range(length):
+                rows.append(self.grammars.restrict(out[:, 0], self.token_map))
+                drawn.append(
+                    sample(
+                        rows[-1],
+                        sampling=self._distribution,
+                        rng=sequences.rng(ahead),
+                        purpose=self._purpose,
+                        token_map=self.token_map,
+                        logprobs="raw",
+                    )
                 )
-            )
-            if ahead + 1 == length or self._confidence.is_lost(rows[-1], drawn[-1]):
-                break
-            out = self._run_next(drawn[-1].token_ids)
+                if ahead + 1 == length or self._confidence.is_lost(rows[-1], drawn[-1]):
+                    break
+                self.grammars.follow(drawn[-1].token_ids)
+                out = self._run_next(drawn[-1].token_ids)
         ids = self._of_running(torch.cat([d.token_ids for d in drawn], 1), sequences)
         if not self._needs_distribution:
             return Draft(ids)

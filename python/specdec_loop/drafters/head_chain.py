@@ -21,12 +21,14 @@ class HeadChain(FeatureDrafter):
         """One draw and one forward a token."""
         features, rows, drawn = self._run_unseen(sequences), [], []
         self._confidence.start(sequences)
-        for ahead in range(length):
-            rows.append(self._logits(features[:, 0]))
-            drawn.append(self._draw(rows[-1], sequences, ahead))
-            if ahead + 1 == length or self._confidence.is_lost(rows[-1], drawn[-1]):
-                break
-            features = self._run_next(drawn[-1].token_ids, features)
+        with self.grammars.chain():
+            for ahead in range(length):
+                rows.append(self.grammars.restrict(self._logits(features[:, 0]), self.head.token_map))
+                drawn.append(self._draw(rows[-1], sequences, ahead))
+                if ahead + 1 == length or self._confidence.is_lost(rows[-1], drawn[-1]):
+                    break
+                self.grammars.follow(drawn[-1].token_ids)
+                features = self._run_next(drawn[-1].token_ids, features)
         ids = self._of_running(torch.cat([d.token_ids for d in drawn], 1), sequences)
         if not self._is_drawn:
             return Draft(ids)

@@ -41,7 +41,7 @@ class SuffixOr(Drafter):
 
     def begin(self, sequences: Sequences, *, rule: str, sampling: Sampling, longest: int) -> None:
         """Both begin."""
-        self.drafter.clock = self.clock
+        self.drafter.clock, self.drafter.grammars = self.clock, self.grammars
         for drafter in (self.drafter, self.suffixes):
             drafter.begin(sequences, rule=rule, sampling=sampling, longest=longest)
         self._kept, self._promised = 1.0, 2.0  # tokens of copies

@@ -21,6 +21,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from ..grammar import Grammar, GrammarCompiler, Library
 from ..stops import Stops
 from .answers import Answer
 from .engine import Engine
@@ -68,6 +69,7 @@ class Api:
         keys: Sequence[str] = (),
         hosts: Sequence[str] = (),
         limits: Limits | None = None,
+        library: Library = "llguidance",
     ) -> None:
         """Prepare.
 
@@ -80,12 +82,16 @@ class Api:
             hosts: names by which clients may call the server; none: any. A page on the web could else call a server on
                 a loopback address through a name of its own.
             limits: of what a client may ask for.
+            library: of grammars, see `GrammarCompiler`.
         """
         self._engine, self._tokenizer, self._name, self._limits = engine, tokenizer, name, limits or Limits()
         self._keys, self._hosts, self._begun = [key.encode() for key in keys], list(hosts), int(time.time())
         self._metrics = Metrics(engine)
         self.scheduler = Scheduler(engine, self._metrics, queue=queue)
         self._encoding = ThreadPoolExecutor(1, "tokenizer")  # a long prompt does not stop the event loop
+        self._compiling = ThreadPoolExecutor(1, "compiler")  # nor does a large grammar, nor prompts
+        self._library: Library = library
+        self._compiler: GrammarCompiler | None = None  # not before a request has a grammar
 
     def app(self) -> Starlette:
         """The ASGI application."""
@@ -107,6 +113,7 @@ class Api:
         yield
         await self.scheduler.stop()
         self._encoding.shutdown()
+        self._compiling.shutdown()
 
     # --- who may ask
 
@@ -219,7 +226,8 @@ class Api:
         self._check_model(job.model)
         encode = asyncio.get_running_loop().run_in_executor
         prompts = [await encode(self._encoding, self._encoded, job, prompt) for prompt in job.prompts]
-        requests = self._requests(job, prompts)
+        grammar = None if job.grammar is None else await encode(self._compiling, self._compiled, *job.grammar)
+        requests = self._requests(job, prompts, grammar)
         answer = Answer(job, requests, self._name, self._tokenizer)
         try:
             stream = self.scheduler.submit(requests)
@@ -255,7 +263,18 @@ class Api:
             raise ApiError(400, f"a prompt must be of at least one token, with ids in [0, {vocab})", param="prompt")
         return list(ids)
 
-    def _requests(self, job: Job, prompts: Sequence[list[int]]) -> list[Request]:
+    def _compiled(self, kind: str, asked: Any) -> Grammar:
+        """The grammar of a job."""
+        try:
+            if self._compiler is None:
+                engine = self._engine
+                self._compiler = GrammarCompiler(self._tokenizer, engine.vocab, engine.ends, library=self._library)
+            grammar: Grammar = getattr(self._compiler, kind)(asked)
+        except ValueError as error:
+            raise ApiError(400, f"the grammar is refused: {str(error)[:500]}", code="invalid_grammar") from error
+        return grammar
+
+    def _requests(self, job: Job, prompts: Sequence[list[int]], grammar: Grammar | None) -> list[Request]:
         """Choices of all prompts, the first of each as leader of the others."""
         vocab = self._engine.vocab
         if any(token >= vocab for token in job.sampling["bias"]):
@@ -269,8 +288,8 @@ class Api:
                 seed = job.seed + len(made)  # as a batch of `generate` numbers them
                 leader = made[first] if n else None
                 made.append(
-                    Request(prompt, limit, seed=seed, stops=stops, top_logprobs=job.top_logprobs, leader=leader,
-                            **job.sampling)
+                    Request(prompt, limit, seed=seed, stops=stops, grammar=grammar, top_logprobs=job.top_logprobs,
+                            leader=leader, **job.sampling)
                 )  # fmt: skip
         return made
 

@@ -189,6 +189,8 @@ class Engine:
         turns = self._turns()
         self.clock.mark("draft")
         nodes = [self._nodes(turn) for turn in turns]
+        speakers = [turn for turn in turns if turn.speaks]
+        self._verifier.begin_masks([turn.request for turn in speakers], [turn.draft for turn in speakers])
         logits, hidden = forward(self.model, self.pages, nodes, self._features)
         self.clock.mark("target")
         said, outcomes = _of_speakers(turns, nodes, logits, hidden)
@@ -303,8 +305,9 @@ class Engine:
         for b, (turn, logprobs) in enumerate(zip(turns, listed(), strict=True)):
             (new,) = turn.request.text.take(ids[b : b + 1], status[b : b + 1], taken[b : b + 1])
             turn.request.cached += len(turn.piece) + max(len(new) - 1, 0)
+            turn.request.obey(new)
             if turn.reads:
-                turn.request.speak(self.lengths.longest)
+                turn.request.speak(self.lengths.longest, self.vocab)
                 found.append(Progress(turn.request, new, logprobs=logprobs[: len(new)]))
                 continue
             turn.request.learn(depth_of(turn.draft), accepted[b])

@@ -12,6 +12,7 @@ from torch import Tensor
 from specdec_kernels import Sampling, explain_status
 
 from ..drafters import Draft, Drafter, NoDrafter, Outcome
+from ..grammar import DraftGrammars, Grammar, Matcher, advance
 from ..sequences import BAD_ROW, Sequences
 from ..statistics import Clock
 from ..stops import Stops
@@ -51,6 +52,7 @@ class Request:
         presence: penalty of `Edits`; 0 is off.
         bias: added to the logits of ids.
         stops: end the text; None: the model's end tokens.
+        grammar: that the text obeys; None: any text.
         top_logprobs: how many of the most likely ids are listed beside each token; None: no log-probabilities.
         leader: another request with the same prompt, which is to be read first and shared.
         reason: why it has left; "": it has not.
@@ -70,6 +72,7 @@ class Request:
     presence: float = 0.0
     bias: Mapping[int, float] = field(default_factory=dict)
     stops: Stops | None = None
+    grammar: Grammar | None = None
     top_logprobs: int | None = None
     leader: Request | None = None
 
@@ -110,6 +113,7 @@ class Request:
         prompt = torch.tensor([self.prompt], device=device)
         count, seed = torch.tensor([len(self.prompt)], device=device), torch.tensor([self.seed], device=device)
         self.text = Sequences(prompt, count, seed=seed, limit=self.limit, stops=self.stops, overhang=overhang)
+        self.matcher: Matcher | None = None if self.grammar is None else self.grammar.matcher()
         self._features: list[Tensor] = []  # of the prompt's pieces, where the drafter reads them
         self._kept, self._looked_at = 1.0, 2.0
 
@@ -131,11 +135,24 @@ class Request:
         """Tell the drafter what became of its draft."""
         self._ask("commit", lambda: self._drafter.commit(self.text, outcome))
 
-    def speak(self, longest: int) -> None:
-        """The first token is there: from now on there are drafts, of at most `longest`."""
+    def speak(self, longest: int, vocab: int) -> None:
+        """The first token is there: from now on there are drafts, of at most `longest` ids below `vocab`."""
         self.has_spoken = True
         if not self.text.is_finished[0]:
-            self._ask("begin", lambda: self._begin_drafts(longest))
+            self._ask("begin", lambda: self._begin_drafts(longest, vocab))
+
+    def obey(self, tokens: Sequence[int]) -> None:
+        """Take new tokens to the matcher."""
+        if self.matcher is None or self.error:
+            return
+        try:
+            advance(self.matcher, tokens)
+        except Exception as error:
+            self.fail_grammar(error)
+
+    def fail_grammar(self, error: Exception) -> None:
+        """Its grammar has failed, which ends this request and no other."""
+        self.error = self.error or f"its grammar failed: {error}"
 
     def learn(self, drafted: int, accepted: int) -> None:
         """Note what a step with drafts accepted."""
@@ -160,7 +177,7 @@ class Request:
             self._ask("end", lambda: self._drafter.end(self.text))
         self.reason, self._features = reason, []
 
-    def _begin_drafts(self, longest: int) -> None:
+    def _begin_drafts(self, longest: int, vocab: int) -> None:
         sampling = Sampling.full(
             1,
             temperature=self.temperature,
@@ -169,6 +186,7 @@ class Request:
             min_p=self.min_p or None,
             device=self.text.tokens.device,
         )
+        self._drafter.grammars = DraftGrammars([self.matcher], vocab)
         self._drafter.begin(self.text, rule="match", sampling=sampling, longest=longest)
         if self._features:
             self._drafter.prefill(self.text, torch.cat(self._features)[None])

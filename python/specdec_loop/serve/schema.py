@@ -22,7 +22,6 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "parallel_tool_calls": (None, False, True),
     "functions": (None, []),
     "function_call": (None, "none", "auto"),
-    "response_format": (None, {"type": "text"}),
     "modalities": (None, ["text"]),
     "reasoning_effort": (None,),
     "prediction": (None,),
@@ -79,6 +78,7 @@ class Job:
         streams: whether tokens are sent as they come.
         has_usage: whether a stream ends with the numbers of tokens.
         marks: whether pieces of text say if they were accepted drafts: an extension, for the page.
+        grammar: a method of `GrammarCompiler` and its argument; None: any text.
     """
 
     model: str | None
@@ -93,6 +93,7 @@ class Job:
     streams: bool = False
     has_usage: bool = False
     marks: bool = False
+    grammar: tuple[str, Any] | None = None
 
 
 def parse_json(raw: bytes) -> dict[str, Any]:
@@ -238,7 +239,51 @@ def _common(fields: Fields, prompts: list[Any], most_choices: int, *, is_chat: b
         streams=streams,
         has_usage=has_usage,
         marks=fields.boolean("mark_accepted"),
+        grammar=_grammar(fields),
     )
+
+
+def _grammar(fields: Fields) -> tuple[str, Any] | None:
+    """What `response_format`, as OpenAI has it, or `structured_outputs`, as vLLM has it, says of the text."""
+    expected = "an object with type text, json_object or json_schema"
+    form = fields.take("response_format", {"type": "text"}, lambda v: isinstance(v, dict), expected)
+    wanted = fields.take("structured_outputs", None, lambda v: isinstance(v, dict), "an object")
+    kind = form.get("type")
+    if kind not in ("text", "json_object", "json_schema"):
+        raise ApiError(400, f"response_format must be {expected}, got {_short(form)}", param="response_format")
+    if wanted is not None and kind != "text":
+        raise ApiError(400, "response_format and structured_outputs exclude each other", param="structured_outputs")
+    if kind == "json_object":
+        return "json_schema", {"type": "object"}
+    if kind == "json_schema":
+        inner = form.get("json_schema")
+        schema = inner.get("schema") if isinstance(inner, dict) else None
+        if not isinstance(schema, dict):
+            raise ApiError(400, "response_format.json_schema must be an object with a schema", param="response_format")
+        return "json_schema", schema
+    return None if wanted is None else _structured(Fields(wanted))
+
+
+def _structured(inner: Fields) -> tuple[str, Any]:
+    """The one thing that `structured_outputs` asks for."""
+    found = {
+        "json_schema": inner.take("json", None, lambda v: isinstance(v, dict | str), "a JSON schema"),
+        "regex": inner.take("regex", None, lambda v: isinstance(v, str), "a string"),
+        "choice": inner.take("choice", None, _is_texts, "a list of strings, none of them empty"),
+        "grammar": inner.take("grammar", None, lambda v: isinstance(v, str), "a string"),
+    }
+    if inner.boolean("json_object"):
+        found["json_object"] = {"type": "object"}
+    inner.end()
+    given = [(kind.replace("json_object", "json_schema"), asked) for kind, asked in found.items() if asked is not None]
+    if len(given) != 1:
+        expected = "one of json, json_object, regex, choice and grammar"
+        raise ApiError(400, f"structured_outputs must have {expected}, got {len(given)}", param="structured_outputs")
+    return given[0]
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(text, str) and text for text in value)
 
 
 def _prompts(fields: Fields) -> list[Any]:

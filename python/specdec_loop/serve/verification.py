@@ -21,6 +21,7 @@ from specdec_kernels import (
 )
 
 from ..drafters import Draft
+from ..grammar import Masks, Walk
 from .request import Logprob, Request
 
 
@@ -54,6 +55,7 @@ class Verifier:
         """
         self._slots, self._distinct, self._vocab, self._device = slots, distinct, vocab, device
         self._counts: TokenCounts | None = None  # not before a request has penalties
+        self._masks, self._restricted = Masks(vocab, device), list[Request]()
 
     def begin(self, request: Request) -> None:
         """A request has got its slot."""
@@ -64,6 +66,19 @@ class Verifier:
         if self._counts is not None and request.has_penalties:
             slot = self._ints([request.slot]).int()
             count_tokens(self._counts, self._ints([request.prompt]), slots=slot, is_prompt=True)
+
+    def begin_masks(self, requests: Sequence[Request], drafts: Sequence[Draft]) -> None:
+        """Fill the masks of grammars, of the rows that `verify` will look at, while the target runs."""
+        walks, rows, counts = [], 0, list(map(_candidates_of, drafts))
+        self._restricted = []
+        width = max(counts, default=0) if any(draft.parents is not None for draft in drafts) else None
+        for request, draft, count in zip(requests, drafts, counts, strict=True):
+            if request.matcher is not None and not request.error:
+                links = draft.parents if draft.parents is None else draft.parents[0, :count]
+                self._restricted.append(request)
+                walks.append(Walk(request.matcher, draft.token_ids[0, :count], links, rows))
+            rows += count if width is None else width
+        self._masks.begin(walks, rows)
 
     def verify(self, requests: Sequence[Request], drafts: Sequence[Draft], logits: Tensor) -> Verdict:
         """Accept drafts and draw a token behind them, under rule ``match``.
@@ -80,10 +95,13 @@ class Verifier:
             self._floats([r.min_p for r in requests]) if any(r.min_p for r in requests) else None,
         )
         rng = RngKey(self._ints([r.seed for r in requests]), self._ints([len(r.tokens) for r in requests]))
+        allowed, failed = self._masks.end()
+        for i, error in failed.items():
+            self._restricted[i].fail_grammar(error)
         if all(draft.parents is None for draft in drafts):
-            verdict = self._chains(requests, drafts, logits, sampling, rng)
+            verdict = self._chains(requests, drafts, logits, sampling, rng, allowed)
         else:
-            verdict = self._trees(requests, drafts, logits, sampling, rng)
+            verdict = self._trees(requests, drafts, logits, sampling, rng, allowed)
         if self._counts is not None and any(r.has_penalties for r in requests):
             slots = self._ints([r.slot if r.has_penalties else -1 for r in requests]).int()
             count_tokens(self._counts, verdict.token_ids, slots=slots)
@@ -111,7 +129,13 @@ class Verifier:
         return lambda: self._listed(requests, counts, found.logprobs, found.top_ids, found.top_logprobs)
 
     def _chains(
-        self, requests: Sequence[Request], drafts: Sequence[Draft], logits: Tensor, sampling: Sampling, rng: RngKey
+        self,
+        requests: Sequence[Request],
+        drafts: Sequence[Draft],
+        logits: Tensor,
+        sampling: Sampling,
+        rng: RngKey,
+        allowed: Tensor | None,
     ) -> Verdict:
         counts = [draft.token_ids.shape[1] for draft in drafts]
         flat = torch.cat([draft.token_ids[0] for draft in drafts])
@@ -128,14 +152,21 @@ class Verifier:
             sampling=sampling,
             rng=rng,
             rule="match",
+            allowed=allowed,
             edits=rows,
         )
         return Verdict(verdict.token_ids, verdict.num_accepted, verdict.status, None)
 
     def _trees(
-        self, requests: Sequence[Request], drafts: Sequence[Draft], logits: Tensor, sampling: Sampling, rng: RngKey
+        self,
+        requests: Sequence[Request],
+        drafts: Sequence[Draft],
+        logits: Tensor,
+        sampling: Sampling,
+        rng: RngKey,
+        allowed: Tensor | None,
     ) -> Verdict:
-        kept = [nodes_of(draft) if draft.candidates is None else draft.candidates for draft in drafts]
+        kept = list(map(_candidates_of, drafts))
         width = max(kept)
         ids = torch.full((len(drafts), width), -1, device=self._device)
         parents = ids.int()
@@ -158,6 +189,7 @@ class Verifier:
             sampling=sampling,
             rng=rng,
             rule="match",
+            allowed=allowed,
             edits=None if edits is None else edit_rows(edits, ids, vocab=self._vocab, parents=parents),
         )
         return Verdict(verdict.token_ids, verdict.num_accepted, verdict.status, verdict.path)
@@ -202,6 +234,11 @@ class Verifier:
 def nodes_of(draft: Draft) -> int:
     """Rows of logits of a draft and the token before it."""
     return draft.token_ids.shape[1] + (draft.parents is None)
+
+
+def _candidates_of(draft: Draft) -> int:
+    """Nodes that may be accepted, and the token before them."""
+    return nodes_of(draft) if draft.candidates is None else draft.candidates
 
 
 def depth_of(draft: Draft) -> int:
