@@ -201,6 +201,7 @@ void fill_knobs_and_results(const VerifyChainParams& v, Problem* problem) {
 }  // namespace
 
 void verify_chain_out(const VerifyChainParams& v, const Tensor& like) {
+  STD_TORCH_CHECK(!v.kept, "verify_chain: backend cuda does not serve SparseRows yet");
   const DeviceGuard guard(like);
   const Stream stream = current_stream(like);
   const bool reads_draft = v.rule == Rule::kRatio || v.rule == Rule::kBlock;

@@ -163,6 +163,8 @@ def verify_chain_out(
     given: ChainArguments, token_ids: Tensor, num_accepted: Tensor, status: Tensor, logprobs: Tensor,
 ) -> None:  # fmt: skip
     """Write the results of `reference.verify_chain`."""
+    if given.draft_kept.kept_ids is not None:
+        raise ValueError("verify_chain: backend triton does not serve SparseRows yet")
     draft_ids, target_logits, draft_logits, cu_draft = (
         given.draft_ids,
         given.target_logits,

@@ -134,6 +134,8 @@ def verify_tree_out(
     given: TreeArguments, out_ids: Tensor, path: Tensor, num_accepted: Tensor, status: Tensor, logprobs: Tensor,
 ) -> None:  # fmt: skip
     """Write the results of `reference.verify_tree`."""
+    if given.draft_kept.kept_ids is not None:
+        raise ValueError("verify_tree: backend triton does not serve SparseRows yet")
     token_ids, target_logits, draft_logits, rule = given.token_ids, given.target_logits, given.draft_logits, given.rule
     max_depth, logprobs_mode = given.max_depth, given.logprobs_mode
     (batch, nodes), device, vocab = token_ids.shape, token_ids.device, target_logits.shape[-1]
