@@ -23,7 +23,7 @@ class SparseRows(NamedTuple):
     Attributes:
         ids: int32 or int64 ``[..., k]``, in any order, those of a row all different; k is at most 1024. -1 pads a
             shorter row, with a logit of -inf.
-        logits: float32, bfloat16 or float16 ``[..., k]``: their logits as the draft model gave them, before temperature.
+        logits: float32, bfloat16 or float16 ``[..., k]``: their logits as the model gave them, before temperature.
         logsumexp: float32 ``[...]``: of ``logits / T`` over the candidates.
 
     Example:

@@ -207,6 +207,10 @@ struct Problem {
   Global<const int64_t> exclude_ids;  // [batch, num_exclude]
   int64_t num_exclude, exclude_row_stride, exclude_stride;
   GlobalVector<int32_t> token_map;
+  bool is_kept;        // draft rows hold candidates alone
+  GlobalIds kept_ids;  // [draft rows, draft_vocab]
+  Global<const float> kept_logsumexp;
+  int64_t kept_rows;  // rows a request when dense
   Global<const int32_t> allowed;
   int64_t allowed_row_stride;
   EditTable edits, draft_edits;
@@ -290,6 +294,11 @@ __device__ inline Chain load_chain(const Problem& p, int64_t b) {
     break;
   }
   return c;
+}
+
+// Number of a draft row among those whose candidates are kept.
+__device__ inline int64_t kept_number(const Problem& p, const Chain& c, int64_t b, int64_t i) {
+  return p.is_flat ? c.first + i : b * p.kept_rows + i;
 }
 
 // Number of a row among those of the mask and of the edits; a draft row has its target row's.

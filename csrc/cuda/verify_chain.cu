@@ -201,13 +201,13 @@ void fill_knobs_and_results(const VerifyChainParams& v, Problem* problem) {
 }  // namespace
 
 void verify_chain_out(const VerifyChainParams& v, const Tensor& like) {
-  STD_TORCH_CHECK(!v.kept, "verify_chain: backend cuda does not serve SparseRows yet");
   const DeviceGuard guard(like);
   const Stream stream = current_stream(like);
   const bool reads_draft = v.rule == Rule::kRatio || v.rule == Rule::kBlock;
   const bool is_argmax =
       v.rule == Rule::kGreedy || v.rule == Rule::kTopM || v.rule == Rule::kDistance;
   Problem p = chain_problem(Task::kChain, v, reads_draft ? v.draft : Logits{});
+  set_kept(&p, v.kept, v.max_draft);
   fill_statistics_and_noise(v, &p);
   fill_knobs_and_results(v, &p);
   p.target_rows = p.max_draft + 1;

@@ -134,8 +134,6 @@ def verify_tree_out(
     given: TreeArguments, out_ids: Tensor, path: Tensor, num_accepted: Tensor, status: Tensor, logprobs: Tensor,
 ) -> None:  # fmt: skip
     """Write the results of `reference.verify_tree`."""
-    if given.draft_kept.kept_ids is not None:
-        raise ValueError("verify_tree: backend triton does not serve SparseRows yet")
     token_ids, target_logits, draft_logits, rule = given.token_ids, given.target_logits, given.draft_logits, given.rule
     max_depth, logprobs_mode = given.max_depth, given.logprobs_mode
     (batch, nodes), device, vocab = token_ids.shape, token_ids.device, target_logits.shape[-1]
@@ -165,10 +163,11 @@ def verify_tree_out(
     if is_typical:
         score = floats(batch, nodes, dtype=torch.float64)
         marks = Marks(ints(batch, nodes), score, floats(batch, nodes), ints(batch, nodes), floats(batch, nodes))
+    columns = scratch.columns(given.token_map, vocab, given.draft_kept) if has_rows else scratch.columns(None, vocab)
     parent, depth, rank, ids, children = (ints(batch, nodes) for _ in range(5))
     call = Walk(
         Chain(token_ids, None, 0, host.size(nodes - 1), on.sampling),
-        target_rows, draft_rows, scratch.columns(given.token_map if has_rows else None, vocab), on.sampling,
+        target_rows, draft_rows, columns, on.sampling,
         on.draft_sampling, noise, Knobs(0.0, given.typical_epsilon, given.typical_delta, 0, 0, 0), on.digest, on.plan,
         host.size(nodes), host.size(max_depth), token_ids, given.parents,
         parent, depth, rank, ids, children, ints(batch, nt), ints(batch, nt), ints(batch, W_FIELDS.value),
@@ -183,7 +182,7 @@ def verify_tree_out(
     for _ in range(_levels(rule, nodes, max_depth)):
         digest_rows(
             on, noise, purpose=races.get(row_rule, -1), mass=mass, entropy=is_typical,
-            raw=logprobs_mode == RAW_LOGPROBS.value,
+            raw=logprobs_mode == RAW_LOGPROBS.value, columns=columns,
         )  # fmt: skip
         # Half the threads of launch_alone: recursive spills at 128 registers a thread, and needs 190 to 200.
         host.launch(
