@@ -22,9 +22,11 @@ struct PairRows {
   }
 
   // Draft logits of eight target ids.
-  template <bool kEdited = true>
+  template <bool kEdited = true, bool kKept = true>
   __device__ void load_draft8(const Problem& p, int64_t first, float* v) const {
-    if (p.is_kept) return load_kept8(p, first, v);
+    if constexpr (kKept) {
+      if (p.is_kept) return load_kept8(p, first, v);
+    }
     if (!p.token_map) return draft.load_unmasked8<kEdited>(first, p.draft_vocab, v);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
@@ -59,7 +61,7 @@ __device__ inline NoiseStream pair_noise(const Problem& p, int64_t b, int place)
   return p.noise(b, is_residual ? 0 : place, is_residual ? p.purpose : kPurposeResidual);
 }
 
-// The target and draft logits of a tile.
+// The target and draft logits of a tile; not of a draft row of candidates.
 template <bool kEdited = true>
 __device__ inline void load_pair_tile(const Problem& p, const PairRows& r, int64_t base,
                                       float (&v)[kPerThread], float (&l)[kPerThread]) {
@@ -70,7 +72,8 @@ __device__ inline void load_pair_tile(const Problem& p, const PairRows& r, int64
     r.target.load8<kEdited>(first_of(base, run), p.vocab, v + 8 * run);
   if (r.task.kind != kPair) return;
 #pragma unroll
-  for (int run = 0; run < 2; ++run) r.load_draft8<kEdited>(p, first_of(base, run), l + 8 * run);
+  for (int run = 0; run < 2; ++run)
+    r.load_draft8<kEdited, false>(p, first_of(base, run), l + 8 * run);
 }
 
 __device__ inline float pair_q(const PairTask& t, float logit, int64_t id) {
