@@ -154,8 +154,10 @@ def meter_kept(rule: str, backend: str) -> Metered:
     with METERS[backend]() as moved:
         result = run(backend)
     fault = "" if torch.equal(result.token_ids, run("reference").token_ids) else WRONG
-    least = sum(part.numel() * part.element_size() for part in (x.target, *rows))
-    return Metered(case, f"{backend} + SparseRows", least, moved, round(budget(case) + draws(case) / least, 2), fault)
+    kept, row = (sum(part.numel() * part.element_size() for part in parts) for parts in (rows, [x.target]))
+    near = draws(case) + 4 * kept  # drafted ids are looked for among the candidates
+    allowed = round(budget(case) + near / (row + kept), 2)
+    return Metered(case, f"{backend} + SparseRows", row + kept, moved, allowed, fault)
 
 
 def meter_rivals(case: OpCase) -> list[Metered]:

@@ -14,7 +14,7 @@ struct VerifyTreeParams {
   bool replacement;
   Vector<int32_t> token_map;  // [draft vocab]
   Kept kept;
-  Allowed allowed;            // row b * nodes + n
+  Allowed allowed;  // row b * nodes + n
   RowEdits edits, draft_edits;
   double typical_epsilon, typical_delta;
   LogprobsMode logprobs_mode;

@@ -8,13 +8,14 @@ struct PairRows {
   PairTask task;
   MaskedRow target, draft;
   int64_t kept;  // the first of the row's candidates
+  KeptIds ids;   // of them, for a draw
 
   __device__ void load_kept8(const Problem& p, int64_t first, float* v) const {
 #pragma unroll
     for (int j = 0; j < 8; ++j) v[j] = -INFINITY;
-    for (int64_t i = 0; i < p.draft_vocab; ++i) {
-      const int64_t place = p.kept_ids.load(kept + i) - first;
-      if (place < 0 || place >= 8) continue;
+    for (int i = 0; i < p.draft_vocab; ++i) {
+      const int place = ids[i] - static_cast<int>(first);
+      if (ids[i] < 0 || place < 0 || place >= 8) continue;
       const float logit = draft.at(i);
 #pragma unroll
       for (int j = 0; j < 8; ++j) v[j] = place == j ? logit : v[j];

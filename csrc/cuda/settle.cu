@@ -314,14 +314,19 @@ __global__ void __launch_bounds__(kThreads) kept_kernel(const __grid_constant__ 
   if (threadIdx.x < 32) load_row<false>(p, slot, &row);
   __syncthreads();
   if (!row.active || row.is_target) return;
+  SPECDEC_SHARED(KeptIds, ids);
   const int64_t number = kept_number(p, row.chain, row.b, row.index);
-  const int64_t count = p.draft_vocab, start = number * count;
+  const int count = static_cast<int>(p.draft_vocab);
+  load_kept(p, number * count, ids);
   int bad = 0;
-  for (int64_t j = threadIdx.x; j < count; j += kThreads) {
-    const int64_t id = p.kept_ids.load(start + j);
-    if (id == -1 && row.at<false>(j) == -INFINITY) continue;
-    bad |= id < 0 || id >= p.vocab ? 1 : 0;
-    for (int64_t i = j + 1; i < count; ++i) bad |= p.kept_ids.load(start + i) == id ? 1 : 0;
+  for (int j = threadIdx.x; j < count; j += kThreads) {
+    if (ids[j] < 0) {  // padding has no logit
+      const bool is_padding =
+          p.kept_ids.load(number * count + j) == -1 && row.at<false>(j) == -INFINITY;
+      bad |= is_padding ? 0 : 1;
+      continue;
+    }
+    for (int i = j + 1; i < count; ++i) bad |= ids[i] == ids[j] ? 1 : 0;
   }
   bad = block_reduce(bad, Or{});
   if (threadIdx.x != 0) return;
