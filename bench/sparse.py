@@ -1,7 +1,8 @@
 """Draft rows of candidates beside dense ones: `python -m bench.sparse`.
 
 The drafts are drawn from the 64 likeliest ids. Dense rows hold -inf for every other id, so both calls decide the same;
-whole rows are those of the model. Calls alternate; printed are medians, on a CPU of one thread and its own time, and the memory of the draft rows.
+whole rows are those of the model. Calls alternate; printed are medians (on a CPU of one thread's own time), and the
+memory of the draft rows.
 """
 
 from __future__ import annotations
