@@ -24,7 +24,7 @@ import torch
 
 import specdec_kernels
 
-from . import exchange, filter_traffic, results, suite
+from . import exchange, filter_traffic, results, sparse, suite
 from .advance_state import StateCase
 from .allocate_drafts import BudgetCase
 from .caches import CacheCase
@@ -138,6 +138,26 @@ def meter_ours(case: OpCase, backend: str) -> list[Metered]:
     least = bench.minimum(case, x, result)
     near = bench.near(case, backend) if hasattr(bench, "near") else 0
     return [Metered(case, backend, least, moved, round(budget(case) + near / least, 2), fault)]
+
+
+def meter_kept(rule: str, backend: str) -> Metered:
+    """Draft rows of candidates, which count in place of dense ones; their masses read k logits of a target row."""
+    case = Case("verify_chain", VOCAB, 4, dtype="bf16", rule=rule)
+    x = build_input(case)
+    rows, ids = sparse.drawn(x.draft, 1)
+    tokens = ids[..., 0].contiguous()
+
+    def run(name: str) -> Any:
+        named = {"sampling": x.sampling, "draft_sampling": x.sampling, "rng": x.rng, "rule": rule, "backend": name}
+        return specdec_kernels.verify_chain(tokens, x.target, rows, **named)
+
+    with METERS[backend]() as moved:
+        result = run(backend)
+    fault = "" if torch.equal(result.token_ids, run("reference").token_ids) else WRONG
+    kept, row = (sum(part.numel() * part.element_size() for part in parts) for parts in (rows, [x.target]))
+    near = draws(case) + 4 * kept  # drafted ids are looked for among the candidates
+    allowed = round(budget(case) + near / (row + kept), 2)
+    return Metered(case, f"{backend} + SparseRows", row + kept, moved, allowed, fault)
 
 
 def meter_rivals(case: OpCase) -> list[Metered]:
@@ -260,6 +280,10 @@ def main() -> None:
         if chosen.only in f"{case.op} {case.name}":
             print(f"{case.op}: {case.name}")
             lines += [show(line) for backend in backends_of(case, backends) for line in meter_ours(case, backend)]
+    for rule in ("ratio", "block"):
+        if chosen.only in f"verify_chain SparseRows {rule}":
+            print(f"verify_chain: SparseRows of {sparse.KEPT}, {rule}")
+            lines += [show(meter_kept(rule, backend)) for backend in backends]
     for case in rival_cases():
         if chosen.only in f"{case.op} {case.name}":
             print(f"rivals, {case.op}: {case.name}")

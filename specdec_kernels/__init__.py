@@ -19,6 +19,7 @@ from ._codes import (
 from ._edits import Edits, RowEdits, TokenCounts
 from ._mixed_rules import MixedRules
 from ._random import race_noise, random_words
+from ._sparse import SparseRows
 from ._tree_build import PathTree, tree_from_lookahead, tree_from_parents, tree_from_paths
 from ._tree_links import LinkedTree, TreeLinks, tree_from_links, tree_links
 from ._types import CandidateTree, RngKey, Sampling
@@ -72,6 +73,7 @@ __all__ = [
     "RowEdits",
     "SampleResult",
     "Sampling",
+    "SparseRows",
     "Status",
     "TokenCounts",
     "TokenLogprobs",

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from ._edits import BLOCK, RowEdits, TokenCounts
-from ._types import RngKey, Sampling
+from ._sparse import MAX_KEPT, SparseRows
+from ._types import Kept, RngKey, Sampling
 
 LOGIT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ID_DTYPES = (torch.int32, torch.int64)
@@ -201,6 +202,24 @@ class Checker:
                 fail(self.op, "token_map", f"given where draft_vocab ({draft_vocab}) is not vocab ({vocab})", None)
             return None
         return self.dense("token_map", value, (torch.int32,), (draft_vocab,))
+
+    def sparse(
+        self, value: SparseRows, shape: tuple[int | str, ...], drafted: Sampling | None, refused: dict[str, Any]
+    ) -> tuple[Tensor, Kept]:
+        """(logits, what else is kept) of candidates `shape` + [k]; `refused`: arguments that only dense rows know."""
+        logits = self.logits("draft_logits.logits", value.logits, (*shape, "k"))
+        if logits.shape[-1] > MAX_KEPT:
+            fail(self.op, "draft_logits.logits", f"[..., k] with k of at most {MAX_KEPT}", list(logits.shape))
+        self.dense("draft_logits.logits", logits, LOGIT_DTYPES, logits.shape)
+        ids = self.dense("draft_logits.ids", value.ids, ID_DTYPES, logits.shape)
+        logsumexp = self.dense("draft_logits.logsumexp", value.logsumexp, (torch.float32,), logits.shape[:-1])
+        for name, argument in refused.items():
+            if argument is not None:
+                fail(self.op, name, "None where draft_logits are SparseRows, of target ids", type(argument).__name__)
+        if isinstance(drafted, Sampling) and drafted.has_filters:
+            hint = "a temperature alone where draft_logits are SparseRows: what is kept is what filters left"
+            fail(self.op, "draft_sampling", hint, "top_k, top_p or min_p")
+        return logits, Kept(ids, logsumexp)
 
     def chain_ids(self, draft_ids: Tensor, cu_draft: Any, max_draft: Any) -> tuple[int, int]:
         """(batch, longest draft) of dense or flat drafts."""

@@ -11,12 +11,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from . import _random, _rows, _trees, _vocabulary
+from . import _random, _rows, _sparse, _trees, _vocabulary
 from ._codes import RAW_LOGPROBS
 from ._edits import RowEdits
 from ._rows import Distribution, Parameters
 from ._trees import Tree
-from ._types import ChainArguments, RngKey, TreeArguments
+from ._types import ChainArguments, Kept, RngKey, TreeArguments
 from ._vocabulary import Table, Vocabulary
 
 
@@ -27,6 +27,7 @@ class Drafted(NamedTuple):
     parameter: Parameters
     stats: tuple[Tensor, Tensor] | None  # (logsumexp, threshold), [batch, nodes]
     edits: RowEdits
+    kept: Kept = Kept()  # [batch, nodes, columns]: target id of each column, where they are candidates; [batch, nodes]
 
 
 class Draw(NamedTuple):
@@ -71,8 +72,8 @@ class Nodes:
         tables = [Table(masked, target.of_rows(request))]
         items = [self._item(masked, self.nodes)]
         if drafted is not None:
-            rows = drafted.edits.apply(vocabulary.by_id(drafted.logits.flatten(0, 1), given.token_map))
             of = self.request[:, None].expand(-1, drafted.logits.shape[1]).flatten()
+            rows = self._draft_rows(drafted, given.token_map, drafted.parameter.inv_t[of])
             if drafted.stats is None:
                 tables.append(Table(rows, drafted.parameter.of_rows(of)))
             items.append(self._item(rows, drafted.logits.shape[1]))
@@ -100,6 +101,15 @@ class Nodes:
         self.x_logit = (logits[-1] if scored is not None else logits[0]).amax(0)
         self.is_raw_edited = given.logprobs_mode == RAW_LOGPROBS and edits.edit_bits is not None
         self.scored_rows = tables[0 if scored is None else -1].logits if given.logprobs_mode else None
+
+    def _draft_rows(self, drafted: Drafted, token_map: Tensor | None, inv_t: Tensor) -> Tensor:
+        """The draft's rows by target id, [batch * rows, widest]; NaN where candidates are no distribution."""
+        logits = drafted.logits.flatten(0, 1)
+        if drafted.kept.kept_ids is None or drafted.kept.kept_logsumexp is None:
+            return drafted.edits.apply(self.vocabulary.by_id(logits, token_map))
+        ids, logsumexp = drafted.kept.kept_ids.flatten(0, 1), drafted.kept.kept_logsumexp.flatten()
+        bad = _sparse.is_bad(ids, logits, logsumexp, inv_t, self.vocabulary.size)
+        return torch.where(bad[:, None], float("nan"), self.vocabulary.by_kept_id(logits, ids))
 
     def _coins(self, offset: Tensor, index: Tensor) -> Tensor:
         """Coins [batch, nodes]."""

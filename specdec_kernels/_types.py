@@ -158,6 +158,13 @@ class ResidualArguments(NamedTuple):
     draft_ids: Tensor | None
 
 
+class Kept(NamedTuple):
+    """What `SparseRows` holds beside the logits, in arguments of ops."""
+
+    kept_ids: Tensor | None = None
+    kept_logsumexp: Tensor | None = None
+
+
 class ChainArguments(NamedTuple):
     """Arguments of `verify_chain`, in the order of the schema."""
 
@@ -175,6 +182,7 @@ class ChainArguments(NamedTuple):
     over_acceptance: float
     rejected_from_target: bool
     token_map: Tensor | None
+    draft_kept: Kept
     allowed: Tensor | None
     edits: RowEdits
     draft_edits: RowEdits
@@ -200,6 +208,7 @@ class TreeArguments(NamedTuple):
     rule: int
     replacement: bool
     token_map: Tensor | None
+    draft_kept: Kept
     allowed: Tensor | None
     edits: RowEdits
     draft_edits: RowEdits

@@ -57,6 +57,13 @@ class Vocabulary:
         out[:, place] = logits.float()
         return torch.where(misplaced, float("nan"), out)
 
+    def by_kept_id(self, logits: Tensor, ids: Tensor) -> Tensor:
+        """Draft rows of candidates [rows, k] as rows over this rank's ids."""
+        mine = (ids >= self.first) & (ids < self.end)
+        place = torch.where(mine, ids - self.first, self.widest).long()
+        out = logits.new_full((len(logits), self.widest + 1), -_INF, dtype=torch.float32)
+        return out.scatter(1, place, logits.float())[:, : self.widest]
+
     def noise(self, rng: RngKey, purpose: int, lane: Tensor | None = None) -> Tensor:
         """Noise [rows, widest] of this rank's ids."""
         return _random.vocab_noise(rng, purpose, lane, self.widest, first=self.first)

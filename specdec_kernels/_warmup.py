@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
@@ -13,6 +14,7 @@ from torch import Tensor
 from ._check import fail
 from ._codes import Backend
 from ._edits import BLOCK, RowEdits
+from ._sparse import SparseRows
 from ._types import RngKey, Sampling
 from .ops.acceptance_ratios import acceptance_ratios
 from .ops.residual_probs import residual_probs
@@ -44,6 +46,7 @@ class _Rows(NamedTuple):
     allowed: bool
     edits: bool
     draft_edits: bool
+    kept: int | None
     flat: bool
     device: torch.device
 
@@ -52,6 +55,15 @@ class _Rows(NamedTuple):
 
     def longs(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=torch.int64, device=self.device)
+
+    def drafts(self, *shape: int) -> Tensor | SparseRows | None:
+        """Draft rows: dense, or candidates."""
+        if self.kept is None or self.draft_vocab is None:
+            return self.logits(self.draft_vocab, *shape)
+        ids = torch.arange(self.kept, device=self.device).expand(*shape, -1).contiguous()
+        logsumexp = torch.full(shape, math.log(self.kept), device=self.device)
+        logits = torch.zeros(ids.shape, dtype=self.dtype, device=self.device)
+        return SparseRows(ids, logits, logsumexp)
 
     def common(self, rows: int) -> dict[str, Any]:
         """Arguments that all ops know."""
@@ -76,7 +88,7 @@ class _Rows(NamedTuple):
         at = () if self.flat else (1,)
         named = {
             "draft_ids": self.longs(*at, draft), "target_logits": self.logits(self.vocab, *at, draft + 1),
-            "draft_logits": self.logits(self.draft_vocab, *at, draft), **self.common(draft + 1),
+            "draft_logits": self.drafts(*at, draft), **self.common(draft + 1),
         }  # fmt: skip
         if self.flat:
             named["cu_draft"] = torch.tensor([0, draft], dtype=torch.int32, device=self.device)
@@ -93,7 +105,7 @@ class _Rows(NamedTuple):
         named = {"draft_edits": self.no_edits(nodes)} if self.draft_edits else {}
         return {
             "token_ids": self.longs(1, nodes), "parents": parents, "max_depth": 1,
-            "target_logits": self.logits(self.vocab, 1, nodes), "draft_logits": self.logits(self.draft_vocab, 1, nodes),
+            "target_logits": self.logits(self.vocab, 1, nodes), "draft_logits": self.drafts(1, nodes),
             **self.common(nodes), **named,
         }  # fmt: skip
 
@@ -136,6 +148,7 @@ def warmup(
     allowed: bool = False,
     edits: bool = False,
     draft_edits: bool = False,
+    kept: int | None = None,
     flat: bool = False,
     max_draft: int = 15,
     nodes: int = 64,
@@ -164,6 +177,7 @@ def warmup(
         allowed: a mask of the vocabulary is given.
         edits: edits of the target rows (of `sample` and `token_logprobs`: of their rows) are given.
         draft_edits: edits of the draft rows are given, where there are any.
+        kept: draft rows of `verify_chain` and `verify_tree` are `SparseRows` of so many candidates, with int64 ids.
         flat: chains come with `cu_draft`.
         max_draft: longest draft of a chain.
         nodes: largest tree.
@@ -185,6 +199,8 @@ def warmup(
         fail("warmup", "op", "one of " + ", ".join(map(repr, _OPS)), repr(op))
     if rules is not None and op not in ("verify_chain", "verify_tree"):
         fail("warmup", "rules", f"None for {op}", rules)
+    if kept is not None and (op not in ("verify_chain", "verify_tree") or draft_vocab is not None or draft_edits):
+        fail("warmup", "kept", "None but for verify_chain and verify_tree, without draft_vocab and draft_edits", kept)
     place, takes_drafts = torch.device(device), op not in _OF_ONE_TABLE
     if op == "sample":
         options.setdefault("purpose", "target")
@@ -195,10 +211,12 @@ def warmup(
         drafts = drafts and rule != "target_only"
         columns = (draft_vocab or vocab) if drafts else draft_vocab if op == "sample" else None
         rows = _Rows(
-            vocab, columns, dtype, draft_stats and drafts, allowed, edits, draft_edits and drafts, flat, place
+            vocab, columns, dtype, draft_stats and drafts, allowed, edits, draft_edits and drafts, kept, flat, place
         )  # fmt: skip
         for inputs in _inputs(op, rows, max_draft, nodes):
-            for target, draft in itertools.product(filters, filters if drafts else filters[:1]):
+            for target, draft in itertools.product(
+                filters, filters if drafts and kept is None else filters[:1] if kept is None else (False,)
+            ):
                 named = dict(inputs, **options)
                 if rule is not None:
                     named["rule"] = rule

@@ -56,6 +56,8 @@ def test_what_was_not_asked_for_is_still_compiled_later(compiled: dict[str, tupl
             {"rules": ("ratio",), "edits": True, "draft_edits": True, "max_draft": 2, "filters": (False,)},
         ),
         ("verify_tree", {"rules": ("match",), "nodes": 3, "edits": True, "draft_edits": True, "filters": (False,)}),
+        ("verify_chain", {"rules": ("ratio", "block"), "kept": 5, "max_draft": 2, "filters": (False,)}),
+        ("verify_tree", {"rules": ("recursive",), "kept": 5, "nodes": 3, "filters": (False,)}),
         ("acceptance_ratios", {"drafted": False, "max_draft": 2}),
         ("residual_probs", {"allowed": True, "draft_edits": True}),
         ("residual_sample", {"dtypes": (torch.float32,), "filters": (True,)}),
@@ -77,6 +79,8 @@ def test_wrong_arguments_say_what_to_do() -> None:
         warmup("draw", vocab=9, device="cpu")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="warmup: rules must be None for sample"):
         warmup("sample", vocab=9, rules=("ratio",), device="cpu")
+    with pytest.raises(ValueError, match="warmup: kept must be None but for verify_chain and verify_tree"):
+        warmup("sample", vocab=9, kept=3, device="cpu")
     with pytest.raises(ValueError, match="verify_chain: rule must be one of 'ratio'"):
         warmup("verify_chain", vocab=9, rules=("ratoi",), device="cpu")
 

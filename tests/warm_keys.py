@@ -45,7 +45,13 @@ def edits(rows: int, vocab: int) -> ops.RowEdits:
     return ops.RowEdits(torch.zeros(rows, blocks, dtype=torch.int64), start, torch.zeros(3, rows, rows))
 
 
-def chains(rule: str, vocab: int, flat: bool, is_edited: bool = False) -> Iterator[Any]:
+def kept(*shape: int) -> ops.SparseRows:
+    """Candidates of draft rows."""
+    ids = torch.zeros(*shape, 20, dtype=torch.int64)
+    return ops.SparseRows(ids, ids.bfloat16(), torch.zeros(shape))
+
+
+def chains(rule: str, vocab: int, flat: bool, is_edited: bool = False, is_kept: bool = False) -> Iterator[Any]:
     has_rows = rule in ("ratio", "block")
     for batch, draft, filters, full in itertools.product(BATCHES, DRAFTS, ("", "top_k", "top_p"), (False, True)):
         at = (batch * draft,) if flat else (batch, draft)
@@ -56,6 +62,8 @@ def chains(rule: str, vocab: int, flat: bool, is_edited: bool = False) -> Iterat
         if has_rows:
             more["draft_logits"] = torch.zeros(*at, vocab, dtype=BF16)
             more["draft_sampling"] = sampling(batch, "top_p" if batch == 3 else filters, full)
+        if is_kept:
+            more |= {"draft_logits": kept(*at), "draft_sampling": Sampling(more["draft_sampling"].temperature)}
         if is_edited:
             more["edits"] = edits(batch * (draft + 1), vocab)
             if has_rows:
@@ -66,13 +74,15 @@ def chains(rule: str, vocab: int, flat: bool, is_edited: bool = False) -> Iterat
         )
 
 
-def trees(rule: str, vocab: int, is_edited: bool = False) -> Iterator[Any]:
+def trees(rule: str, vocab: int, is_edited: bool = False, is_kept: bool = False) -> Iterator[Any]:
     for batch, nodes, filters, full in itertools.product(BATCHES, NODES, ("", "min_p"), (False, True)):
         rows = torch.zeros(batch, nodes, vocab, dtype=BF16)
         ids, parents = torch.zeros(batch, nodes).long(), torch.arange(-1, nodes - 1).repeat(batch, 1)
         given = {"sampling": sampling(batch, filters, full), "rng": rng(batch, full or rule == "traversal")}
         if rule in ("recursive", "traversal"):
             given |= {"draft_logits": rows, "draft_sampling": sampling(batch, filters, full)}
+        if is_kept:
+            given |= {"draft_logits": kept(batch, nodes), "draft_sampling": Sampling()}
         if is_edited:
             given["edits"] = edits(batch * nodes, vocab)
         yield lambda ids=ids, parents=parents, rows=rows, given=given: ops.verify_tree(
@@ -147,6 +157,17 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[int], Iterator[Any]]]] = {
     "verify_tree recursive edits": (
         {"op": "verify_tree", "rules": ("recursive",), "nodes": max(NODES), "edits": True},
         lambda vocab: trees("recursive", vocab, True),
+    ),
+    **{
+        f"verify_chain {rule} kept": (
+            {"op": "verify_chain", "rules": (rule,), "max_draft": max(DRAFTS), "kept": 20},
+            lambda vocab, rule=rule: chains(rule, vocab, False, is_kept=True),
+        )
+        for rule in ("ratio", "block")
+    },
+    "verify_tree recursive kept": (
+        {"op": "verify_tree", "rules": ("recursive",), "nodes": max(NODES), "kept": 20},
+        lambda vocab: trees("recursive", vocab, is_kept=True),
     ),
     "sample": ({"op": "sample"}, samples),
     "sample edits": ({"op": "sample", "edits": True}, lambda vocab: samples(vocab, True)),

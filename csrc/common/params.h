@@ -95,6 +95,23 @@ struct Ids {
   }
 };
 
+// The candidates of draft rows, laid out like their logits; not given: a column's id is its number,
+// or what a token map says.
+struct Kept {
+  const void* ids;         // [draft rows, k]: target id of each column
+  bool wide;               // int64
+  const float* logsumexp;  // [draft rows]
+  SPECDEC_HD int64_t id(int64_t at) const {
+    return wide ? static_cast<const int64_t*>(ids)[at] : static_cast<const int32_t*>(ids)[at];
+  }
+  SPECDEC_HD explicit operator bool() const { return ids != nullptr; }
+};
+
+// How far the log-sum of a row's candidates may lie from the one that is given with them.
+SPECDEC_HD double kept_tolerance(double logsumexp) {
+  return 0x1p-10 + 0x1p-22 * (logsumexp < 0 ? -logsumexp : logsumexp);
+}
+
 struct VerifyChainParams {
   int64_t batch, max_draft, total;  // total: rows of flat ids; 0 when dense
   Ids draft_ids;
@@ -107,6 +124,7 @@ struct VerifyChainParams {
   float over_acceptance;
   bool rejected_from_target;
   Vector<int32_t> token_map;  // [draft vocab]
+  Kept kept;
   Allowed allowed;
   RowEdits edits, draft_edits;
   float typical_epsilon, typical_delta;

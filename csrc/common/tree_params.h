@@ -13,7 +13,8 @@ struct VerifyTreeParams {
   TreeRule rule;
   bool replacement;
   Vector<int32_t> token_map;  // [draft vocab]
-  Allowed allowed;            // row b * nodes + n
+  Kept kept;
+  Allowed allowed;  // row b * nodes + n
   RowEdits edits, draft_edits;
   double typical_epsilon, typical_delta;
   LogprobsMode logprobs_mode;

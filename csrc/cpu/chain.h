@@ -34,6 +34,9 @@ struct Chain {
     return layout->cu_draft ? row_source(layout->target, 0, row(i), bits, edits)
                             : row_source(layout->target, slot, i, bits, edits);
   }
+  int64_t draft_number(int64_t i) const {  // of draft row i among all
+    return layout->cu_draft ? first + i : slot * layout->max_draft + i;
+  }
   RowSource draft(int64_t i) const {
     const RowEdits edits = layout->draft_edits.row(row(i));
     return layout->cu_draft ? row_source(layout->draft, 0, first + i, nullptr, edits)

@@ -37,6 +37,8 @@ void set_row(Race& race, const RowLaw& law) {
   race.threshold = law.threshold;
 }
 
+bool comes_before(const Candidate& one, int64_t id) { return one.id < id; }
+
 // a p - b q of one id, for the ids that a point mass or a hidden id sets apart.
 float residual_weight(const Residual& r, int64_t id) {
   const double w = r.a * r.target->prob(id) - r.b * r.draft->prob(id);
@@ -86,9 +88,16 @@ double DraftRow::prob(int64_t target_id) const {
   if (nothing) return 0;
   if (point) return target_id == id ? 1 : 0;
   if (std::binary_search(hidden.begin(), hidden.end(), target_id)) return 0;
-  const int64_t c = column(target_id);
-  if (c < 0) return 0;
-  const float l = source.logit(c);
+  float l = -kInf;
+  if (kept) {
+    const auto at = std::lower_bound(kept->begin(), kept->end(), target_id, comes_before);
+    if (at == kept->end() || at->id != target_id) return 0;
+    l = at->logit;
+  } else {
+    const int64_t c = column(target_id);
+    if (c < 0) return 0;
+    l = source.logit(c);
+  }
   if (!(l >= weight.threshold)) return 0;
   const double x = (static_cast<double>(l) - weight.max) * weight.inv_t - weight.shift;
   return std::exp(x) * weight.scale;
@@ -107,6 +116,13 @@ void DraftRow::widen() {
 
 const float* DraftRow::span(int64_t first, int n, float* buffer) const {
   if (nothing || point) return nullptr;
+  if (kept) {
+    auto at = std::lower_bound(kept->begin(), kept->end(), first, comes_before);
+    if (at == kept->end() || at->id >= first + n) return nullptr;
+    std::fill(buffer, buffer + n, -kInf);
+    for (; at != kept->end() && at->id < first + n; ++at) buffer[at->id - first] = at->logit;
+    return buffer;
+  }
   if (inverse) {  // padded with -1 to whole tiles; column -1 is the -inf before the row
     for (int j = 0; j < n; ++j) buffer[j] = columns[inverse[first + j] + 1];
     return buffer;
@@ -116,6 +132,24 @@ const float* DraftRow::span(int64_t first, int n, float* buffer) const {
   const int64_t length = (source.vocab - first + kPad - 1) / kPad * kPad;
   if (own == buffer && length < n) std::fill(buffer + length, buffer + n, -kInf);
   return own;
+}
+
+void read_kept(const Kept& kept, int64_t number, int64_t vocab, RowLaw& law) {
+  if (!kept || law.bad) return;
+  const int64_t count = law.source.vocab;
+  law.kept.reserve(count);
+  for (int64_t j = 0; j < count; ++j) {
+    const Candidate one{kept.id(number * count + j), law.source.logit(j)};
+    if (one.id == -1 && one.logit == -kInf) continue;
+    law.bad |= one.id < 0 || one.id >= vocab;
+    law.kept.push_back(one);
+  }
+  const auto by_id = [](const Candidate& a, const Candidate& b) { return a.id < b.id; };
+  std::sort(law.kept.begin(), law.kept.end(), by_id);
+  for (size_t j = 1; j < law.kept.size(); ++j) law.bad |= law.kept[j - 1].id == law.kept[j].id;
+  const double given = kept.logsumexp[number];
+  const double own = static_cast<double>(law.max) * law.params.inv_t + std::log(law.mass);
+  if (!(std::fabs(own - given) <= kept_tolerance(given))) law.bad = true;
 }
 
 std::vector<int32_t> invert(const Vector<int32_t>& token_map, int64_t columns, int64_t vocab) {
@@ -150,6 +184,10 @@ SumMax residual_tile(const Residual& r, int t, float* scratch, float* out) {
 }
 
 double residual_mass(const Team& team, const Residual& r) {
+  if (r.a >= 0) {
+    const auto weight = [&](int64_t id) { return double{residual_weight(r, id)}; };
+    if (const auto sum = sum_over_kept(*r.target, *r.draft, r.a, weight)) return *sum;
+  }
   std::vector<float> sums(r.target->source.tile_count());
   team.run_tiles(r.target->source.tile_count(), [&](int, int64_t begin, int64_t end) {
     alignas(64) float scratch[kTile], weights[kTile];

@@ -1,6 +1,7 @@
 // Draws of one id from a row: plain, or from the residual (a p - b q)+.
 #pragma once
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "row.h"
@@ -23,6 +24,7 @@ struct DraftRow {
   bool point = false;    // all mass on `id`; the row is not read
   bool nothing = false;  // no mass anywhere
   int64_t id = -1;
+  std::optional<std::vector<Candidate>> kept;  // by id, of a row that holds no other ids
   std::vector<int64_t> hidden;  // ascending: ids of the row that have no mass after all
 
   std::vector<float> columns;  // widen(): -inf, then the row's logits
@@ -34,6 +36,9 @@ struct DraftRow {
   // n logits over target ids, hidden ones too, as RowSource::span; null where there is no mass.
   const float* span(int64_t first, int n, float* buffer) const;
 };
+
+// Lists the candidates of an examined draft row; the law is bad where they are no distribution.
+void read_kept(const Kept& kept, int64_t number, int64_t vocab, RowLaw& law);
 
 // Column of each target id, from token_map; empty without one.
 std::vector<int32_t> invert(const Vector<int32_t>& token_map, int64_t columns, int64_t vocab);
@@ -49,6 +54,21 @@ void residual_span(const Residual& r, int64_t first, int n, float* scratch, floa
 
 // The same of tile t. Returns sum and largest of them.
 SumMax residual_tile(const Residual& r, int t, float* scratch, float* out);
+
+// sum_v f(p, v), where f(p, v) = scale p but for the candidates of the draft. None where p without
+// them is a difference that has lost its digits.
+template <class F>
+std::optional<double> sum_over_kept(const RowLaw& law, const DraftRow& draft, double scale,
+                                    const F& f) {
+  if (!draft.kept) return {};
+  double here = 0, sum = 0;
+  for (const Candidate& one : *draft.kept) {
+    here += law.prob(one.id);
+    sum += f(one.id);
+  }
+  if (1 - here < 1e-3) return {};
+  return scale * (1 - here) + sum;
+}
 
 // sum_v (a p - b q)+, tiles merged in order.
 double residual_mass(const Team& team, const Residual& r);

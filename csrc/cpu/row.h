@@ -66,6 +66,11 @@ struct RowParams {
 
 RowParams row_params(const Sampling& s, int64_t b);
 
+struct Candidate {
+  int64_t id;
+  float logit;
+};
+
 // What is known of a row after `examine`.
 struct RowLaw {
   RowSource source;
@@ -79,6 +84,8 @@ struct RowLaw {
   // The digest of the row: the largest logit of each tile, and of each block of 64 ids, padded with
   // -inf to whole tiles. Filters and races look only into blocks that can matter.
   std::vector<float> tile_max, block_max;
+
+  std::vector<Candidate> kept;  // read_kept: columns that are no padding, by id
 
   const float* tile_blocks(int t) const { return block_max.data() + int64_t{t} * kTileBlocks; }
   bool keeps(int64_t id, float logit) const {

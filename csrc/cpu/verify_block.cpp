@@ -35,6 +35,7 @@ void ChainWalk::walk_block() {
       asks[1] = {&draft[i], true};
     }
     examine(team_, asks, reads_draft ? 2 : 1);
+    if (reads_draft) read_kept(p_.kept, chain_.draft_number(i), layout_.target.vocab, draft[i]);
     if (target[i].bad) {
       status_ |= kBadTarget;
       bonus_bad = true;

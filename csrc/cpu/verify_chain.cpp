@@ -79,6 +79,7 @@ bool ChainWalk::examine_position(int64_t i, bool has_draft) {
     asks[count++] = {&drafted_, true};
   }
   examine(team_, asks, count);
+  if (drafted) read_kept(p_.kept, chain_.draft_number(i), layout_.target.vocab, drafted_);
   if (row_.bad) {
     status_ |= kBadTarget;
     return false;
@@ -168,6 +169,7 @@ DraftRow ChainWalk::draft_row(int64_t i, int64_t x, const RowLaw& law) const {
   if (row.point) return row;
   row.source = chain_.draft(i);
   row.inverse = inverse_.empty() ? nullptr : inverse_.data();
+  if (p_.kept) row.kept = law.kept;
   if (has_stats()) {
     const float threshold = chain_.stat(p_.draft_threshold, i);
     // A NaN threshold keeps nothing.

@@ -40,13 +40,11 @@ class Node {
 
   // A draw from what is left of p, -1 if nothing is.
   int64_t draw(const Team& team, const RowLaw& law, const NoiseStream& stream) const {
-    double scale = 1;  // what is left is at most this times p
-    for (const Step& step : steps_) scale *= step.a;
     const auto weights = [&](int t, float* out) {
       alignas(64) float q[kTile];
       return apply(law, t, q, out);
     };
-    return is_empty ? -1 : draw_weighted(team, law, scale, weights, stream);
+    return is_empty ? -1 : draw_weighted(team, law, scale(), weights, stream);
   }
 
  private:
@@ -63,10 +61,27 @@ class Node {
     return w * left;
   }
 
-  double remove_drawn(const Team& team, const RowLaw& law, double w, int64_t x) {
-    draft.widen();
-    steps_.push_back({w / mass_, draft_left_ > 0 ? 1 / draft_left_ : 0, deleted.size()});
-    deleted.push_back(x);
+  double scale() const {  // what is left is at most this times p, and as much where q is 0
+    double scale = 1;
+    for (const Step& step : steps_) scale *= step.a;
+    return scale;
+  }
+
+  bool is_deleted(int64_t x, size_t count) const {
+    const auto first = deleted.begin(), last = first + static_cast<int64_t>(count);
+    return std::find(first, last, x) != last;
+  }
+
+  // Sets draft_left_ and returns the mass that the steps leave of p.
+  double sum_left(const Team& team, const RowLaw& law) {
+    const auto weight = [&](int64_t x) { return left_of(law, x); };
+    if (const auto sum = sum_over_kept(law, draft, scale(), weight)) {
+      draft_left_ = 0;
+      for (const Candidate& one : *draft.kept) {
+        if (!is_deleted(one.id, deleted.size())) draft_left_ += draft.prob(one.id);
+      }
+      return *sum;
+    }
     std::vector<float> sums(law.source.tile_count()), draft_sums(sums.size());
     team.run_tiles(law.source.tile_count(), [&](int, int64_t begin, int64_t end) {
       alignas(64) float p[kTile], q[kTile];
@@ -79,6 +94,14 @@ class Node {
     draft_left_ = 0;
     for (const float s : sums) mass += s;
     for (const float s : draft_sums) draft_left_ += s;
+    return mass;
+  }
+
+  double remove_drawn(const Team& team, const RowLaw& law, double w, int64_t x) {
+    draft.widen();
+    steps_.push_back({w / mass_, draft_left_ > 0 ? 1 / draft_left_ : 0, deleted.size()});
+    deleted.push_back(x);
+    const double mass = sum_left(team, law);
     if (mass > 0) {
       mass_ = mass;
     } else {
@@ -87,15 +110,16 @@ class Node {
     return mass;
   }
 
-  double p(const RowLaw& law, int64_t x) const {
+  double left_of(const RowLaw& law, int64_t x) const {
     double left = law.prob(x);
     for (const Step& step : steps_) {
-      const auto first = deleted.begin(), last = first + static_cast<int64_t>(step.hidden);
-      const double q = std::find(first, last, x) == last ? draft.prob(x) : 0;
+      const double q = is_deleted(x, step.hidden) ? 0 : draft.prob(x);
       left = std::max(step.a * left - step.b * q, 0.0);
     }
-    return left / mass_;
+    return left;
   }
+
+  double p(const RowLaw& law, int64_t x) const { return left_of(law, x) / mass_; }
 
   // Tile t of what the steps leave of p, not normalised, and of q without all that was deleted.
   SumMax apply(const RowLaw& law, int t, float* q, float* p) const {

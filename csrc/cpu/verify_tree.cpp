@@ -107,6 +107,7 @@ bool TreeWalk::examine_row(int64_t n, Purpose purpose, bool with_draft) {
     asks[1] = {&drafted_, true};
   }
   examine(team_, asks, with_draft ? 2 : 1);
+  if (with_draft) read_kept(p_.kept, number, p_.target.vocab, drafted_);
   if (row.bad) {
     status_ |= kBadTarget;
     return false;
@@ -120,6 +121,7 @@ DraftRow TreeWalk::draft_row() const {
   if (row.point) return row;
   row.source = drafted_.source;
   row.inverse = inverse_.empty() ? nullptr : inverse_.data();
+  if (p_.kept) row.kept = drafted_.kept;
   row.weight = drafted_.weighting(1 / drafted_.mass);
   return row;
 }

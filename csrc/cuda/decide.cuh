@@ -42,6 +42,17 @@ __device__ inline int64_t column_of(const Problem& p, int64_t id) {
   return p.token_map.load(column) == id ? column : -1;
 }
 
+// Column of a target id in draft row i, or -1.
+__device__ inline int64_t draft_column(const Problem& p, const Chain& c, int64_t b, int64_t i,
+                                       int64_t id) {
+  if (!p.is_kept) return column_of(p, id);
+  const int64_t start = kept_number(p, c, b, i) * p.draft_vocab;
+  for (int64_t j = 0; j < p.draft_vocab; ++j) {
+    if (p.kept_ids.load(start + j) == id) return j;
+  }
+  return -1;
+}
+
 // Log-probability of an id with this logit, of a row that is not greedy.
 __device__ __forceinline__ float logprob_of(const RowStats& r, const Parameters& s, float logit) {
   if (!(logit >= r.threshold) || logit == -INFINITY) return -INFINITY;
@@ -121,7 +132,7 @@ __device__ inline Fact examine(const Problem& p, const Request& q, int64_t b, in
   const Chain& c = q.chain;
   const RowStats& row = at.row;
   const Law &law = at.target, &other = at.draft;
-  const int64_t x = at.x, column = at.has_draft ? column_of(p, x) : -1;
+  const int64_t x = at.x, column = at.has_draft ? draft_column(p, c, b, i, x) : -1;
   const float u = p.rule == Rule::kRatio && !q.target.greedy && x >= 0 ? p.coin_of(b, i) : 0.f;
   const float logit = x < 0 ? 0.f : target_row(p, c, b, i).at(x);
   const float drafted = column < 0 ? -INFINITY : draft_row(p, c, b, i).at(column);

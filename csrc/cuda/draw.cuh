@@ -125,6 +125,7 @@ __device__ inline Drawn draw(const Problem& p, int64_t b, const PairTask& task, 
   Key key = 0;
   for (int look = is_empty ? 1 : 0; look < 2 && key == 0; ++look) {
     __syncthreads();
+    if (p.is_kept && look == 0 && r.task.kind == kPair) load_kept(p, r.kept, r.ids);
     if (look == 1) {
       if (threadIdx.x == 0) {
         r.task.kind = kPlain;

@@ -20,6 +20,14 @@ inline void set_edits(Problem* p, const RowEdits& edits, const RowEdits& draft_e
   if (p->draft) p->draft_edits = EditTable(draft_edits);
 }
 
+// The candidates of draft rows, `rows` of them a request when dense.
+inline void set_kept(Problem* p, const Kept& kept, int64_t rows) {
+  p->is_kept = static_cast<bool>(kept) && static_cast<bool>(p->draft);
+  p->kept_ids = GlobalIds(const_cast<void*>(kept.ids), kept.wide);
+  p->kept_logsumexp = Global<const float>(kept.logsumexp);
+  p->kept_rows = rows;
+}
+
 // Scratch of one call, from torch's allocator.
 class Reserved {
  public:
@@ -38,7 +46,10 @@ void launch_edited_digest(const Problem& p, Stream stream);
 // What the digests say of each row: statistics, filters, races (settle.cu).
 void launch_settle(const Problem& p, Stream stream);
 
-// All three.
+// Whether draft rows of candidates are distributions (settle.cu).
+void launch_kept(const Problem& p, Stream stream);
+
+// All of them.
 void launch_rows(const Problem& p, Stream stream);
 
 // A second pass over pairs of rows and what follows from it (pair.cu).

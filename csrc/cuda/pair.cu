@@ -67,6 +67,21 @@ __global__ void __launch_bounds__(kThreads, kEdited ? 2 : 3)
   if (threadIdx.x == 0) p.work.pair_partials.store(slot * p.tiles + tile, {mass, any});
 }
 
+// The mass of a pair whose draft row holds candidates, as its first tile's. grid = [batch * pairs]
+__global__ void __launch_bounds__(kThreads) kept_pair_kernel(const __grid_constant__ Problem p) {
+  SPECDEC_SHARED(PairRows, r);
+  const int64_t slot = blockIdx.x, b = slot / p.pairs;
+  after_last_kernel();
+  if (threadIdx.x == 0) load_pair(p, b, p.work.tasks.load(slot), &r);
+  __syncthreads();
+  if (r.task.kind == kNothing) return;
+  const float mass = kept_mass(p, r, b);
+  for (int tile = threadIdx.x; tile < tiles_of(p.vocab); tile += kThreads) {
+    const PairPartial part = {tile == 0 ? mass : 0.f, tile == 0 && mass >= kTiny ? 1 : 0};
+    p.work.pair_partials.store(slot * p.tiles + tile, part);
+  }
+}
+
 template <Pass kPass>
 void launch_pass(const Problem& p, Stream stream) {
   const int64_t blocks = p.batch * p.pairs * tiles_of(p.vocab);
@@ -81,6 +96,7 @@ void launch_pass(const Problem& p, Stream stream) {
 void launch_pairs(const Problem& p, Pass pass, Stream stream) {
   switch (pass) {
     case Pass::kMass:
+      if (p.is_kept) return launch_phase(kept_pair_kernel, p.batch * p.pairs, kThreads, stream, p);
       return launch_pass<Pass::kMass>(p, stream);
     case Pass::kOverlap:
       return launch_pass<Pass::kOverlap>(p, stream);

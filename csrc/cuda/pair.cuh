@@ -7,10 +7,27 @@ namespace specdec {
 struct PairRows {
   PairTask task;
   MaskedRow target, draft;
+  int64_t kept;  // the first of the row's candidates
+  KeptIds ids;   // of them, for a draw
+
+  __device__ void load_kept8(const Problem& p, int64_t first, float* v) const {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) v[j] = -INFINITY;
+    for (int i = 0; i < p.draft_vocab; ++i) {
+      const int place = ids[i] - static_cast<int>(first);
+      if (ids[i] < 0 || place < 0 || place >= 8) continue;
+      const float logit = draft.at(i);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) v[j] = place == j ? logit : v[j];
+    }
+  }
 
   // Draft logits of eight target ids.
-  template <bool kEdited = true>
+  template <bool kEdited = true, bool kKept = true>
   __device__ void load_draft8(const Problem& p, int64_t first, float* v) const {
+    if constexpr (kKept) {
+      if (p.is_kept) return load_kept8(p, first, v);
+    }
     if (!p.token_map) return draft.load_unmasked8<kEdited>(first, p.draft_vocab, v);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
@@ -35,7 +52,9 @@ __device__ inline void load_pair(const Problem& p, int64_t b, const PairTask& ta
   if (task.kind == kNothing) return;
   const Chain chain = open_chain(p, b);
   r->target = target_row(p, chain, b, task.row);
-  if (task.kind == kPair) r->draft = draft_row(p, chain, b, task.row);
+  if (task.kind != kPair) return;
+  r->draft = draft_row(p, chain, b, task.row);
+  if (p.is_kept) r->kept = kept_number(p, chain, b, task.row) * p.draft_vocab;
 }
 
 __device__ inline NoiseStream pair_noise(const Problem& p, int64_t b, int place) {
@@ -43,7 +62,7 @@ __device__ inline NoiseStream pair_noise(const Problem& p, int64_t b, int place)
   return p.noise(b, is_residual ? 0 : place, is_residual ? p.purpose : kPurposeResidual);
 }
 
-// The target and draft logits of a tile.
+// The target and draft logits of a tile; not of a draft row of candidates.
 template <bool kEdited = true>
 __device__ inline void load_pair_tile(const Problem& p, const PairRows& r, int64_t base,
                                       float (&v)[kPerThread], float (&l)[kPerThread]) {
@@ -54,7 +73,8 @@ __device__ inline void load_pair_tile(const Problem& p, const PairRows& r, int64
     r.target.load8<kEdited>(first_of(base, run), p.vocab, v + 8 * run);
   if (r.task.kind != kPair) return;
 #pragma unroll
-  for (int run = 0; run < 2; ++run) r.load_draft8<kEdited>(p, first_of(base, run), l + 8 * run);
+  for (int run = 0; run < 2; ++run)
+    r.load_draft8<kEdited, false>(p, first_of(base, run), l + 8 * run);
 }
 
 __device__ inline float pair_q(const PairTask& t, float logit, int64_t id) {
@@ -67,6 +87,34 @@ __device__ inline float pair_q(const PairTask& t, float logit, int64_t id) {
 __device__ inline float pair_weight(const PairTask& t, float p_logit, float q_logit, int64_t id) {
   const float ap = mul_rn(t.a, t.target.at(p_logit, id));
   return fmaxf(sub_rn(ap, mul_rn(t.b, pair_q(t, q_logit, id))), 0.f);
+}
+
+// Sum over the ids of (a p - b q)+, with q in candidates: as p is normalised, a (1 - what p has of
+// them) lies elsewhere. Listed ids count with their listed weights. By all threads.
+__device__ inline float kept_mass(const Problem& p, const PairRows& r, int64_t b) {
+  const PairTask& t = r.task;
+  float here = 0.f, sum = 0.f;
+  for (int64_t j = threadIdx.x; j < p.draft_vocab; j += kThreads) {
+    const int64_t id = p.kept_ids.load(r.kept + j);
+    if (id < 0 || id >= p.vocab) continue;
+    const float logit = r.target.at(id);
+    float weight = pair_weight(t, logit, r.draft.at(j), id);
+    for (int i = 0; i < t.num_listed; ++i) {
+      const Listed one = p.work.listed.load(b * p.nodes + i);
+      if (one.id == id) weight = one.value;
+    }
+    here += t.target.at(logit, id);
+    sum += weight;
+  }
+  for (int i = threadIdx.x; i < t.num_listed; i += kThreads) {
+    const Listed one = p.work.listed.load(b * p.nodes + i);
+    if (draft_column(p, Chain{}, b, t.row, one.id) >= 0) continue;
+    here += t.target.at(r.target.at(one.id), one.id);
+    sum += one.value;
+  }
+  here = block_reduce(here, Plus{});
+  sum = block_reduce(sum, Plus{});
+  return sum + t.a * fmaxf(1.f - here, 0.f);
 }
 
 // Ids of the tile whose weights are listed, not computed.

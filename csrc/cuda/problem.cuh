@@ -14,6 +14,7 @@ constexpr int kPerThread = 16, kTile = 4096;  // ids: kThreads * kPerThread
 constexpr int kBlock = 64, kTileBlocks = kTile / kBlock;
 constexpr int kListed = 256;  // values that a tile may list between the two ends of a bracket
 constexpr int kMaxSamples = 64;
+constexpr int kMaxKept = 1024;  // candidates of a draft row
 
 SPECDEC_HD int tiles_of(int64_t vocab) { return static_cast<int>((vocab + kTile - 1) / kTile); }
 
@@ -207,6 +208,10 @@ struct Problem {
   Global<const int64_t> exclude_ids;  // [batch, num_exclude]
   int64_t num_exclude, exclude_row_stride, exclude_stride;
   GlobalVector<int32_t> token_map;
+  bool is_kept;        // draft rows hold candidates alone
+  GlobalIds kept_ids;  // [draft rows, draft_vocab]
+  Global<const float> kept_logsumexp;
+  int64_t kept_rows;  // rows a request when dense
   Global<const int32_t> allowed;
   int64_t allowed_row_stride;
   EditTable edits, draft_edits;
@@ -290,6 +295,21 @@ __device__ inline Chain load_chain(const Problem& p, int64_t b) {
     break;
   }
   return c;
+}
+
+// Number of a draft row among those whose candidates are kept.
+__device__ inline int64_t kept_number(const Problem& p, const Chain& c, int64_t b, int64_t i) {
+  return p.is_flat ? c.first + i : b * p.kept_rows + i;
+}
+
+// The ids of a draft row's candidates, by all threads; those outside the vocabulary as -1.
+using KeptIds = int[kMaxKept];
+__device__ inline void load_kept(const Problem& p, int64_t start, KeptIds& ids) {
+  for (int64_t j = threadIdx.x; j < p.draft_vocab; j += kThreads) {
+    const int64_t id = p.kept_ids.load(start + j);
+    ids[j] = id < 0 || id >= p.vocab ? -1 : static_cast<int>(id);
+  }
+  __syncthreads();
 }
 
 // Number of a row among those of the mask and of the edits; a draft row has its target row's.

@@ -306,7 +306,46 @@ __global__ void __launch_bounds__(kThreads) columns_kernel(const __grid_constant
   if (id >= 0 && id < p.vocab) p.work.columns.store(id, static_cast<int32_t>(column));
 }
 
+// A draft row whose candidates are no distribution is bad. grid = [rows]
+__global__ void __launch_bounds__(kThreads) kept_kernel(const __grid_constant__ Problem p) {
+  SPECDEC_SHARED(Row, row);
+  const int64_t slot = blockIdx.x;
+  after_last_kernel();
+  if (threadIdx.x < 32) load_row<false>(p, slot, &row);
+  __syncthreads();
+  if (!row.active || row.is_target) return;
+  SPECDEC_SHARED(KeptIds, ids);
+  const int64_t number = kept_number(p, row.chain, row.b, row.index);
+  const int count = static_cast<int>(p.draft_vocab);
+  load_kept(p, number * count, ids);
+  int bad = 0;
+  for (int j = threadIdx.x; j < count; j += kThreads) {
+    if (ids[j] < 0) {  // padding has no logit
+      const bool is_padding =
+          p.kept_ids.load(number * count + j) == -1 && row.at<false>(j) == -INFINITY;
+      bad |= is_padding ? 0 : 1;
+      continue;
+    }
+    for (int i = j + 1; i < count; ++i) bad |= ids[i] == ids[j] ? 1 : 0;
+  }
+  bad = block_reduce(bad, Or{});
+  if (threadIdx.x != 0) return;
+  RowStats r = p.work.rows.load(slot);
+  const double given = p.kept_logsumexp.load(number);
+  const double own =
+      static_cast<double>(r.maximum) * row.parameters.inv_t + log(static_cast<double>(r.mass));
+  if (!(fabs(own - given) <= kept_tolerance(given))) bad = 1;
+  if (bad == 0) return;
+  r.bad = 1;
+  p.work.rows.store(slot, r);
+}
+
 }  // namespace
+
+void launch_kept(const Problem& p, Stream stream) {
+  if (!p.is_kept || p.draft_rows == 0) return;
+  launch_phase(kept_kernel, p.batch * p.rows(), kThreads, stream, p);
+}
 
 void launch_columns(const Problem& p, Stream stream) {
   if (!p.work.columns) return;
@@ -317,6 +356,7 @@ void launch_rows(const Problem& p, Stream stream) {
   launch_columns(p, stream);
   launch_digest(p, stream);
   launch_settle(p, stream);
+  launch_kept(p, stream);
 }
 
 void launch_settle(const Problem& problem, Stream stream) {

@@ -12,6 +12,11 @@ static __device__ SPECDEC_NOINLINE float residual_mass(const Problem& p, int64_t
   SPECDEC_SHARED(PairRows, r);
   if (threadIdx.x == 0) load_pair(p, b, task, &r);
   __syncthreads();
+  if (p.is_kept && task.kind == kPair) {
+    const float mass = kept_mass(p, r, b);
+    __syncthreads();
+    return mass;
+  }
   float all = 0.f;
   for (int64_t base = 0; base < p.vocab; base += kTile) {
     float v[kPerThread], weight[kPerThread];

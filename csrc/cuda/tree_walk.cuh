@@ -39,7 +39,7 @@ __device__ inline float target_prob(const Problem& p, const Stand& s, int64_t b,
 
 __device__ inline float draft_prob(const Problem& p, const Stand& s, int64_t b, int id) {
   if (!s.has_draft_law) return 1.f;
-  const int64_t column = column_of(p, id);
+  const int64_t column = draft_column(p, Chain{}, b, s.node, id);
   return column < 0 ? 0.f : s.draft.at(draft_row(p, Chain{}, b, s.node).at(column), column);
 }
 

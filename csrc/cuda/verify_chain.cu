@@ -207,6 +207,7 @@ void verify_chain_out(const VerifyChainParams& v, const Tensor& like) {
   const bool is_argmax =
       v.rule == Rule::kGreedy || v.rule == Rule::kTopM || v.rule == Rule::kDistance;
   Problem p = chain_problem(Task::kChain, v, reads_draft ? v.draft : Logits{});
+  set_kept(&p, v.kept, v.max_draft);
   fill_statistics_and_noise(v, &p);
   fill_knobs_and_results(v, &p);
   p.target_rows = p.max_draft + 1;

@@ -159,6 +159,7 @@ void verify_tree_out(const VerifyTreeParams& v, const Tensor& like) {
   p.position = GlobalVector(v.noise.position);
   p.step = GlobalVector(v.noise.step);
   set_vocabulary(&p, v.token_map, v.allowed, p.nodes);
+  set_kept(&p, v.kept, p.nodes);
   set_edits(&p, v.edits, v.draft_edits);
   p.typical_epsilon = static_cast<float>(v.typical_epsilon);
   p.typical_delta = static_cast<float>(v.typical_delta);
@@ -187,6 +188,7 @@ void verify_tree_out(const VerifyTreeParams& v, const Tensor& like) {
   for (int level = 0; level < (p.at_once ? 1 : levels); ++level) {
     launch_digest(p, stream);
     launch_settle(p, stream);
+    launch_kept(p, stream);
     launch_phase(tree_kernel, p.batch, kThreads, stream, p);
   }
 }

@@ -87,6 +87,12 @@ inline RowEdits edits_of(const OptTensor& bits, const OptTensor& start, const Op
           values->size(1) * values->size(2)};
 }
 
+inline Kept kept_of(const OptTensor& ids, const OptTensor& logsumexp) {
+  if (!ids || !logsumexp || ids->numel() == 0) return {};
+  return {ids->const_data_ptr(), ids->scalar_type() == ScalarType::Long,
+          static_cast<const float*>(logsumexp->const_data_ptr())};
+}
+
 inline Ids ids_of(const Tensor& t) {
   return {t.const_data_ptr(), t.dim() == 2 ? t.stride(0) : 0, t.stride(t.dim() - 1),
           t.scalar_type() == ScalarType::Long};
@@ -126,7 +132,8 @@ struct Boxed<kParams, kRun> {
   Tensor draft_ids, Tensor target_logits, OptTensor draft_logits, OptTensor draft_logsumexp,     \
       OptTensor draft_threshold, OptTensor cu_draft, int64_t max_draft, SPECDEC_SAMPLING_ARGS(), \
       SPECDEC_SAMPLING_ARGS(draft_), Tensor seed, Tensor position, OptTensor step, int64_t rule, \
-      double over_acceptance, bool rejected_from_target, OptTensor token_map, OptTensor allowed, \
+      double over_acceptance, bool rejected_from_target, OptTensor token_map,                    \
+      OptTensor draft_kept_ids, OptTensor draft_kept_logsumexp, OptTensor allowed,               \
       SPECDEC_EDITS_ARGS(), SPECDEC_EDITS_ARGS(draft_), double typical_epsilon,                  \
       double typical_delta, int64_t top_m, int64_t max_distance, int64_t min_block,              \
       int64_t logprobs_mode, Tensor out_token_ids, Tensor out_num_accepted, Tensor out_status,   \
@@ -186,6 +193,7 @@ inline VerifyChainParams verify_chain_params(SPECDEC_VERIFY_CHAIN_ARGS) {
   p.over_acceptance = static_cast<float>(over_acceptance);
   p.rejected_from_target = rejected_from_target;
   p.token_map = vector_of<int32_t>(token_map);
+  p.kept = kept_of(draft_kept_ids, draft_kept_logsumexp);
   p.allowed = allowed_of(allowed);
   p.edits = edits_of(SPECDEC_EDITS_NAMES());
   p.draft_edits = edits_of(SPECDEC_EDITS_NAMES(draft_));

@@ -57,12 +57,13 @@ inline TreeOutput tree_output(const Tensor& token_ids, const Tensor& parents, co
           output<int32_t>(parents), output<int32_t>(source), output<int32_t>(status)};
 }
 
-#define SPECDEC_VERIFY_TREE_ARGS                                                                   \
-  Tensor token_ids, Tensor parents, Tensor target_logits, OptTensor draft_logits,                  \
-      int64_t max_depth, SPECDEC_SAMPLING_ARGS(), SPECDEC_SAMPLING_ARGS(draft_), Tensor seed,      \
-      Tensor position, OptTensor step, int64_t rule, bool replacement, OptTensor token_map,        \
-      OptTensor allowed, SPECDEC_EDITS_ARGS(), SPECDEC_EDITS_ARGS(draft_), double typical_epsilon, \
-      double typical_delta, int64_t logprobs_mode, Tensor out_token_ids, Tensor out_path,          \
+#define SPECDEC_VERIFY_TREE_ARGS                                                              \
+  Tensor token_ids, Tensor parents, Tensor target_logits, OptTensor draft_logits,             \
+      int64_t max_depth, SPECDEC_SAMPLING_ARGS(), SPECDEC_SAMPLING_ARGS(draft_), Tensor seed, \
+      Tensor position, OptTensor step, int64_t rule, bool replacement, OptTensor token_map,   \
+      OptTensor draft_kept_ids, OptTensor draft_kept_logsumexp, OptTensor allowed,            \
+      SPECDEC_EDITS_ARGS(), SPECDEC_EDITS_ARGS(draft_), double typical_epsilon,               \
+      double typical_delta, int64_t logprobs_mode, Tensor out_token_ids, Tensor out_path,     \
       Tensor out_num_accepted, Tensor out_status, Tensor out_logprobs
 
 inline VerifyTreeParams verify_tree_params(SPECDEC_VERIFY_TREE_ARGS) {
@@ -80,6 +81,7 @@ inline VerifyTreeParams verify_tree_params(SPECDEC_VERIFY_TREE_ARGS) {
   p.rule = static_cast<TreeRule>(rule);
   p.replacement = replacement;
   p.token_map = vector_of<int32_t>(token_map);
+  p.kept = kept_of(draft_kept_ids, draft_kept_logsumexp);
   p.allowed = allowed_of(allowed);
   p.edits = edits_of(SPECDEC_EDITS_NAMES());
   p.draft_edits = edits_of(SPECDEC_EDITS_NAMES(draft_));

@@ -24,6 +24,8 @@ class Columns(NamedTuple):
 
     token_map: Any  # int32 [draft_vocab] or None
     inverse: Any  # int32 [vocab] or None
+    kept: Any = None  # or, of draft rows that hold candidates: target id of each column, laid out like their logits
+    logsumexp: Any = None  # float32 [draft rows], with `kept`
 
 
 @triton.jit
@@ -74,9 +76,17 @@ def number_of(chain, first, b, i):
 
 
 @triton.jit
-def column_of(columns, v, mask, draft_vocab):
-    """Draft column of target ids, -1 where there is none. What the inverse holds is believed only if it maps back."""
-    if columns.token_map is None:
+def column_of(columns, offset, v, mask, draft_vocab):
+    """Column of target ids v in the draft row at `offset` (which broadcasts), -1 where there is none.
+
+    What the inverse holds is believed only if it maps back.
+    """
+    if columns.kept is not None:
+        c = tl.where(mask, -1, -1)
+        for j in range(0, draft_vocab):
+            c = tl.where(mask & (tl.load(columns.kept + offset + j) == v), j, c)
+        return c
+    elif columns.token_map is None:
         return tl.where(mask & (v < draft_vocab), v, -1)
     else:
         c = tl.load(columns.inverse + v, mask=mask, other=-1)

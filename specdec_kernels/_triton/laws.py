@@ -35,5 +35,5 @@ def prob(x, law, inv_t):
 @triton.jit
 def draft_logits_at(draft, columns, offset, number, v, mask):
     """Draft logits of target ids v of any shape: -inf where no column maps to the id, or mask is off."""
-    c = column_of(columns, v, mask, draft.vocab)
+    c = column_of(columns, offset, v, mask, draft.vocab)
     return logits_at(draft, offset, number, c, c >= 0)

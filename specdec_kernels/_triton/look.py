@@ -10,9 +10,10 @@ from torch import Tensor
 from .._types import Sampling
 from . import launch as host
 from . import scratch
-from .chains import Chain
+from .chains import Chain, Columns
 from .digest import T_FIELDS, Digest, digest_kernel
 from .gather import S_FIELDS, SHARE, gather_kernel
+from .kept import check_kernel
 from .plan import P_FIELDS, Plan, plan_kernel
 from .records import Q_FIELDS, R_FIELDS
 from .rows import Noise, Rows
@@ -98,7 +99,7 @@ def _pointers(rows: Rows | None) -> Rows | None:
 
 def digest_rows(
     on: Look, noise: Noise | None, *, purpose: int = -1, top_m: int = 0, mass: bool = True, entropy: bool = False,
-    raw: bool = False,
+    raw: bool = False, columns: Columns | None = None,
 ) -> None:  # fmt: skip
     """Digest and settle the planned rows; `purpose` of the draws of target rows, if they race."""
     draft, tiles = on.draft is not None, on.digest.tiles
@@ -138,3 +139,8 @@ def digest_rows(
             **filters,
         )  # fmt: skip
         host.launch_alone(settle_again_kernel, on.rows, *given, noise, **races, **edited)
+    if on.draft is not None and columns is not None and columns.kept is not None:
+        host.launch(
+            check_kernel, on.rows, digest, on.plan, columns, on.draft.ptr, on.draft_sampling, on.draft.vocab,
+            on.target.vocab, on.nt, on.nd, num_warps=2,
+        )  # fmt: skip

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .._check import SAMPLING_DTYPES
 from .._edits import RowEdits
-from .._types import RngKey, Sampling
+from .._types import Kept, RngKey, Sampling
 from . import launch as host
 from .chains import Columns, invert_kernel
 from .changes import changed
@@ -72,8 +72,10 @@ def options_of(*rows: Rows) -> dict[str, int]:
     return host.MANY_REGISTERS if any(part.changes is not None for part in rows) else {}
 
 
-def columns(token_map: Tensor | None, vocab: int) -> Columns:
-    """The map of draft columns and its inverse, which one small launch writes."""
+def columns(token_map: Tensor | None, vocab: int, kept: Kept | None = None) -> Columns:
+    """The map of draft columns and its inverse, which one small launch writes; or the candidates of each row."""
+    if kept is not None and kept.kept_ids is not None:
+        return Columns(None, None, kept.kept_ids, kept.kept_logsumexp)
     if token_map is None:
         return Columns(None, None)
     inverse = torch.empty(vocab, dtype=torch.int32, device=token_map.device)

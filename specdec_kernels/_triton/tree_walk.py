@@ -15,6 +15,7 @@ import triton.language as tl
 from .._codes import TREE_RULES
 from .chains import number_of, row_offset
 from .codes import COIN_PURPOSE, NO_LOGPROBS, S_LAYOUT, S_SAMPLING, S_TARGET
+from .kept import kept_masses
 from .launch import entry
 from .laws import law_of, prob
 from .noise import words
@@ -229,10 +230,10 @@ def with_listed(call, b, v, weight, q, count):
 
 
 @triton.jit
-def masses(
+def _row_masses(
     call, b, node, row, draft_row, inv_t, has_row, a, scale, count, ROWS: tl.constexpr, TILE: tl.constexpr
 ):  # fmt: skip
-    """(sum of (a p - scale q)+ with the listed weights in their place, sum of q without them), by one program."""
+    """`masses` of all ids."""
     HALF: tl.constexpr = TILE // 2
     mass, left = tl.full([], 0.0, tl.float32), tl.full([], 0.0, tl.float32)
     for start in range(0, call.target.vocab, HALF):
@@ -246,6 +247,24 @@ def masses(
         mass += tl.sum(weight, axis=0)
         left += tl.sum(q, axis=0)
     return mass, left
+
+
+@triton.jit
+def masses(
+    call, b, node, row, draft_row, inv_t, has_row, a, scale, count, ROWS: tl.constexpr, TILE: tl.constexpr
+):  # fmt: skip
+    """(sum of (a p - scale q)+ with the listed weights in their place, sum of q without them), by one program."""
+    if call.columns.kept is not None:
+        mass, left = tl.full([], 0.0, tl.float32), tl.full([], 0.0, tl.float32)
+        if has_row:
+            at = b * size_of(call.nodes)
+            listed, weights = call.listed + at, call.listed_weight + at
+            mass, left = kept_masses(call, b, node, b * 0, row, draft_row, inv_t, a, scale, listed, weights, count)
+        else:
+            mass, left = _row_masses(call, b, node, row, draft_row, inv_t, has_row, a, scale, count, False, TILE)
+        return mass, left
+    else:
+        return _row_masses(call, b, node, row, draft_row, inv_t, has_row, a, scale, count, ROWS, TILE)
 
 
 @triton.jit

@@ -14,7 +14,7 @@ from residuals import make_residual
 from tree_cases import TREE_RULES, make_tree, random_parents
 
 import specdec_kernels
-from specdec_kernels import Edits, Sampling, TokenCounts, edit_rows
+from specdec_kernels import Edits, Sampling, SparseRows, TokenCounts, edit_rows
 from specdec_kernels._op import OPS
 
 Case = Callable[[], Any]
@@ -60,6 +60,12 @@ def everything_allowed(*rows: int) -> torch.Tensor:
     return torch.full((*rows, -(-WIDE // 32)), -1, dtype=torch.int32)
 
 
+def candidates(rows: torch.Tensor) -> SparseRows:
+    """The likeliest ids of rows, more than a block has threads."""
+    logits, ids = rows.topk(300, dim=-1)
+    return SparseRows(ids, logits, logits.logsumexp(-1))
+
+
 def other_chains() -> Iterator[tuple[str, Case]]:
     """Drafts without rows, with statistics, flat and ragged, masked, with a smaller vocabulary."""
     for name, keywords in {
@@ -72,6 +78,16 @@ def other_chains() -> Iterator[tuple[str, Case]]:
             chain = make_chain(2, 3, WIDE, rule=rule, **keywords)  # type: ignore[arg-type]
             call = (chain.draft_ids, chain.target_logits, chain.draft_logits), chain.keywords
             yield f"verify_chain {rule} {name}", bound("verify_chain", call)
+    for rule in ("ratio", "block"):
+        chain = make_chain(2, 3, WIDE, rule=rule, closeness=3.0)
+        assert chain.draft_logits is not None
+        call = (chain.draft_ids, chain.target_logits, candidates(chain.draft_logits)), chain.keywords
+        yield f"verify_chain {rule} kept", bound("verify_chain", call)
+    for rule in ("recursive", "greedy_multi_draft", "traversal"):
+        tree = make_tree(2, 6, WIDE, rule=rule, closeness=3.0)
+        assert tree.draft_logits is not None
+        call = (*tree.tensors[:3], candidates(tree.draft_logits)), tree.keywords
+        yield f"verify_tree {rule} kept", bound("verify_tree", call)
     chain = make_chain(2, 3, WIDE, closeness=3.0)
     mapped = chain.keywords | {"token_map": torch.randperm(WIDE)[:5000].int(), "allowed": everything_allowed(8)}
     assert chain.draft_logits is not None

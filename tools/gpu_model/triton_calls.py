@@ -11,7 +11,7 @@ from torch import Tensor
 import specdec_kernels  # noqa: F401 - declares the ops
 from specdec_kernels._op import OPS
 
-DRAFT, NODES, SMALL = 5, 1024, 64
+DRAFT, NODES, SMALL, KEPT = 5, 1024, 64, 64
 VOCABULARIES = (32000, 128256, 151936, 262144)
 BF16, FP32 = torch.bfloat16, torch.float32
 RULES = ("ratio", "block", "match", "greedy", "typical", "topm", "distance")
@@ -57,6 +57,10 @@ class Size(NamedTuple):
         """float32 [batch]."""
         return self.zeros(dtype=FP32)
 
+    def kept(self, given: bool, *shape: int) -> tuple[Tensor | None, Tensor | None]:
+        """Candidates of draft rows: (ids, logsumexp)."""
+        return (self.zeros(*shape, KEPT), self.zeros(*shape, dtype=FP32)) if given else (None, None)
+
     def filters(self, given: bool) -> tuple[Tensor | None, ...]:
         """(top_k, top_p, min_p, active)."""
         return (self.ints, self.numbers, self.numbers, None) if given else (None, None, None, None)
@@ -83,22 +87,24 @@ def _launcher(op: str) -> Any:
 
 
 def _chain(
-    rule: str, dtype: torch.dtype, filters: bool = False, mask: bool = False, stats: bool = False, edits: bool = False
-) -> Case:
+    rule: str, dtype: torch.dtype, filters: bool = False, mask: bool = False, stats: bool = False, edits: bool = False,
+    kept: bool = False,
+) -> Case:  # fmt: skip
     drafts, mode = rule in ("ratio", "block"), int(filters) + int(stats)
 
     def call(s: Size) -> None:
+        rows = s._replace(vocab=KEPT) if kept else s
         given, made = s.filters(filters), s.zeros(DRAFT, dtype=FP32) if stats else None
         _launcher("verify_chain")(
-            s.zeros(DRAFT), s.logits(dtype, DRAFT + 1), s.logits(dtype, DRAFT) if drafts else None, made, made, None,
+            s.zeros(DRAFT), s.logits(dtype, DRAFT + 1), rows.logits(dtype, DRAFT) if drafts else None, made, made, None,
             DRAFT, s.numbers, *given, s.numbers, *given, s.longs, s.longs, s.longs, RULES.index(rule), 0.0, False,
-            None, s.bits(DRAFT + 1) if mask else None, *s.edits(DRAFT + 1, edits),
+            None, *s.kept(kept, DRAFT), s.bits(DRAFT + 1) if mask else None, *s.edits(DRAFT + 1, edits),
             *s.edits(DRAFT + 1, edits and drafts), 0.3, 0.3, 3, 1, 1, mode, s.zeros(DRAFT + 1), s.ints, s.ints,
             s.zeros(DRAFT + 1, dtype=FP32),
         )  # fmt: skip
 
     words = [rule, "bf16" if dtype == BF16 else "fp32"]
-    flags = (("mask", mask), ("edits", edits), ("stats", stats), ("filters", filters))
+    flags = (("mask", mask), ("edits", edits), ("stats", stats), ("filters", filters), ("kept", kept))
     words += [word for word, on in flags if on]
     return Case("verify_chain", " ".join(words), call, 2 * DRAFT + 1 if drafts and not stats else DRAFT + 1, filters)
 
@@ -156,20 +162,24 @@ def _residual(op: str, filters: bool, mapped: bool = False, edits: bool = False)
     return Case(op, "bf16" + " edits" * edits + " filters" * filters + " map" * mapped, call, 2, filters)
 
 
-def _tree(rule: str, nodes: int = SMALL, dtype: torch.dtype = BF16, filters: bool = False, edits: bool = False) -> Case:
+def _tree(
+    rule: str, nodes: int = SMALL, dtype: torch.dtype = BF16, filters: bool = False, edits: bool = False,
+    kept: bool = False,
+) -> Case:  # fmt: skip
     drafts = rule in ("recursive", "greedy_multi_draft", "traversal")
 
     def call(s: Size) -> None:
         ids, path, given = s.zeros(nodes), s.zeros(2), s.filters(filters)
+        rows = s._replace(vocab=KEPT) if kept else s
         _launcher("verify_tree")(
-            ids, ids.int(), s.logits(dtype, nodes), s.logits(dtype, nodes) if drafts else None, 1, s.numbers, *given,
-            s.numbers, *given, s.longs, s.longs, s.longs, TREE_RULES.index(rule), False, None, None,
-            *s.edits(nodes, edits), *s.edits(nodes, edits and drafts), 0.3, 0.3, int(filters), path, path, s.ints,
-            s.ints, s.zeros(2, dtype=FP32),
+            ids, ids.int(), s.logits(dtype, nodes), rows.logits(dtype, nodes) if drafts else None, 1, s.numbers, *given,
+            s.numbers, *given, s.longs, s.longs, s.longs, TREE_RULES.index(rule), False, None,
+            *s.kept(kept, nodes), None, *s.edits(nodes, edits), *s.edits(nodes, edits and drafts), 0.3, 0.3,
+            int(filters), path, path, s.ints, s.ints, s.zeros(2, dtype=FP32),
         )  # fmt: skip
 
     words = [rule, "bf16" if dtype == BF16 else "fp32"] + ["1024"] * (nodes == NODES)
-    words += ["edits"] * edits + ["filters"] * filters
+    words += ["edits"] * edits + ["filters"] * filters + ["kept"] * kept
     return Case("verify_tree", " ".join(words), call)
 
 
@@ -317,6 +327,8 @@ ROW_CASES = sorted([
     *(_tree(rule, NODES if rule == "target_only" else SMALL) for rule in TREE_RULES),
     _tree("greedy", NODES, FP32),
     _tree("traversal", SMALL, FP32),
+    *(_chain(rule, BF16, kept=True) for rule in ("ratio", "block")),
+    *(_tree(rule, kept=True) for rule in ("recursive", "greedy_multi_draft", "traversal")),
     _chain("ratio", BF16, edits=True),
     _chain("block", BF16, filters=True, edits=True),
     _chain("match", BF16, filters=True, mask=True, edits=True),

@@ -13,6 +13,7 @@ from ..._check import Checker, fail
 from ..._codes import LOGPROBS, PURPOSES, Backend, DrawPurpose, Logprobs
 from ..._edits import RowEdits
 from ..._op import Op, Shape
+from ..._sparse import SparseRows
 from ..._types import RngKey, Sampling
 from . import reference
 
@@ -38,6 +39,33 @@ class SampleResult(NamedTuple):
     logsumexp: Tensor
     threshold: Tensor
     status: Tensor
+
+    def keep(self, logits: Tensor, k: int, *, token_map: Tensor | None = None) -> SparseRows:
+        """The k largest logits of each row with the row's logsumexp: `draft_logits` of a verifier, without the rest.
+
+        All that the filters kept must be among them, ties too; otherwise the verifier flags the row.
+
+        Args:
+            logits: those that were sampled from; with `edits` or `allowed` as these changed them.
+            k: candidates of a row, at most 1024.
+            token_map: as given to `sample`.
+
+        Returns:
+            SparseRows of ``[batch, k]``; -1 where the filters kept fewer.
+
+        Example:
+            >>> import torch
+            >>> from specdec_kernels import RngKey, Sampling, sample
+            >>> logits, top = torch.tensor([[1.0, 3.0, 2.0]]), Sampling.full(1, top_k=2)
+            >>> rng = RngKey(seed=torch.tensor([3]), position=torch.tensor([11]))
+            >>> sample(logits, sampling=top, rng=rng, purpose="draft").keep(logits, 3).ids
+            tensor([[ 1,  2, -1]])
+        """
+        Checker.of("SampleResult.keep", "logits", logits, "[batch, vocab]").size("k", k, 1)
+        values, ids = logits.topk(min(k, logits.shape[1]), dim=1)
+        kept = (values >= self.threshold[:, None]) & (values > -float("inf"))
+        ids = ids if token_map is None else token_map[ids]
+        return SparseRows(torch.where(kept, ids, -1), torch.where(kept, values, -float("inf")), self.logsumexp)
 
 
 def _shapes(logits: Tensor, *rest: Any) -> tuple[Shape, ...]:

@@ -14,7 +14,8 @@ from ..._codes import CHAIN_RULES, LOGPROBS, REJECTED_FROM, Backend, ChainRule, 
 from ..._edits import RowEdits
 from ..._mixed_rules import MixedRules, rule_names, run_rules
 from ..._op import Op, Shape, Tensors
-from ..._types import RngKey, Sampling
+from ..._sparse import SparseRows
+from ..._types import Kept, RngKey, Sampling
 from . import reference
 
 
@@ -50,7 +51,7 @@ op = Op(reference.verify_chain, _shapes, results=("token_ids", "num_accepted", "
 def verify_chain(
     draft_ids: Tensor,
     target_logits: Tensor,
-    draft_logits: Tensor | None = None,
+    draft_logits: Tensor | SparseRows | None = None,
     *,
     draft_stats: tuple[Tensor, Tensor] | None = None,
     cu_draft: Tensor | None = None,
@@ -89,14 +90,15 @@ def verify_chain(
         target_logits: float32, bfloat16 or float16 ``[batch, draft + 1, vocab]``, or ``[total + batch, vocab]`` where
             request b starts at row ``cu_draft[b] + b``. Row i is the distribution of draft token i; the last is the
             bonus row.
-        draft_logits: ``[batch, draft, draft_vocab]`` or ``[total, draft_vocab]``; None: the drafts are deterministic.
+        draft_logits: ``[batch, draft, draft_vocab]`` or ``[total, draft_vocab]``; `SparseRows` of ``[batch, draft, k]``
+            or ``[total, k]`` where only candidates were kept; None: the drafts are deterministic.
         draft_stats: ``(logsumexp, threshold)``, float32 ``[batch, draft]`` or ``[total]``, as `sample` returned them;
             rule ``ratio`` then reads a draft row only where it rejected.
         cu_draft: int32 ``[batch + 1]``, leading 0: flat layout.
         max_draft: longest draft of the batch, a host int; needed with `cu_draft`.
         sampling: the target's sampling parameters.
         draft_sampling: exactly those the drafts were drawn with; required with `draft_logits`. Temperature 0 is a
-            point mass at the drafted id, whose row is not read.
+            point mass at the drafted id, whose row is not read. With `SparseRows` a temperature alone.
         rng: names the random numbers. Draft token i has ``position + i``. Rule ``block`` requires ``step``.
         rule: ``ratio``, ``match``, ``block``, ``greedy``, ``typical``, ``topm`` or ``distance``. ``greedy``, ``topm``
             and ``distance`` are rules of argmax decoding and read no sampling parameter. `MixedRules` has one for each
@@ -144,11 +146,14 @@ def verify_chain(
     batch, width = check.chain_ids(draft_ids, cu_draft, max_draft)
     rules = rule_names(check, rule, CHAIN_RULES, batch)
     vocab = check.chain_rows("target_logits", target_logits, draft_ids, cu_draft, width, bonus=True)
-    draft_vocab = vocab
-    if draft_logits is not None:
+    draft_vocab, kept = vocab, Kept()
+    if isinstance(draft_logits, SparseRows):
+        refused = {"draft_stats": draft_stats, "token_map": token_map, "draft_edits": draft_edits}
+        draft_logits, kept = check.sparse(draft_logits, tuple(draft_ids.shape), draft_sampling, refused)
+    elif draft_logits is not None:
         draft_vocab = check.chain_rows("draft_logits", draft_logits, draft_ids, cu_draft, width, bonus=False)
-        if draft_sampling is None:
-            fail(name, "draft_sampling", "given with draft_logits: the distribution the drafts were drawn from", None)
+    if draft_logits is not None and draft_sampling is None:
+        fail(name, "draft_sampling", "given with draft_logits: the distribution the drafts were drawn from", None)
     token_map = check.token_map(token_map, draft_vocab, vocab)
     sampling = check.sampling("sampling", sampling, batch)
     drafted = check.draft_sampling(draft_sampling, batch)
@@ -182,8 +187,8 @@ def verify_chain(
     def arguments(one: ChainRule, its: Sampling) -> tuple[Any, ...]:
         return (
             draft_ids, target_logits, draft_logits, *stats, cu_draft, width, *its, *drafted, *rng, CHAIN_RULES[one],
-            over_acceptance if one == "ratio" else 0.0, from_target and one == "ratio", token_map, allowed, *edited,
-            *draft_edited, *typical, top_m, max_distance, min_block, mode,
+            over_acceptance if one == "ratio" else 0.0, from_target and one == "ratio", token_map, *kept, allowed,
+            *edited, *draft_edited, *typical, top_m, max_distance, min_block, mode,
         )  # fmt: skip
 
     def call(args: tuple[Any, ...], given: Tensors | None) -> Tensors:

@@ -12,7 +12,7 @@ from torch import Tensor
 from ... import _chains, _rows, _trees, _walks
 from ..._codes import CHAIN_RULES, RESIDUAL_PURPOSE, Status
 from ..._nodes import Drafted, Nodes, at
-from ..._types import ChainArguments
+from ..._types import ChainArguments, Kept
 from ..._vocabulary import Vocabulary, added
 from ..._walks import End, choose, descend, finish, flag, of_parent, testable
 
@@ -39,7 +39,8 @@ def decide(given: ChainArguments, vocabulary: Vocabulary) -> tuple[Tensor, Tenso
                 chains.draft_rows(max_draft, given.draft_threshold),
             )
         draft_edits = given.draft_edits.pick(lambda table: chains.of_target_rows(table, max_draft + 1, max_draft))
-        drafted = Drafted(rows, draft, stats, draft_edits)
+        kept = Kept(*(None if part is None else chains.draft_rows(max_draft, part) for part in given.draft_kept))
+        drafted = Drafted(rows, draft, stats, draft_edits, kept)
     bits = None if given.allowed is None else chains.of_target_rows(given.allowed, max_draft + 1)
     edits = given.edits.pick(lambda table: chains.of_target_rows(table, max_draft + 1))
     ids = torch.nn.functional.pad(chains.ids, (1, 0), value=-1)

@@ -15,6 +15,7 @@ from ..._triton.chains import Chain, chain_of, number_of, row_offset
 from ..._triton.codes import PROCESSED_LOGPROBS, RAW_LOGPROBS, RESIDUAL_PURPOSE, S_DRAFT, TARGET_PURPOSE
 from ..._triton.digest import larger, largest
 from ..._triton.emit import draw_next
+from ..._triton.kept import kept_masses
 from ..._triton.laws import law_of
 from ..._triton.look import digest_rows, look, plan_chain
 from ..._triton.pairs import add_tiles, draft_probs, target_probs
@@ -70,6 +71,23 @@ def _mass_kernel(call, sums, NT, ND, STATS: tl.constexpr, TILE: tl.constexpr, KP
         _, q = draft_probs(call, b, i, first, tile, _draft_law(call, b, i, first, NT, NT + ND, STATS), TILE)
         w = tl.load(call.scale + b * 2 * KP + i)
         tl.store(sums + pid, tl.sum(tl.maximum(w * p - q, 0.0), axis=0))
+
+
+@host.entry
+def _kept_mass_kernel(call, sums, NT, ND, KP: tl.constexpr):
+    """The same where draft rows hold candidates, as the first tile's. Grid: batch * (width - 1)."""
+    pair = tl.program_id(0).to(tl.int64)
+    tiles = call.ws.tiles
+    b = pair // (size_of(call.chain.width) - 1)
+    i = (pair % (size_of(call.chain.width) - 1)).to(tl.int32) + 1
+    at = call.decision + b * D_FIELDS
+    if (tl.load(at + D_LENGTH) > i) & (tl.load(at + D_HOW) == RESIDUAL):
+        _, _, _, first, _, _ = chain_of(call.chain, b, call.target.vocab, KP)
+        inv_t, _, _, _, _, _, _, _ = sampling_of(call.sampling, b, call.target.vocab)
+        row, w = b * (NT + ND) + i, tl.load(call.scale + b * 2 * KP + i)
+        mass, _ = kept_masses(call, b, i, first, row, row + NT, inv_t, w, 1.0, None, None, 0)
+        for tile in range(0, tiles):
+            tl.store(sums + pair * tiles + tile, tl.where(tile == 0, mass, 0.0))
 
 
 @triton.jit
@@ -192,16 +210,18 @@ def verify_chain_out(
     target_rows = scratch.rows_of(target_logits, flat=flat, allowed=given.allowed, edits=given.edits)
     draft_rows = scratch.rows_of(draft, flat=flat, edits=given.draft_edits if has_draft else None, cu_draft=cu_draft)
     on = look(batch, target_rows, draft_rows if has_rows else None, sampling, draft_sampling, nt, nd)
+    columns = scratch.columns(given.token_map, vocab, given.draft_kept) if has_draft else scratch.columns(None, vocab)
     plan_chain(on, batch, chain, noise, more_target=1, more_draft=0, skips_greedy=True)
     races = {MATCH.value: TARGET_PURPOSE.value, TYPICAL.value: RESIDUAL_PURPOSE.value}
     mass = rule <= BLOCK.value or rule == TYPICAL.value or logprobs_mode == PROCESSED_LOGPROBS.value
     digest_rows(
         on, noise, purpose=races.get(rule, -1), top_m=given.top_m if rule == TOPM.value else 0,
         mass=mass or on.work is not None, entropy=rule == TYPICAL.value, raw=logprobs_mode == RAW_LOGPROBS.value,
+        columns=columns,
     )  # fmt: skip
     is_block = rule == BLOCK.value
     call = Call(
-        chain, target_rows, draft_rows, scratch.columns(given.token_map if has_draft else None, vocab),
+        chain, target_rows, draft_rows, columns,
         whole, scratch.sampling_of(given.draft_sampling, device), noise,
         given.draft_logsumexp if has_stats else None, given.draft_threshold if has_stats else None,
         Knobs(
@@ -219,7 +239,9 @@ def verify_chain_out(
     if is_block:
         host.launch(_block_kernel, batch, call, nt, nd, num_warps=1, **flags)
         sums = torch.empty(batch * max(max_draft - 1, 0) * on.digest.tiles, dtype=torch.float32, device=device)
-        if has_draft and max_draft > 1:
+        if columns.kept is not None and max_draft > 1:
+            host.launch(_kept_mass_kernel, batch * (max_draft - 1), call, sums, nt, nd, KP=kp, num_warps=2)
+        elif has_draft and max_draft > 1:
             host.launch(
                 _mass_kernel, sums.numel(), call, sums, nt, nd, STATS=has_stats, TILE=host.TILE, KP=kp, **edited
             )  # fmt: skip

@@ -14,7 +14,8 @@ from ..._codes import LOGPROBS, TREE_RULES, Backend, Logprobs, TreeRule
 from ..._edits import RowEdits
 from ..._mixed_rules import MixedRules, rule_names, run_rules
 from ..._op import Op, Shape, Tensors
-from ..._types import RngKey, Sampling
+from ..._sparse import SparseRows
+from ..._types import Kept, RngKey, Sampling
 from . import reference
 
 MAX_TRAVERSAL_NODES = 64  # one block a request keeps them
@@ -54,7 +55,7 @@ def verify_tree(
     token_ids: Tensor,
     parents: Tensor,
     target_logits: Tensor,
-    draft_logits: Tensor | None = None,
+    draft_logits: Tensor | SparseRows | None = None,
     *,
     max_depth: int,
     sampling: Sampling,
@@ -99,11 +100,11 @@ def verify_tree(
         target_logits: float32, bfloat16 or float16 ``[batch, nodes, vocab]``: row n is the distribution of node n's
             children.
         draft_logits: ``[batch, nodes, draft_vocab]``: the distribution they were drawn from; rows of leaves are not
-            read. None: the candidates are deterministic.
+            read. `SparseRows` of ``[batch, nodes, k]`` where only candidates were kept; None: deterministic candidates.
         max_depth: longest path of the batch, a host int. A deeper tree is malformed.
         sampling: the target's sampling parameters.
         draft_sampling: exactly those the drafts were drawn with; required with `draft_logits`. Temperature 0: every
-            child is a point mass.
+            child is a point mass. With `SparseRows` a temperature alone.
         rng: names the random numbers; the position is that of the root's children. ``traversal`` requires ``step``.
         rule: see above. `MixedRules` has one for each request.
         replacement: rule ``recursive``: siblings are independent draws, and may be equal. Elsewhere equal siblings make
@@ -147,11 +148,15 @@ def verify_tree(
     check.size("max_depth", max_depth, 0)
     check.logits("target_logits", target_logits, (batch, nodes, "vocab"))
     vocab = draft_vocab = target_logits.shape[-1]
-    if draft_logits is not None:
+    kept = Kept()
+    if isinstance(draft_logits, SparseRows):
+        refused = {"token_map": token_map, "draft_edits": draft_edits}
+        draft_logits, kept = check.sparse(draft_logits, (batch, nodes), draft_sampling, refused)
+    elif draft_logits is not None:
         check.logits("draft_logits", draft_logits, (batch, nodes, "draft_vocab"))
         draft_vocab = draft_logits.shape[-1]
-        if draft_sampling is None:
-            fail(name, "draft_sampling", "given with draft_logits: the distribution the drafts were drawn from", None)
+    if draft_logits is not None and draft_sampling is None:
+        fail(name, "draft_sampling", "given with draft_logits: the distribution the drafts were drawn from", None)
     sampling = check.sampling("sampling", sampling, batch)
     drafted = check.draft_sampling(draft_sampling, batch)
     rng = check.rng(rng, batch)
@@ -176,7 +181,7 @@ def verify_tree(
     def arguments(one: TreeRule, its: Sampling) -> tuple[Any, ...]:
         return (
             token_ids, parents, target_logits, draft_logits, max_depth, *its, *drafted, *rng, TREE_RULES[one],
-            replacement and one == "recursive", token_map, allowed, *edited, *draft_edited, *typical, mode,
+            replacement and one == "recursive", token_map, *kept, allowed, *edited, *draft_edited, *typical, mode,
         )  # fmt: skip
 
     def call(args: tuple[Any, ...], given: Tensors | None) -> Tensors:

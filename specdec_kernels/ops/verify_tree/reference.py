@@ -47,7 +47,7 @@ def decide(
     target, draft, processed, status = _walks.prepare(given, rule, has_drafts, status)
     drafted = None
     if given.draft_logits is not None and rule in DRAFT_RULES:
-        drafted = Drafted(given.draft_logits, draft, None, given.draft_edits)
+        drafted = Drafted(given.draft_logits, draft, None, given.draft_edits, given.draft_kept)
     nodes = Nodes(
         vocabulary, given, tree, ids, given.target_logits, target, drafted, given.allowed, given.edits,
         _walks.scored_by(rule, processed, mode),

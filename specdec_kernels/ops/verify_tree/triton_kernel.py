@@ -163,10 +163,11 @@ def verify_tree_out(
     if is_typical:
         score = floats(batch, nodes, dtype=torch.float64)
         marks = Marks(ints(batch, nodes), score, floats(batch, nodes), ints(batch, nodes), floats(batch, nodes))
+    columns = scratch.columns(given.token_map, vocab, given.draft_kept) if has_rows else scratch.columns(None, vocab)
     parent, depth, rank, ids, children = (ints(batch, nodes) for _ in range(5))
     call = Walk(
         Chain(token_ids, None, 0, host.size(nodes - 1), on.sampling),
-        target_rows, draft_rows, scratch.columns(given.token_map if has_rows else None, vocab), on.sampling,
+        target_rows, draft_rows, columns, on.sampling,
         on.draft_sampling, noise, Knobs(0.0, given.typical_epsilon, given.typical_delta, 0, 0, 0), on.digest, on.plan,
         host.size(nodes), host.size(max_depth), token_ids, given.parents,
         parent, depth, rank, ids, children, ints(batch, nt), ints(batch, nt), ints(batch, W_FIELDS.value),
@@ -181,7 +182,7 @@ def verify_tree_out(
     for _ in range(_levels(rule, nodes, max_depth)):
         digest_rows(
             on, noise, purpose=races.get(row_rule, -1), mass=mass, entropy=is_typical,
-            raw=logprobs_mode == RAW_LOGPROBS.value,
+            raw=logprobs_mode == RAW_LOGPROBS.value, columns=columns,
         )  # fmt: skip
         # Half the threads of launch_alone: recursive spills at 128 registers a thread, and needs 190 to 200.
         host.launch(
