@@ -86,7 +86,8 @@ __global__ void __launch_bounds__(kThreads) open_kernel(const __grid_constant__ 
   p.work.walks.store(b, w);
 }
 
-__global__ void __launch_bounds__(kThreads) tree_kernel(const __grid_constant__ Problem p) {
+// A block a request: one on a multiprocessor may have the registers of two, and spills none.
+__global__ void __launch_bounds__(kThreads, 1) tree_kernel(const __grid_constant__ Problem p) {
   SPECDEC_SHARED(WalkState, w);
   SPECDEC_SHARED(Request, q);
   SPECDEC_SHARED(Children, children);
