@@ -179,7 +179,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "Jamba": ("JambaForCausalLM", {**MOE, **MAMBA, "attn_layer_period": 2, "attn_layer_offset": 1}),
     "Bamba": ("BambaForCausalLM", {**MAMBA, "attn_layer_indices": [1]}),
-    "Nemotron H": ("NemotronHForCausalLM", {"layer_types": ["linear_attention", "full_attention"]}),
+    "Nemotron H": (
+        "NemotronHForCausalLM",
+        {**STATE, "mamba_num_heads": 8, "mamba_head_dim": 8, "ssm_state_size": 8, "n_groups": 1},
+    ),
     "LFM 2": ("Lfm2ForCausalLM", CONV),
     "RWKV": ("RwkvForCausalLM", {"attention_hidden_size": 32}),
     "MiniMax": ("MiniMaxForCausalLM", {**MOE, **STATE}),
