@@ -52,9 +52,13 @@ def test_a_state_that_has_read_too_much_is_seen() -> None:
     requests = Requests(network, PROMPTS, random.Random(0), close=CLOSE)
     honest = requests.cache._states.commit
     requests.cache._states.commit = lambda accepted, path: honest(torch.where(accepted < 3, accepted + 1, 3), path)
-    with pytest.raises(AssertionError, match="logits differ by"):
+
+    def steps() -> None:
         for _ in range(4):
             requests.chain_step(4)
+
+    with pytest.raises(AssertionError, match="logits differ by"):
+        steps()
 
 
 @pytest.mark.parametrize("family", ["qwen3_next", "lfm2", "bamba"])
@@ -195,7 +199,7 @@ def test_caches_and_servers_without_states_are_refused() -> None:
     cache = DynamicCache(config=network.config)
     with pytest.raises(ValueError, match="the states of recurrent layers do not move between caches"):
         network.generate(ids, past_key_values=cache, custom_generate=hf.generate, max_new_tokens=4, do_sample=False)
-    with pytest.raises(ValueError, match="Qwen3NextForCausalLM cannot be served: .* some of its layers are recurrent"):
+    with pytest.raises(ValueError, match="its layers are recurrent"):
         check(network)
 
 

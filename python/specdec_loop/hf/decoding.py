@@ -62,8 +62,8 @@ def generate(
         **model_kwargs: attention_mask, past_key_values, ...
 
     Returns:
-        Token ids ``[batch, width + longest text]``, or a GenerateDecoderOnlyOutput, whose past_key_values are None where
-        a model has recurrent layers.
+        Token ids ``[batch, width + longest text]``, or a GenerateDecoderOnlyOutput, whose past_key_values are None
+        where a model has recurrent layers.
 
     Raises:
         ValueError: something that cannot be done exactly.

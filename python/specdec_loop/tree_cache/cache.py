@@ -38,8 +38,8 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
     with any other cache. Where lengths differ, a call without them raises.
 
     Layers with a sliding window keep all their rows, and the masks do the windowing: a ring buffer would have
-    overwritten what a rollback has to bring back. Recurrent layers have one state, which `commit` advances over what was
-    accepted; so nothing committed can be taken back from them. Models that cannot be served are refused: see
+    overwritten what a rollback has to bring back. Recurrent layers have one state, which `commit` advances over what
+    was accepted; so nothing committed can be taken back from them. Models that cannot be served are refused: see
     `check_model`.
     """
 
@@ -241,8 +241,8 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         done = self._written()
         if lengths.is_even and (tokens == 1 or lengths.longest + done == 0):
             # Bamba and its kin count positions from 0 in every forward that is not given them.
-            places = {"position_ids": lengths.slots(done, tokens)} if self.has_states else {}
-            return {"past_key_values": self, **places}
+            given = {"position_ids": lengths.slots(done, tokens)} if self.has_states else {}
+            return {"past_key_values": self, **given}
         dtype = self._mask_dtype()
         if self._has_kept(tokens) and not any(self._windows.values()):
             places = self._kept.positions(size - tokens, tokens).expand(lengths.batch, -1)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 OWNER = "_specdec_layer"  # attribute of tensors that a layer of a TreeCache gave out
-METHODS = {  # function of a modeling file: the method of `StateLayer` that stands in for it, and its argument of a state
+METHODS = {  # function of a modeling file: the method of `StateLayer` in its place, and the argument that carries it
     "causal_conv1d_fn": ("convolve", "hidden_states"),
     "torch_chunk_gated_delta_rule": ("delta_rule", "initial_state"),
     "torch_recurrent_gated_delta_rule": ("delta_rule", "initial_state"),
@@ -70,8 +70,8 @@ def path_weights(log_decay: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
         seen: bool ``[batch, nodes, nodes]``: ancestors, and itself.
 
     Returns:
-        ``exp(G_i)``, ``[batch, heads, nodes, 1]``, G being the sum of the decays down to a node; and ``exp(G_i - G_j)``,
-        ``[batch, heads, nodes, nodes]``, 0 where j is not seen.
+        With G the sum of the decays down to a node: ``exp(G_i)``, ``[batch, heads, nodes, 1]``, and
+        ``exp(G_i - G_j)``, ``[batch, heads, nodes, nodes]``, 0 where j is not seen.
     """
     total = (seen.float() @ log_decay).transpose(1, 2)
     between = total[..., :, None] - total[..., None, :]
@@ -103,9 +103,9 @@ def delta_along_paths(
     kept, between = path_weights(log_decay, seen)
     rate = beta.transpose(1, 2)[..., None]
     system = rate * (k @ k.transpose(-1, -2)) * between
-    u = torch.linalg.solve_triangular(system, rate * (v - kept * (k @ state)), upper=False, unitriangular=True)
+    u: Tensor = torch.linalg.solve_triangular(system, rate * (v - kept * (k @ state)), upper=False, unitriangular=True)
     new = -q.shape[2]
-    out = kept[:, :, new:] * (q @ state) + ((q @ k.transpose(-1, -2)) * between[:, :, new:]) @ u
+    out: Tensor = kept[:, :, new:] * (q @ state) + ((q @ k.transpose(-1, -2)) * between[:, :, new:]) @ u
     return out.transpose(1, 2)
 
 

@@ -45,7 +45,7 @@ class Paths:
         return self._made["seen"]
 
     def windows(self, size: int) -> Tensor:
-        """Int64 ``[batch, nodes, size]``: columns of what a convolution reads for a node, in `size - 1` rows + nodes."""
+        """Int64 ``[batch, nodes, size]``: which columns of window and nodes a convolution reads for each node."""
         if size not in self._made:
             assert self.parents is not None
             first = torch.arange(-1, size - 2, device=self.parents.device).clamp(min=0)
@@ -82,12 +82,13 @@ class States:
     def _replay(self, states: Tensor | None, num_accepted: Tensor, path: Tensor | None) -> None:
         if states is None:
             return
-        inputs = {
-            name: torch.stack([layer.inputs[name] for layer in self.layers])
-            for name in self.layers[0].inputs
-            if name != "window"
-        }
-        advance_state(states, inputs.pop("keys"), inputs.pop("values"), num_accepted, path=path, **inputs)
+
+        def all_layers(name: str) -> Tensor:
+            return torch.stack([layer.inputs[name] for layer in self.layers])
+
+        beta = all_layers("beta") if "beta" in self.layers[0].inputs else None
+        keys, values, log_decay = map(all_layers, ("keys", "values", "log_decay"))
+        advance_state(states, keys, values, num_accepted, log_decay=log_decay, beta=beta, path=path)
 
     def begin_step(self) -> None:
         """Count nodes from here on."""
@@ -151,7 +152,7 @@ class StateLayer(LinearAttentionCacheLayerMixin):  # type: ignore[misc] # transf
         self.record_past = True  # one token a call goes by `update_conv_state` too
         self.is_initialized = False
         self.written = 0  # nodes since the last commit
-        self.inputs: dict[str, Tensor] = {}  # theirs, [batch, nodes, ...]; those of the convolution [batch, channel, nodes]
+        self.inputs: dict[str, Tensor] = {}  # [batch, nodes, ...]; of the convolution [batch, channel, nodes]
         self.running: Tensor | None = None  # state after a chain that is not committed
 
     def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
@@ -169,7 +170,7 @@ class StateLayer(LinearAttentionCacheLayerMixin):  # type: ignore[misc] # transf
         if batch != self.batch_size:
             fail("batch", str(self.batch_size), batch)
         if conv_states.requires_grad:
-            fail("hidden states", "without gradient: the cache is inference only (use torch.no_grad())", "requires_grad")
+            fail("inputs", "without gradient: the cache is inference only (use torch.no_grad())", "requires_grad")
         if shared.windows is None:
             shared.windows = shared.zeros((channels, size - 1), conv_states.dtype)
         self.is_initialized = True
@@ -187,13 +188,13 @@ class StateLayer(LinearAttentionCacheLayerMixin):  # type: ignore[misc] # transf
 
     def convolve(self, original: Callable[..., Tensor], hidden_states: Tensor, **arguments: Any) -> Tensor:
         """The convolution of a tree's nodes, ``[batch, channel, nodes]``."""
-        out = original(hidden_states.as_subclass(Tensor), **arguments)[:, :, -1]
-        return out.unflatten(0, (self.batch_size, -1)).transpose(1, 2)
+        last = original(hidden_states, **arguments)[:, :, -1]
+        return last.view(self.batch_size, -1, last.shape[1]).transpose(1, 2)
 
     def update_recurrent_state(self, recurrent_states: Tensor, state_idx: int = 0, **kwargs: Any) -> Tensor:
         """Nothing to do: the recurrence was led here, see `delta_rule`."""
         if not self.inputs.keys() & {"keys"}:
-            raise ValueError("TreeCache: this layer's recurrence did not ask the cache: its kernel is not transformers'")
+            raise ValueError("TreeCache: a recurrent layer called a kernel that transformers does not name")
         return recurrent_states
 
     def state(self) -> Tensor:
@@ -226,10 +227,9 @@ class StateLayer(LinearAttentionCacheLayerMixin):  # type: ignore[misc] # transf
             norm = {"use_qk_l2norm_in_kernel": use_qk_l2norm_in_kernel}
             out, self.running = original(query, key, value, g=g, beta=beta, **norm, **arguments)
             return out, self.running
-        q, kept["keys"] = (x.repeat_interleave(heads // x.shape[2], 2) for x in (q, kept["keys"]))
-        names = ("keys", "values", "log_decay", "beta")
+        q, k = (x.repeat_interleave(heads // x.shape[2], 2) for x in (q * q.shape[-1] ** -0.5, kept["keys"]))
         seen = self.states.paths.seen()
-        out = delta_along_paths(before, q * q.shape[-1] ** -0.5, *(kept[name] for name in names), seen)
+        out = delta_along_paths(before, q, k, kept["values"], kept["log_decay"], kept["beta"], seen)
         return out.to(query.dtype), None
 
     def scan(
@@ -258,9 +258,8 @@ class StateLayer(LinearAttentionCacheLayerMixin):  # type: ignore[misc] # transf
             arguments |= {"D": D, "dt_bias": dt_bias, "dt_softplus": dt_softplus, "dt_limit": dt_limit}
             out, self.running = original(hidden_states, dt, A, B, C, **arguments)
             return out, self.running
-        c, kept["values"] = (x.repeat_interleave(heads // x.shape[2], 2) for x in (C.float(), kept["values"]))
-        names = ("keys", "values", "log_decay")
-        out = sums_along_paths(before, c, *(kept[name] for name in names), self.states.paths.seen())
+        c, b = (x.repeat_interleave(heads // x.shape[2], 2) for x in (C.float(), kept["values"]))
+        out = sums_along_paths(before, c, kept["keys"], b, kept["log_decay"], self.states.paths.seen())
         return out if D is None else out + D[:, None] * hidden_states.float(), None
 
     def scan_one(
@@ -278,18 +277,17 @@ class StateLayer(LinearAttentionCacheLayerMixin):  # type: ignore[misc] # transf
         **arguments: Any,
     ) -> Tensor:
         """Mamba2's step of one token, which writes its state, so a copy: outputs ``[batch, heads, head_dim]``."""
-        one = {
-            "hidden_states": hidden_states, "dt": dt[..., 0], "A": A[..., 0, 0], "B": B, "C": C,
-        }  # fmt: skip
 
-        def stepped(*args: Any, initial_states: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        def stepped(*nodes: Tensor, initial_states: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
             after = initial_states.clone()
             whole = {"D": D, "dt_bias": dt_bias, "dt_softplus": dt_softplus}
             return original(after, hidden_states, dt, A, B, C, **whole, **arguments)[:, None], after
 
-        nodes = {name: x if name == "A" else x[:, None] for name, x in one.items()}
-        scalars = {"D": None if D is None else D[:, 0], "dt_bias": None if dt_bias is None else dt_bias[:, 0]}
-        out, _ = self.scan(stepped, **nodes, **scalars, dt_softplus=dt_softplus)
+        out, _ = self.scan(
+            stepped, hidden_states[:, None], dt[:, None, :, 0], A[:, 0, 0], B[:, None], C[:, None],
+            D=None if D is None else D[:, 0], dt_bias=None if dt_bias is None else dt_bias[:, 0],
+            dt_softplus=dt_softplus,
+        )  # fmt: skip
         return out[:, 0].to(hidden_states.dtype)
 
     def _before(self, shape: tuple[int, int, int]) -> Tensor:

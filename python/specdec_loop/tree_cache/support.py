@@ -82,7 +82,7 @@ def check_model(config: Any, model: Any = None) -> None:
     kind: Any = type(model) if isinstance(model, PreTrainedModel) else known
     name = type(config).__name__ if kind is None else kind.__name__
     decoder = config.get_text_config(decoder=True)
-    known_types = LAYER_TYPES
+    known_types: tuple[str, ...] = LAYER_TYPES
     if decoder.model_type in RECURRENT:
         _check_recurrent(name, decoder)
         known_types += RECURRENT_TYPES
