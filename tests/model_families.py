@@ -97,6 +97,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen 3 MoE": ("Qwen3MoeForCausalLM", MOE),
     "Qwen 3 Next": ("Qwen3NextForCausalLM", {**MOE, **DELTA, **STATE}),
     "Qwen 3.5": ("Qwen3_5ForCausalLM", {**DELTA, **STATE}),
+    "Qwen 3.5 MoE": ("Qwen3_5MoeForCausalLM", {**MOE, **DELTA, **STATE}),
     "Qwen 2.5 VL": (
         "Qwen2_5_VLForConditionalGeneration",
         _with_images("qwen2_5_vl_text", "qwen2_5_vl_vision", **MROPE),
@@ -137,6 +138,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "OLMo": ("OlmoForCausalLM", {}),
     "OLMo 2": ("Olmo2ForCausalLM", {}),
     "OLMo 3": ("Olmo3ForCausalLM", MIXED),
+    "OLMo hybrid": ("OlmoHybridForCausalLM", {**DELTA, **STATE}),
     "OLMoE": ("OlmoeForCausalLM", MOE),
     "Granite": ("GraniteForCausalLM", {}),
     "Granite MoE": ("GraniteMoeForCausalLM", MOE),
@@ -184,6 +186,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {**STATE, "mamba_num_heads": 8, "mamba_head_dim": 8, "ssm_state_size": 8, "n_groups": 1},
     ),
     "LFM 2": ("Lfm2ForCausalLM", CONV),
+    "LFM 2 MoE": ("Lfm2MoeForCausalLM", {**MOE, **CONV, "num_dense_layers": 1}),
     "RWKV": ("RwkvForCausalLM", {"attention_hidden_size": 32}),
     "MiniMax": ("MiniMaxForCausalLM", {**MOE, **STATE}),
 }  # fmt: skip
