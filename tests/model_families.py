@@ -97,6 +97,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen 3 MoE": ("Qwen3MoeForCausalLM", MOE),
     "Qwen 3 Next": ("Qwen3NextForCausalLM", {**MOE, **DELTA, **STATE}),
     "Qwen 3.5": ("Qwen3_5ForCausalLM", {**DELTA, **STATE}),
+    "Qwen 3.5 MoE": ("Qwen3_5MoeForCausalLM", {**MOE, **DELTA, **STATE}),
     "Qwen 2.5 VL": (
         "Qwen2_5_VLForConditionalGeneration",
         _with_images("qwen2_5_vl_text", "qwen2_5_vl_vision", **MROPE),
@@ -137,6 +138,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "OLMo": ("OlmoForCausalLM", {}),
     "OLMo 2": ("Olmo2ForCausalLM", {}),
     "OLMo 3": ("Olmo3ForCausalLM", MIXED),
+    "OLMo hybrid": ("OlmoHybridForCausalLM", {**DELTA, **STATE}),
     "OLMoE": ("OlmoeForCausalLM", MOE),
     "Granite": ("GraniteForCausalLM", {}),
     "Granite MoE": ("GraniteMoeForCausalLM", MOE),
@@ -179,8 +181,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "Jamba": ("JambaForCausalLM", {**MOE, **MAMBA, "attn_layer_period": 2, "attn_layer_offset": 1}),
     "Bamba": ("BambaForCausalLM", {**MAMBA, "attn_layer_indices": [1]}),
-    "Nemotron H": ("NemotronHForCausalLM", {"layer_types": ["linear_attention", "full_attention"]}),
+    "Nemotron H": (
+        "NemotronHForCausalLM",
+        {**STATE, "mamba_num_heads": 8, "mamba_head_dim": 8, "ssm_state_size": 8, "n_groups": 1},
+    ),
     "LFM 2": ("Lfm2ForCausalLM", CONV),
+    "LFM 2 MoE": ("Lfm2MoeForCausalLM", {**MOE, **CONV, "num_dense_layers": 1}),
     "RWKV": ("RwkvForCausalLM", {"attention_hidden_size": 32}),
     "MiniMax": ("MiniMaxForCausalLM", {**MOE, **STATE}),
 }  # fmt: skip
@@ -436,8 +442,10 @@ class GuidedTree(GuidedChain):
 
 HEAD = """# Models
 
-`specdec_loop` serves decoders of transformers whose state is nothing but keys and values of full or sliding attention,
-and whose forward takes `position_ids`. Other models are refused before anything runs, with the reason below.
+`specdec_loop` serves decoders of transformers whose forward takes `position_ids` and whose layers keep keys and values
+of full or sliding attention. Layers with a gated delta rule, with Mamba2 or with a short convolution alone are served
+beside such layers (transformers 5.23 or later): `commit` advances their states over what was accepted
+([Caches](caches.md#recurrent-layers)). Other models are refused before anything runs, with the reason below.
 
 `make models-page` writes this page, with transformers {version}. It builds a tiny random model of each family and
 continues four prompts of different lengths by greedy decoding, {new} tokens each:

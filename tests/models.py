@@ -38,6 +38,32 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_hidden_layers": 2, "head_dim": 8, "num_local_experts": 4, "sliding_window": WINDOW},
     ),
 }
+DELTA: dict[str, Any] = {  # two value heads a key head
+    "num_hidden_layers": 3, "layer_types": ["linear_attention", "full_attention", "linear_attention"], "head_dim": 8,
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 16,
+}  # fmt: skip
+MAMBA: dict[str, Any] = {  # four heads a group
+    "num_hidden_layers": 3, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 16, "mamba_n_groups": 2,
+}  # fmt: skip
+RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {  # some layers are
+    "qwen3_next": (
+        "Qwen3Next",
+        {
+            **DELTA, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 24,
+        },
+    ),
+    "qwen3.5": ("Qwen3_5", DELTA),
+    "lfm2": ("Lfm2", {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]}),
+    "bamba": ("Bamba", {**MAMBA, "attn_layer_indices": [1]}),
+    "granite": (
+        "GraniteMoeHybrid",
+        {
+            **MAMBA, "layer_types": ["mamba", "attention", "mamba"], "num_local_experts": 4, "num_experts_per_tok": 2,
+            "shared_intermediate_size": 16,
+        },
+    ),
+}  # fmt: skip
 EAGER = ("gemma2, softcap", "gpt_oss, sinks")  # families whose attention SDPA cannot compute
 CASES = [(f, a) for f in FAMILIES for a in ("sdpa", "eager", NAME) if a == "eager" or f not in EAGER]
 
@@ -45,7 +71,7 @@ CASES = [(f, a) for f in FAMILIES for a in ("sdpa", "eager", NAME) if a == "eage
 @functools.cache
 def model(family: str = "llama", attention: str = "sdpa", seed: int = 0) -> Any:
     """A model in float32; weights large enough that attention is not uniform."""
-    stem, special = FAMILIES[family]
+    stem, special = (FAMILIES | RECURRENT)[family]
     config_class = getattr(transformers, f"{stem}TextConfig", None) or getattr(transformers, f"{stem}Config")
     config = config_class(**SIZES, **special, attn_implementation=attention, initializer_range=0.15)
     torch.manual_seed(seed)
@@ -63,5 +89,8 @@ class Sequential:
 
     def feed(self, tokens: list[int]) -> Tensor:
         """Logits after each token, [tokens, vocab]."""
-        rows = [self.network(torch.tensor([[t]]), past_key_values=self.cache).logits[0] for t in tokens]
+        rows = []
+        for t in tokens:
+            place = torch.tensor([[self.cache.get_seq_length()]])
+            rows.append(self.network(torch.tensor([[t]]), past_key_values=self.cache, position_ids=place).logits[0])
         return torch.cat(rows)

@@ -16,7 +16,8 @@ class PrefixCache:
     """A model's cache, kept from call to call of `generate`, as for the turns of a conversation.
 
     Request b of a call is compared with request b of the call before; rows of the tokens that both begin with are kept,
-    whatever follows them. So the texts are those of a call without past, but for rounding in the model.
+    whatever follows them. So the texts are those of a call without past, but for rounding in the model. Where a model
+    has recurrent layers, a text is kept only if the new prompt begins with all that the cache holds of it.
 
     Example:
         >>> from specdec_kernels import Sampling
@@ -65,7 +66,10 @@ class PrefixCache:
         kept = self._truncate(self.cache, kept)
         lacking = max(end - n for end, n in zip(sequences.ends, kept, strict=True))
         # Every request writes `lacking` rows behind those that it keeps.
-        self._truncate(self.cache, [min(n, self.capacity - lacking) for n in kept])
+        fitting = self._truncate(self.cache, [min(n, self.capacity - lacking) for n in kept])
+        if self.cache.has_states and fitting != kept:  # some have lost all, and no longer lack as many
+            self._truncate(self.cache, [0] * len(kept))
+            lacking = max(sequences.ends)
         return self.cache, lacking
 
     def load(self, model: Any, rows: list[list[int]], layers: Sequence[tuple[Tensor, Tensor] | None]) -> None:
@@ -87,7 +91,7 @@ class PrefixCache:
         """Remember which texts the cache holds; rows of their last tokens, if any, were left by a forward gone bad."""
         assert self.cache is not None
         self._rows = [list(row) for row in sequences.rows]
-        self.cache.truncate(torch.tensor([len(row) - 1 for row in self._rows], device=sequences.lengths.device))
+        self._truncate(self.cache, [len(row) - 1 for row in self._rows])
 
     def _begin(self, model: Any, batch: int) -> TreeCache:
         """An empty cache."""
@@ -95,6 +99,11 @@ class PrefixCache:
         return TreeCache(model.config, batch=batch, capacity=self.capacity, dtype=model.dtype, device=model.device)
 
     def _truncate(self, cache: TreeCache, kept: list[int]) -> list[int]:
-        """Keep at most so many rows of each request; returns how many there are."""
+        """Keep at most so many rows of each request; returns how many there are.
+
+        Recurrent layers keep all that they have read, or nothing.
+        """
+        if cache.has_states:
+            kept = [n if n >= held else 0 for n, held in zip(kept, cache.read_lengths().tolist(), strict=True)]
         cache.truncate(torch.tensor(kept, device=cache.lengths.device))
         return cache.read_lengths().tolist()

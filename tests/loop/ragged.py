@@ -29,27 +29,29 @@ def right_padded(rows: list[list[int]]) -> Tensor:
     return torch.tensor([row + [0] * (max(map(len, rows)) - len(row)) for row in rows])
 
 
-def assert_close(got: Tensor, want: Tensor, what: str) -> None:
+def assert_close(got: Tensor, want: Tensor, what: str, close: float = CLOSE) -> None:
     error = float((got - want).abs().max())
-    assert error <= CLOSE, f"{what}: logits differ by {error:.3g}"
+    assert error <= close, f"{what}: logits differ by {error:.3g}"
 
 
 class Requests:
     """A ragged batch on one TreeCache, each request beside its own sequential decoding."""
 
-    def __init__(self, network: Any, prompts: list[int], rng: random.Random, capacity: int = 128) -> None:
-        self.network, self.rng = network, rng
+    def __init__(
+        self, network: Any, prompts: list[int], rng: random.Random, capacity: int = 128, close: float = CLOSE
+    ) -> None:
+        self.network, self.rng, self.close = network, rng, close
         self.cache = new_cache(network, len(prompts), capacity)
         self.alone = [Sequential(network) for _ in prompts]
         self.texts = [random_tokens(n, rng) for n in prompts]
         logits = network(right_padded(self.texts), past_key_values=self.cache).logits
         self.cache.commit(counts(prompts) - 1)
         for b, text in enumerate(self.texts):
-            assert_close(logits[b, : len(text)], self.alone[b].feed(text), f"prompt of request {b}")
+            assert_close(logits[b, : len(text)], self.alone[b].feed(text), f"prompt of request {b}", close)
 
     def check(self, b: int, logits: Tensor, tokens: list[int]) -> None:
         """Logits [tokens, vocab] are those of sequential decoding, which then has these tokens."""
-        assert_close(logits, self.alone[b].feed(tokens), f"request {b} after {len(self.texts[b])} tokens")
+        assert_close(logits, self.alone[b].feed(tokens), f"request {b} after {len(self.texts[b])} tokens", self.close)
         self.texts[b] += tokens
 
     def tree_step(self, nodes: int, mover: str = "cpu", calls: int = 1) -> None:

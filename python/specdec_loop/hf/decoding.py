@@ -15,7 +15,7 @@ from ..drafters import Drafter, DraftModel, PromptLookup
 from ..generation import generate as decode
 from ..prefix_cache import PrefixCache
 from ..sequences import BAD_ROW
-from ..tree_cache import check_model
+from ..tree_cache import check_model, has_states
 from .caches import adopt, fill, has_rows
 from .columns import Columns
 from .processors import likely, split, split_edits
@@ -62,7 +62,8 @@ def generate(
         **model_kwargs: attention_mask, past_key_values, ...
 
     Returns:
-        Token ids ``[batch, width + longest text]``, or a GenerateDecoderOnlyOutput.
+        Token ids ``[batch, width + longest text]``, or a GenerateDecoderOnlyOutput, whose past_key_values are None
+        where a model has recurrent layers.
 
     Raises:
         ValueError: something that cannot be done exactly.
@@ -104,6 +105,10 @@ def generate(
     )
     past = PrefixCache(int((mask != 0).sum(1).max()) + limit + overhang)
     cache = model_kwargs.get("past_key_values")
+    if cache is not None and has_states(model.config):
+        if cache.get_seq_length() or getattr(cache, "_is_user_defined", False):
+            _refuse("past_key_values", "left out: the states of recurrent layers do not move between caches", "a cache")
+        cache = None  # the empty one that `generate` made
     if cache is not None:
         _check_room(cache, model, width + limit - 1)
         adopt(past, model, cache, input_ids, mask)

@@ -11,7 +11,7 @@ from transformers import AttentionInterface
 
 from specdec_kernels import tree_attention, tree_layout
 
-from ..tree_cache import check_model
+from ..tree_cache import check_model, has_states
 from .pages import Pages
 
 NAME = "specdec_paged"
@@ -177,6 +177,8 @@ def check(model: Any, features: Sequence[int] = ()) -> None:
     """
     check_model(model.config, model)
     name = f"{type(model).__name__} cannot be served"
+    if has_states(model.config):
+        raise ValueError(f"{name}: pages hold rows of attention, and some of its layers are recurrent")
     if not getattr(model, "_supports_attention_backend", False):
         raise ValueError(f"{name}: it does not take its attention from transformers' table of attention functions")
     pages = Pages(model.config, 8, 4, dtype=model.dtype, device=model.device)

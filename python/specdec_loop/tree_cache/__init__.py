@@ -14,6 +14,6 @@ if tuple(map(int, _version.split(".")[:2])) < (5, 16):
     raise ImportError(f"specdec_loop needs transformers 5.16 or later, got {_version}")
 
 from .cache import TreeCache
-from .support import check_model
+from .support import check_model, has_states
 
-__all__ = ["TreeCache", "check_model"]
+__all__ = ["TreeCache", "check_model", "has_states"]

@@ -14,7 +14,9 @@ from specdec_kernels import CacheLayout, Status, compact_cache, rollback, tree_m
 from ..attention import NAME
 from .layer import Lengths, TreeLayer, fail, is_in_place
 from .masks import MOST_NODES, KeptMasks
-from .support import LAYER_TYPES, check_model
+from .recurrence import lead, modeling_file
+from .states import StateLayer, States
+from .support import LAYER_TYPES, RECURRENT_TYPES, check_model
 
 MASKED = ("sdpa", "eager")  # attention implementations that take a 4-D mask
 
@@ -36,8 +38,9 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
     with any other cache. Where lengths differ, a call without them raises.
 
     Layers with a sliding window keep all their rows, and the masks do the windowing: a ring buffer would have
-    overwritten what a rollback has to bring back. Models that cannot be served, as those with recurrent state, are
-    refused: see `check_model`.
+    overwritten what a rollback has to bring back. Recurrent layers have one state, which `commit` advances over what
+    was accepted; so nothing committed can be taken back from them. Models that cannot be served are refused: see
+    `check_model`.
     """
 
     def __init__(
@@ -87,7 +90,16 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         self._no_status = torch.zeros(batch, dtype=torch.int32, device=device)
         self._layout: CacheLayout | None = None
         self._kept = KeptMasks(capacity, device)
-        super().__init__(layers=[TreeLayer(self._lengths, capacity, dtype) for _ in types])
+        self._states = States(self._lengths, sum(kind in RECURRENT_TYPES for kind in types))
+        if self._states.layers:
+            lead(modeling_file(config))
+        recurrent = iter(self._states.layers)
+        super().__init__(
+            layers=[
+                next(recurrent) if kind in RECURRENT_TYPES else TreeLayer(self._lengths, capacity, dtype)
+                for kind in types
+            ]
+        )
 
     @property
     def lengths(self) -> Tensor:
@@ -95,10 +107,23 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         return self._lengths.exact
 
     @property
+    def has_states(self) -> bool:
+        """Whether there are recurrent layers: of what is committed, nothing can be taken back."""
+        return bool(self._states.layers)
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        """None: layers give their inputs to `update_conv_state` instead, also of one token."""
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor:
+        """The state that layer `layer_idx` continues."""
+        layer: StateLayer = self.layers[layer_idx]
+        return layer.state()
+
+    @property
     def layout(self) -> CacheLayout:
         """Keys and values of every layer as the ops take them."""
         if self._layout is None or len(self._layout.tensors) != 2 * self._lengths.layers:
-            used = [layer for layer in self.layers if layer.is_initialized]
+            used = [layer for layer in self._rows() if layer.is_initialized]
             self._layout = CacheLayout([t for layer in used for t in (layer.keys, layer.values)], "bhld")
         return self._layout
 
@@ -137,6 +162,8 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
             for kind, window in self._windows.items()
         }
         self._kept.remember(parents)
+        if self.has_states:
+            self._states.paths.become(parents[:, 1:] - 1 if is_root_committed else parents)
         return self._inputs(past[:, None] + depth[:, done:], masks)
 
     def sibling_inputs(self, tokens: int) -> dict[str, Any]:
@@ -155,6 +182,8 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         if self._written():
             fail("sibling_inputs", "called right after a commit", f"{self._written()} rows since")
         size, lengths, dtype = self._reach(tokens), self._lengths, self._mask_dtype()
+        if self.has_states:
+            self._states.paths.become(torch.full((lengths.batch, tokens), -1, device=lengths.device))
         if self._has_kept(tokens):
             places = self._kept.positions(lengths.longest, 1).expand(lengths.batch, tokens)
             return self._inputs(places, {"full_attention": self._kept.mask("siblings", tokens, size - tokens, dtype)})
@@ -182,6 +211,11 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         self._refuse_windows("child_inputs")
         batch, nodes = rows.shape
         done, size, before = self._written(), self._reach(nodes), inputs["attention_mask"]
+        if self.has_states:
+            known = self._states.paths.parents
+            assert known is not None
+            first = done - inputs["position_ids"].shape[1]
+            self._states.paths.become(torch.cat([known, first + rows], 1))
         seen = before.expand(batch, -1, -1, -1).gather(2, rows[:, None, :, None].expand(-1, -1, -1, before.shape[3]))
         if self._has_kept(nodes):
             mask = torch.cat([seen, self._kept.mask("siblings", nodes, 0, before.dtype).expand(batch, -1, -1, -1)], 3)
@@ -197,8 +231,8 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
             tokens: how many, a host int.
 
         Returns:
-            Keyword arguments as of `tree_inputs`, to be read only; past_key_values alone where the model needs no mask,
-            for all requests have the same length and run one token, or are empty.
+            Keyword arguments as of `tree_inputs`, to be read only; no mask where the model needs none, for all requests
+            have the same length and run one token, or are empty.
 
         Raises:
             ValueError: as `tree_inputs`.
@@ -206,7 +240,9 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         size, lengths = self._reach(tokens), self._lengths
         done = self._written()
         if lengths.is_even and (tokens == 1 or lengths.longest + done == 0):
-            return {"past_key_values": self}
+            # Bamba and its kin count positions from 0 in every forward that is not given them.
+            given = {"position_ids": lengths.slots(done, tokens)} if self.has_states else {}
+            return {"past_key_values": self, **given}
         dtype = self._mask_dtype()
         if self._has_kept(tokens) and not any(self._windows.values()):
             places = self._kept.positions(size - tokens, tokens).expand(lengths.batch, -1)
@@ -229,6 +265,8 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         if kept is None:
             return None
         self._reach(parents.shape[1])
+        if self.has_states:
+            self._states.paths.become(parents)
         return self._inputs(kept[0] + lengths.longest, {"full_attention": kept[1]})
 
     def _has_kept(self, nodes: int) -> bool:
@@ -261,7 +299,7 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         if isinstance(num_accepted, int):
             if path is not None or isinstance(num_accepted, bool) or not -1 <= num_accepted < done:
                 fail("num_accepted", f"an int in [-1, {done}) of chains, or a tensor of int32", num_accepted)
-            if not zero_tail:
+            if not zero_tail and not self.has_states:
                 return self._keep(num_accepted + 1)
             num_accepted = torch.full((lengths.batch,), num_accepted, dtype=torch.int32, device=lengths.device)
         if not isinstance(num_accepted, Tensor):
@@ -281,6 +319,8 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         else:  # a path no longer than what was written, and so nothing beyond is taken for accepted
             path = path if path.shape[-1] < done else path[..., : done - 1].contiguous()
             status = compact_cache(self.layout, path, num_accepted, lengths.exact)
+        if self.has_states:
+            self._states.commit(num_accepted.masked_fill(status > 0, -1), path)
         is_sound = bool(known) and (status is self._no_status or not any(status.tolist()))
         if is_sound and not zero_tail and known.count(known[0]) == len(known):
             return self._keep(known[0] + 1)
@@ -304,10 +344,22 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         self._lengths.changed(max(lengths), is_even=min(lengths) == max(lengths), is_exact=True)
 
     def truncate(self, lengths: Tensor) -> None:
-        """Keep at most `lengths`, int64 ``[batch]``, rows of each request, and none since the last commit."""
+        """Keep at most `lengths`, int64 ``[batch]``, rows of each request, and none since the last commit.
+
+        Raises:
+            ValueError: recurrent layers and a request that would keep some of its rows: its states know them all.
+        """
         self._begin_step()
-        self._lengths.exact = torch.minimum(self._lengths.exact, lengths)
+        before = self._lengths.exact
+        self._lengths.exact = torch.minimum(before, lengths)
         self._lengths.read()
+        if self.has_states:
+            kept = self._lengths.exact
+            if bool(((kept < before) & (kept > 0)).any()):
+                self._lengths.exact = before
+                self._lengths.read()
+                fail("lengths", "0 or no fewer than there are: a recurrent state cannot be taken back", kept.tolist())
+            self._states.clear(kept == 0)
 
     def read_lengths(self) -> Tensor:
         """The lengths, on the host. On a GPU this waits for it, and the next masks are as narrow as they can be.
@@ -332,8 +384,12 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         if count < 0:
             fail("tokens_to_remove", "minus the number of tokens", -count)
         rest = max(count - self._written(), 0)
+        if rest and self.has_states:
+            fail("tokens_to_remove", "no more than the last commit left: a recurrent state cannot be taken back", count)
         lengths.announced = -1
-        for layer in self.layers:
+        if self.has_states:
+            self._states.crop(self._written() - count)
+        for layer in self._rows():
             layer.written = max(layer.written - count, 0)
         if rest:
             lengths.exact = (lengths.exact - rest).clamp(min=0)
@@ -342,12 +398,16 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
     def reset(self) -> None:
         """Forget every row; the buffers stay."""
         super().reset()
+        if self.has_states:
+            self._states.begin_step()
+            self._states.clear(torch.ones_like(self._no_status, dtype=torch.bool))
         self._lengths.exact = torch.zeros_like(self._lengths.exact)
         self._lengths.changed(0, is_even=True)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Give request b the rows of request beam_idx[b]."""
         super().reorder_cache(beam_idx)
+        self._states.reorder(beam_idx)
         self._lengths.exact = self._lengths.exact[beam_idx]
         self._lengths.changed(self._lengths.longest, is_even=self._lengths.is_even)
 
@@ -366,13 +426,18 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
     def _begin_step(self) -> None:
         """Count rows from here on."""
         self._lengths.announced = -1
-        for layer in self.layers:
+        self._states.begin_step()
+        for layer in self._rows():
             layer.written = 0
+
+    def _rows(self) -> list[TreeLayer]:
+        """The layers that have a row for each token."""
+        return [layer for layer in self.layers if isinstance(layer, TreeLayer)]
 
     def _first(self) -> TreeLayer:
         """One of the layers that the model uses, before the first forward one that it may use."""
-        first: TreeLayer = next((layer for layer in self.layers if layer.is_initialized), self.layers[0])
-        return first
+        rows = self._rows()
+        return next((layer for layer in rows if layer.is_initialized), rows[0])
 
     def _written(self) -> int:
         """Rows since the last commit."""
@@ -387,8 +452,7 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         implementation = self._config._attn_implementation
         if implementation not in (*MASKED, NAME):
             fail("attn_implementation", " or ".join(MASKED) + ": others take no 4-D mask", implementation)
-        dtype: torch.dtype = self.layers[0].dtype
-        return dtype
+        return self._first().dtype
 
     def _inputs(self, positions: Tensor, masks: dict[str, Tensor]) -> dict[str, Any]:
         """A model whose layers are all of one kind takes one mask, another one a mask for each kind."""

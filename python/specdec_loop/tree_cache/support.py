@@ -9,7 +9,21 @@ from typing import Any, NoReturn
 from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
+from .recurrence import modeling_file
+
 LAYER_TYPES = ("full_attention", "sliding_attention")
+RECURRENT_TYPES = ("conv", "linear_attention")  # of the families below
+RECURRENT = {  # model types whose recurrent layers are served: function of their modeling file
+    "bamba": "mamba2_chunk_scan",
+    "granitemoehybrid": "mamba2_chunk_scan",
+    "lfm2": "causal_conv1d_fn",
+    "lfm2_moe": "causal_conv1d_fn",
+    "nemotron_h": "mamba2_chunk_scan",
+    "olmo_hybrid": "torch_chunk_gated_delta_rule",
+    "qwen3_5_moe_text": "torch_chunk_gated_delta_rule",
+    "qwen3_5_text": "torch_chunk_gated_delta_rule",
+    "qwen3_next": "torch_chunk_gated_delta_rule",
+}
 STATE = "its state is recurrent, and a rejected draft cannot be taken out of it"
 INDEX = "it chooses keys by an index that a TreeCache does not keep"
 COMPRESSED = "it keeps compressed keys, out of which a rejected draft cannot be taken"
@@ -24,6 +38,8 @@ OTHER_LAYERS = {
     "linear_attention": STATE,
     "minimax_m3_sparse": INDEX,
 }
+FREE = (0.0, float("inf"))
+BOUNDED = "transformers bounds its time steps in forwards of several tokens, and not in those of one"
 OFFSET = "its positions begin at pad_token_id + 1, those of a TreeCache begin at 0"
 MODEL_TYPES = {  # `tests/model_families.py` found that their texts differ, which nothing else here tells
     "camembert": OFFSET,
@@ -66,9 +82,13 @@ def check_model(config: Any, model: Any = None) -> None:
     kind: Any = type(model) if isinstance(model, PreTrainedModel) else known
     name = type(config).__name__ if kind is None else kind.__name__
     decoder = config.get_text_config(decoder=True)
-    for other in sorted(set(getattr(decoder, "layer_types", None) or []) - set(LAYER_TYPES)):
+    known_types: tuple[str, ...] = LAYER_TYPES
+    if decoder.model_type in RECURRENT:
+        _check_recurrent(name, decoder)
+        known_types += RECURRENT_TYPES
+    for other in sorted(set(getattr(decoder, "layer_types", None) or []) - set(known_types)):
         _refuse(name, f"config.layer_types has {other}: " + OTHER_LAYERS.get(other, "a TreeCache does not know it"))
-    if getattr(kind, "_is_stateful", False):
+    if getattr(kind, "_is_stateful", False) and decoder.model_type not in RECURRENT:
         _refuse(name, STATE)
     if kind is not None:
         _check_signature(kind)
@@ -78,6 +98,25 @@ def check_model(config: Any, model: Any = None) -> None:
         _refuse(name, MODEL_TYPES[model_type])
     if decoder.model_type in ENCODERS and not decoder.is_decoder:
         _refuse(name, "config.is_decoder is False: tokens attend those after them")
+
+
+def has_states(config: Any) -> bool:
+    """Whether some layers of a model that is served are recurrent: what they have read cannot be taken back."""
+    decoder = config.get_text_config(decoder=True)
+    return decoder.model_type in RECURRENT and bool(set(decoder.layer_types) & set(RECURRENT_TYPES))
+
+
+def _check_recurrent(name: str, decoder: Any) -> None:
+    """Refuse a layout of layers, or a version of transformers, that recurrent layers are not served with."""
+    if not set(decoder.layer_types) & set(LAYER_TYPES):
+        _refuse(name, "none of its layers attends, and a TreeCache counts the rows of one")
+    bounds = getattr(decoder, "time_step_limit", None) or FREE
+    if decoder.model_type == "nemotron_h":
+        bounds = (decoder.time_step_min, FREE[1])
+    if tuple(bounds) != FREE:
+        _refuse(name, BOUNDED)
+    if not hasattr(modeling_file(decoder), RECURRENT[decoder.model_type]):
+        _refuse(name, "its recurrent layers need transformers 5.23 or later")
 
 
 @lru_cache(maxsize=64)

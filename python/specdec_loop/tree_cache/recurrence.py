@@ -1,0 +1,132 @@
+"""Recurrences along the paths of trees, and how transformers' layers are led to them.
+
+A layer of transformers calls its recurrence and its short convolution as functions of its modeling file. `lead` wraps
+these: a state or an input that a layer of a `TreeCache` gave out carries that layer, and the call goes to it. All other
+calls go on as before.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+OWNER = "_specdec_layer"  # attribute of tensors that a layer of a TreeCache gave out
+METHODS = {  # function of a modeling file: the method of `StateLayer` in its place, and the argument that carries it
+    "causal_conv1d_fn": ("convolve", "hidden_states"),
+    "torch_chunk_gated_delta_rule": ("delta_rule", "initial_state"),
+    "torch_recurrent_gated_delta_rule": ("delta_rule", "initial_state"),
+    "mamba2_chunk_scan": ("scan", "initial_states"),
+    "mamba2_selective_state_update": ("scan_one", "state"),
+}
+
+
+def owned(x: Tensor, layer: Any) -> Tensor:
+    """A view that carries its layer."""
+    view = x.view_as(x)
+    setattr(view, OWNER, layer)
+    return view
+
+
+def modeling_file(config: Any) -> Any:
+    """The module of transformers that has a configuration's layers."""
+    return importlib.import_module(type(config).__module__.replace(".configuration_", ".modeling_"))
+
+
+def lead(module: Any) -> None:
+    """Wrap the functions of a modeling file, once."""
+    for name, (method, argument) in METHODS.items():
+        original = getattr(module, name, None)
+        if original is not None and not hasattr(original, OWNER):
+            setattr(module, name, _led(original, method, argument))
+
+
+def _led(original: Callable[..., Any], method: str, argument: str) -> Callable[..., Any]:
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def led(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs).arguments
+        layer = getattr(given.get(argument), OWNER, None)
+        if layer is None:
+            return original(*args, **kwargs)
+        given |= given.pop("kwargs", {})
+        return getattr(layer, method)(original, **given)
+
+    setattr(led, OWNER, True)
+    return led
+
+
+def path_weights(log_decay: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+    """What is left, at a node, of the state before the tree and of what each node wrote.
+
+    Args:
+        log_decay: float32 ``[batch, nodes, heads]``.
+        seen: bool ``[batch, nodes, nodes]``: ancestors, and itself.
+
+    Returns:
+        With G the sum of the decays down to a node: ``exp(G_i)``, ``[batch, heads, nodes, 1]``, and
+        ``exp(G_i - G_j)``, ``[batch, heads, nodes, nodes]``, 0 where j is not seen.
+    """
+    total = (seen.float() @ log_decay).transpose(1, 2)
+    between = total[..., :, None] - total[..., None, :]
+    return total.exp()[..., None], between.masked_fill(~seen[:, None], float("-inf")).exp()
+
+
+def delta_along_paths(
+    state: Tensor, queries: Tensor, keys: Tensor, values: Tensor, log_decay: Tensor, beta: Tensor, seen: Tensor
+) -> Tensor:
+    """``S_i^T q_i`` of the gated delta rule, S_i being the state after node i: that of its parent, advanced by i.
+
+    With w_ij = exp(G_i - G_j), ``S_i = exp(G_i) S + sum_j w_ij k_j u_j^T`` over the nodes j that i sees, and
+    ``u_i = beta_i (v_i - exp(G_i) S^T k_i - sum_{j != i} w_ij (k_i . k_j) u_j)``: a triangular system, for parents come
+    before their children.
+
+    Args:
+        state: float32 ``[batch, heads, d_k, d_v]`` before the tree.
+        queries: float32 ``[batch, last nodes, heads, d_k]``.
+        keys: float32 ``[batch, nodes, heads, d_k]``.
+        values: float32 ``[batch, nodes, heads, d_v]``.
+        log_decay: float32 ``[batch, nodes, heads]``.
+        beta: float32 ``[batch, nodes, heads]``.
+        seen: bool ``[batch, nodes, nodes]``: ancestors, and itself.
+
+    Returns:
+        ``[batch, last nodes, heads, d_v]``.
+    """
+    q, k, v = (x.transpose(1, 2) for x in (queries, keys, values))
+    kept, between = path_weights(log_decay, seen)
+    rate = beta.transpose(1, 2)[..., None]
+    system = rate * (k @ k.transpose(-1, -2)) * between
+    u: Tensor = torch.linalg.solve_triangular(system, rate * (v - kept * (k @ state)), upper=False, unitriangular=True)
+    new = -q.shape[2]
+    out: Tensor = kept[:, :, new:] * (q @ state) + ((q @ k.transpose(-1, -2)) * between[:, :, new:]) @ u
+    return out.transpose(1, 2)
+
+
+def sums_along_paths(
+    state: Tensor, queries: Tensor, keys: Tensor, values: Tensor, log_decay: Tensor, seen: Tensor
+) -> Tensor:
+    """``S_i q_i`` without the delta rule, as Mamba2 reads its state: ``S_i = exp(G_i) S + sum_j w_ij k_j v_j^T``.
+
+    Args:
+        state: float32 ``[batch, heads, d_k, d_v]`` before the tree.
+        queries: float32 ``[batch, last nodes, heads, d_v]``.
+        keys: float32 ``[batch, nodes, heads, d_k]``.
+        values: float32 ``[batch, nodes, heads, d_v]``.
+        log_decay: float32 ``[batch, nodes, heads]``.
+        seen: bool ``[batch, nodes, nodes]``: ancestors, and itself.
+
+    Returns:
+        ``[batch, last nodes, heads, d_k]``.
+    """
+    q, k, v = (x.transpose(1, 2) for x in (queries, keys, values))
+    kept, between = path_weights(log_decay, seen)
+    new = -q.shape[2]
+    out = kept[:, :, new:] * (q @ state.mT) + ((q @ v.mT) * between[:, :, new:]) @ k
+    return out.transpose(1, 2)

@@ -1,0 +1,333 @@
+"""Recurrent layers of a `TreeCache`: one state a layer, which `commit` advances over the accepted tokens alone.
+
+A forward leaves the committed states as they are. It keeps what its tokens put into the recurrence, keys, values and
+gates, and into the short convolution; `commit` replays those of the accepted nodes (`advance_state`). What is rejected
+was never in the state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad, softplus
+from transformers.cache_utils import LinearAttentionCacheLayerMixin
+
+from specdec_kernels import advance_state, tree_mask
+
+from .layer import Lengths, fail
+from .recurrence import delta_along_paths, owned, sums_along_paths
+
+
+class Paths:
+    """Who is whose parent among the nodes since the last commit; what follows from it is made once a forward."""
+
+    def __init__(self) -> None:
+        """Begin a step."""
+        self.parents: Tensor | None = None  # int64 [batch, nodes], -1: the last committed token; None: a chain
+        self._made: dict[Any, Tensor] = {}
+
+    def become(self, parents: Tensor | None) -> None:
+        """Take new nodes, in front of them those that there are."""
+        if parents is not None:  # a malformed tree may say anything: it is flagged by who verifies it
+            number = torch.arange(parents.shape[1], device=parents.device)
+            parents = torch.minimum(parents.long().clamp(min=-1), number - 1)
+        self.parents, self._made = parents, {}
+
+    def seen(self) -> Tensor:
+        """Bool ``[batch, nodes, nodes]``: a node's ancestors and itself."""
+        if "seen" not in self._made:
+            assert self.parents is not None
+            below = pad(self.parents + 1, (1, 0), value=-1)  # one root more, the last committed token
+            self._made["seen"] = tree_mask(below).mask[:, 0, 1:, 1:]
+        return self._made["seen"]
+
+    def windows(self, size: int) -> Tensor:
+        """Int64 ``[batch, nodes, size]``: which columns of window and nodes a convolution reads for each node."""
+        if size not in self._made:
+            assert self.parents is not None
+            first = torch.arange(-1, size - 2, device=self.parents.device).clamp(min=0)
+            before = torch.cat([first.expand(len(self.parents), -1), self.parents + size - 1], 1)
+            columns = [torch.arange(size - 1, before.shape[1], device=before.device).expand_as(self.parents)]
+            for _ in range(size - 1):
+                columns.append(before.gather(1, columns[-1]))
+            self._made[size] = torch.stack(columns[::-1], -1)
+        return self._made[size]
+
+
+class States:
+    """The states of all recurrent layers, in one tensor, and what a commit does to them."""
+
+    def __init__(self, lengths: Lengths, layers: int) -> None:
+        """Begin with empty requests; the first forward tells the sizes."""
+        self.lengths, self.paths = lengths, Paths()
+        self.layers = [StateLayer(self, number) for number in range(layers)]
+        self.windows: Tensor | None = None  # [layers, batch, channel, kernel_size - 1]: last inputs of the convolution
+        self.states: Tensor | None = None  # float32 [layers, batch, heads, d_k, d_v]
+
+    @torch.inference_mode(mode=False)  # they may outlive it
+    def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """A tensor ``[layers, batch, ...]``."""
+        return torch.zeros(len(self.layers), self.lengths.batch, *shape, dtype=dtype, device=self.lengths.device)
+
+    def commit(self, num_accepted: Tensor, path: Tensor | None) -> None:
+        """Advance over the accepted nodes; `num_accepted` int32 ``[batch]``, -1: not at all."""
+        self._replay(self.states, num_accepted, path)
+        if self.windows is not None:
+            rows = torch.stack([layer.inputs["window"] for layer in self.layers])
+            self.windows.copy_(_last(torch.cat([self.windows, rows], 3), self.windows.shape[3], num_accepted, path))
+
+    def _replay(self, states: Tensor | None, num_accepted: Tensor, path: Tensor | None) -> None:
+        if states is None:
+            return
+
+        def all_layers(name: str) -> Tensor:
+            return torch.stack([layer.inputs[name] for layer in self.layers])
+
+        beta = all_layers("beta") if "beta" in self.layers[0].inputs else None
+        keys, values, log_decay = map(all_layers, ("keys", "values", "log_decay"))
+        advance_state(states, keys, values, num_accepted, log_decay=log_decay, beta=beta, path=path)
+
+    def begin_step(self) -> None:
+        """Count nodes from here on."""
+        self.paths.become(None)
+        for layer in self.layers:
+            layer.inputs, layer.running, layer.written = {}, None, 0
+
+    def crop(self, written: int) -> None:
+        """Keep the first nodes since the last commit; a forward then continues the last of a chain."""
+        if not written:
+            self.begin_step()
+            return
+        parents = self.paths.parents
+        self.paths.become(None if parents is None else parents[:, :written])
+        for layer in self.layers:
+            layer.running, layer.written = None, min(layer.written, written)
+            kept = layer.written
+            layer.inputs = {
+                name: x[..., :kept] if name == "window" else x[:, :kept].contiguous()
+                for name, x in layer.inputs.items()
+            }
+        if self.states is not None and parents is None:
+            self.run_chain(written)
+
+    def run_chain(self, written: int) -> None:
+        """Make the states after a chain that is not committed."""
+        assert self.states is not None
+        after = self.states.clone()
+        self._replay(after, torch.full((self.lengths.batch,), written - 1, dtype=torch.int32).to(after.device), None)
+        for layer in self.layers:
+            layer.running = after[layer.number]
+
+    def clear(self, is_cleared: Tensor) -> None:
+        """Forget the states of some requests, bool ``[batch]``."""
+        for x in (self.windows, self.states):
+            if x is not None:
+                x.masked_fill_(is_cleared.view(1, -1, *[1] * (x.dim() - 2)), 0)
+
+    def reorder(self, beam_idx: Tensor) -> None:
+        """Give request b what request beam_idx[b] has."""
+        for x in (self.windows, self.states):
+            if x is not None:
+                x.copy_(x[:, beam_idx])
+        for layer in self.layers:
+            layer.inputs = {name: x[beam_idx] for name, x in layer.inputs.items()}
+            layer.running = None if layer.running is None else layer.running[beam_idx]
+
+
+class StateLayer(LinearAttentionCacheLayerMixin):  # type: ignore[misc] # transformers has no types
+    """One recurrent layer, or short convolution: what transformers' layers and the functions they call ask of it."""
+
+    is_compileable = False
+    is_croppable = True
+    is_sliding = False
+
+    def __init__(self, states: States, number: int) -> None:
+        """Share the states."""
+        super().__init__()
+        self.states, self.number = states, number
+        self.batch_size, self.device = states.lengths.batch, states.lengths.device
+        self.record_past = True  # one token a call goes by `update_conv_state` too
+        self.is_initialized = False
+        self.written = 0  # nodes since the last commit
+        self.inputs: dict[str, Tensor] = {}  # [batch, nodes, ...]; of the convolution [batch, channel, nodes]
+        self.running: Tensor | None = None  # state after a chain that is not committed
+
+    def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing to do: the states are made by `update_conv_state` and the recurrence."""
+
+    def update_conv_state(self, conv_states: Tensor, state_idx: int = 0, **kwargs: Any) -> Tensor:
+        """Keep the inputs ``[batch, channel, nodes]`` of a convolution; what it has to read.
+
+        That is, of a chain, the rows before it and its own. Of a tree it is what each node reads, ``[batch * nodes,
+        channel, kernel size]``, and `convolve` puts the nodes together again.
+        """
+        batch, channels, nodes = conv_states.shape
+        size = int(kwargs["conv_kernel_size"])
+        shared = self.states
+        if batch != self.batch_size:
+            fail("batch", str(self.batch_size), batch)
+        if conv_states.requires_grad:
+            fail("inputs", "without gradient: the cache is inference only (use torch.no_grad())", "requires_grad")
+        if shared.windows is None:
+            shared.windows = shared.zeros((channels, size - 1), conv_states.dtype)
+        self.is_initialized = True
+        self.written += nodes
+        rows = self._kept("window", conv_states, 2)
+        whole = torch.cat([shared.windows[self.number], rows], 2)
+        paths = shared.paths
+        if paths.parents is None:
+            return whole[:, :, -(nodes + size - 1) :]
+        if paths.parents.shape[1] != self.written:
+            fail("nodes", f"the {paths.parents.shape[1]} that tree_inputs was given", self.written)
+        columns = paths.windows(size)[:, -nodes:].flatten(1)
+        read = whole.gather(2, columns[:, None].expand(-1, channels, -1)).unflatten(2, (nodes, size))
+        return owned(read.transpose(1, 2).flatten(0, 1), self)
+
+    def convolve(self, original: Callable[..., Tensor], hidden_states: Tensor, **arguments: Any) -> Tensor:
+        """The convolution of a tree's nodes, ``[batch, channel, nodes]``."""
+        last = original(hidden_states, **arguments)[:, :, -1]
+        return last.view(self.batch_size, -1, last.shape[1]).transpose(1, 2)
+
+    def update_recurrent_state(self, recurrent_states: Tensor, state_idx: int = 0, **kwargs: Any) -> Tensor:
+        """Nothing to do: the recurrence was led here, see `delta_rule`."""
+        if not self.inputs.keys() & {"keys"}:
+            raise ValueError("TreeCache: a recurrent layer called a kernel that transformers does not name")
+        return recurrent_states
+
+    def state(self) -> Tensor:
+        """The state that a forward continues, carrying this layer."""
+        if self.running is not None:
+            return owned(self.running, self)
+        states = self.states.states
+        return owned(torch.empty(0, device=self.device) if states is None else states[self.number], self)
+
+    def delta_rule(
+        self,
+        original: Callable[..., tuple[Tensor, Tensor]],
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        g: Tensor,
+        beta: Tensor,
+        use_qk_l2norm_in_kernel: bool = False,
+        **arguments: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The gated delta rule of transformers' functions: outputs ``[batch, nodes, heads, d_v]``."""
+        q, k = (x.float() for x in (query, key))
+        if use_qk_l2norm_in_kernel:
+            q, k = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in (q, k))
+        heads = value.shape[2]
+        before = self._before((heads, k.shape[3], value.shape[3]))
+        kept = self._keep(keys=k, values=value.float(), log_decay=g.float(), beta=beta.float())
+        if self.states.paths.parents is None:
+            arguments |= {"initial_state": before, "output_final_state": True}
+            norm = {"use_qk_l2norm_in_kernel": use_qk_l2norm_in_kernel}
+            out, self.running = original(query, key, value, g=g, beta=beta, **norm, **arguments)
+            return out, self.running
+        q, k = (x.repeat_interleave(heads // x.shape[2], 2) for x in (q * q.shape[-1] ** -0.5, kept["keys"]))
+        seen = self.states.paths.seen()
+        out = delta_along_paths(before, q, k, kept["values"], kept["log_decay"], kept["beta"], seen)
+        return out.to(query.dtype), None
+
+    def scan(
+        self,
+        original: Callable[..., tuple[Tensor, Tensor]],
+        hidden_states: Tensor,
+        dt: Tensor,
+        A: Tensor,
+        B: Tensor,
+        C: Tensor,
+        D: Tensor | None = None,
+        dt_bias: Tensor | None = None,
+        dt_softplus: bool = False,
+        dt_limit: tuple[float, float] = (0.0, float("inf")),
+        **arguments: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Mamba2's scan of transformers' functions: outputs ``[batch, nodes, heads, head_dim]``."""
+        heads, dim = hidden_states.shape[2:]
+        before = self._before((heads, dim, B.shape[3]))
+        step = dt if dt_bias is None else dt + dt_bias.to(dt.dtype)
+        step = (softplus(step) if dt_softplus else step).clamp(*dt_limit).float()
+        keys, decay = hidden_states.float() * step[..., None], A.float() * step
+        kept = self._keep(keys=keys, values=B.float(), log_decay=decay)
+        if self.states.paths.parents is None:
+            arguments |= {"initial_states": before, "return_final_states": True}
+            arguments |= {"D": D, "dt_bias": dt_bias, "dt_softplus": dt_softplus, "dt_limit": dt_limit}
+            out, self.running = original(hidden_states, dt, A, B, C, **arguments)
+            return out, self.running
+        c, b = (x.repeat_interleave(heads // x.shape[2], 2) for x in (C.float(), kept["values"]))
+        out = sums_along_paths(before, c, kept["keys"], b, kept["log_decay"], self.states.paths.seen())
+        return out if D is None else out + D[:, None] * hidden_states.float(), None
+
+    def scan_one(
+        self,
+        original: Callable[..., Tensor],
+        state: Tensor,
+        hidden_states: Tensor,
+        dt: Tensor,
+        A: Tensor,
+        B: Tensor,
+        C: Tensor,
+        D: Tensor | None = None,
+        dt_bias: Tensor | None = None,
+        dt_softplus: bool = False,
+        **arguments: Any,
+    ) -> Tensor:
+        """Mamba2's step of one token, which writes its state, so a copy: outputs ``[batch, heads, head_dim]``."""
+
+        def stepped(*nodes: Tensor, initial_states: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+            after = initial_states.clone()
+            whole = {"D": D, "dt_bias": dt_bias, "dt_softplus": dt_softplus}
+            return original(after, hidden_states, dt, A, B, C, **whole, **arguments)[:, None], after
+
+        out, _ = self.scan(
+            stepped, hidden_states[:, None], dt[:, None, :, 0], A[:, 0, 0], B[:, None], C[:, None],
+            D=None if D is None else D[:, 0], dt_bias=None if dt_bias is None else dt_bias[:, 0],
+            dt_softplus=dt_softplus,
+        )  # fmt: skip
+        return out[:, 0].to(hidden_states.dtype)
+
+    def _before(self, shape: tuple[int, int, int]) -> Tensor:
+        """The state that a chain continues, or the committed one."""
+        shared = self.states
+        if shared.states is None:
+            shared.states = shared.zeros(shape, torch.float32)
+        is_chain = shared.paths.parents is None
+        return self.running if is_chain and self.running is not None else shared.states[self.number]
+
+    def _keep(self, **inputs: Tensor) -> dict[str, Tensor]:
+        """Keep inputs of the recurrence; those of all nodes since the last commit."""
+        return {name: self._kept(name, x, 1) for name, x in inputs.items()}
+
+    def _kept(self, name: str, new: Tensor, axis: int) -> Tensor:
+        old = self.inputs.get(name)
+        self.inputs[name] = new.contiguous() if old is None else torch.cat([old, new], axis)
+        return self.inputs[name]
+
+    def reset(self) -> None:
+        """Nothing to do: the cache clears the states of all layers at once."""
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Likewise."""
+
+
+def _last(rows: Tensor, size: int, num_accepted: Tensor, path: Tensor | None) -> Tensor:
+    """The last `size` of a window and the accepted nodes behind it.
+
+    Args:
+        rows: ``[layers, batch, channel, size + nodes]``.
+        size: of the window.
+        num_accepted: int32 ``[batch]``; -1: the window stays.
+        path: nodes behind the root, ``[batch, columns]``; None: a chain.
+    """
+    count = rows.shape[3] - size
+    order = torch.arange(rows.shape[3], device=rows.device).expand(len(num_accepted), -1)
+    if path is not None:
+        nodes = path[:, : count - 1].long().clamp(0, count - 1)
+        order = torch.cat([order[:, : size + 1], size + nodes], 1)
+    place = num_accepted.long()[:, None] + 1 + torch.arange(size, device=rows.device)
+    column = order.gather(1, place.clamp(0, order.shape[1] - 1))
+    return rows.gather(3, column[None, :, None].expand(*rows.shape[:1], -1, rows.shape[2], -1))
