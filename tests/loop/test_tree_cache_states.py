@@ -20,7 +20,7 @@ from specdec_kernels import Sampling
 from specdec_loop import Datastore, PrefixCache, PromptLookup, generate, hf
 from specdec_loop.methods import METHODS, DrafterAssets
 from specdec_loop.serve.forward import check
-from specdec_loop.tree_cache import check_model
+from specdec_loop.tree_cache import check_model, states
 from specdec_loop.tree_cache.recurrence import lead, modeling_file
 
 # Of float32 logits of order 1. transformers' own forms of a recurrence, token by token and in chunks, differ by up to
@@ -51,7 +51,11 @@ def test_a_state_that_has_read_too_much_is_seen() -> None:
     network = model("qwen3_next")
     requests = Requests(network, PROMPTS, random.Random(0), close=CLOSE)
     honest = requests.cache._states.commit
-    requests.cache._states.commit = lambda accepted, path: honest(torch.where(accepted < 3, accepted + 1, 3), path)
+
+    def careless(accepted: torch.Tensor, path: torch.Tensor | None, *, is_whole: bool) -> None:
+        honest(torch.where(accepted < 3, accepted + 1, 3), path, is_whole=is_whole)
+
+    requests.cache._states.commit = careless
 
     def steps() -> None:
         for _ in range(4):
@@ -59,6 +63,24 @@ def test_a_state_that_has_read_too_much_is_seen() -> None:
 
     with pytest.raises(AssertionError, match="logits differ by"):
         steps()
+
+
+@pytest.mark.parametrize("rows", [5, 1])
+@pytest.mark.parametrize("family", ["qwen3_next", "bamba"])
+def test_a_chain_that_is_kept_whole_is_not_replayed(family: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The forward has made the states after it; one accepted token fewer, and they are made from the inputs."""
+    network, calls = model(family), []
+    replay = states.advance_state
+    monkeypatch.setattr(states, "advance_state", lambda *args, **kw: (calls.append(1), replay(*args, **kw))[1])
+    ids = torch.tensor([random_tokens(rows + 1, random.Random(3)) for _ in range(3)])
+    whole, replayed = new_cache(network, 3, 16), new_cache(network, 3, 16)
+    network(ids[:, :rows], **whole.chain_inputs(rows))
+    whole.commit(rows - 1)
+    assert not calls
+    network(ids, **replayed.chain_inputs(rows + 1))
+    replayed.commit(torch.full((3,), rows - 1, dtype=torch.int32))
+    assert calls
+    assert_close(whole._states.states, replayed._states.states, "states", CLOSE)
 
 
 @pytest.mark.parametrize("family", ["qwen3_next", "lfm2", "bamba"])

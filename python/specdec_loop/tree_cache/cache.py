@@ -299,9 +299,11 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         if isinstance(num_accepted, int):
             if path is not None or isinstance(num_accepted, bool) or not -1 <= num_accepted < done:
                 fail("num_accepted", f"an int in [-1, {done}) of chains, or a tensor of int32", num_accepted)
-            if not zero_tail and not self.has_states:
+            every = torch.full((lengths.batch,), num_accepted, dtype=torch.int32, device=lengths.device)
+            if not zero_tail:
+                self._states.commit(every, None, is_whole=num_accepted == done - 1)
                 return self._keep(num_accepted + 1)
-            num_accepted = torch.full((lengths.batch,), num_accepted, dtype=torch.int32, device=lengths.device)
+            num_accepted = every
         if not isinstance(num_accepted, Tensor):
             fail("num_accepted", "a tensor of int32 or an int", type(num_accepted).__name__)
         if num_accepted.dtype != torch.int32 or num_accepted.shape != (lengths.batch,):
@@ -319,8 +321,8 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         else:  # a path no longer than what was written, and so nothing beyond is taken for accepted
             path = path if path.shape[-1] < done else path[..., : done - 1].contiguous()
             status = compact_cache(self.layout, path, num_accepted, lengths.exact)
-        if self.has_states:
-            self._states.commit(num_accepted.masked_fill(status > 0, -1), path)
+        is_whole = path is None and bool(known) and min(known) == max(known) == done - 1
+        self._states.commit(num_accepted.masked_fill(status > 0, -1), path, is_whole=is_whole)
         is_sound = bool(known) and (status is self._no_status or not any(status.tolist()))
         if is_sound and not zero_tail and known.count(known[0]) == len(known):
             return self._keep(known[0] + 1)

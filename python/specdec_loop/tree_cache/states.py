@@ -72,9 +72,22 @@ class States:
         """A tensor ``[layers, batch, ...]``."""
         return torch.zeros(len(self.layers), self.lengths.batch, *shape, dtype=dtype, device=self.lengths.device)
 
-    def commit(self, num_accepted: Tensor, path: Tensor | None) -> None:
-        """Advance over the accepted nodes; `num_accepted` int32 ``[batch]``, -1: not at all."""
-        self._replay(self.states, num_accepted, path)
+    def commit(self, num_accepted: Tensor, path: Tensor | None, *, is_whole: bool) -> None:
+        """Advance over the accepted nodes.
+
+        Args:
+            num_accepted: int32 ``[batch]``, -1: not at all.
+            path: of a tree; None: a chain.
+            is_whole: all requests accepted all nodes of a chain: the forward left the states after it.
+        """
+        if not self.layers:
+            return
+        if is_whole and all(layer.running is not None for layer in self.layers):
+            assert self.states is not None
+            for state, layer in zip(self.states, self.layers, strict=True):
+                state.copy_(layer.running)
+        else:
+            self._replay(self.states, num_accepted, path)
         if self.windows is not None:
             rows = torch.stack([layer.inputs["window"] for layer in self.layers])
             self.windows.copy_(_last(torch.cat([self.windows, rows], 3), self.windows.shape[3], num_accepted, path))
