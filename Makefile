@@ -14,7 +14,7 @@
 #   make compile     every kernel for every GPU, without one; make sanitize, make traffic, make bench, make clean
 #   make rehearse    bench/gpu.sh, which a person with a GPU runs, on two GPUs that are none (docs/gpu.md; two minutes)
 #   make simulate    the GPU kernels in a simulated GPU, where the simulator is there: docs/simulator.md
-#   make race        data races of the CUDA kernels, looked for without a GPU, and 26 faults that must be found
+#   make race        data races of the CUDA kernels, looked for without a GPU, and faults that must be found
 #   make gpu-model   machine code of every kernel, counted, and the speed it allows: docs/gpu-model.md (hours; resumable)
 # TORCH=existing uses the torch of $(PYTHON) instead of installing the pinned one.
 PYTHON ?= python3
