@@ -50,6 +50,15 @@ def _device(backend: str) -> str:
     return "cpu"
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """For tiny models, which are slower on two."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session")
 def cuda_host() -> None:
     """The CUDA sources compiled for the host, once a session."""

@@ -7,7 +7,6 @@ from typing import Any
 
 import model_families
 import pytest
-import torch
 import transformers
 from model_families import FAMILIES, as_table, build, row
 
@@ -15,14 +14,7 @@ from specdec_loop.tree_cache import support
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "models.md").read_text()
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Any:
-    """Tiny models are slower on two."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -6,7 +6,6 @@ import contextlib
 import json
 import re
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import pytest
 import torch
 import transformers
 from grammars import SCHEMA, obeys
-from model_folders import save_model
 
 pytest.importorskip("starlette", reason="the extra serve is not installed")
 pytest.importorskip("uvicorn", reason="the extra serve is not installed")
@@ -24,28 +22,11 @@ import httpx
 from running_server import TEMPLATE, Limits, Running, running
 
 from specdec_kernels import Edits, Sampling
-from specdec_loop import Lookahead, PromptLookup, SuffixDecoding, generate
+from specdec_loop import Lookahead, PromptLookup, generate
 
 PROMPT = "def f(a, a): return a, a, a"
 
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("served") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[Running]:
-    with running(folder, lambda: SuffixDecoding(factor=2.0)) as made:
-        yield made
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def loop(folder: Path, prompts: list[str], tokens: int, temperature: float = 1.0, **more: Any) -> list[list[int]]:

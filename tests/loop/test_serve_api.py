@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from model_folders import save_model
 
 pytest.importorskip("starlette", reason="the extra serve is not installed")
 pytest.importorskip("uvicorn", reason="the extra serve is not installed")
@@ -20,24 +19,12 @@ pytest.importorskip("prometheus_client", reason="the extra serve is not installe
 
 import httpx
 from browser import CHROMIUM, Page, browser
-from running_server import Running, running, wait_for
+from running_server import Running, wait_for
 
-from specdec_loop import SuffixDecoding
 from specdec_loop.cli import main
 from specdec_loop.cli.serve import names
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("served") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[Running]:
-    with running(folder, lambda: SuffixDecoding(factor=2.0)) as made:
-        yield made
 
 
 @pytest.fixture(scope="module")

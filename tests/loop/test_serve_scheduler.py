@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from model_folders import save_model
 
 pytest.importorskip("starlette", reason="the extra serve is not installed")
 pytest.importorskip("uvicorn", reason="the extra serve is not installed")
@@ -25,18 +22,7 @@ from specdec_loop import SuffixDecoding
 
 BROKEN = 64  # an id whose row of the embedding is NaN where a test says so: of "`", which no prompt here has
 
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("served") / "tiny")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def open_request(server: Running, body: Any, *, length: int | None = None) -> socket.socket:

@@ -27,14 +27,7 @@ from specdec_loop.tree_cache.recurrence import lead, modeling_file
 # 1.4e-4 here; a state that has read one token too many moves them by 1e-2 or more.
 CLOSE = 5e-4
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Any:
-    """Tiny models are slower on two."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize("calls", [1, 4])  # a tree in one forward, and one that grows

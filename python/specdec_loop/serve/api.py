@@ -115,7 +115,7 @@ class Api:
         self._encoding.shutdown()
         self._compiling.shutdown()
 
-    # --- who may ask
+    # --- host and key
 
     def _guarded(self, handler: Handler, *, is_open: bool = False) -> Handler:
         """A handler behind the checks of host and key, whose errors are answers."""

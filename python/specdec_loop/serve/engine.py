@@ -198,7 +198,7 @@ class Engine:
         for turn in turns:
             if not turn.speaks:
                 turn.request.cached += len(turn.piece)
-            if not self._features:  # whoever reads them needs every prompt whole
+            if not self._features:  # a drafter that reads them needs every prompt whole
                 self.pages.learn(turn.request.lease, turn.request.tokens[: turn.request.cached])
         found = [self._settled(progress) for progress in found]
         self.clock.mark("commit")

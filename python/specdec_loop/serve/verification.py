@@ -41,8 +41,28 @@ class Verdict(NamedTuple):
     path: Tensor | None
 
 
+class Step(NamedTuple):
+    """What the verifying ops read.
+
+    Attributes:
+        drafts: of each request, ``[1, ...]``.
+        logits: ``[nodes, vocab]``: of each last token and of all drafts behind it.
+        sampling: of each request.
+        rng: of the first token that each request gets.
+        edits: of each request; None: none.
+        allowed: int32 bit masks of the rows that may be accepted; None: all ids.
+    """
+
+    drafts: Sequence[Draft]
+    logits: Tensor
+    sampling: Sampling
+    rng: RngKey
+    edits: Edits | None
+    allowed: Tensor | None
+
+
 class Verifier:
-    """Decides for whoever has a slot; keeps the tokens that penalties look at."""
+    """Decides for the requests that have slots; keeps the tokens that penalties look at."""
 
     def __init__(self, slots: int, distinct: int, vocab: int, device: torch.device) -> None:
         """Make room.
@@ -98,10 +118,9 @@ class Verifier:
         allowed, failed = self._masks.end()
         for i, error in failed.items():
             self._restricted[i].fail_grammar(error)
-        if all(draft.parents is None for draft in drafts):
-            verdict = self._chains(requests, drafts, logits, sampling, rng, allowed)
-        else:
-            verdict = self._trees(requests, drafts, logits, sampling, rng, allowed)
+        step = Step(drafts, logits, sampling, rng, self._edits(requests), allowed)
+        are_chains = all(draft.parents is None for draft in drafts)
+        verdict = self._chains(step) if are_chains else self._trees(step)
         if self._counts is not None and any(r.has_penalties for r in requests):
             slots = self._ints([r.slot if r.has_penalties else -1 for r in requests]).int()
             count_tokens(self._counts, verdict.token_ids, slots=slots)
@@ -128,69 +147,54 @@ class Verifier:
         found = token_logprobs(logits[torch.cat(rows)], torch.cat(ids), top=top)
         return lambda: self._listed(requests, counts, found.logprobs, found.top_ids, found.top_logprobs)
 
-    def _chains(
-        self,
-        requests: Sequence[Request],
-        drafts: Sequence[Draft],
-        logits: Tensor,
-        sampling: Sampling,
-        rng: RngKey,
-        allowed: Tensor | None,
-    ) -> Verdict:
-        counts = [draft.token_ids.shape[1] for draft in drafts]
-        flat = torch.cat([draft.token_ids[0] for draft in drafts])
+    def _chains(self, step: Step) -> Verdict:
+        counts = [draft.token_ids.shape[1] for draft in step.drafts]
+        flat = torch.cat([draft.token_ids[0] for draft in step.drafts])
         ends = self._ints([0, *counts]).cumsum(0).int()
-        edits = self._edits(requests)
         rows = None
-        if edits is not None:
-            rows = edit_rows(edits, flat, vocab=self._vocab, cu_draft=ends, max_draft=max(counts))
+        if step.edits is not None:
+            rows = edit_rows(step.edits, flat, vocab=self._vocab, cu_draft=ends, max_draft=max(counts))
         verdict = verify_chain(
             flat,
-            logits,
+            step.logits,
             cu_draft=ends,
             max_draft=max(counts),
-            sampling=sampling,
-            rng=rng,
+            sampling=step.sampling,
+            rng=step.rng,
             rule="match",
-            allowed=allowed,
+            allowed=step.allowed,
             edits=rows,
         )
         return Verdict(verdict.token_ids, verdict.num_accepted, verdict.status, None)
 
-    def _trees(
-        self,
-        requests: Sequence[Request],
-        drafts: Sequence[Draft],
-        logits: Tensor,
-        sampling: Sampling,
-        rng: RngKey,
-        allowed: Tensor | None,
-    ) -> Verdict:
-        kept = list(map(_candidates_of, drafts))
+    def _trees(self, step: Step) -> Verdict:
+        kept = list(map(_candidates_of, step.drafts))
         width = max(kept)
-        ids = torch.full((len(drafts), width), -1, device=self._device)
+        ids = torch.full((len(kept), width), -1, device=self._device)
         parents = ids.int()
-        rows = logits.new_zeros(len(drafts), width, logits.shape[1])
+        rows = step.logits.new_zeros(len(kept), width, self._vocab)
         first = 0
-        for b, (draft, count) in enumerate(zip(drafts, kept, strict=True)):
+        for b, (draft, count) in enumerate(zip(step.drafts, kept, strict=True)):
             if draft.parents is not None:
                 ids[b, :count], parents[b, :count] = draft.token_ids[0, :count], draft.parents[0, :count]
             else:
                 ids[b, 1:count] = draft.token_ids[0]
                 parents[b, 1:count] = torch.arange(count - 1, device=self._device)
-            rows[b, :count] = logits[first : first + count]
+            rows[b, :count] = step.logits[first : first + count]
             first += nodes_of(draft)
-        edits = self._edits(requests)
+        edits = None
+        if step.edits is not None:
+            edits = edit_rows(step.edits, ids, vocab=self._vocab, parents=parents)
         verdict = verify_tree(
             ids,
             parents,
             rows,
-            max_depth=max(map(depth_of, drafts)),
-            sampling=sampling,
-            rng=rng,
+            max_depth=max(map(depth_of, step.drafts)),
+            sampling=step.sampling,
+            rng=step.rng,
             rule="match",
-            allowed=allowed,
-            edits=None if edits is None else edit_rows(edits, ids, vocab=self._vocab, parents=parents),
+            allowed=step.allowed,
+            edits=edits,
         )
         return Verdict(verdict.token_ids, verdict.num_accepted, verdict.status, verdict.path)
 
