@@ -26,7 +26,7 @@ class Case:
     parents: Tensor
     lengths: Tensor
     keywords: dict[str, Any]
-    keys: Tensor
+    keys: Tensor  # what they stand for, where they are 8-bit
     values: Tensor
 
     @property
@@ -81,18 +81,29 @@ def make(
     format: str = "bhld", *, lengths: tuple[int, ...] = (37, 0, 5), nodes: int = 9, heads: tuple[int, int] = (4, 2),
     dims: tuple[int, int] = (16, 16), dtype: torch.dtype = torch.float32, page_size: int = 16, window: int = 0,
     capacity: int = 0, scale: float | None = None, device: str = "cpu", seed: int = 0, ragged: bool = True,
+    is_latent: bool = False, float8: torch.dtype | None = None,
 ) -> Case:  # fmt: skip
-    """Random rows where a node attends, NaN everywhere else: behind the tree, in padding, in pages of nobody."""
+    """Random rows where a node attends, NaN everywhere else: behind the tree, in padding, in pages of nobody.
+
+    is_latent: values are the first columns of the keys. float8: of a cache whose keys and values have scales.
+    """
     g = torch.Generator().manual_seed(seed)
     batch = len(lengths)
     capacity = capacity or max(lengths, default=0) + nodes
     parents = random_parents(batch, nodes, 6, ragged=ragged, seed=seed).view(batch, nodes)
     query = torch.randn(batch, nodes, heads[0], dims[0], generator=g).to(dtype)
     rows = [torch.randn(batch, capacity, heads[1], dim, generator=g).to(dtype) for dim in dims]
-    case = Case(
-        query, *rows, parents, torch.tensor(lengths, dtype=torch.int64),
-        {"format": format, "window": window, "scale": scale}, *(r.double() for r in rows),
-    )  # fmt: skip
+    keywords: dict[str, Any] = {"format": format, "window": window, "scale": scale}
+    if float8 is not None:
+        rows = [r.to(float8).to(dtype) for r in rows]
+        keywords |= {"key_scale": torch.rand(heads[1], generator=g) + 0.5, "value_scale": torch.tensor(0.7)}
+    if is_latent:
+        rows[1] = rows[0][..., : dims[1]].clone()
+    stand_for = [
+        r * keywords.get(name, torch.ones(1))[..., None].double()
+        for r, name in zip(rows, ("key_scale", "value_scale"), strict=True)
+    ]
+    case = Case(query, *rows, parents, torch.tensor(lengths, dtype=torch.int64), keywords, *stand_for)
     unread = ~dense_mask(case).any(1)
     for r in rows:
         r[unread] = NAN
@@ -110,6 +121,11 @@ def make(
         views = {"nhd": lambda p: p, "hnd": lambda p: p.transpose(1, 2).contiguous(), "slots": lambda p: p[:, 0]}
         case.key, case.value = (views[format](p) for p in pools)
         case.keywords["block_table"] = table.to(device)
+    if float8 is not None:
+        case.key, case.value = case.key.to(float8), case.value.to(float8)
+        keywords |= {name: keywords[name].to(device) for name in ("key_scale", "value_scale")}
+    if is_latent:
+        case.value = case.key[..., : dims[1]]
     case.query, case.key, case.value, case.parents, case.lengths = (
         t.to(device) for t in (case.query, case.key, case.value, case.parents, case.lengths)
     )

@@ -7,11 +7,15 @@
 namespace specdec::cpu {
 
 constexpr int kKeyBlock = 64;
-constexpr int kMaxDim = 256;
+constexpr int kMaxValueDim = 512;
 constexpr int kPanel = 64;  // rows worked on at once; the last panel has a multiple of kRowUnit
 constexpr int kRowUnit = 16;
 constexpr int kDimUnit = 16;  // what values' dims are padded to in scratch
 constexpr int kSumUnit = 32;  // what keys' dims are padded to: a tile register sums over so many
+
+// Of keys and values: the types of LogitType, then 8 bits.
+enum class KeyType : int { kFloat32, kBFloat16, kFloat16, kFloat8E4M3, kFloat8E5M2 };
+constexpr int kKeyTypes = 5;
 
 // Keys and values of a block; a null row is not read and nobody attends it.
 struct AttentionKeys {

@@ -98,7 +98,7 @@ SPECDEC_INLINE void transpose_values(const AttentionKeys& keys, const AttentionR
   constexpr int kPairs = kKeyBlock / 2;
   auto* transposed = reinterpret_cast<int32_t*>(rows.values);  // [dim, pair]
   float* pairs = rows.values + kPairs * value_dim;
-  alignas(64) uint16_t row[2][kMaxDim];
+  alignas(64) uint16_t row[2][kMaxValueDim];
   for (int i = 0; i < items; i += 2) {
     for (int j = 0; j < 2; ++j) {
       copy_row(i + j < keys.count ? keys.value[i + j] : nullptr, rows.value_dim, value_dim, row[j]);

@@ -59,16 +59,31 @@ SPECDEC_INLINE void multiply(const float* a, int items, int64_t item, int64_t st
   }
 }
 
+// Elements i, i + 1, .. of a row. An 8-bit float's exponent is the lower part of a half's: an e5m2
+// is the upper byte of its half, and an e4m3 is one 2^8 smaller, but for its NaN, which would be 480.
+template <KeyType kType>
+SPECDEC_INLINE F load_keys(const void* row, int i) {
+  if constexpr (kType < KeyType::kFloat8E4M3) {
+    return load_logits<static_cast<LogitType>(kType)>(row, i);
+  } else {
+    const H byte = __builtin_convertvector(load<B>(static_cast<const uint8_t*>(row) + i), H);
+    if constexpr (kType == KeyType::kFloat8E5M2) return from_half(byte << 8);
+    const H size = byte & 0x7f;
+    const H half = (H)(((byte & 0x80) << 8) | (size << 7) | ((H)(size == 0x7f) & 0x7c00));
+    return from_half(half) * splat(256.f);
+  }
+}
+
 // A row of a cache as floats, zeros behind it up to kDimUnit.
-template <LogitType kType>
+template <KeyType kType>
 SPECDEC_INLINE void widen_row(const void* row, int dim, float* out) {
-  constexpr size_t kSize = kType == LogitType::kFloat32 ? 4 : 2;
+  constexpr size_t kSize = kType == KeyType::kFloat32 ? 4 : kType < KeyType::kFloat8E4M3 ? 2 : 1;
   const int full = row ? dim / kLanes * kLanes : 0;
-  for (int d = 0; d < full; d += kWidth) store(out + d, load_logits<kType>(row, d));
+  for (int d = 0; d < full; d += kWidth) store(out + d, load_keys<kType>(row, d));
   for (int d = full; d < dim; d += kLanes) {
     char rest[kLanes * kSize] = {};
     if (row) std::memcpy(rest, static_cast<const char*>(row) + d * kSize, (dim - d) * kSize);
-    for (int i = 0; i < kLanes; i += kWidth) store(out + d + i, load_logits<kType>(rest, i));
+    for (int i = 0; i < kLanes; i += kWidth) store(out + d + i, load_keys<kType>(rest, i));
   }
 }
 
@@ -133,7 +148,7 @@ SPECDEC_INLINE void for_panels(const AttentionRows& rows, const Function& f) {
   }
 }
 
-template <LogitType kType>
+template <KeyType kType>
 void attend_block(const AttentionKeys& keys, const AttentionRows& rows) {
   const auto dim = static_cast<int>(padded(rows.dim, kDimUnit));
   const auto value_dim = static_cast<int>(padded(rows.value_dim, kDimUnit));

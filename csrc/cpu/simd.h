@@ -11,6 +11,7 @@ typedef int32_t I __attribute__((vector_size(4 * SPECDEC_WIDTH)));
 typedef uint32_t U __attribute__((vector_size(4 * SPECDEC_WIDTH)));
 typedef uint64_t L __attribute__((vector_size(4 * SPECDEC_WIDTH)));
 typedef uint16_t H __attribute__((vector_size(2 * SPECDEC_WIDTH)));
+typedef uint8_t B __attribute__((vector_size(SPECDEC_WIDTH)));
 
 #define SPECDEC_INLINE static inline __attribute__((always_inline))
 

@@ -91,7 +91,7 @@ struct TileTable {
   uint32_t (*race_logits)(const float* blocks, int64_t first_id, const Race& race, uint32_t* words);
   uint32_t (*race_weights)(const float* blocks, int64_t first_id, const Race& race,
                            uint32_t* words);
-  Attention attention[3];  // indexed by LogitType
+  Attention attention[kKeyTypes];
   Linear linear[3];        // by LogitType of the weight
   Replay replay[2];        // by LogitType of the state
 };

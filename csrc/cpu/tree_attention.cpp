@@ -34,8 +34,9 @@ struct RowsOf {  // keys or values [page, slot, head, dim]
 struct Call {
   Tensor query;  // [batch, node, head, dim]
   LogitType type;
-  int64_t size;  // bytes of an element
+  KeyType key_type;
   RowsOf keys, values;
+  Vector<float> key_scale, value_scale;  // [kv_head], or none: 1
   int64_t kv_heads, group;
   const int32_t* ancestors;  // [batch, nodes, words]
   int64_t nodes, words;
@@ -114,14 +115,14 @@ class Lanes {
     values_.resize(kKeyBlock * padded(c.values.dim, kDimUnit));
     scores_.resize(kKeyBlock * kPanel);
     rows_.query = query_.data();
-    rows_.scale = c.scale;
+    rows_.scale = c.scale * c.key_scale.get(u.kv_head, 1.f);
     rows_.depth = depth_.data();
     rows_.words = words_.data();
     rows_.node_depth = node_depth_.data();
     rows_.keys = keys_.data();
     rows_.values = values_.data();
     rows_.scores = scores_.data();
-    tiles().attention[static_cast<int>(c.type)].prepare(rows_);
+    tiles().attention[static_cast<int>(c.key_type)].prepare(rows_);
   }
 
   // Attends positions [begin, end) of the unit's request. The result: output, sums, maxima.
@@ -133,7 +134,7 @@ class Lanes {
     rows_.sum = rows_.output + outputs;
     rows_.max = rows_.sum + u.rows;
     std::fill(rows_.max, rows_.max + u.rows, -FLT_MAX);
-    const Attention& attention = tiles().attention[static_cast<int>(c.type)];
+    const Attention& attention = tiles().attention[static_cast<int>(c.key_type)];
     AttentionKeys block;
     for (int64_t x = begin; x < end; x += kKeyBlock) {
       const int64_t node = x - u.need->length;
@@ -181,6 +182,7 @@ void merge(const Call& c, const Unit& u, const std::vector<float>* results, T* o
            float* logsumexp) {
   const int64_t splits = u.need->splits, dim = c.values.dim;
   const int64_t value_dim = padded(dim, kDimUnit), sums = u.rows * value_dim;
+  const float scale = c.value_scale.get(u.kv_head, 1.f);
   std::vector<float> merged(dim * kPanel);  // [dim, row of the panel]
   for (int64_t panel = 0; panel < u.rows; panel += kPanel) {
     const int64_t width = std::min<int64_t>(u.rows - panel, kPanel);
@@ -209,7 +211,7 @@ void merge(const Call& c, const Unit& u, const std::vector<float>* results, T* o
       if (!c.is_present(u.b, n) || sum[r] == 0) continue;
       const int64_t to = (u.b * c.nodes + n) * c.kv_heads * c.group + head;
       for (int64_t d = 0; d < dim; ++d) {
-        output[to * dim + d] = static_cast<T>(merged[d * width + r] / sum[r]);
+        output[to * dim + d] = static_cast<T>(merged[d * width + r] / sum[r] * scale);
       }
       logsumexp[to] = best[r] + std::log(sum[r]);
     }
@@ -250,7 +252,15 @@ void run(const Call& c, const std::vector<Need>& needs, T* output, float* logsum
   });
 }
 
-RowsOf rows_of_view(const Tensor& t, int64_t size) {
+KeyType key_type(const Tensor& t) {
+  const auto type = t.scalar_type();
+  if (type == ScalarType::Float8_e4m3fn) return KeyType::kFloat8E4M3;
+  if (type == ScalarType::Float8_e5m2) return KeyType::kFloat8E5M2;
+  return static_cast<KeyType>(logit_type(t));
+}
+
+RowsOf rows_of_view(const Tensor& t) {
+  const auto size = static_cast<int64_t>(t.element_size());
   return {static_cast<const char*>(t.const_data_ptr()), t.stride(0) * size, t.stride(1) * size,
           t.stride(2) * size, static_cast<int>(t.size(3))};
 }
@@ -259,16 +269,19 @@ RowsOf rows_of_view(const Tensor& t, int64_t size) {
 }  // namespace cpu
 
 void tree_attention_out(Tensor query, Tensor key, Tensor value, Tensor ancestors, Tensor lengths,
-                        OptTensor block_table, double scale, int64_t window, Tensor out_output,
-                        Tensor out_logsumexp, Tensor out_status) {
+                        OptTensor block_table, double scale, int64_t window, OptTensor key_scale,
+                        OptTensor value_scale, Tensor out_output, Tensor out_logsumexp,
+                        Tensor out_status) {
   const LogitType type = logit_type(query);
-  const int64_t size = type == LogitType::kFloat32 ? 4 : 2, kv_heads = key.size(2);
+  const int64_t kv_heads = key.size(2);
   const cpu::Call call{
       .query = query,
       .type = type,
-      .size = size,
-      .keys = cpu::rows_of_view(key, size),
-      .values = cpu::rows_of_view(value, size),
+      .key_type = cpu::key_type(key),
+      .keys = cpu::rows_of_view(key),
+      .values = cpu::rows_of_view(value),
+      .key_scale = vector_of<float>(key_scale),
+      .value_scale = vector_of<float>(value_scale),
       .kv_heads = kv_heads,
       .group = query.size(2) / kv_heads,
       .ancestors = static_cast<const int32_t*>(ancestors.const_data_ptr()),
@@ -286,7 +299,7 @@ void tree_attention_out(Tensor query, Tensor key, Tensor value, Tensor ancestors
   }
   auto* logsumexp = output<float>(out_logsumexp);
   std::fill(logsumexp, logsumexp + out_logsumexp.numel(), -cpu::kInf);
-  std::memset(output<void>(out_output), 0, out_output.numel() * size);
+  std::memset(output<void>(out_output), 0, out_output.numel() * out_output.element_size());
   dispatch_logits(type, [&](auto tag) {
     using T = typename decltype(tag)::type;
     cpu::run<T>(call, needs, output<T>(out_output), logsumexp);

@@ -13,6 +13,8 @@ from optional_hypothesis import HealthCheck, given, settings, st
 from specdec_kernels import TreeAttention, tree_attention, tree_layout
 from specdec_kernels.ops.tree_attention import op
 
+FLOAT8 = torch.zeros(2, 2, 9, 8).to(torch.float8_e4m3fn)
+
 # --- examples one can check by hand
 
 
@@ -37,6 +39,15 @@ def test_a_chain_is_causal_attention(backend: str, device: str) -> None:
 # --- every shape that it takes
 
 
+def is_compiled(backend: str, device: str) -> bool:
+    """Triton's own limits hold there."""
+    return backend == "triton" and device == "cuda"
+
+
+def dtypes_of(backend: str, device: str, dims: tuple[int, int]) -> list[torch.dtype]:
+    return [torch.bfloat16] if max(dims) > 256 and is_compiled(backend, device) else [torch.float32, torch.bfloat16]
+
+
 @pytest.mark.parametrize("window", [0, 1, 4, 20, 10**6])  # off; itself alone; inside the tree; cuts the cache; all
 @pytest.mark.parametrize("format", FORMATS)
 def test_formats_windows_and_ragged_lengths(backend: str, device: str, format: str, window: int) -> None:
@@ -50,10 +61,51 @@ def test_heads_and_dtypes(backend: str, device: str, heads: tuple[int, int], dty
 
 
 # A power of two; not one; the largest; values that differ from keys, as of latent attention; not a multiple of 4.
-@pytest.mark.parametrize("dims", [(32, 32), (80, 80), (128, 128), (192, 128), (256, 256), (33, 1), (5, 70)], ids=str)
+@pytest.mark.parametrize(
+    "dims", [(32, 32), (80, 80), (128, 128), (192, 128), (256, 256), (288, 96), (33, 1), (5, 70)], ids=str
+)
 def test_dims(backend: str, device: str, dims: tuple[int, int]) -> None:
-    for dtype in (torch.float32, torch.bfloat16):
+    for dtype in dtypes_of(backend, device, dims):
         compare(make(dims=dims, dtype=dtype, lengths=(70, 3), device=device))
+
+
+@pytest.mark.parametrize("dims", [(576, 512), (40, 32), (50, 33), (24, 24)], ids=str)
+@pytest.mark.parametrize("format", ["bhld", "nhd"])
+def test_values_that_are_the_first_columns_of_keys(
+    backend: str, device: str, format: str, dims: tuple[int, int]
+) -> None:
+    for dtype in dtypes_of(backend, device, dims):
+        case = make(format, dims=dims, heads=(6, 1), dtype=dtype, lengths=(70, 3), is_latent=True, device=device)
+        assert case.key.data_ptr() == case.value.data_ptr()
+        compare(case)
+        apart = case.run(value=case.value.clone())
+        torch.testing.assert_close(apart.output, case.run().output)
+
+
+@pytest.mark.parametrize("float8", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_caches_of_8_bits(backend: str, device: str, dtype: torch.dtype, float8: torch.dtype) -> None:
+    if dtype == torch.float32 and is_compiled(backend, device):
+        pytest.skip("refused")
+    for format, dims, is_latent in (("hnd", (64, 64), False), ("nhd", (33, 5), False), ("nhd", (40, 32), True)):
+        heads = (6, 1) if is_latent else (6, 3)
+        case = make(format, dims=dims, heads=heads, dtype=dtype, float8=float8, is_latent=is_latent, device=device)
+        compare(case)
+
+
+@pytest.mark.parametrize("float8", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_every_8_bit_number_is_read_exactly(backend: str, device: str, float8: torch.dtype) -> None:
+    """Each as the only value that a root attends; NaN and infinity too."""
+    numbers = torch.arange(256, dtype=torch.uint8).view(float8)
+    value = numbers.view(256, 1, 1, 1).to(device)
+    ancestors = torch.ones(256, 1, 1, dtype=torch.int32, device=device)
+    lengths = torch.zeros(256, dtype=torch.int64, device=device)
+    query = torch.zeros(
+        256, 1, 1, 1, device=device, dtype=torch.float16 if float8 == torch.float8_e5m2 else torch.bfloat16
+    )
+    key = torch.zeros_like(query).to(float8)
+    found = tree_attention(query, key, value, ancestors, lengths)
+    torch.testing.assert_close(found.output.flatten().float().cpu(), numbers.float(), rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 31, 32, 33, 64, 65, 257, 1024])  # the edges of words and tiles
@@ -140,8 +192,9 @@ def test_neither_batch_nor_slot_nor_padding_matters(backend: str, device: str, f
         assert_bits(found, TreeAttention(whole.output[b : b + 1, :width], whole.logsumexp[b : b + 1, :width], found[2]))
 
 
-def test_neither_threads_nor_instruction_sets_matter(threads: None) -> None:
-    case = make("nhd", lengths=(2500, 40), nodes=20, dims=(64, 48), dtype=torch.bfloat16)
+@pytest.mark.parametrize("float8", [None, torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_neither_threads_nor_instruction_sets_matter(threads: None, float8: torch.dtype | None) -> None:
+    case = make("nhd", lengths=(2500, 40), nodes=20, dims=(64, 48), dtype=torch.bfloat16, float8=float8)
     want = case.run(backend="cpu")
     isa = torch.ops.specdec_kernels.cpu_isa()
     try:
@@ -232,6 +285,19 @@ def test_padding_between_nodes_is_not_read(backend: str, device: str) -> None:
     compare(case)
 
 
+def test_what_a_gpu_has_no_registers_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    triton = pytest.importorskip("triton")
+    from specdec_kernels.ops.tree_attention.triton_kernel import tree_attention_out
+
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
+    for shape in ({"dims": (576, 512)}, {"float8": torch.float8_e5m2}):
+        case = make("blhd", heads=(4, 1), **shape)
+        ancestors = tree_layout(case.parents, max_depth=8, backend="reference").ancestors
+        given = (case.query, case.key, case.value, ancestors, case.lengths, None, 1.0, 0, None, None)
+        with pytest.raises(ValueError, match=r"query must be bfloat16 or float16 where dims exceed 256 or keys are"):
+            tree_attention_out(*given, *case.run(backend="reference"))
+
+
 # --- the calling conventions
 
 
@@ -255,7 +321,8 @@ def test_opcheck_and_compile(backend: str, device: str, format: str) -> None:
     ancestors = tree_layout(case.parents, max_depth=8, backend="reference").ancestors
     key, value = (t.transpose(1, 2) if format == "bhld" else t for t in (case.key, case.value))
     given = (
-        case.query, key, value, ancestors, case.lengths, case.keywords.get("block_table"), 0.25, case.keywords["window"]
+        case.query, key, value, ancestors, case.lengths, case.keywords.get("block_table"), 0.25,
+        case.keywords["window"], None, None,
     )  # fmt: skip
     torch.library.opcheck(op.overload(backend), given)
     torch.library.opcheck(op.overload(backend, out=True), (*given, *case.run()))
@@ -272,8 +339,13 @@ def test_opcheck_and_compile(backend: str, device: str, format: str) -> None:
         ({"query": torch.zeros(2, 0, 4, 8)}, r"query must be of 1 \(the root\) to 1024 nodes, got \[2, 0, 4, 8\]"),
         ({"query": torch.zeros(2, 3, 5, 8)}, "query must be of a multiple of 2 heads, the key's, got 5"),
         ({"query": torch.zeros(2, 3, 4, 16)[..., ::2]}, r"query must be dense in its last axis \(call .contiguous"),
-        ({"query": torch.zeros(2, 3, 4, 257)}, "query must be of dim 1 to 256, got 257"),
-        ({"key": torch.zeros(2, 2, 9, 8).half()}, "key must be float32, got float16"),
+        ({"query": torch.zeros(2, 3, 4, 577)}, "query must be of dim 1 to 576, got 577"),
+        ({"key": torch.zeros(2, 2, 9, 8).half()}, "key must be float32 or float8_e4m3fn or float8_e5m2, got float16"),
+        ({"value": FLOAT8}, "value must be torch.float32, as the key, got torch.float8_e4m3fn"),
+        ({"value": torch.zeros(2, 2, 9, 513)}, "value must be of dim 1 to 512, got 513"),
+        ({"key_scale": torch.ones(2)}, "key_scale must be None for keys in torch.float32, got Tensor"),
+        ({"key": FLOAT8, "value": FLOAT8, "value_scale": torch.ones(3)}, r"value_scale must be \[2\], got \[3\]"),
+        ({"key": FLOAT8, "value": FLOAT8, "key_scale": 0.5}, r"key_scale must be a tensor of float32, got float"),
         ({"key": torch.zeros(2, 9, 8)}, r"key must be \[batch, head, length, dim\], got \[2, 9, 8\]"),
         ({"key": torch.zeros(2, 2, 9, 4)}, "key must be of dim 8, as the query, got 4"),
         ({"key": torch.zeros(3, 2, 9, 8), "value": torch.zeros(3, 2, 9, 8)}, "key must be of batch 2, got 3"),

@@ -265,14 +265,19 @@ def _tree_mask(what: str, format: int, dtype: torch.dtype, shape: Callable[[int]
     return Case("tree_mask", what, call)
 
 
-def _tree_attention(what: str, dtype: torch.dtype, nodes: int, dim: int, paged: bool) -> Case:
+def _tree_attention(
+    what: str, dtype: torch.dtype, nodes: int, dim: int, paged: bool, *,
+    is_latent: bool = False, float8: torch.dtype | None = None,
+) -> Case:  # fmt: skip
     def call(s: Size) -> None:
-        key, value = (s.zeros(16, 8, dim, dtype=dtype) for _ in range(2))
-        query, output = (torch.empty(s.batch, nodes, 32, dim, dtype=dtype) for _ in range(2))
+        heads, value_dim = (1, dim - 64) if is_latent else (8, dim)
+        key, value = (s.zeros(16, heads, size, dtype=float8 or dtype) for size in (dim, value_dim))
+        scales = [None, None] if float8 is None else [torch.ones(heads)] * 2
         _launcher("tree_attention")(
-            query, key, value, s.zeros(nodes, -(-nodes // 32), dtype=torch.int32), s.longs,
-            s.zeros(64, dtype=torch.int32) if paged else None, 0.1, 7 if paged else 0, output,
-            torch.empty(s.batch, nodes, 32), s.ints,
+            torch.empty(s.batch, nodes, 32, dim, dtype=dtype), key, key[..., :value_dim] if is_latent else value,
+            s.zeros(nodes, -(-nodes // 32), dtype=torch.int32), s.longs,
+            s.zeros(64, dtype=torch.int32) if paged else None, 0.1, 7 if paged else 0, *scales,
+            torch.empty(s.batch, nodes, 32, value_dim, dtype=dtype), torch.empty(s.batch, nodes, 32), s.ints,
         )  # fmt: skip
 
     return Case("tree_attention", what, call)
@@ -373,6 +378,10 @@ OTHER_CASES = [
     _tree_attention("bf16 1024 nodes, widest", BF16, NODES, 256, True),
     _tree_attention("fp32 paged", FP32, SMALL, 128, True),
     _tree_attention("fp32 1024 nodes, widest", FP32, NODES, 256, True),
+    _tree_attention("bf16 latent", BF16, SMALL, 576, True, is_latent=True),
+    _tree_attention("bf16 e4m3", BF16, SMALL, 128, True, float8=torch.float8_e4m3fn),
+    _tree_attention("bf16 e5m2, widest", BF16, SMALL, 256, True, float8=torch.float8_e5m2),
+    _tree_attention("bf16 latent e4m3", BF16, SMALL, 576, True, is_latent=True, float8=torch.float8_e4m3fn),
 ]
 # Launches that find nothing to do where lists of the first pass decide, as on rows of a language model: each block
 # looks and leaves. How often they read all the same is the traffic meter's business.

@@ -13,7 +13,8 @@ from ..._codes import Backend, CacheFormat
 from ..._op import Op, Shape
 from . import reference
 
-MAX_DIM = 256
+MAX_DIM, MAX_VALUE_DIM = 576, 512  # of latent attention, the largest in use
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _AXES = {
     "bhld": ("batch", "head", "length", "dim"),
     "blhd": ("batch", "length", "head", "dim"),
@@ -58,6 +59,8 @@ def tree_attention(
     block_table: Tensor | None = None,
     scale: float | None = None,
     window: int = 0,
+    key_scale: Tensor | None = None,
+    value_scale: Tensor | None = None,
     out: TreeAttention | None = None,
     backend: Backend | None = None,
 ) -> TreeAttention:
@@ -70,14 +73,20 @@ def tree_attention(
     The tree's own keys and values are in the cache already, node j's at position L + j, as `compact_cache` assumes.
     Padding (a node without the root among its ancestors) attends nothing, and its rows are not read; nor are rows
     behind the last node, nor, with a window, those that it hides from all nodes, so their pages may be gone.
-    Sums are float32; weights may be rounded to the values' dtype before they multiply them, as in flash attention. A
-    request's result has the same bits in any batch and slot.
+    Sums are float32; weights may be rounded to the query's dtype before they multiply the values, as in flash
+    attention. A request's result has the same bits in any batch and slot.
+
+    **Latent attention** (MLA). All heads share one row, of a latent and a rotary part. Pass it as the key, with one
+    head, and its first columns as the value: ``key, key[..., :512]``. GPU kernels then read a row once.
+
+    **8-bit caches.** Keys and values may be float8 beside any dtype of the query. They stand for what they hold times
+    the scale of their head. Backend triton takes 16-bit queries beside them, and where dims exceed 256.
 
     Args:
         query: float32, bfloat16 or float16 ``[batch, nodes, heads, dim]``, dense in its last axis; nodes <= 1024.
-        key: one layer's keys in the query's dtype, ``kv_heads`` a divisor of ``heads``, dim at most 256, dense in their
-            last axis; their axes as in `format`.
-        value: its values; value_dim may differ from dim, at most 256.
+        key: one layer's keys in the query's dtype, float8_e4m3fn or float8_e5m2; ``kv_heads`` a divisor of ``heads``,
+            dim at most 576, dense in their last axis; their axes as in `format`.
+        value: its values in the keys' dtype; value_dim may differ from dim, at most 512.
         ancestors: int32 ``[batch, nodes, ceil(nodes / 32)]``, as `tree_layout` returns them.
         lengths: int32 or int64 ``[batch]``: rows in the cache before this step's.
         format: ``"bhld"``, ``"blhd"``, ``"nhd"``, ``"hnd"`` or ``"slots"``, see `CacheLayout`; every axis is there.
@@ -85,6 +94,8 @@ def tree_attention(
         scale: of the scores, by default ``dim ** -0.5``.
         window: sliding window, 0 is off: a node attends what lies less than `window` positions before it; a node's
             position is L + its depth.
+        key_scale: float32 ``[kv_heads]`` or ``[]``, what float8 keys are multiplied by; None: 1.
+        value_scale: the same of the values.
         out: preallocated results.
         backend: see `verify_chain`.
 
@@ -118,15 +129,17 @@ def tree_attention(
     elif block_table is not None:
         fail(name, "block_table", f"None for format {format!r}", type(block_table).__name__)
     keys, values = _pages(check, "key", key, query, format), _pages(check, "value", value, query, format)
-    for argument, tensor in (("query", query), ("key", keys), ("value", values)):
+    for argument, tensor, most in (("query", query, MAX_DIM), ("key", keys, MAX_DIM), ("value", values, MAX_VALUE_DIM)):
         size = tensor.shape[3]
-        if not 1 <= size <= MAX_DIM:
-            fail(name, argument, f"of dim 1 to {MAX_DIM}", size)
+        if not 1 <= size <= most:
+            fail(name, argument, f"of dim 1 to {most}", size)
         if size > 1 and tensor.stride(3) != 1:
             fail(name, argument, "dense in its last axis (call .contiguous())", f"stride {tensor.stride(3)}")
     pages, slots, kv_heads, key_dim = keys.shape
     if key_dim != dim:
         fail(name, "key", f"of dim {dim}, as the query", key_dim)
+    if values.dtype != keys.dtype:
+        fail(name, "value", f"{keys.dtype}, as the key", values.dtype)
     if values.shape[:3] != (pages, slots, kv_heads):
         fail(name, "value", f"as key but for its dim, {list(key.shape[:-1])}", list(value.shape[:-1]))
     if heads == 0 or kv_heads == 0 or heads % kv_heads:
@@ -138,9 +151,13 @@ def tree_attention(
     check.dense("ancestors", ancestors, (torch.int32,), (batch, nodes, (nodes + 31) // 32))
     check.counts("lengths", lengths, batch)
     check.size("window", window, 0)
+    key_scale, value_scale = (
+        _scale(check, argument, given, keys)
+        for argument, given in (("key_scale", key_scale), ("value_scale", value_scale))
+    )
     scale = dim**-0.5 if scale is None else float(scale)
     results = op(
-        query, keys, values, ancestors, lengths, block_table, scale, window,
+        query, keys, values, ancestors, lengths, block_table, scale, window, key_scale, value_scale,
         device=query.device, backend=backend, out=out,
     )  # fmt: skip
     return TreeAttention(*results)
@@ -148,6 +165,18 @@ def tree_attention(
 
 def _pages(check: Checker, name: str, rows: Tensor, query: Tensor, format: CacheFormat) -> Tensor:
     """The view [page, slot, head, dim] of keys or values."""
-    check.tensor(name, rows, (query.dtype,), _AXES[format])
+    check.tensor(name, rows, (query.dtype, *FLOAT8), _AXES[format])
     rows = rows.unsqueeze(1) if format == "slots" else rows
     return rows.movedim(FORMATS[format], (0, 1))
+
+
+def _scale(check: Checker, name: str, scale: Tensor | None, keys: Tensor) -> Tensor | None:
+    """Scales of 8-bit rows, a number a head."""
+    if scale is None:
+        return None
+    if keys.dtype not in FLOAT8:
+        fail("tree_attention", name, f"None for keys in {keys.dtype}", type(scale).__name__)
+    kv_heads = keys.shape[2]
+    is_scalar = isinstance(scale, Tensor) and scale.dim() == 0
+    check.tensor(name, scale, (torch.float32,), () if is_scalar else (kv_heads,))
+    return scale.expand(kv_heads)

@@ -19,12 +19,15 @@ def tree_attention(
     block_table: Tensor | None,
     scale: float,
     window: int,
+    key_scale: Tensor | None,
+    value_scale: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `specdec_kernels.tree_attention`; key and value are [page, slot, head, dim]."""
     mask, place, bad = _mask(key, ancestors, lengths, block_table, window)
     read = mask.any(1)
     keys, values = (
-        torch.where(read[:, :, None, None], rows[place.page, place.slot].float(), 0) for rows in (key, value)
+        torch.where(read[:, :, None, None], _rows(rows, place, scales), 0)
+        for rows, scales in ((key, key_scale), (value, value_scale))
     )
     heads = query.unflatten(2, (key.shape[2], -1)).float()  # [batch, node, kv_head, group, dim]
     scores = torch.einsum("bnhgd,blhd->bnhgl", heads, keys) * scale
@@ -33,6 +36,12 @@ def tree_attention(
     weights = torch.exp(scores - torch.where(logsumexp == float("-inf"), 0, logsumexp)[..., None])
     output = torch.einsum("bnhgl,blhd->bnhgd", weights, values).flatten(2, 3).to(query.dtype)
     return output, logsumexp.flatten(2), torch.where(bad, Status.BAD_LAYOUT, 0).int()
+
+
+def _rows(rows: Tensor, place: Place, scales: Tensor | None) -> Tensor:
+    """Float32 [batch, position, head, dim]."""
+    found = rows[place.page, place.slot].float()
+    return found if scales is None else found * scales[:, None]
 
 
 def _mask(

@@ -9,16 +9,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..._check import fail
 from ..._triton import cache
 from ..._triton import launch as host
 from ..._triton.cache import locate
 from ..._triton.codes import S_LAYOUT
 
-# (rows, keys) of a program by the bytes of an element and whether dims exceed 128: the largest that
-# tools/compile_triton.py sees in registers on every GPU. Exact float32 products take no tensor cores, so fewer rows.
-BLOCKS = {(2, False): (64, 32), (2, True): (32, 16), (4, False): (16, 32), (4, True): (16, 16)}
-# Most registers of a thread, by the bytes of an element: without a limit sm_80 and sm_120 spill for a second program.
-REGISTERS = {4: 255}
+# (rows, keys) of a program by what is multiplied (4: float32; else bytes of an element of the cache beside 16-bit
+# queries) and the larger dim, rounded up: the largest that tools/compile_triton.py sees in registers on every GPU.
+# Exact float32 products take no tensor cores, so fewer rows; what is refused below spills 2 KB a thread.
+BLOCKS = {
+    2: {128: (64, 32), 256: (32, 16), 512: (32, 16)},
+    1: {128: (32, 32), 256: (32, 16), 512: (16, 32)},
+    4: {128: (16, 32), 256: (16, 16), 512: (16, 16)},
+}
+HIP_WARPS = 4  # of 64 lanes, where dims exceed 256
+FLOAT8 = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
+REGISTERS = 255  # most of a thread in float32: without a limit sm_80 and sm_120 spill for a second program
 # A request of R blocks of rows is cut into spans of at least SPAN * R keys, so it makes about length / SPAN programs a
 # key head, and its partial results are at most half as large as the keys and values it reads once.
 SPAN = tl.constexpr(256)
@@ -39,13 +46,15 @@ class _Tree(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """Queries [batch, node, head, dim], or keys or values [page, slot, head, dim]."""
+    """Queries [batch, node, head, dim], or keys or values [page, slot, head, dim]; 8-bit floats as bytes."""
 
-    data: Any
+    data: Any  # None: values that are the first columns of the keys
     outer: Any
     inner: Any
     head: Any
     dim: Any
+    scale: Any  # float32 [head]; None: 1
+    scale_stride: Any
 
 
 class _Results(NamedTuple):
@@ -98,12 +107,39 @@ def _need(tree, blocks, b, NODES: tl.constexpr, PAGES: tl.constexpr):
 
 
 @triton.jit
-def _load_rows(rows, h, place, D: tl.constexpr):
-    """Rows of the cache at places, [place, D]; 0 where there is none."""
-    d = tl.arange(0, D)
+def _load_rows(rows, h, place, first, last, dtype: tl.constexpr, D: tl.constexpr, FLOAT8: tl.constexpr):
+    """Columns first to last of the cache's rows at places, [place, D]; 0 where there is none."""
+    d = first + tl.arange(0, D)
     page, slot, exists = place
     at = rows.data + page * rows.outer + slot * rows.inner + h * rows.head
-    return tl.load(at[:, None] + d[None, :], mask=exists[:, None] & (d < rows.dim)[None, :], other=0.0)
+    row = tl.load(at[:, None] + d[None, :], mask=exists[:, None] & (d < last)[None, :], other=0)
+    if FLOAT8 is not None:
+        row = _from_float8(row, FLOAT8)
+    return row.to(dtype)
+
+
+@triton.jit
+def _from_float8(byte, FLOAT8: tl.constexpr):
+    """Bytes of 8-bit floats as half floats, those of e4m3 divided by 256: not every GPU has instructions for it.
+
+    A half has the exponent of e5m2. That of e4m3 is 8 less, and its NaN would be a number.
+    """
+    bits = byte.to(tl.int16)
+    if FLOAT8 == "e4m3":
+        size = bits & 0x7F
+        half = ((bits & 0x80) << 8) | (size << 7) | tl.where(size == 0x7F, 0x7C00, 0)
+    else:
+        half = bits << 8
+    return half.to(tl.int16).to(tl.float16, bitcast=True)
+
+
+@triton.jit
+def _scale_of(rows, h, FLOAT8: tl.constexpr):
+    """What rows of head h, as `_load_rows` gives them, are multiplied by."""
+    scale = 256.0 if FLOAT8 == "e4m3" else 1.0
+    if rows.scale is not None:
+        scale *= tl.load(rows.scale + h * rows.scale_stride)
+    return scale
 
 
 @triton.jit
@@ -116,20 +152,27 @@ def _dot(a, b, c, INTERPRETED: tl.constexpr):
 
 @triton.jit
 def _attend(
-    state, query, keys, values, h, place, scale, seen, D: tl.constexpr, DV: tl.constexpr, INTERPRETED: tl.constexpr
-):
+    state, query, rest, keys, values, h, place, cut, scale, seen,
+    D: tl.constexpr, REST: tl.constexpr, DV: tl.constexpr, FLOAT8: tl.constexpr, INTERPRETED: tl.constexpr,
+):  # fmt: skip
     """One-pass softmax: (sum of weights * values, sum of weights, largest score) with a block of keys added."""
     output, total, best = state
-    score = tl.zeros(seen.shape, tl.float32)
-    score = _dot(query, tl.trans(_load_rows(keys, h, place, D)), score, INTERPRETED) * scale
+    dtype: tl.constexpr = query.dtype
+    key = _load_rows(keys, h, place, 0, cut, dtype, D, FLOAT8)
+    score = _dot(query, tl.trans(key), tl.zeros(seen.shape, tl.float32), INTERPRETED)
+    if REST > 0:
+        score = _dot(rest, tl.trans(_load_rows(keys, h, place, cut, keys.dim, dtype, REST, FLOAT8)), score, INTERPRETED)
+    score *= scale
     score = tl.where(seen, score, float("-inf"))
     larger = tl.maximum(best, tl.max(score, axis=1))
     base = tl.where(larger == float("-inf"), 0.0, larger)
     weight = tl.exp2(score - base[:, None])
     rescale = tl.exp2(best - base)
     total = total * rescale + tl.sum(weight, axis=1)
-    block = _load_rows(values, h, place, DV)
-    output = _dot(weight.to(block.dtype), block, output * rescale[:, None], INTERPRETED)
+    block = key
+    if values.data is not None:
+        block = _load_rows(values, h, place, 0, values.dim, dtype, DV, FLOAT8)
+    output = _dot(weight.to(dtype), block, output * rescale[:, None], INTERPRETED)
     return output, total, larger
 
 
@@ -219,15 +262,17 @@ def _merge_kernel(
 
 @triton.jit
 def _attend_kernel(
-    query, keys, values, tree, blocks, results, scale, kv_heads, group, units,
-    NODES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
-    INTERPRETED: tl.constexpr,
+    query, keys, values, tree, blocks, results, scale, cut, kv_heads, group, units,
+    NODES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr, REST: tl.constexpr,
+    DV: tl.constexpr, FLOAT8: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """output[b, n, h] = sum over attended x of softmax(scale query[b, n, h] . key[x, g]) value[x, g].
 
     Rows are (node, query head) pairs of one key head. The cached keys are cut by the request's own length and nodes
     alone; the tree's own belong to split 0. Splits are merged in order, so a result has the same bits in any batch.
     Grid: batch * kv_heads * units; a program owns one block of rows and one split, neighbours share the split's keys.
+
+    Keys are read as columns before `cut` and those behind it, padded to D and REST.
     """
     pid = tl.program_id(0).to(tl.int64)
     u = pid % units
@@ -240,7 +285,13 @@ def _attend_kernel(
         d = tl.arange(0, D)
         state = _nothing(BLOCK_M, DV)
         at = query.data + b * query.outer + node * query.inner + head * query.head
-        q = tl.load(at[:, None] + d[None, :], mask=present[:, None] & (d < query.dim)[None, :], other=0.0)
+        q = tl.load(at[:, None] + d[None, :], mask=present[:, None] & (d < cut)[None, :], other=0.0)
+        rest = None
+        if REST > 0:
+            d = cut + tl.arange(0, REST)
+            rest = tl.load(at[:, None] + d[None, :], mask=present[:, None] & (d < query.dim)[None, :], other=0.0)
+        if FLOAT8 is not None:
+            scale *= _scale_of(keys, h, FLOAT8)
         depth = node * 0
         if tree.window > 0:
             depth = _depth(tree, b, node, present).to(tl.int64)
@@ -251,7 +302,7 @@ def _attend_kernel(
             wanted = position < end
             seen = wanted[None, :] & ((tree.window == 0) | (length + depth[:, None] - position[None, :] < tree.window))
             place = locate(blocks, b, position, wanted)
-            state = _attend(state, q, keys, values, h, place, scale, seen, D, DV, INTERPRETED)
+            state = _attend(state, q, rest, keys, values, h, place, cut, scale, seen, D, REST, DV, FLOAT8, INTERPRETED)
         if split == 0:
             TREE_N: tl.constexpr = min(BLOCK_N, 32)  # keys of one word of ancestors
             for j in range(0, width, TREE_N):
@@ -262,30 +313,52 @@ def _attend_kernel(
                 if tree.window > 0:
                     seen = seen & (depth[:, None] - _depth(tree, b, other, wanted)[None, :] < tree.window)
                 place = locate(blocks, b, length + other, wanted)
-                state = _attend(state, q, keys, values, h, place, scale, seen, D, DV, INTERPRETED)
+                state = _attend(
+                    state, q, rest, keys, values, h, place, cut, scale, seen, D, REST, DV, FLOAT8, INTERPRETED
+                )
 
+        output = state[0]
+        if FLOAT8 is not None:
+            output *= _scale_of(values, h, FLOAT8)
         m, dv = tl.arange(0, BLOCK_M), tl.arange(0, DV)
         mine = results.partial + pid * (BLOCK_M * (DV + 2))
-        tl.store(mine + m[:, None] * DV + dv[None, :], state[0])
+        tl.store(mine + m[:, None] * DV + dv[None, :], output)
         tl.store(mine + BLOCK_M * DV + m, state[1])
         tl.store(mine + BLOCK_M * (DV + 1) + m, state[2])
 
 
-def _rows(t: Tensor) -> _Rows:
-    return _Rows(t, t.stride(0), t.stride(1), t.stride(2), t.shape[3])
+def _rows(t: Tensor, scale: Tensor | None = None) -> _Rows:
+    data = t.view(torch.uint8) if t.dtype in FLOAT8 else t
+    page, slot, head, _ = t.stride()
+    return _Rows(data, page, slot, head, t.shape[3], scale, 0 if scale is None else scale.stride(0))
+
+
+def _cut_columns(dim: int, value_dim: int, *, is_shared: bool) -> tuple[int, int, int]:
+    """(cut, D, REST) of keys: two powers of two waste less than one, and values that are keys are the first part."""
+    cut = value_dim if is_shared else dim if dim <= 256 else 1 << (dim.bit_length() - 1)
+    return cut, max(host.power(cut), 16), max(host.power(dim - cut), 16) if dim > cut else 0
 
 
 def tree_attention_out(
     query: Tensor, key: Tensor, value: Tensor, ancestors: Tensor, lengths: Tensor, block_table: Tensor | None,
-    scale: float, window: int, output: Tensor, logsumexp: Tensor, status: Tensor,
+    scale: float, window: int, key_scale: Tensor | None, value_scale: Tensor | None,
+    output: Tensor, logsumexp: Tensor, status: Tensor,
 ) -> None:  # fmt: skip
     """Write the results of `reference.tree_attention`."""
     batch, nodes, heads, dim = query.shape
     num_pages, page_size, kv_heads, value_dim = value.shape
     blocks = cache.blocks(block_table, page_size, num_pages)
     group = heads // kv_heads
-    block_d, block_dv = max(host.power(dim), 16), max(host.power(value_dim), 16)
-    block_m, block_n = BLOCKS[query.element_size(), max(block_d, block_dv) > 128]
+    is_shared = value.data_ptr() == key.data_ptr() and value.stride() == key.stride() and value_dim <= dim
+    cut, block_d, block_rest = _cut_columns(dim, value_dim, is_shared=is_shared)
+    block_dv = max(host.power(value_dim), 16)
+    widest = min(max(host.power(max(dim, value_dim)), 128), 512)
+    is_float32 = query.dtype == torch.float32
+    is_interpreted = triton.knobs.runtime.interpret
+    if is_float32 and (widest > 256 or key.dtype in FLOAT8) and not is_interpreted:
+        expected = "bfloat16 or float16 where dims exceed 256 or keys are float8 (backend triton)"
+        fail("tree_attention", "query", expected, query.dtype)
+    block_m, block_n = BLOCKS[4 if is_float32 else key.element_size()][widest]
     row_blocks = triton.cdiv(nodes * group, block_m)
     capacity = page_size * blocks.blocks
     units = min(SPLITS.value * row_blocks, capacity // SPAN.value + row_blocks)
@@ -295,10 +368,16 @@ def tree_attention_out(
     tree = _Tree(ancestors, lengths, nodes, ancestors.shape[2], window, capacity)
     results = _Results(output, logsumexp, status, partial)
     sizes = {"NODES": host.power(nodes), "BLOCK_M": block_m, "BLOCK_N": block_n, "DV": block_dv}
+    is_hip = not is_interpreted and triton.runtime.driver.active.get_current_target().backend == "hip"
+    warps = {"num_warps": HIP_WARPS} if is_hip and widest > 256 else {}
+    keys, values = _rows(key, key_scale), _rows(value, value_scale)
+    if is_shared:
+        values = values._replace(data=None)
     host.launch(
-        _attend_kernel, programs, *map(_rows, (query, key, value)), tree, blocks, results, scale / LOG_2.value,
-        kv_heads, group, units, D=block_d, INTERPRETED=triton.knobs.runtime.interpret,
-        registers=REGISTERS.get(query.element_size()), **sizes,
+        _attend_kernel, programs, _rows(query), keys, values, tree, blocks, results, scale / LOG_2.value, cut,
+        kv_heads, group, units, D=block_d, REST=block_rest, FLOAT8=FLOAT8.get(key.dtype),
+        INTERPRETED=is_interpreted,
+        registers=REGISTERS if is_float32 else None, **warps, **sizes,
     )  # fmt: skip
     host.launch(
         _merge_kernel, batch * kv_heads * row_blocks, tree, blocks, results, value_dim, kv_heads, group, row_blocks,
