@@ -60,7 +60,8 @@ SPECDEC_INLINE void multiply(const float* a, int items, int64_t item, int64_t st
 }
 
 // Elements i, i + 1, .. of a row. An 8-bit float's exponent is the lower part of a half's: an e5m2
-// is the upper byte of its half, and an e4m3 is one 2^8 smaller, but for its NaN, which would be 480.
+// is the upper byte of its half, and an e4m3 is one 2^8 smaller, but for its NaN, which would be
+// 480.
 template <KeyType kType>
 SPECDEC_INLINE F load_keys(const void* row, int i) {
   if constexpr (kType < KeyType::kFloat8E4M3) {

@@ -92,8 +92,8 @@ struct TileTable {
   uint32_t (*race_weights)(const float* blocks, int64_t first_id, const Race& race,
                            uint32_t* words);
   Attention attention[kKeyTypes];
-  Linear linear[3];        // by LogitType of the weight
-  Replay replay[2];        // by LogitType of the state
+  Linear linear[3];  // by LogitType of the weight
+  Replay replay[2];  // by LogitType of the state
 };
 
 enum class Isa : int { kPortable = 0, kAvx2 = 1, kAvx512 = 2, kAmx = 3 };
