@@ -6,6 +6,7 @@ from .files import load_draft_model, load_eagle, load_eagle3, load_medusa, load_
 from .layers import FeatureHead, Shared
 from .medusa import MedusaHeads
 from .mtp import MtpHead
+from .mtp_layers import MtpLayer, load_mtp_layers
 
 __all__ = [
     "Eagle3Head",
@@ -13,11 +14,13 @@ __all__ = [
     "FeatureHead",
     "MedusaHeads",
     "MtpHead",
+    "MtpLayer",
     "Shared",
     "load_draft_model",
     "load_eagle",
     "load_eagle3",
     "load_medusa",
     "load_mtp",
+    "load_mtp_layers",
     "save_head",
 ]

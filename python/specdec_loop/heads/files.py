@@ -20,7 +20,7 @@ from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
 from .eagle import EagleHead
 from .eagle3 import Eagle3Head
-from .layers import FeatureHead, Shared, lent, load_exactly
+from .layers import Shared, finish, lent
 from .medusa import MedusaHeads
 from .mtp import MtpHead
 
@@ -49,7 +49,7 @@ def load_medusa(folder: Path | str, target: Any, *, dtype: torch.dtype | None = 
         layers=1 + max((j for _, j in blocks), default=-1),
         own_output=places != blocks,
     )
-    return _finish(heads, weights, source, target, dtype)  # type: ignore[return-value]
+    return finish(heads, weights, source, target, dtype)  # type: ignore[return-value]
 
 
 def load_eagle(folder: Path | str, target: Any, *, dtype: torch.dtype | None = None) -> EagleHead:
@@ -61,7 +61,7 @@ def load_eagle(folder: Path | str, target: Any, *, dtype: torch.dtype | None = N
     """
     weights, source = _tensors(Path(folder), HEAD)
     head = EagleHead(_config(folder), Shared(target, dtype), bias="fc.bias" in weights)
-    return _finish(head, weights, source, target, dtype)  # type: ignore[return-value]
+    return finish(head, weights, source, target, dtype)  # type: ignore[return-value]
 
 
 def load_eagle3(folder: Path | str, target: Any, *, dtype: torch.dtype | None = None) -> Eagle3Head:
@@ -87,7 +87,7 @@ def load_eagle3(folder: Path | str, target: Any, *, dtype: torch.dtype | None = 
     head = Eagle3Head(config, Shared(target, dtype))
     if "d2t" not in weights:  # the whole vocabulary
         weights["d2t"], weights["t2d"] = head.d2t, torch.ones_like(head.t2d)
-    _finish(head, weights, source, target, dtype)
+    finish(head, weights, source, target, dtype)
     head.map_tokens()
     return head
 
@@ -100,7 +100,7 @@ def load_mtp(folder: Path | str, target: Any, *, dtype: torch.dtype | None = Non
         ValueError: tensors that do not fit.
     """
     weights, source = _tensors(Path(folder), HEAD)
-    return _finish(MtpHead(_config(folder), Shared(target, dtype)), weights, source, target, dtype)  # type: ignore[return-value]
+    return finish(MtpHead(_config(folder), Shared(target, dtype)), weights, source, target, dtype)  # type: ignore[return-value]
 
 
 def load_draft_model(folder: Path | str, target: Any, *, dtype: torch.dtype | None = None) -> Any:
@@ -115,7 +115,7 @@ def load_draft_model(folder: Path | str, target: Any, *, dtype: torch.dtype | No
     model.set_input_embeddings(lent(target.get_input_embeddings(), dtype))
     model.set_output_embeddings(lent(target.get_output_embeddings(), dtype))
     borrowed = {n: t for n, t in model.state_dict().items() if n.endswith(("embed_tokens.weight", "lm_head.weight"))}
-    return _finish(model, {**weights, **borrowed}, source, target, dtype)
+    return finish(model, {**weights, **borrowed}, source, target, dtype)
 
 
 def save_head(network: nn.Module, folder: Path, config: dict[str, Any], *, dtype: torch.dtype = torch.bfloat16) -> None:
@@ -163,15 +163,3 @@ def _tensors(folder: Path, names: tuple[str, ...]) -> tuple[dict[str, Tensor], s
             is_safe = name.endswith(".safetensors")
             return load_file(path) if is_safe else torch.load(path, "cpu", weights_only=True), str(path)
     raise FileNotFoundError(f"{folder}: no {' or '.join(names)} here")
-
-
-def _finish(
-    network: nn.Module, weights: dict[str, Tensor], source: str, target: Any, dtype: torch.dtype | None
-) -> nn.Module:
-    """Load, and go where the target is."""
-    if isinstance(network, FeatureHead) and "embed_tokens.weight" in weights:
-        network.embed_tokens = nn.Embedding(*weights["embed_tokens.weight"].shape)
-    for weight in network.parameters():  # and no buffer: angles stay exact
-        weight.data = weight.data.to(dtype or target.dtype)
-    load_exactly(network, weights, source)
-    return network.to(target.device).eval().requires_grad_(False)

@@ -153,8 +153,14 @@ class FeatureHead(nn.Module):
 
     final: ClassVar[tuple[int, ...]] = (-1,)
 
-    def __init__(self, config: Any, shared: Shared) -> None:
-        """Take sizes from a Llama configuration; the target lends what the file of a head leaves out."""
+    def __init__(self, config: Any, shared: Shared, turns: Turns | None = None) -> None:
+        """Take sizes from a Llama configuration; the target lends what the file of a head leaves out.
+
+        Args:
+            config: of the layers.
+            shared: what the target lends.
+            turns: rotary angles; None: those of the configuration.
+        """
         super().__init__()
         self.config, self.levels = config, self.final
         self.token_map: Tensor | None = None
@@ -162,7 +168,7 @@ class FeatureHead(nn.Module):
         rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
         if rope in GROWING:
             raise ValueError(f"{type(self).__name__}: rope_type must be one whose angles are fixed, got {rope!r}")
-        self._turns = Turns(_partial(config))
+        self._turns = turns or Turns(_partial(config))
 
     @property
     def networks(self) -> tuple[nn.Module, nn.Module]:
@@ -272,3 +278,15 @@ def load_exactly(network: nn.Module, weights: dict[str, Tensor], source: str) ->
     with torch.no_grad():
         for name, value in own.items():
             value.copy_(weights[name])
+
+
+def finish(
+    network: nn.Module, weights: dict[str, Tensor], source: str, target: Any, dtype: torch.dtype | None
+) -> nn.Module:
+    """Load, see `load_exactly`, and go where the target is."""
+    if isinstance(network, FeatureHead) and "embed_tokens.weight" in weights:
+        network.embed_tokens = nn.Embedding(*weights["embed_tokens.weight"].shape)
+    for weight in network.parameters():  # and no buffer: angles stay exact
+        weight.data = weight.data.to(dtype or target.dtype)
+    load_exactly(network, weights, source)
+    return network.to(target.device).eval().requires_grad_(False)
