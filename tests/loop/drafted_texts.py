@@ -18,13 +18,13 @@ MIXED = Sampling(torch.tensor([0.8, 0.0, 1.3, 0.5, 0.0, 1.0, 0.7]), top_p=torch.
 RUNS = [(rule, batch) for rule in ("match", "greedy") for batch in (1, 7)]
 
 
-def decode(target: Any, drafter: Drafter | None, rule: str, batch: int) -> Any:
+def decode(target: Any, drafter: Drafter | None, rule: str, batch: int, draft_length: int = 3) -> Any:
     """Seven prompts have lengths of their own; under match some requests are sampled."""
     sampling = Sampling.full(batch, temperature=0.0)
     if rule == "match":
         sampling = Sampling(*(None if x is None else x[:batch] for x in MIXED))
-    options: dict[str, Any] = {"sampling": sampling, "max_new_tokens": TOKENS, "seed": SEED, "draft_length": 3}
-    return generate(target, drafter, prompts(batch), rule=rule, **options), sampling
+    options: dict[str, Any] = {"sampling": sampling, "max_new_tokens": TOKENS, "seed": SEED}
+    return generate(target, drafter, prompts(batch), rule=rule, draft_length=draft_length, **options), sampling
 
 
 @functools.cache

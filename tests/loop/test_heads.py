@@ -20,7 +20,16 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from specdec_kernels import Sampling
 from specdec_loop import heads
-from specdec_loop.drafters import Blockwise, Drafter, DraftModel, EagleDynamicTree, EagleTree, HeadChain, Medusa
+from specdec_loop.drafters import (
+    Blockwise,
+    Drafter,
+    DraftModel,
+    EagleDynamicTree,
+    EagleTree,
+    HeadChain,
+    Medusa,
+    ParallelChain,
+)
 from specdec_loop.drafters.feature_drafter import FeatureDrafter
 from specdec_loop.generation import generate
 from specdec_loop.sequences import Sequences
@@ -127,6 +136,7 @@ def test_the_tree_that_ranks_alone_choose_is_the_one_that_grows() -> None:
         (HeadChain, "ratio", "mtp"),
         (HeadChain, "block", "eagle3"),
         (HeadChain, "ratio", "eagle"),
+        (ParallelChain, "ratio", "peagle"),
     ],
 )
 def test_drafts_leave_the_distribution_alone(shape: Any, rule: str, kind: str) -> None:
@@ -376,7 +386,7 @@ def saved(tmp_path: Path, network: Any, load: Callable[..., Any]) -> tuple[Any, 
     return network, load(tmp_path, model())
 
 
-@pytest.mark.parametrize("kind", ["eagle", "eagle3", "mtp"])
+@pytest.mark.parametrize("kind", ["eagle", "eagle3", "peagle", "mtp"])
 def test_what_is_saved_loads_again(tmp_path: Path, kind: str) -> None:
     made, read = saved(tmp_path, feature_head(kind, model()), LOADS[kind][0])
     assert made.state_dict().keys() == read.state_dict().keys()
@@ -416,7 +426,7 @@ def test_a_drafter_may_have_a_dtype_of_its_own(tmp_path: Path, kind: str) -> Non
             return head(ids).logits
         if kind == "medusa":
             return head(hidden[..., :32])
-        features = head.fuse(hidden if kind == "eagle3" else hidden[..., :32])
+        features = head.fuse(hidden if kind in ("eagle3", "peagle") else hidden[..., :32])
         return head.logits(head(ids, features, torch.arange(5)[None]))
 
     near, want = logits(small), logits(whole)

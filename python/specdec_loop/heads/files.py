@@ -23,6 +23,7 @@ from .eagle3 import Eagle3Head
 from .layers import Shared, finish, lent
 from .medusa import MedusaHeads
 from .mtp import MtpHead
+from .peagle import PEagleHead
 
 MEDUSA = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
 HEAD = ("model.safetensors", "pytorch_model.bin")
@@ -73,23 +74,17 @@ def load_eagle3(folder: Path | str, target: Any, *, dtype: torch.dtype | None = 
         FileNotFoundError: no such folder or file.
         ValueError: tensors that do not fit, or a configuration that is not served.
     """
-    weights, source = _tensors(Path(folder), HEAD)
-    config = _config(folder, "eagle3")
-    weights = {
-        name.replace("layers.0.", "midlayer.", 1) if name.startswith("layers.0.") else name: tensor
-        for name, tensor in weights.items()
-        if not name.startswith("verifier_")  # of the target, kept for training
-    }
-    config.qk_norm = "midlayer.self_attn.q_norm.weight" in weights
-    wide = target.get_input_embeddings().weight.shape[1]
-    if config.hidden_size != wide and "embed_tokens.weight" not in weights:
-        raise ValueError(f"{source}: tensors missing: embed_tokens.weight: the target's are {wide} wide")
-    head = Eagle3Head(config, Shared(target, dtype))
-    if "d2t" not in weights:  # the whole vocabulary
-        weights["d2t"], weights["t2d"] = head.d2t, torch.ones_like(head.t2d)
-    finish(head, weights, source, target, dtype)
-    head.map_tokens()
-    return head
+    return _load_eagle3(Path(folder), target, dtype, "eagle3", Eagle3Head)
+
+
+def load_peagle(folder: Path | str, target: Any, *, dtype: torch.dtype | None = None) -> PEagleHead:
+    """A head of P-EAGLE: an EAGLE-3 head with ``mask_hidden``, see `load_eagle3`.
+
+    Raises:
+        FileNotFoundError: no such folder or file.
+        ValueError: tensors that do not fit, or a configuration that is not served.
+    """
+    return _load_eagle3(Path(folder), target, dtype, "peagle", PEagleHead)  # type: ignore[return-value]
 
 
 def load_mtp(folder: Path | str, target: Any, *, dtype: torch.dtype | None = None) -> MtpHead:
@@ -128,6 +123,29 @@ def save_head(network: nn.Module, folder: Path, config: dict[str, Any], *, dtype
     name = MEDUSA[0] if isinstance(network, MedusaHeads) else HEAD[0]
     save_file(tensors, folder / name, metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def _load_eagle3(
+    folder: Path, target: Any, dtype: torch.dtype | None, kind: str, network: type[Eagle3Head]
+) -> Eagle3Head:
+    """A head of this class, which speculators calls `kind`."""
+    weights, source = _tensors(folder, HEAD)
+    config = _config(folder, kind)
+    weights = {
+        name.replace("layers.0.", "midlayer.", 1) if name.startswith("layers.0.") else name: tensor
+        for name, tensor in weights.items()
+        if not name.startswith("verifier_")  # of the target, kept for training
+    }
+    config.qk_norm = "midlayer.self_attn.q_norm.weight" in weights
+    wide = target.get_input_embeddings().weight.shape[1]
+    if config.hidden_size != wide and "embed_tokens.weight" not in weights:
+        raise ValueError(f"{source}: tensors missing: embed_tokens.weight: the target's are {wide} wide")
+    head = network(config, Shared(target, dtype))
+    if "d2t" not in weights:  # the whole vocabulary
+        weights["d2t"], weights["t2d"] = head.d2t, torch.ones_like(head.t2d)
+    finish(head, weights, source, target, dtype)
+    head.map_tokens()
+    return head
 
 
 def _config(folder: Path | str, kind: str = "") -> Any:
