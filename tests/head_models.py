@@ -19,6 +19,7 @@ from specdec_loop.drafters import (
     EagleTree,
     HeadChain,
     Medusa,
+    ParallelChain,
     SuffixOr,
 )
 from specdec_loop.drafters.cached_drafter import CachedDrafter
@@ -28,12 +29,14 @@ from specdec_loop.heads import (
     FeatureHead,
     MedusaHeads,
     MtpHead,
+    PEagleHead,
     Shared,
     load_draft_model,
     load_eagle,
     load_eagle3,
     load_medusa,
     load_mtp,
+    load_peagle,
 )
 from specdec_loop.sequences import Sequences
 
@@ -72,7 +75,7 @@ def draft_model() -> Any:
 
 
 def feature_head(kind: str, target: Any, draft_ids: list[int] | None = None) -> FeatureHead:
-    """An EAGLE, EAGLE-3 or MTP head for a target; an EAGLE-3 head drafts some ids alone."""
+    """An EAGLE, EAGLE-3, P-EAGLE or MTP head for a target; EAGLE-3 and P-EAGLE heads draft some ids alone."""
     shared = Shared(target)
     if kind == "eagle":
         return shaken(EagleHead(config(target), shared))
@@ -80,7 +83,8 @@ def feature_head(kind: str, target: Any, draft_ids: list[int] | None = None) -> 
         return shaken(MtpHead(config(target), shared))
     ids = draft_ids or [i for i in range(target.config.vocab_size) if i % 3]
     levels = {"eagle_aux_hidden_state_layer_ids": [0, target.config.num_hidden_layers // 2, -1]}
-    head = shaken(Eagle3Head(config(target, draft_vocab_size=len(ids), eagle_config=levels), shared))
+    network, mask = (PEagleHead, {"mask_token_id": 1}) if kind == "peagle" else (Eagle3Head, {})
+    head = shaken(network(config(target, draft_vocab_size=len(ids), eagle_config=levels, **mask), shared))
     head.choose(torch.tensor(ids))
     return head
 
@@ -109,6 +113,7 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "EAGLE-2": lambda: EagleDynamicTree(feature_head("eagle", model())),
     "EAGLE-3": lambda: EagleDynamicTree(feature_head("eagle3", model()), width=3, total=9),
     "EAGLE-3, fixed tree": lambda: EagleTree(feature_head("eagle3", model())),
+    "P-EAGLE": lambda: ParallelChain(feature_head("peagle", model())),
     "MTP": lambda: HeadChain(feature_head("mtp", model())),
     "MTP or suffix": lambda: SuffixOr(HeadChain(feature_head("mtp", model()))),
 }
@@ -120,4 +125,5 @@ LOADS: dict[str, tuple[Callable[..., Any], Any]] = {
     "eagle3": (load_eagle3, EagleDynamicTree),
     "medusa": (load_medusa, Medusa),
     "mtp": (load_mtp, HeadChain),
+    "peagle": (load_peagle, ParallelChain),
 }

@@ -20,7 +20,16 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from specdec_kernels import Sampling
 from specdec_loop import heads
-from specdec_loop.drafters import Blockwise, Drafter, DraftModel, EagleDynamicTree, EagleTree, HeadChain, Medusa
+from specdec_loop.drafters import (
+    Blockwise,
+    Drafter,
+    DraftModel,
+    EagleDynamicTree,
+    EagleTree,
+    HeadChain,
+    Medusa,
+    ParallelChain,
+)
 from specdec_loop.drafters.feature_drafter import FeatureDrafter
 from specdec_loop.generation import generate
 from specdec_loop.sequences import Sequences
@@ -127,6 +136,7 @@ def test_the_tree_that_ranks_alone_choose_is_the_one_that_grows() -> None:
         (HeadChain, "ratio", "mtp"),
         (HeadChain, "block", "eagle3"),
         (HeadChain, "ratio", "eagle"),
+        (ParallelChain, "ratio", "peagle"),
     ],
 )
 def test_drafts_leave_the_distribution_alone(shape: Any, rule: str, kind: str) -> None:
@@ -362,14 +372,11 @@ def test_eagle3_reads_the_levels_of_the_paper() -> None:
     assert heads.Eagle3Head(config(model()), shared).levels == (2, 16, 29)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{"norm_before_residual": True}, {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}}],
-)
-def test_an_eagle3_head_of_another_layout_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_an_eagle3_head_that_reads_the_last_layer_is_refused(tmp_path: Path) -> None:
     """The target has two layers: state 2 is to be had behind its norm alone."""
-    write(tmp_path, "model.safetensors", eagle3_tensors(), **{**EAGLE3, **change})
-    with pytest.raises(ValueError, match=r"must be (below 2|false), got"):
+    levels = {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}
+    write(tmp_path, "model.safetensors", eagle3_tensors(), **{**EAGLE3, "eagle_config": levels})
+    with pytest.raises(ValueError, match="must be below 2, got"):
         heads.load_eagle3(tmp_path, model())
 
 
@@ -379,7 +386,7 @@ def saved(tmp_path: Path, network: Any, load: Callable[..., Any]) -> tuple[Any, 
     return network, load(tmp_path, model())
 
 
-@pytest.mark.parametrize("kind", ["eagle", "eagle3", "mtp"])
+@pytest.mark.parametrize("kind", ["eagle", "eagle3", "peagle", "mtp"])
 def test_what_is_saved_loads_again(tmp_path: Path, kind: str) -> None:
     made, read = saved(tmp_path, feature_head(kind, model()), LOADS[kind][0])
     assert made.state_dict().keys() == read.state_dict().keys()
@@ -419,7 +426,7 @@ def test_a_drafter_may_have_a_dtype_of_its_own(tmp_path: Path, kind: str) -> Non
             return head(ids).logits
         if kind == "medusa":
             return head(hidden[..., :32])
-        features = head.fuse(hidden if kind == "eagle3" else hidden[..., :32])
+        features = head.fuse(hidden if kind in ("eagle3", "peagle") else hidden[..., :32])
         return head.logits(head(ids, features, torch.arange(5)[None]))
 
     near, want = logits(small), logits(whole)

@@ -8,6 +8,7 @@ from .head_chain import HeadChain
 from .independent import IndependentDrafts
 from .lookahead import Lookahead
 from .medusa import Blockwise, Medusa
+from .parallel_chain import ParallelChain
 from .prompt_lookup import PromptLookup
 from .retrieval import Retrieval
 from .suffix import SuffixDecoding
@@ -26,6 +27,7 @@ __all__ = [
     "Medusa",
     "NoDrafter",
     "Outcome",
+    "ParallelChain",
     "PromptLookup",
     "Retrieval",
     "SuffixDecoding",

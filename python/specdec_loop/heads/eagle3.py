@@ -1,4 +1,4 @@
-"""EAGLE-3: features of three depths, a layer that sees [embedding; feature], and a vocabulary of its own."""
+"""EAGLE-3 and 3.1: features of three depths, a layer that sees [embedding; feature], and a vocabulary of its own."""
 
 from __future__ import annotations
 
@@ -19,8 +19,21 @@ class MidLayer(Residual):
         self.hidden_norm, self.input_layernorm = norm(config), norm(config)
 
 
+class LaterLayer(Residual):
+    """A Llama layer behind the first one."""
+
+    def __init__(self, config: Any, layer: int) -> None:
+        """Take the sizes from a Llama configuration, and the layer's number."""
+        super().__init__(config, config.hidden_size, layer)
+        self.input_layernorm = norm(config)
+
+
 class Eagle3Head(FeatureHead):
-    """Fuses a low, a middle and a high state to a feature, and goes on with features of its own."""
+    """Fuses a low, a middle and a high state to a feature, and goes on with features of its own.
+
+    EAGLE-3.1 adds norms: `fc_norm` of each state, or `norm_before_fc` of all states together, before they are fused;
+    `norm_output`: what the head goes on with is normed. `norm_before_residual`: the residual is the normed feature.
+    """
 
     d2t: Tensor
     t2d: Tensor
@@ -29,27 +42,35 @@ class Eagle3Head(FeatureHead):
         """Make the head.
 
         Args:
-            config: a Llama configuration of one layer with ``draft_vocab_size``; ``target_hidden_size`` where the
-                target is wider; ``eagle_config`` may name the levels.
+            config: a Llama configuration with ``draft_vocab_size``; ``target_hidden_size`` where the target is wider;
+                ``qk_norm`` where the layers are Qwen3's; the norms above, each a bool; and
+                ``eagle_aux_hidden_state_layer_ids``, there or in ``eagle_config``, may name the levels.
             shared: what the target lends.
 
         Raises:
-            ValueError: a layout of other norms; the last layer among the levels.
+            ValueError: the last layer among the levels, norms that exclude each other, or a head without `fc`.
         """
         super().__init__(config, shared)
-        last = shared.layers
-        named = (getattr(config, "eagle_config", None) or {}).get("eagle_aux_hidden_state_layer_ids")
-        self.levels = tuple(named or (2, last // 2, last - 3))
-        if named and max(named) >= last:  # transformers hands it out behind its norm alone, such a head reads it before
-            raise ValueError(f"Eagle3Head: eagle_aux_hidden_state_layer_ids must be below {last}, got {named}")
-        for other in ("norm_before_residual", "norm_output"):
-            if getattr(config, other, False):
-                raise ValueError(f"Eagle3Head: {other} must be false, got true: this layout is not known here")
+        options = getattr(config, "eagle_config", None) or {}
+        self.levels = _levels(config, options, shared.layers)
+        before_fc = options.get("norm_before_fc", getattr(config, "norm_before_fc", False))
+        per_state = getattr(config, "fc_norm", False)
+        if before_fc and per_state:
+            raise ValueError("Eagle3Head: norm_before_fc and fc_norm exclude each other, got both")
+        if not options.get("use_aux_hidden_state", True):
+            raise ValueError("Eagle3Head: use_aux_hidden_state must be true, got false: such a head has no fc")
         draft_vocab = getattr(config, "draft_vocab_size", None) or config.vocab_size
         width = getattr(config, "target_hidden_size", None) or config.hidden_size
-        self.fc = nn.Linear(len(self.levels) * width, config.hidden_size, bias=False)
+        count = len(self.levels)
+        self.input_norm = norm(config, count * width) if before_fc else nn.Identity()
+        self.fc_norm = nn.ModuleList(norm(config, width) for _ in range(count if per_state else 0))
+        self.fc = nn.Linear(count * width, config.hidden_size, bias=False)
         self.midlayer = MidLayer(config)
+        later = {str(number): LaterLayer(config, number) for number in range(1, config.num_hidden_layers)}
+        self.layers = nn.ModuleDict(later)
         self.norm = norm(config)
+        self.norm_before_residual = bool(getattr(config, "norm_before_residual", False))
+        self.norm_output = bool(getattr(config, "norm_output", False))
         self.lm_head = nn.Linear(config.hidden_size, draft_vocab, bias=False)
         self.register_buffer("d2t", torch.zeros(draft_vocab, dtype=torch.int64))
         self.register_buffer("t2d", torch.zeros(config.vocab_size, dtype=torch.bool))
@@ -66,18 +87,35 @@ class Eagle3Head(FeatureHead):
 
     def fuse(self, hidden: Tensor) -> Tensor:
         """Map the states to one feature."""
-        out: Tensor = self.fc(super().fuse(hidden))
+        states = self.input_norm(super().fuse(hidden))
+        if self.fc_norm:
+            parts = states.chunk(len(self.fc_norm), -1)
+            states = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], -1)
+        out: Tensor = self.fc(states)
         return out
 
     def logits(self, features: Tensor) -> Tensor:
         """Read the normed feature with the head's own matrix."""
-        out: Tensor = self.lm_head(self.norm(features))
+        out: Tensor = self.lm_head(features if self.norm_output else self.norm(features))
         return out
 
     def step(
         self, embedded: Tensor, features: Tensor, rotary: tuple[Tensor, ...], mask: Tensor | None, cache: Any
     ) -> Tensor:
-        """The layer."""
-        layer = self.midlayer
-        seen = torch.cat([layer.input_layernorm(embedded), layer.hidden_norm(features)], -1)
-        return layer.finish(features, seen, rotary, mask, cache)
+        """The layers."""
+        first = self.midlayer
+        feature = first.hidden_norm(features)
+        seen = torch.cat([first.input_layernorm(embedded), feature], -1)
+        x = first.finish(feature if self.norm_before_residual else features, seen, rotary, mask, cache)
+        for layer in self.layers.values():
+            x = layer.finish(x, layer.input_layernorm(x), rotary, mask, cache)  # type: ignore[operator]
+        return self.norm(x) if self.norm_output else x
+
+
+def _levels(config: Any, options: dict[str, Any], last: int) -> tuple[int, ...]:
+    """Which of the target's states are fused."""
+    name = "eagle_aux_hidden_state_layer_ids"
+    named = options.get(name) or getattr(config, name, None)
+    if named and max(named) >= last:  # transformers hands it out behind its norm alone, such a head reads it before
+        raise ValueError(f"Eagle3Head: {name} must be below {last}, got {list(named)}")
+    return tuple(named or (2, last // 2, last - 3))

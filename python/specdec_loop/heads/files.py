@@ -1,9 +1,10 @@
 """Heads in files: as their authors publish them, and as this repository keeps its own.
 
-A folder holds ``config.json`` and one file of tensors, ``.safetensors`` or PyTorch's. A head that leaves out the
-embedding or an output matrix uses the target's. Drafts need not be exact: a head may have a dtype of its own, with
-copies of what it borrows where that differs from the target's. On a CPU a lone token reads its weights in half the time
-when they are bfloat16; many rows at once need a CPU that multiplies bfloat16.
+A folder holds ``config.json`` and one file of tensors, ``.safetensors`` or PyTorch's. The configuration is a Llama one
+with fields of the head, or that of the package speculators, which keeps the layers' configuration inside its own. A
+head that leaves out the embedding or an output matrix uses the target's. Drafts need not be exact: a head may have a
+dtype of its own, with copies of what it borrows where that differs from the target's. On a CPU a lone token reads its
+weights in half the time when they are bfloat16; many rows at once need a CPU that multiplies bfloat16.
 """
 
 from __future__ import annotations
@@ -15,16 +16,18 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
 from .eagle import EagleHead
 from .eagle3 import Eagle3Head
-from .layers import FeatureHead, Shared, lent, load_exactly
+from .layers import Shared, finish, lent
 from .medusa import MedusaHeads
 from .mtp import MtpHead
+from .peagle import PEagleHead
 
 MEDUSA = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
 HEAD = ("model.safetensors", "pytorch_model.bin")
+LAYERS = ("llama", "qwen3")  # that a head of speculators may have
 
 
 def load_medusa(folder: Path | str, target: Any, *, dtype: torch.dtype | None = None) -> MedusaHeads:
@@ -47,7 +50,7 @@ def load_medusa(folder: Path | str, target: Any, *, dtype: torch.dtype | None = 
         layers=1 + max((j for _, j in blocks), default=-1),
         own_output=places != blocks,
     )
-    return _finish(heads, weights, source, target, dtype)  # type: ignore[return-value]
+    return finish(heads, weights, source, target, dtype)  # type: ignore[return-value]
 
 
 def load_eagle(folder: Path | str, target: Any, *, dtype: torch.dtype | None = None) -> EagleHead:
@@ -59,23 +62,29 @@ def load_eagle(folder: Path | str, target: Any, *, dtype: torch.dtype | None = N
     """
     weights, source = _tensors(Path(folder), HEAD)
     head = EagleHead(_config(folder), Shared(target, dtype), bias="fc.bias" in weights)
-    return _finish(head, weights, source, target, dtype)  # type: ignore[return-value]
+    return finish(head, weights, source, target, dtype)  # type: ignore[return-value]
 
 
 def load_eagle3(folder: Path | str, target: Any, *, dtype: torch.dtype | None = None) -> Eagle3Head:
-    """A head of EAGLE-3: ``fc``, ``midlayer``, ``norm``, ``lm_head``, ``d2t``, ``t2d``, perhaps ``embed_tokens``.
+    """A head of EAGLE-3 or 3.1: ``fc``, ``midlayer``, ``norm``, ``lm_head``, perhaps ``embed_tokens``, ``d2t``.
+
+    ``midlayer`` may be called ``layers.0``; further layers may follow, and EAGLE-3.1 has more norms.
 
     Raises:
         FileNotFoundError: no such folder or file.
-        ValueError: tensors that do not fit.
+        ValueError: tensors that do not fit, or a configuration that is not served.
     """
-    weights, source = _tensors(Path(folder), HEAD)
-    head = Eagle3Head(_config(folder), Shared(target, dtype))
-    if "d2t" not in weights:  # the whole vocabulary
-        weights["d2t"], weights["t2d"] = head.d2t, torch.ones_like(head.t2d)
-    _finish(head, weights, source, target, dtype)
-    head.map_tokens()
-    return head
+    return _load_eagle3(Path(folder), target, dtype, "eagle3", Eagle3Head)
+
+
+def load_peagle(folder: Path | str, target: Any, *, dtype: torch.dtype | None = None) -> PEagleHead:
+    """A head of P-EAGLE: an EAGLE-3 head with ``mask_hidden``, see `load_eagle3`.
+
+    Raises:
+        FileNotFoundError: no such folder or file.
+        ValueError: tensors that do not fit, or a configuration that is not served.
+    """
+    return _load_eagle3(Path(folder), target, dtype, "peagle", PEagleHead)  # type: ignore[return-value]
 
 
 def load_mtp(folder: Path | str, target: Any, *, dtype: torch.dtype | None = None) -> MtpHead:
@@ -86,7 +95,7 @@ def load_mtp(folder: Path | str, target: Any, *, dtype: torch.dtype | None = Non
         ValueError: tensors that do not fit.
     """
     weights, source = _tensors(Path(folder), HEAD)
-    return _finish(MtpHead(_config(folder), Shared(target, dtype)), weights, source, target, dtype)  # type: ignore[return-value]
+    return finish(MtpHead(_config(folder), Shared(target, dtype)), weights, source, target, dtype)  # type: ignore[return-value]
 
 
 def load_draft_model(folder: Path | str, target: Any, *, dtype: torch.dtype | None = None) -> Any:
@@ -101,7 +110,7 @@ def load_draft_model(folder: Path | str, target: Any, *, dtype: torch.dtype | No
     model.set_input_embeddings(lent(target.get_input_embeddings(), dtype))
     model.set_output_embeddings(lent(target.get_output_embeddings(), dtype))
     borrowed = {n: t for n, t in model.state_dict().items() if n.endswith(("embed_tokens.weight", "lm_head.weight"))}
-    return _finish(model, {**weights, **borrowed}, source, target, dtype)
+    return finish(model, {**weights, **borrowed}, source, target, dtype)
 
 
 def save_head(network: nn.Module, folder: Path, config: dict[str, Any], *, dtype: torch.dtype = torch.bfloat16) -> None:
@@ -116,11 +125,52 @@ def save_head(network: nn.Module, folder: Path, config: dict[str, Any], *, dtype
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
-def _config(folder: Path | str) -> Any:
-    config = LlamaConfig.from_pretrained(folder)
+def _load_eagle3(
+    folder: Path, target: Any, dtype: torch.dtype | None, kind: str, network: type[Eagle3Head]
+) -> Eagle3Head:
+    """A head of this class, which speculators calls `kind`."""
+    weights, source = _tensors(folder, HEAD)
+    config = _config(folder, kind)
+    weights = {
+        name.replace("layers.0.", "midlayer.", 1) if name.startswith("layers.0.") else name: tensor
+        for name, tensor in weights.items()
+        if not name.startswith("verifier_")  # of the target, kept for training
+    }
+    config.qk_norm = "midlayer.self_attn.q_norm.weight" in weights
+    wide = target.get_input_embeddings().weight.shape[1]
+    if config.hidden_size != wide and "embed_tokens.weight" not in weights:
+        raise ValueError(f"{source}: tensors missing: embed_tokens.weight: the target's are {wide} wide")
+    head = network(config, Shared(target, dtype))
+    if "d2t" not in weights:  # the whole vocabulary
+        weights["d2t"], weights["t2d"] = head.d2t, torch.ones_like(head.t2d)
+    finish(head, weights, source, target, dtype)
+    head.map_tokens()
+    return head
+
+
+def _config(folder: Path | str, kind: str = "") -> Any:
+    """A Llama configuration with the fields of the head, whose kind speculators calls `kind`."""
+    fields, _ = LlamaConfig.get_config_dict(folder)
+    config = _of_speculators(fields, str(folder), kind) if "speculators_model_type" in fields else LlamaConfig(**fields)
     config._attn_implementation = "sdpa"  # the masks that Attention takes
     config.sliding_window = config.layer_types = None  # copied from the target; a head sees the whole text
     return config
+
+
+def _of_speculators(fields: dict[str, Any], folder: str, kind: str) -> LlamaConfig:
+    """The layers' configuration and the fields of the head in one."""
+    got, layers = fields["speculators_model_type"], fields.get("transformer_layer_config") or {}
+    if got != kind:
+        raise ValueError(f"{folder}: speculators_model_type must be {kind or 'absent'}, got {got}")
+    model_type = layers.get("model_type", "qwen3")
+    if model_type not in LAYERS:
+        raise ValueError(f"{folder}: model_type of the layers must be {' or '.join(LAYERS)}, got {model_type}")
+    whole = AutoConfig.for_model(**{"model_type": model_type, **layers}).to_dict()
+    if "sliding_attention" in (whole.get("layer_types") or []):
+        raise ValueError(f"{folder}: layer_types must be full_attention, got {whole['layer_types']}")
+    outside = ("transformer_layer_config", "speculators_config", "architectures", "auto_map", "model_type")
+    own = {name: value for name, value in fields.items() if name not in outside}
+    return LlamaConfig(**{**whole, **own, "model_type": "llama"})
 
 
 def _tensors(folder: Path, names: tuple[str, ...]) -> tuple[dict[str, Tensor], str]:
@@ -131,15 +181,3 @@ def _tensors(folder: Path, names: tuple[str, ...]) -> tuple[dict[str, Tensor], s
             is_safe = name.endswith(".safetensors")
             return load_file(path) if is_safe else torch.load(path, "cpu", weights_only=True), str(path)
     raise FileNotFoundError(f"{folder}: no {' or '.join(names)} here")
-
-
-def _finish(
-    network: nn.Module, weights: dict[str, Tensor], source: str, target: Any, dtype: torch.dtype | None
-) -> nn.Module:
-    """Load, and go where the target is."""
-    if isinstance(network, FeatureHead) and "embed_tokens.weight" in weights:
-        network.embed_tokens = nn.Embedding(*weights["embed_tokens.weight"].shape)
-    for weight in network.parameters():  # and no buffer: angles stay exact
-        weight.data = weight.data.to(dtype or target.dtype)
-    load_exactly(network, weights, source)
-    return network.to(target.device).eval().requires_grad_(False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
+from copy import copy, deepcopy
 from typing import Any, ClassVar
 
 import torch
@@ -16,9 +16,10 @@ GROWING = ("dynamic", "longrope")  # rotary tables that change with the length o
 class Attention(nn.Module):
     """Grouped-query attention with rotary positions; its input may be wider than its output."""
 
-    def __init__(self, config: Any, inputs: int) -> None:
-        """Take heads and sizes from a Llama configuration, and the width of the input."""
+    def __init__(self, config: Any, inputs: int, layer: int = 0) -> None:
+        """Take heads and sizes from a Llama configuration, the width of the input, and the layer of the cache."""
         super().__init__()
+        self.layer = layer
         self.dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.heads = config.num_attention_heads
         queries, keys = self.heads * self.dim, config.num_key_value_heads * self.dim
@@ -28,10 +29,12 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(inputs, keys, bias=bias)
         self.v_proj = nn.Linear(inputs, keys, bias=bias)
         self.o_proj = nn.Linear(queries, config.hidden_size, bias=everywhere)
+        if getattr(config, "qk_norm", False):  # Qwen3's layers
+            self.q_norm, self.k_norm = (nn.RMSNorm(self.dim, eps=config.rms_norm_eps) for _ in range(2))
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, ...], mask: Tensor | None, cache: Any) -> Tensor:
         """Attend, see `attend`."""
-        return attend(self, self.heads, self.dim, x, rotary, mask, cache)
+        return attend(self, self.heads, self.dim, x, rotary, mask, cache, self.layer)
 
 
 def attend(
@@ -47,7 +50,7 @@ def attend(
     """Llama's attention; without a mask a lone node attends all keys, others, on an empty cache, those before them.
 
     Args:
-        network: of q_proj, k_proj, v_proj and o_proj.
+        network: of q_proj, k_proj, v_proj and o_proj, perhaps of q_norm and k_norm.
         heads: of the queries.
         dim: of a head.
         x: ``[batch, nodes, width]``.
@@ -57,7 +60,10 @@ def attend(
         layer: of the cache.
     """
     shape = (*x.shape[:2], -1, dim)
-    turned = rotate(torch.cat([network.q_proj(x), network.k_proj(x)], -1).view(shape), rotary).transpose(1, 2)
+    query, key = network.q_proj(x).view(shape), network.k_proj(x).view(shape)
+    if hasattr(network, "q_norm"):
+        query, key = network.q_norm(query), network.k_norm(key)
+    turned = rotate(torch.cat([query, key], 2), rotary).transpose(1, 2)
     query, key = turned.split([heads, turned.shape[1] - heads], 1)
     value = network.v_proj(x).view(shape).transpose(1, 2)
     if cache is not None:
@@ -104,10 +110,13 @@ def rotate(x: Tensor, rotary: tuple[Tensor, ...]) -> Tensor:
     """Turn heads ``[batch, nodes, heads, dim]`` by their nodes' angles: Llama's halves, not pairs.
 
     Args:
-        x: heads.
+        x: heads; of fewer angles than dims the last dims stay as they are.
         rotary: cosines, and sines of which the first half is negated.
     """
     cosine, sine = rotary
+    dims = cosine.shape[-1]
+    if dims < x.shape[-1]:
+        return torch.cat([rotate(x[..., :dims], rotary), x[..., dims:]], -1)
     low, high = x.chunk(2, -1)
     return torch.addcmul(x * cosine, torch.cat([high, low], -1), sine)
 
@@ -144,8 +153,14 @@ class FeatureHead(nn.Module):
 
     final: ClassVar[tuple[int, ...]] = (-1,)
 
-    def __init__(self, config: Any, shared: Shared) -> None:
-        """Take sizes from a Llama configuration; the target lends what the file of a head leaves out."""
+    def __init__(self, config: Any, shared: Shared, turns: Turns | None = None) -> None:
+        """Take sizes from a Llama configuration; the target lends what the file of a head leaves out.
+
+        Args:
+            config: of the layers.
+            shared: what the target lends.
+            turns: rotary angles; None: those of the configuration.
+        """
         super().__init__()
         self.config, self.levels = config, self.final
         self.token_map: Tensor | None = None
@@ -153,7 +168,7 @@ class FeatureHead(nn.Module):
         rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
         if rope in GROWING:
             raise ValueError(f"{type(self).__name__}: rope_type must be one whose angles are fixed, got {rope!r}")
-        self._turns = Turns(config)
+        self._turns = turns or Turns(_partial(config))
 
     @property
     def networks(self) -> tuple[nn.Module, nn.Module]:
@@ -195,7 +210,7 @@ class FeatureHead(nn.Module):
             features: ``[batch, nodes, hidden]``.
             position_ids: ``[batch or 1, nodes]``; None: behind the rows of the cache, as many in each request.
             mask: as SDPA takes it, ``[batch, 1, nodes, keys]``; None: see `Attention`.
-            cache: of transformers' kind; its layer 0 is used.
+            cache: of transformers' kind.
         """
         turns = self._turns.of(features, position_ids, cache)
         return self.step(self.embed(token_ids).to(features.dtype), features, turns, mask, cache)
@@ -211,18 +226,29 @@ class FeatureHead(nn.Module):
         raise NotImplementedError  # every published head has its own
 
 
-def norm(config: Any) -> nn.RMSNorm:
-    """Llama's norm."""
-    return nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+def _partial(config: Any) -> Any:
+    """Of as many dims as are turned: the Llama of transformers heeds that factor only where angles are scaled."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    factor = rope.get("partial_rotary_factor", 1.0)
+    if factor == 1 or rope.get("rope_type", "default") != "default":
+        return config
+    config = copy(config)
+    config.head_dim = int(factor * (config.head_dim or config.hidden_size // config.num_attention_heads))
+    return config
+
+
+def norm(config: Any, size: int | None = None) -> nn.RMSNorm:
+    """Llama's norm, of hidden states or of another size."""
+    return nn.RMSNorm(size or config.hidden_size, eps=config.rms_norm_eps)
 
 
 class Residual(nn.Module):
     """The second half of a Llama layer and its attention; what comes before differs from head to head."""
 
-    def __init__(self, config: Any, inputs: int) -> None:
-        """Take the sizes from a Llama configuration, and the width of what attention sees."""
+    def __init__(self, config: Any, inputs: int, layer: int = 0) -> None:
+        """Take the sizes from a Llama configuration, the width of what attention sees, and the layer of the cache."""
         super().__init__()
-        self.self_attn = Attention(config, inputs)
+        self.self_attn = Attention(config, inputs, layer)
         self.mlp = LlamaMLP(config)
         self.post_attention_layernorm = norm(config)
 
@@ -252,3 +278,15 @@ def load_exactly(network: nn.Module, weights: dict[str, Tensor], source: str) ->
     with torch.no_grad():
         for name, value in own.items():
             value.copy_(weights[name])
+
+
+def finish(
+    network: nn.Module, weights: dict[str, Tensor], source: str, target: Any, dtype: torch.dtype | None
+) -> nn.Module:
+    """Load, see `load_exactly`, and go where the target is."""
+    if isinstance(network, FeatureHead) and "embed_tokens.weight" in weights:
+        network.embed_tokens = nn.Embedding(*weights["embed_tokens.weight"].shape)
+    for weight in network.parameters():  # and no buffer: angles stay exact
+        weight.data = weight.data.to(dtype or target.dtype)
+    load_exactly(network, weights, source)
+    return network.to(target.device).eval().requires_grad_(False)

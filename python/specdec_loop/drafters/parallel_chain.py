@@ -1,0 +1,71 @@
+"""Parallel drafting: one forward of a P-EAGLE head drafts a chain."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from specdec_kernels import Sampling
+
+from ..heads import PEagleHead
+from ..sequences import Sequences
+from .base import CHAIN_RULES, Draft, kept_rows
+from .feature_drafter import FeatureDrafter
+
+
+class ParallelChain(FeatureDrafter):
+    """The new pairs of a text and the masks behind them run in one forward; the masks' rows are not kept.
+
+    Given the text the positions are independent, so the rows of logits are the very distributions that a chain is
+    drawn from: ``ratio`` and ``block`` are exact.
+    """
+
+    rules: ClassVar[Collection[str]] = CHAIN_RULES
+    head: PEagleHead
+
+    def __init__(self, head: PEagleHead, *, sampling: Sampling | None = None) -> None:
+        """Draft with `head`.
+
+        Args:
+            head: on the target's device.
+            sampling: see `FeatureDrafter`.
+        """
+        super().__init__(head, sampling=sampling)
+        self._masks = 0  # of the next forward
+
+    def draft(self, sequences: Sequences, length: int) -> Draft:
+        """The best token, or the drawn one, of each position."""
+        logits = self._block(sequences, length)
+        drawn = [self._draw(logits[:, ahead], sequences, ahead) for ahead in range(length)]
+        ids = self._of_running(torch.cat([d.token_ids for d in drawn], 1), sequences)
+        if not self._is_drawn:
+            return Draft(ids)
+        return Draft(ids, logits, sampling=self._distribution, token_map=self.head.token_map)
+
+    def _block(self, sequences: Sequences, length: int) -> Tensor:
+        """Logits of the next `length` positions, ``[batch, length, draft_vocab]``."""
+        self._masks = length - 1
+        rows = self._run_unseen(sequences)
+        self._masks = 0
+        return self._logits(rows)
+
+    def _run_chain(self, token_ids: Tensor, keep: Sequence[int] | int, *before: Tensor) -> Tensor:
+        """With masks behind the row of each request that is to be kept, whose rows are kept too.
+
+        They fit: the cache has a slot for each token that one `append` may offer, and no text ever fills those.
+        """
+        if not self._masks:
+            return super()._run_chain(token_ids, keep, *before)
+        batch, count = token_ids.shape
+        device = token_ids.device
+        ends = [count - 1] * batch if isinstance(keep, int) else keep
+        last = torch.tensor(ends).to(device, non_blocking=True)[:, None]
+        is_mask = torch.arange(count + self._masks, device=device) > last
+        ids = pad(token_ids, (0, self._masks)).masked_fill(is_mask, self.head.mask_token_id)
+        features = self.head.fuse_masked(pad(self._hidden[:, :count], (0, 0, 0, self._masks)), is_mask)
+        rows = self._run(ids, self._cache.chain_inputs(ids.shape[1]), features)
+        return kept_rows(rows, last + torch.arange(1 + self._masks, device=device))
