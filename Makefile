@@ -174,7 +174,7 @@ clean:
 	rm -rf $(VENV) $(ENGINES) $(RUNTIMES) build dist *.egg-info specdec_kernels/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(INSTALLED): requirements/torch.txt requirements/dev.txt requirements/hub.txt
+$(INSTALLED): requirements/torch.txt requirements/dev.txt requirements/hub.txt requirements/references.txt
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 10) and 'specdec_kernels needs Python >= 3.10, got ' + sys.version.split()[0])"
 ifeq ($(TORCH),existing)
 	$(PYTHON) -c "import torch" || { echo "TORCH=existing: $(PYTHON) has no torch; name another with PYTHON="; exit 1; }
@@ -184,6 +184,7 @@ else
 	$(PIP) install -r requirements/torch.txt
 endif
 	$(PIP) install -r requirements/dev.txt -r requirements/hub.txt
+	$(PIP) install --no-deps -r requirements/references.txt
 # After pip, which would take what lies beside the other torch for installed here.
 ifeq ($(TORCH),existing)
 	$(PYTHON) -c "import torch; print(torch.__path__[0].removesuffix('torch'))" > "$(SITE)/existing_torch.pth"

@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from .datastore import Datastore
     from .draft_length import AdaptiveLength
     from .drafters import (
+        BlockDrafter,
+        BlockTree,
         Blockwise,
         DraftModel,
         EagleDynamicTree,
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
         IndependentDrafts,
         Lookahead,
         Medusa,
+        MedusaBestTree,
         PromptLookup,
         Retrieval,
         SuffixDecoding,
@@ -38,6 +41,8 @@ _HOMES = {  # of all else: drafters
 }
 __all__ = [
     "AdaptiveLength",
+    "BlockDrafter",
+    "BlockTree",
     "Blockwise",
     "Datastore",
     "DraftModel",
@@ -49,6 +54,7 @@ __all__ = [
     "IndependentDrafts",
     "Lookahead",
     "Medusa",
+    "MedusaBestTree",
     "PrefixCache",
     "PromptLookup",
     "Retrieval",

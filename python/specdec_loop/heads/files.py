@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
+from .dflash import DFlashHead
 from .eagle import EagleHead
 from .eagle3 import Eagle3Head
 from .layers import FeatureHead, Shared, lent, load_exactly
@@ -89,6 +90,28 @@ def load_mtp(folder: Path | str, target: Any, *, dtype: torch.dtype | None = Non
     return _finish(MtpHead(_config(folder), Shared(target, dtype)), weights, source, target, dtype)  # type: ignore[return-value]
 
 
+def load_dflash(folder: Path | str, target: Any, *, dtype: torch.dtype | None = None) -> DFlashHead:
+    """A head of DFlash as z-lab publishes it, or in the format of `speculators`; perhaps with ids of its own.
+
+    Raises:
+        FileNotFoundError: no such folder or file.
+        ValueError: tensors that do not fit; a layout of other layers.
+    """
+    weights, source = _tensors(Path(folder), HEAD)
+    config, settings = _block_settings(Path(folder) / "config.json")
+    weights = {name: tensor for name, tensor in weights.items() if not name.startswith("verifier_")}
+    draft_ids = weights.pop("d2t", None)
+    weights.pop("t2d", None)
+    own_output = len(weights["lm_head.weight"]) if "lm_head.weight" in weights else 0
+    if own_output and own_output != (config.vocab_size if draft_ids is None else len(draft_ids)):
+        expected = "a row for each id of the target" if draft_ids is None else f"{len(draft_ids)} rows, as d2t has"
+        raise ValueError(f"{source}: lm_head.weight must have {expected}, got {own_output} rows")
+    head = DFlashHead(config, Shared(target, dtype), **settings, own_output=own_output)
+    if draft_ids is not None:
+        head.token_map = (torch.arange(len(draft_ids)) + draft_ids).int().to(target.device)
+    return _finish(head, weights, source, target, dtype)  # type: ignore[return-value]
+
+
 def load_draft_model(folder: Path | str, target: Any, *, dtype: torch.dtype | None = None) -> Any:
     """A causal LM that borrows the target's embedding and output matrix.
 
@@ -117,10 +140,45 @@ def save_head(network: nn.Module, folder: Path, config: dict[str, Any], *, dtype
 
 
 def _config(folder: Path | str) -> Any:
-    config = LlamaConfig.from_pretrained(folder)
+    return _plain(LlamaConfig.from_pretrained(folder))
+
+
+def _plain(config: Any) -> Any:
     config._attn_implementation = "sdpa"  # the masks that Attention takes
     config.sliding_window = config.layer_types = None  # copied from the target; a head sees the whole text
     return config
+
+
+def _block_settings(path: Path) -> tuple[Any, dict[str, Any]]:
+    """The configuration of the layers of a DFlash head, and the arguments that its file tells."""
+    fields = json.loads(path.read_text())
+    known = fields.get("speculators_model_type")
+    own = fields if known else {**fields, **(fields.get("dflash_config") or {})}
+    levels = "aux_hidden_state_layer_ids" if known else "target_layer_ids"
+    layers = fields.get("transformer_layer_config") if known else fields
+    for name in (levels, "block_size", "mask_token_id", *(["transformer_layer_config"] if known else ())):
+        if own.get(name) is None:
+            raise ValueError(f"{path}: {name} is missing")
+    types = set(layers.get("layer_types") or []) - {"full_attention"}
+    other = {
+        "speculators_model_type": known not in (None, "dflash"),
+        "architectures": "DFlash2DraftModel" in (fields.get("architectures") or []),
+        "layer_types": bool(types),
+        "is_causal": bool(own.get("is_causal")),
+        "input_embedding_scale": own.get("input_embedding_scale", 1.0) != 1.0,
+        "output_multiplier": own.get("output_multiplier", 1.0) != 1.0,
+        "final_logit_softcapping": bool(own.get("final_logit_softcapping")),
+    }
+    for name in (name for name, is_other in other.items() if is_other):
+        raise ValueError(f"{path}: {name} is {own.get(name, sorted(types))!r}: this layout is not known here")
+    known_kind = type(AutoConfig.for_model(layers.get("model_type", "qwen3")))  # whose defaults files leave out
+    config = LlamaConfig.from_dict({"mlp_bias": False, **known_kind(**layers).to_dict(), "model_type": "llama"})
+    return _plain(config), {
+        "levels": tuple(level if known else level + 1 for level in own[levels]),  # see DFlashHead.fields
+        "block_size": own["block_size"],
+        "mask_id": own["mask_token_id"],
+        "starts_early": bool(own.get("sample_from_anchor")),
+    }
 
 
 def _tensors(folder: Path, names: tuple[str, ...]) -> tuple[dict[str, Tensor], str]:
