@@ -156,7 +156,7 @@ def test_a_folder_without_a_head_is_named(tmp_path: Path) -> None:
 # --- what is drafted
 
 
-def run(drafter: Drafter, batch: int, sampling: Sampling, **more: Any) -> Any:
+def run(drafter: Drafter | None, batch: int, sampling: Sampling, **more: Any) -> Any:
     result = generate(model(), drafter, prompts(batch), sampling=sampling, max_new_tokens=TOKENS, seed=SEED, **more)
     assert not any(result.status)
     return result
@@ -218,6 +218,25 @@ def test_a_tree_holds_the_likeliest_prefixes() -> None:
         for node in range(1, 10):
             paths.append((*paths[int(draft.parents[b, node])], int(draft.token_ids[b, node])))
         assert set(paths) == want
+
+
+@pytest.mark.parametrize("rule", ["match", "target_only"])
+def test_ranks_shape_the_tree_of_a_race_and_probabilities_any_other(rule: str) -> None:
+    """Without a temperature all requests sample at 1."""
+    shapes: list[Tensor] = []
+
+    class Watched(BlockTree):
+        def draft(self, sequences: Any, length: int) -> Any:
+            made = super().draft(sequences, length)
+            assert made.parents is not None
+            shapes.append(made.parents)
+            return made
+
+    got = run(Watched(block_head(model())), 3, Sampling(), rule=rule)
+    if rule == "match":
+        assert got.tokens == run(None, 3, Sampling()).tokens
+    distinct = torch.cat(shapes).unique(dim=0)
+    assert len(distinct) == 1 if rule == "match" else len(distinct) > 5
 
 
 def test_sizes_that_do_not_fit_are_refused() -> None:
