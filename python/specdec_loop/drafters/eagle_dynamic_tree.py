@@ -14,7 +14,9 @@ from ..sequences import Sequences
 from .base import COLD, Draft
 from .eagle_tree import GrownTree, Shape
 from .fixed_tree import Paths
-from .marginals import FIRST, NEXT
+
+# Chance that the best of a race is the target's token, and of each further rank beside the one before it.
+FIRST, NEXT = 0.6, 0.35
 
 
 class EagleDynamicTree(GrownTree):

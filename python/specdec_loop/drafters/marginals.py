@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import math
-
-import torch
-
 from specdec_kernels import SampleResult, tree_from_marginals
 
 from ..sequences import Sequences
-from .base import COLD, Draft, Drafter
+from .base import Draft, Drafter
 from .races import PositionRaces
-
-# Chance that the best of a race is the target's token, and of each further rank beside the one before it.
-FIRST, NEXT = 0.6, 0.35
 
 
 class MarginalTree(Drafter):
     """The best nodes of all prefixes, see `tree_from_marginals`; a prefix scores the product of its probabilities.
 
-    Under ``match`` the candidates of a sampled request are the first of the race that the target will run, and count by
-    rank. Either way they are deterministic, so that leaving some out is no bias.
+    Under ``match`` the candidates of a sampled request are the first of the race that the target will run. Either way
+    they are deterministic, so that leaving some out is no bias.
     """
 
     rules = ("match", "greedy", "typical", "target_only", "recursive")
@@ -59,12 +52,10 @@ class MarginalTree(Drafter):
         depth = self._depth(length)
         drawn = self._drawn(sequences, depth, self.width)
         shape = sequences.batch, depth, self.width
-        chances, temperature = drawn.logprobs.view(shape), self._positions.distribution.temperature
-        ranks = math.log(FIRST) + math.log(NEXT) * torch.arange(self.width, device=chances.device)
-        if temperature is None:
-            chances = ranks.expand(shape).contiguous()
-        else:
-            chances = torch.where((temperature > COLD)[:, None, None], ranks, chances)
-        roots = sequences.last(1)[:, 0].contiguous()
-        tree = tree_from_marginals(drawn.token_ids.view(shape), chances, num_nodes=self.nodes(length), root_ids=roots)
+        tree = tree_from_marginals(
+            drawn.token_ids.view(shape),
+            drawn.logprobs.view(shape),
+            num_nodes=self.nodes(length),
+            root_ids=sequences.last(1)[:, 0].contiguous(),
+        )
         return Draft(tree.token_ids, parents=tree.parents, max_depth=depth)
