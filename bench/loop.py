@@ -29,6 +29,8 @@ BATCHED = (
     "mtp-block",
     "mtp-block-auto",
     "mtp-tree",
+    "dflash-block",
+    "dflash-tree",
 )
 # Drafters of a lone request in bfloat16: their weights are read in half the time. Several rows at once are multiplied
 # faster in float32 by most CPUs.

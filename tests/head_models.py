@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from models import VOCAB, model
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from specdec_loop.drafters import (
+    BlockDrafter,
+    BlockTree,
     Blockwise,
     Drafter,
     DraftModel,
@@ -19,11 +21,13 @@ from specdec_loop.drafters import (
     EagleTree,
     HeadChain,
     Medusa,
+    MedusaBestTree,
     ParallelChain,
     SuffixOr,
 )
 from specdec_loop.drafters.cached_drafter import CachedDrafter
 from specdec_loop.heads import (
+    DFlashHead,
     Eagle3Head,
     EagleHead,
     FeatureHead,
@@ -31,6 +35,7 @@ from specdec_loop.heads import (
     MtpHead,
     PEagleHead,
     Shared,
+    load_dflash,
     load_draft_model,
     load_eagle,
     load_eagle3,
@@ -89,6 +94,24 @@ def feature_head(kind: str, target: Any, draft_ids: list[int] | None = None) -> 
     return head
 
 
+def block_head(target: Any, draft_ids: list[int] | None = None, **more: Any) -> DFlashHead:
+    """A head of two layers that drafts blocks of four tokens behind a known one, perhaps of some ids alone."""
+    sizes, vocab = config(target), target.config.vocab_size
+    sizes.num_hidden_layers = 2
+    settings: dict[str, Any] = {"levels": (0, -1), "block_size": 5, "mask_id": vocab - 1, **more}
+    head = shaken(DFlashHead(sizes, Shared(target), **settings, own_output=len(draft_ids or ())))
+    head.token_map = None if draft_ids is None else torch.tensor(draft_ids).int()
+    return head
+
+
+def run_block(head: DFlashHead, last: Tensor, hidden: Tensor, positions: Tensor, length: int | None = None) -> Tensor:
+    """Rows of a block behind texts of these states and positions, of which the last tokens ``[batch, 1]`` are known."""
+    cache = DynamicCache()
+    head.remember(head.fuse(hidden), positions, cache)
+    block = head.masked(last, length or head.longest)
+    return head(block, positions[:, -1:] + 1 + torch.arange(block.shape[1]), None, cache)
+
+
 def watch(drafter: CachedDrafter, whole: Callable[[Tensor], Tensor]) -> list[int]:
     """Compare what a drafter's drafts begin from with what `whole` says of each text ``[1, length]``; their lengths."""
     run_unseen, compared = drafter._run_unseen, []
@@ -115,11 +138,18 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "EAGLE-3, fixed tree": lambda: EagleTree(feature_head("eagle3", model())),
     "P-EAGLE": lambda: ParallelChain(feature_head("peagle", model())),
     "MTP": lambda: HeadChain(feature_head("mtp", model())),
+    "Medusa, best tree": lambda: MedusaBestTree(medusa()),
+    "DFlash": lambda: BlockDrafter(block_head(model())),
+    "DFlash, some ids": lambda: BlockDrafter(
+        block_head(model(), [i for i in range(VOCAB) if i % 3], starts_early=True)
+    ),
+    "DFlash, tree": lambda: BlockTree(block_head(model()), width=3, total=7),
     "MTP or suffix": lambda: SuffixOr(HeadChain(feature_head("mtp", model()))),
 }
 
 # What reads a folder, and a drafter that drafts with it.
 LOADS: dict[str, tuple[Callable[..., Any], Any]] = {
+    "dflash": (load_dflash, BlockDrafter),
     "draft": (load_draft_model, DraftModel),
     "eagle": (load_eagle, EagleTree),
     "eagle3": (load_eagle3, EagleDynamicTree),

@@ -19,7 +19,6 @@ from transformers import LlamaConfig, Qwen3Config
 STANDS_IN: dict[str, dict[str, Any]] = {
     "speculators.train": {"__path__": []},
     "speculators.train.data": {"BatchType": dict},
-    "loguru": {"logger": None},
 }
 
 

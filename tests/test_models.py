@@ -28,6 +28,8 @@ MODELS = [
     "mtp",
     "mtp-suffix",
     "mtp-tree",
+    "dflash",
+    "dflash-tree",
 ]
 
 

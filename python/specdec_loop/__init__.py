@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from .datastore import Datastore
     from .draft_length import AdaptiveLength
     from .drafters import (
+        BlockDrafter,
+        BlockTree,
         Blockwise,
         DraftModel,
         EagleDynamicTree,
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
         IndependentDrafts,
         Lookahead,
         Medusa,
+        MedusaBestTree,
         ParallelChain,
         PromptLookup,
         Retrieval,
@@ -39,6 +42,8 @@ _HOMES = {  # of all else: drafters
 }
 __all__ = [
     "AdaptiveLength",
+    "BlockDrafter",
+    "BlockTree",
     "Blockwise",
     "Datastore",
     "DraftModel",
@@ -50,6 +55,7 @@ __all__ = [
     "IndependentDrafts",
     "Lookahead",
     "Medusa",
+    "MedusaBestTree",
     "ParallelChain",
     "PrefixCache",
     "PromptLookup",

@@ -15,6 +15,8 @@ from specdec_kernels import ChainRule, TreeRule
 from .datastore import Datastore
 from .draft_length import AdaptiveLength, FixedLength
 from .drafters import (
+    BlockDrafter,
+    BlockTree,
     Blockwise,
     Drafter,
     DraftModel,
@@ -29,10 +31,10 @@ from .drafters import (
     SuffixDecoding,
     SuffixOr,
 )
-from .heads import FeatureHead, load_eagle, load_eagle3, load_medusa, load_mtp
+from .heads import FeatureHead, load_dflash, load_eagle, load_eagle3, load_medusa, load_mtp
 
 LOADERS: dict[str, Callable[..., Any]] = {
-    "medusa": load_medusa, "eagle": load_eagle, "eagle3": load_eagle3, "mtp": load_mtp,
+    "medusa": load_medusa, "eagle": load_eagle, "eagle3": load_eagle3, "mtp": load_mtp, "dflash": load_dflash,
 }  # fmt: skip
 
 
@@ -52,7 +54,7 @@ class DrafterAssets:
 
         Args:
             target: the model that is decoded.
-            heads: folder whose folders hold heads: medusa, eagle, eagle3, mtp.
+            heads: folder whose folders hold heads: medusa, eagle, eagle3, mtp, dflash.
             load_draft: gives the draft model.
             load_store: gives the datastore.
             dtype: of heads; None: the target's.
@@ -72,7 +74,7 @@ class DrafterAssets:
         return self._load_store()
 
     def head(self, kind: str) -> Any:
-        """The heads in the folder of this name: medusa (tokens further ahead), eagle (and EAGLE-2), eagle3 or mtp."""
+        """The heads in the folder of this name: medusa, eagle (and EAGLE-2), eagle3, mtp or dflash."""
         if kind not in self._heads:
             self._heads[kind] = LOADERS[kind](self.heads / kind, self.target, dtype=self.dtype)
         return self._heads[kind]
@@ -138,6 +140,9 @@ METHODS = {
     "mtp-block-auto": Method("... of a length that adapts to acceptance and cost, as batches need it",
                              lambda a: HeadChain(a.head("mtp"), confidence=0.2), "block", 8, True),
     "mtp-tree": Method("... a tree that grows where it promises", lambda a: dynamic_tree(a.head("mtp"))),
+    "dflash": Method("a block at once, a chain", lambda a: BlockDrafter(a.head("dflash"))),
+    "dflash-block": Method("... block verification", lambda a: BlockDrafter(a.head("dflash")), "block"),
+    "dflash-tree": Method("... the likeliest tree", lambda a: BlockTree(a.head("dflash"), width=3, total=8)),
 }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from head_models import config, feature_head, medusa
+from head_models import block_head, config, feature_head, medusa, run_block
 from models import model
 from safetensors.torch import save_file
 from small_library import small_library
@@ -27,6 +27,7 @@ LOADERS = {
     "eagle": heads.load_eagle,
     "eagle3": heads.load_eagle3,
     "mtp": heads.load_mtp,
+    "dflash": heads.load_dflash,
 }
 
 
@@ -139,6 +140,23 @@ def test_heads_are_trained_on_what_they_meet_when_they_draft(kind: str) -> None:
         drift += losses.DECAY**step * float(torch.stack(states).mean())
     assert (made.drift is None) == (kind != "eagle")
     assert made.drift is None or made.drift.item() == pytest.approx(drift, rel=1e-4)
+
+
+@pytest.mark.parametrize("starts_early", [False, True])
+def test_blocks_are_trained_on_what_they_meet_when_they_draft(starts_early: bool) -> None:
+    """Each block is that of its text alone, and its tokens learn what the target says of them."""
+    head, ids = block_head(model(), starts_early=starts_early), torch.randint(1, 60, (2, 15))
+    out = teacher(ids)
+    hidden = torch.cat([out.hidden_states[level] for level in head.levels], -1)
+    made = losses.block_distributions(head, ids, out).pairs
+    places = [1, 5, 9]  # of the known tokens
+    assert len(made) == head.longest and all(logits.shape[1] == len(places) for logits, _ in made)
+    for number, place in enumerate(places):
+        rows = run_block(head, ids[:, place : place + 1], hidden[:, :place], torch.arange(place)[None])
+        logits = head.logits(rows[:, -head.longest :])
+        for d, (got, distribution) in enumerate(made):
+            torch.testing.assert_close(got[:, number], logits[:, d], rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(distribution[:, number], out.logits[:, place + d].softmax(-1))
 
 
 def test_everything_is_trained_and_loads(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,18 @@ from typing import Any
 import pytest
 import torch
 from exact_texts import distribution, many, surprise, tiny
-from head_models import DRAFTERS, HEADS, LOADS, config, draft_model, feature_head, medusa, watch
+from head_models import (
+    DRAFTERS,
+    HEADS,
+    LOADS,
+    block_head,
+    config,
+    draft_model,
+    feature_head,
+    medusa,
+    run_block,
+    watch,
+)
 from models import VOCAB, model
 from safetensors.torch import save_file
 from texts import assert_same, prompts, text_of
@@ -381,7 +392,7 @@ def test_an_eagle3_head_that_reads_the_last_layer_is_refused(tmp_path: Path) -> 
 
 
 def saved(tmp_path: Path, network: Any, load: Callable[..., Any]) -> tuple[Any, Any]:
-    fields = network.config.to_dict() if hasattr(network, "config") else {}
+    fields = getattr(network, "fields", None) or (network.config.to_dict() if hasattr(network, "config") else {})
     heads.save_head(network, tmp_path, fields, dtype=torch.float32)
     return network, load(tmp_path, model())
 
@@ -412,9 +423,14 @@ def test_a_draft_model_borrows_the_tables_of_the_target(tmp_path: Path) -> None:
 def test_a_drafter_may_have_a_dtype_of_its_own(tmp_path: Path, kind: str) -> None:
     """It drafts much as it does in the target's, from copies; the target, and its text, stay as they are."""
     target, half = model(), torch.bfloat16
-    made = {"draft": draft_model, "medusa": functools.partial(medusa, own_output=False)}.get(kind)
+    makes: dict[str, Any] = {
+        "dflash": functools.partial(block_head, target),
+        "draft": draft_model,
+        "medusa": functools.partial(medusa, own_output=False),
+    }
+    make = makes.get(kind, functools.partial(feature_head, kind, target))
     load, draws = LOADS[kind]
-    _, whole = saved(tmp_path, feature_head(kind, target) if made is None else made(), load)
+    _, whole = saved(tmp_path, make(), load)
     small = load(tmp_path, target, dtype=half)
     assert all(p.dtype == half for p in small.parameters())
     assert all(p.dtype == torch.float32 for p in [*whole.parameters(), *target.parameters()])
@@ -426,6 +442,8 @@ def test_a_drafter_may_have_a_dtype_of_its_own(tmp_path: Path, kind: str) -> Non
             return head(ids).logits
         if kind == "medusa":
             return head(hidden[..., :32])
+        if kind == "dflash":
+            return head.logits(run_block(head, ids[:, :1], hidden[..., :64], torch.arange(5)[None]))
         features = head.fuse(hidden if kind in ("eagle3", "peagle") else hidden[..., :32])
         return head.logits(head(ids, features, torch.arange(5)[None]))
 

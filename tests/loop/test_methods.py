@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from head_models import feature_head, medusa
+from head_models import block_head, feature_head, medusa
 from models import model
 from texts import prompts
 
@@ -22,6 +22,8 @@ class TinyAssets(DrafterAssets):
     """Random parts."""
 
     def head(self, kind: str) -> Any:
+        if kind == "dflash":
+            return block_head(model())
         return medusa() if kind == "medusa" else feature_head(kind, model())
 
 
@@ -78,7 +80,7 @@ def test_every_method_that_keeps_the_text_is_served_to_requests_that_come_and_go
     assert policy.asked.count(0) > 3
 
 
-@pytest.mark.parametrize("name", ["draft-model", "eagle", "eagle2", "eagle3", "mtp"])
+@pytest.mark.parametrize("name", ["draft-model", "eagle", "eagle2", "eagle3", "mtp", "dflash", "dflash-tree"])
 def test_behind_steps_without_drafts_a_drafter_knows_what_it_would_have_known(name: str) -> None:
     """The same drafts of the same texts; with other features they would be others."""
 

@@ -88,7 +88,7 @@ def _texts(parser: argparse.ArgumentParser) -> None:
 
 
 def _drafters(parser: argparse.ArgumentParser) -> None:
-    about = "of draft, medusa, eagle, eagle3, mtp; none: all"
+    about = "of draft, medusa, eagle, eagle3, mtp, dflash; none: all"
     parser.add_argument("kinds", nargs="*", metavar="kind", help=about)
     parser.add_argument("--models", type=Path, default=MODELS, help="folder of target and drafters")
     parser.add_argument("--texts", type=Path, help="the target's own, from `train texts`: half of each batch")

@@ -26,6 +26,8 @@ def expected_tokens(method: Procedure, table: Table, filters: Filters) -> float 
     p, q = (processed(rows, **filters) for rows in (table.target, table.draft))  # type: ignore[arg-type]
     if method.drawn is not None:
         q = processed(table.draft, **method.drawn)  # type: ignore[arg-type]
+    if method.is_block:
+        q = q[:1].expand_as(q)  # the row of context 0, in which a first step begins
     if method.rule == "block":
         if int((q > 0).sum(-1).max()) ** method.depth > ENUMERABLE:
             return None

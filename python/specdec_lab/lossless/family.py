@@ -43,7 +43,9 @@ WIDE: dict[str, Filters] = {
 }
 TELLING = ("two ids", "eight ids", "history of 3 ids")  # every known fault shows in one of them
 # A first token is decided at the root: what lies deeper costs time and matters to the rules that look ahead alone.
-FIRST = {"block": (1, 1), "block, argmax drafts": (1, 1), "tree traversal": (2, 1)}
+FIRST = {
+    "block": (1, 1), "block, argmax drafts": (1, 1), "block, drafts at once": (1, 1), "tree traversal": (2, 1),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,7 @@ class Procedure:
         purpose: whose noise a draft is drawn with.
         drawn: overrides the filters that the drafts are drawn with, unknown to the verifier.
         has_step: the noise is named by the decode step.
+        is_block: all drafts are drawn at once, and know the text before the step alone.
         keep: which drafted ids ``[batch, draft]`` are offered at all.
         verify: decides in place of the kernels.
         propose: draws a draft in place of the kernels: ids ``[batch]`` from rows ``[batch, vocab]``.
@@ -74,6 +75,7 @@ class Procedure:
     purpose: DrawPurpose = "draft"
     drawn: Filters | None = None
     has_step: bool = True
+    is_block: bool = False
     keep: Callable[[Tensor], Tensor] | None = None
     verify: Callable[[Procedure, Step], Verdict] | None = None
     propose: Callable[[Tensor, Filters], Tensor] | None = None
@@ -107,6 +109,8 @@ PROCEDURES = [
     Procedure("match", "match", purpose="target"),
     Procedure("ratio, argmax drafts", "ratio", has_rows=False, drawn={"temperature": 0.0}),
     Procedure("block, argmax drafts", "block", has_rows=False, drawn={"temperature": 0.0}),
+    Procedure("ratio, drafts at once", "ratio", is_block=True),
+    Procedure("block, drafts at once", "block", is_block=True),
     Procedure("tree recursive", "recursive", (2, 2), "distinct"),
     Procedure("tree recursive, with replacement", "recursive", (2, 2), "independent", replacement=True),
     Procedure("tree greedy multi-draft", "greedy_multi_draft", (2, 2), "mixed"),
@@ -131,7 +135,7 @@ def draft(method: Procedure, table: Table, context: Tensor, rng: RngKey, filters
         children = [n for n, parent in enumerate(parents) if parent == node]
         if not children:
             continue
-        row = table.rows(table.draft, contexts[node][:, None])[:, 0]
+        row = table.rows(table.draft, (context if method.is_block else contexts[node])[:, None])[:, 0]
         at = rng._replace(position=rng.position + depth[node])
         if method.propose is not None:
             found = method.propose(row, filters)[:, None]
@@ -174,7 +178,7 @@ def decode_step(
     named = rng if method.has_step else rng._replace(step=torch.zeros_like(rng.position))
     ids, contexts = draft(method, table, context, named, filters)
     target = table.rows(table.target, contexts)
-    rows = table.rows(table.draft, contexts)
+    rows = table.rows(table.draft, contexts[:, :1].expand_as(contexts) if method.is_block else contexts)
     if method.is_chain:
         ids, rows = ids[:, 1:], rows[:, :-1]
         if method.keep is not None:

@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdec_loop import corpus
-from specdec_loop.heads import Eagle3Head, EagleHead, MedusaHeads, MtpHead, Shared, save_head
+from specdec_loop.heads import DFlashHead, Eagle3Head, EagleHead, MedusaHeads, MtpHead, Shared, save_head
 
 from . import texts
 from .losses import (
     Distributions,
     acceptance,
+    block_distributions,
     cross_entropy,
     draft_model_distributions,
     feature_distributions,
@@ -27,9 +28,10 @@ from .losses import (
 from .run import Run, optimizers
 from .target import prepare
 
-KINDS = ("draft", "medusa", "eagle", "eagle3", "mtp")
+KINDS = ("draft", "medusa", "eagle", "eagle3", "mtp", "dflash")
 DRAFT_VOCAB = 2048  # of EAGLE-3: the most frequent half
 MEDUSA_HEADS, MEDUSA_LAYERS = 4, 2
+DFLASH_LAYERS, DFLASH_BLOCK = 2, 6
 BEGINNING = 0.25  # share of a run that minimises cross-entropy; the rest maximises acceptance
 
 
@@ -75,6 +77,11 @@ def build(kind: str, target: Any, tokens: Tensor) -> tuple[nn.Module, dict[str, 
         with torch.no_grad():
             head.lm_head.weight.copy_(target.get_output_embeddings().weight[chosen])
         return head, config.to_dict(), feature_distributions
+    if kind == "dflash":
+        config.num_hidden_layers, last = DFLASH_LAYERS, shared.layers
+        levels, mask_id = (2, last // 2, last - 3), config.eos_token_id
+        blocks = DFlashHead(config, shared, levels=levels, block_size=DFLASH_BLOCK, mask_id=mask_id)
+        return blocks, blocks.fields, block_distributions
     made = EagleHead(config, shared) if kind == "eagle" else MtpHead(config, shared)
     return made, config.to_dict(), feature_distributions
 

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import smooth_l1_loss
 
-from specdec_loop.heads import EagleHead, FeatureHead, MedusaHeads
+from specdec_loop.heads import DFlashHead, EagleHead, FeatureHead, MedusaHeads
 
+STRIDE = 4  # tokens from one block that is trained to the next
 STEPS = 3  # of a head that goes on from its own features
 DECAY = 0.8  # weight of each further step or head
 REGRESSION = 0.1  # weight of the distance between states
@@ -79,14 +80,15 @@ class Steps:
 
     def __init__(self) -> None:
         """Begin without any."""
-        self.keys: list[Tensor] = []
-        self.values: list[Tensor] = []
+        self.held: dict[int, tuple[Tensor, Tensor]] = {}  # of each layer
 
     def update(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        """Add a step's and return all, side by side."""
-        self.keys.append(keys)
-        self.values.append(values)
-        return torch.cat(self.keys, 2), torch.cat(self.values, 2)
+        """Add a step's and return all of the layer, side by side."""
+        new = (keys, values)
+        if layer in self.held:
+            new = torch.cat([self.held[layer][0], keys], 2), torch.cat([self.held[layer][1], values], 2)
+        self.held[layer] = new
+        return new
 
 
 def feature_distributions(head: FeatureHead, ids: Tensor, teacher: Any) -> Distributions:
@@ -114,3 +116,26 @@ def feature_distributions(head: FeatureHead, ids: Tensor, teacher: Any) -> Distr
             drift = drift + DECAY**step * smooth_l1_loss(features[:, :known].float(), state)
         seen = torch.cat([seen, own], 1)
     return Distributions(distributions, drift if isinstance(head, EagleHead) else None)
+
+
+def block_distributions(head: DFlashHead, ids: Tensor, teacher: Any) -> Distributions:
+    """Blocks behind every `STRIDE`-th token of each text, in one forward.
+
+    A block knows its first token and the features of those before it, and no other block. Its d-th drafted token learns
+    the target's distribution of that token.
+    """
+    batch, length = ids.shape
+    hidden = torch.cat([teacher.hidden_states[level] for level in head.levels], -1)
+    place = torch.arange(length, device=ids.device)
+    first = place[1 : length - head.longest : STRIDE]  # known tokens
+    tokens = head.masked(ids[:, first].reshape(-1, 1), head.longest).view(batch, -1)
+    offsets = place[: tokens.shape[1] // len(first)]
+    block = torch.arange(len(first), device=ids.device).repeat_interleave(len(offsets))
+    seen = torch.cat([place < first[block, None], block == block[:, None]], 1)
+    cache = Steps()
+    head.remember(head.fuse(hidden), place[None], cache)
+    rows = head(tokens, (first[:, None] + offsets).view(1, -1), seen[None, None], cache)
+    drafting = rows.view(batch, len(first), len(offsets), -1)[:, :, len(offsets) - head.longest :]
+    logits, distribution = head.logits(drafting), teacher.logits.float().softmax(-1)
+    distribution = distribution if head.token_map is None else distribution[..., head.token_map.long()]
+    return Distributions([(logits[:, :, d], distribution[:, first + d]) for d in range(head.longest)])

@@ -184,7 +184,7 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
     named = "folder of a transformers {}, or its name on the Hugging Face Hub; by default the repository's {}"
     models.add_argument("--target", help=named.format("causal LM", "python/models/target"))
     models.add_argument("--draft", help=named.format("draft model", "python/models/draft"))
-    about = "folder of the folders medusa, eagle, eagle3, mtp; by default the repository's python/models"
+    about = "folder of the folders medusa, eagle, eagle3, mtp, dflash; by default the repository's python/models"
     models.add_argument("--heads", type=Path, help=about)
     models.add_argument("--datastore", type=Path, default=STORE, help="file for rest")
     models.add_argument("--device", help="cpu, cuda, cuda:1; by default cuda where torch finds one")

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specdec_kernels import Sampling, sample
+from specdec_kernels import SampleResult, Sampling
 
 from ..heads import MedusaHeads
 from ..sequences import Sequences
 from .base import Draft, Drafter, Outcome, kept_rows
 from .fixed_tree import FixedTree, Paths, in_preorder
-from .races import Race, with_runners_up
+from .marginals import MarginalTree
+from .races import PositionRaces, with_runners_up
 
 CHOICES = ((0,), (1,), (2,), (3,), (0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 0), (0, 0, 0), (0, 0, 1), (0, 1, 0),
            (1, 0, 0), (0, 0, 0, 0))  # fmt: skip
@@ -31,8 +32,7 @@ class _StateDrafter(Drafter):
     def begin(self, sequences: Sequences, *, rule: str, sampling: Sampling, longest: int) -> None:
         """Note the distribution of a race under ``match``; elsewhere the likeliest tokens are wanted."""
         cold = Sampling(temperature=torch.zeros(sequences.batch, device=sequences.tokens.device))
-        self._race = with_runners_up(sampling if rule == "match" else cold, sequences)
-        self._races: dict[int, Race] = {}  # of so many heads
+        self._positions = PositionRaces(with_runners_up(sampling if rule == "match" else cold, sequences), sequences)
         some = next(self.heads.parameters())
         self._state = some.new_zeros(sequences.batch, some.shape[-1])  # of a prompt of one token there is none
 
@@ -46,19 +46,9 @@ class _StateDrafter(Drafter):
         last = outcome.followers if outcome.path is None else outcome.path.amax(1)  # a path rises, and ends with -1
         self._state = kept_rows(outcome.hidden, last.clamp(min=0).long())[:, 0]
 
-    def _best(self, sequences: Sequences, heads: int, count: int) -> Tensor:
-        """The `count` best tokens of the first heads, ``[batch, heads, count]``."""
-        if heads not in self._races:
-            self._races[heads] = Race(self._race, sequences, range(heads))
-        race = self._races[heads]
-        drawn = sample(
-            self.timed(self.heads, self._state, heads).flatten(0, 1),
-            sampling=race.distribution,
-            rng=race.rng(sequences),
-            purpose="target",
-            num_samples=count,
-        )
-        return drawn.token_ids.view(sequences.batch, heads, count)
+    def _drawn(self, sequences: Sequences, heads: int, count: int) -> SampleResult:
+        """The `count` best tokens of the first heads, rows ``[batch * heads]``."""
+        return self._positions.best(self.timed(self.heads, self._state, heads), sequences, count)
 
 
 class Blockwise(_StateDrafter):
@@ -72,7 +62,7 @@ class Blockwise(_StateDrafter):
 
     def draft(self, sequences: Sequences, length: int) -> Draft:
         """All heads at once."""
-        return Draft(self._best(sequences, min(length, len(self.heads)), 1)[:, :, 0])
+        return Draft(self._drawn(sequences, min(length, len(self.heads)), 1).token_ids.view(sequences.batch, -1))
 
 
 class Medusa(FixedTree["_Shape"], _StateDrafter):
@@ -98,8 +88,27 @@ class Medusa(FixedTree["_Shape"], _StateDrafter):
     def draft(self, sequences: Sequences, length: int) -> Draft:
         """All heads at once, spread over the tree."""
         shape = self._shape(length, sequences)
-        spread = self._best(sequences, shape.depth, shape.width).flatten(1).index_select(1, shape.chosen)
+        best = self._drawn(sequences, shape.depth, shape.width).token_ids.view(sequences.batch, -1)
+        spread = best.index_select(1, shape.chosen)
         return Draft(torch.cat([sequences.last(1), spread], 1), parents=shape.parents, max_depth=shape.depth)
+
+
+class MedusaBestTree(_StateDrafter, MarginalTree):
+    """Drafts the likeliest tree of the heads' best tokens, another one in each step."""
+
+    def __init__(self, heads: MedusaHeads, *, width: int = 4, total: int = 12) -> None:
+        """Choose the sizes.
+
+        Args:
+            heads: on the target's device.
+            width: see `MarginalTree`.
+            total: likewise.
+
+        Raises:
+            ValueError: sizes that do not fit.
+        """
+        _StateDrafter.__init__(self, heads)
+        MarginalTree.__init__(self, depth=len(heads), width=width, total=total)
 
 
 class _Shape:

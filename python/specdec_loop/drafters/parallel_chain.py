@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import ClassVar
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -13,18 +12,13 @@ from specdec_kernels import Sampling
 
 from ..heads import PEagleHead
 from ..sequences import Sequences
-from .base import CHAIN_RULES, Draft, kept_rows
-from .feature_drafter import FeatureDrafter
+from .base import kept_rows
+from .block import AtOnceChain
 
 
-class ParallelChain(FeatureDrafter):
-    """The new pairs of a text and the masks behind them run in one forward; the masks' rows are not kept.
+class ParallelChain(AtOnceChain):
+    """The new pairs of a text and the masks behind them run in one forward; the masks' rows are not kept."""
 
-    Given the text the positions are independent, so the rows of logits are the very distributions that a chain is
-    drawn from: ``ratio`` and ``block`` are exact.
-    """
-
-    rules: ClassVar[Collection[str]] = CHAIN_RULES
     head: PEagleHead
 
     def __init__(self, head: PEagleHead, *, sampling: Sampling | None = None) -> None:
@@ -37,17 +31,8 @@ class ParallelChain(FeatureDrafter):
         super().__init__(head, sampling=sampling)
         self._masks = 0  # of the next forward
 
-    def draft(self, sequences: Sequences, length: int) -> Draft:
-        """The best token, or the drawn one, of each position."""
-        logits = self._block(sequences, length)
-        drawn = [self._draw(logits[:, ahead], sequences, ahead) for ahead in range(length)]
-        ids = self._of_running(torch.cat([d.token_ids for d in drawn], 1), sequences)
-        if not self._is_drawn:
-            return Draft(ids)
-        return Draft(ids, logits, sampling=self._distribution, token_map=self.head.token_map)
-
     def _block(self, sequences: Sequences, length: int) -> Tensor:
-        """Logits of the next `length` positions, ``[batch, length, draft_vocab]``."""
+        """Of the last pair and the masks behind it."""
         self._masks = length - 1
         rows = self._run_unseen(sequences)
         self._masks = 0

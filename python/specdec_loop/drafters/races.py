@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specdec_kernels import RngKey, Sampling
+from specdec_kernels import RngKey, SampleResult, Sampling, sample
 
 from ..sequences import OffsetTable, Sequences
 from .base import COLD
@@ -46,6 +46,42 @@ class Race:
         position = now.position if self.rows == 1 else (now.position[:, None] + self._offsets).flatten()
         step = spread(now.step, self.rows) if self.has_step and now.step is not None else None
         return RngKey(self._seed, position, step)
+
+
+class PositionRaces:
+    """A race for each position of drafts that are predicted all at once."""
+
+    def __init__(self, distribution: Sampling, sequences: Sequences, *, is_drawn: bool = False) -> None:
+        """Race in these distributions.
+
+        Args:
+            distribution: of each request.
+            sequences: names the noise.
+            is_drawn: drafts are drawn from their own distribution; else the noise is the target's.
+        """
+        self.distribution, self.is_drawn = distribution, is_drawn
+        self._races: dict[int, Race] = {}  # of so many positions
+
+    def best(
+        self, logits: Tensor, sequences: Sequences, count: int = 1, *, token_map: Tensor | None = None
+    ) -> SampleResult:
+        """The `count` best ids of each row of ``[batch, positions, draft_vocab]``, all rows in one axis.
+
+        Their log-probabilities are those at temperature 1.
+        """
+        positions = logits.shape[1]
+        if positions not in self._races:
+            self._races[positions] = Race(self.distribution, sequences, range(positions), has_step=self.is_drawn)
+        race = self._races[positions]
+        return sample(
+            logits.flatten(0, 1),
+            sampling=race.distribution,
+            rng=race.rng(sequences),
+            purpose="draft" if self.is_drawn else "target",
+            num_samples=count,
+            token_map=token_map,
+            logprobs="raw",
+        )
 
 
 def repeated(distribution: Sampling, count: int) -> Sampling:

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
+from .dflash import DFlashHead
 from .eagle import EagleHead
 from .eagle3 import Eagle3Head
 from .layers import Shared, finish, lent
@@ -27,7 +28,14 @@ from .peagle import PEagleHead
 
 MEDUSA = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
 HEAD = ("model.safetensors", "pytorch_model.bin")
-LAYERS = ("llama", "qwen3")  # that a head of speculators may have
+LAYERS = ("llama", "qwen3")  # that a head of speculators or DFlash may have
+# Of DFlash, where they are given.
+BLOCK_OPTIONS = {
+    "is_causal": False,
+    "input_embedding_scale": 1.0,
+    "output_multiplier": 1.0,
+    "final_logit_softcapping": None,
+}
 
 
 def load_medusa(folder: Path | str, target: Any, *, dtype: torch.dtype | None = None) -> MedusaHeads:
@@ -98,6 +106,28 @@ def load_mtp(folder: Path | str, target: Any, *, dtype: torch.dtype | None = Non
     return finish(MtpHead(_config(folder), Shared(target, dtype)), weights, source, target, dtype)  # type: ignore[return-value]
 
 
+def load_dflash(folder: Path | str, target: Any, *, dtype: torch.dtype | None = None) -> DFlashHead:
+    """A head of DFlash as z-lab publishes it, or in the format of `speculators`; perhaps with ids of its own.
+
+    Raises:
+        FileNotFoundError: no such folder or file.
+        ValueError: tensors that do not fit; a layout of other layers.
+    """
+    weights, source = _tensors(Path(folder), HEAD)
+    config, settings = _block_config(str(folder))
+    weights = {name: tensor for name, tensor in weights.items() if not name.startswith("verifier_")}
+    draft_ids = weights.pop("d2t", None)
+    weights.pop("t2d", None)
+    own_output = len(weights["lm_head.weight"]) if "lm_head.weight" in weights else 0
+    if own_output and own_output != (config.vocab_size if draft_ids is None else len(draft_ids)):
+        expected = "a row for each id of the target" if draft_ids is None else f"{len(draft_ids)} rows, as d2t has"
+        raise ValueError(f"{source}: lm_head.weight must have {expected}, got {own_output} rows")
+    head = DFlashHead(config, Shared(target, dtype), **settings, own_output=own_output)
+    if draft_ids is not None:
+        head.token_map = (torch.arange(len(draft_ids)) + draft_ids).int().to(target.device)
+    return finish(head, weights, source, target, dtype)  # type: ignore[return-value]
+
+
 def load_draft_model(folder: Path | str, target: Any, *, dtype: torch.dtype | None = None) -> Any:
     """A causal LM that borrows the target's embedding and output matrix.
 
@@ -148,10 +178,14 @@ def _load_eagle3(
     return head
 
 
-def _config(folder: Path | str, kind: str = "") -> Any:
+def _config(folder: Path | str, kind: str = "") -> LlamaConfig:
     """A Llama configuration with the fields of the head, whose kind speculators calls `kind`."""
     fields, _ = LlamaConfig.get_config_dict(folder)
     config = _of_speculators(fields, str(folder), kind) if "speculators_model_type" in fields else LlamaConfig(**fields)
+    return _plain(config)
+
+
+def _plain(config: LlamaConfig) -> LlamaConfig:
     config._attn_implementation = "sdpa"  # the masks that Attention takes
     config.sliding_window = config.layer_types = None  # copied from the target; a head sees the whole text
     return config
@@ -159,18 +193,52 @@ def _config(folder: Path | str, kind: str = "") -> Any:
 
 def _of_speculators(fields: dict[str, Any], folder: str, kind: str) -> LlamaConfig:
     """The layers' configuration and the fields of the head in one."""
-    got, layers = fields["speculators_model_type"], fields.get("transformer_layer_config") or {}
+    got = fields["speculators_model_type"]
     if got != kind:
         raise ValueError(f"{folder}: speculators_model_type must be {kind or 'absent'}, got {got}")
+    outside = ("transformer_layer_config", "speculators_config", "architectures", "auto_map", "model_type")
+    own = {name: value for name, value in fields.items() if name not in outside}
+    return _as_llama(fields.get("transformer_layer_config") or {}, own, folder)
+
+
+def _as_llama(layers: dict[str, Any], own: dict[str, Any], folder: str) -> LlamaConfig:
+    """Of layers, with what their kind leaves out, and fields of the head."""
     model_type = layers.get("model_type", "qwen3")
     if model_type not in LAYERS:
         raise ValueError(f"{folder}: model_type of the layers must be {' or '.join(LAYERS)}, got {model_type}")
     whole = AutoConfig.for_model(**{"model_type": model_type, **layers}).to_dict()
-    if "sliding_attention" in (whole.get("layer_types") or []):
+    if set(whole.get("layer_types") or []) - {"full_attention"}:
         raise ValueError(f"{folder}: layer_types must be full_attention, got {whole['layer_types']}")
-    outside = ("transformer_layer_config", "speculators_config", "architectures", "auto_map", "model_type")
-    own = {name: value for name, value in fields.items() if name not in outside}
-    return LlamaConfig(**{**whole, **own, "model_type": "llama"})
+    return _plain(LlamaConfig(**{"mlp_bias": False, **whole, **own, "model_type": "llama"}))
+
+
+def _block_config(folder: str) -> tuple[LlamaConfig, dict[str, Any]]:
+    """The configuration of the layers of a DFlash head, and the arguments that its file tells."""
+    fields, _ = LlamaConfig.get_config_dict(folder)
+    is_plain = "speculators_model_type" not in fields  # as z-lab writes it
+    own = {**fields, **(fields.get("dflash_config") or {})}
+    config = _as_llama(fields, {}, folder) if is_plain else _of_speculators(fields, folder, "dflash")
+    levels = "target_layer_ids" if is_plain else "aux_hidden_state_layer_ids"
+    for name in (levels, "block_size", "mask_token_id"):
+        if own.get(name) is None:
+            raise ValueError(f"{folder}: {name} is missing")
+    served = {
+        "is_causal": False,
+        "input_embedding_scale": 1.0,
+        "output_multiplier": 1.0,
+        "final_logit_softcapping": None,
+    }
+    for name, value in served.items():
+        if own.get(name) not in (None, value):
+            raise ValueError(f"{folder}: {name} must be {value}, got {own[name]}")
+    if "DFlash2DraftModel" in (own.get("architectures") or []):
+        raise ValueError(f"{folder}: architectures must not be DFlash2DraftModel")
+    return config, {
+        "levels": tuple(level + is_plain for level in own[levels]),  # see DFlashHead.fields
+        "block_size": own["block_size"],
+        "mask_id": own["mask_token_id"],
+        "starts_early": bool(own.get("sample_from_anchor")),
+    }
 
 
 def _tensors(folder: Path, names: tuple[str, ...]) -> tuple[dict[str, Tensor], str]:
