@@ -7,7 +7,7 @@ requests in the same order, so they draft the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -57,13 +57,12 @@ class Drafter:
         ]
         return [row[:count] for row, count in zip(found.token_ids.tolist(), counts, strict=True)]
 
-    def finish(self, names: Iterable[str]) -> None:
-        """Requests are complete: what they said is remembered."""
-        for name in sorted(names):  # a set, whose order differs between ranks
-            if name in self.running:
-                text, prompt = self.running.pop(name)
-                if self.memory is not None:
-                    self.memory.remember(text, prompt)
+    def finish(self, names: set[str]) -> None:
+        """Requests are complete: what they said is remembered, in the order in which they came."""
+        for name in [name for name in self.running if name in names]:  # ranks may differ in ids, and in a set's order
+            text, prompt = self.running.pop(name)
+            if self.memory is not None:
+                self.memory.remember(text, prompt)
 
 
 def install() -> None:
