@@ -20,6 +20,7 @@ from ._edits import Edits, RowEdits, TokenCounts
 from ._mixed_rules import MixedRules
 from ._random import race_noise, random_words
 from ._sparse import SparseRows
+from ._suffixes import SuffixDrafts, SuffixIndex, draft_suffixes
 from ._tree_build import PathTree, tree_from_lookahead, tree_from_parents, tree_from_paths
 from ._tree_links import LinkedTree, TreeLinks, tree_from_links, tree_links
 from ._types import CandidateTree, RngKey, Sampling
@@ -75,6 +76,8 @@ __all__ = [
     "Sampling",
     "SparseRows",
     "Status",
+    "SuffixDrafts",
+    "SuffixIndex",
     "TokenCounts",
     "TokenLogprobs",
     "TreeAttention",
@@ -91,6 +94,7 @@ __all__ = [
     "batch_sd",
     "compact_cache",
     "count_tokens",
+    "draft_suffixes",
     "edit_rows",
     "explain_status",
     "gather_nodes",

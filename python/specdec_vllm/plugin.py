@@ -19,9 +19,10 @@ def rule() -> ChainRule:
 
 
 def register() -> None:
-    """Put the package's sampler, verifier and draft sampler in the place of vLLM's."""
-    from . import v1, v2
+    """Put the package's sampler, verifier, draft sampler and suffix drafter in the place of vLLM's."""
+    from . import suffix, v1, v2
 
     chosen = rule()
     v1.install(chosen)
     v2.install(chosen)
+    suffix.install()

@@ -1,9 +1,10 @@
-"""Time of a step and of the sampler in real vLLM, with and without the plug-in, in turns: prints a table.
+"""Time of a step and of the sampler in real vLLM, and the sampler's memory, with and without the plug-in, in turns.
 
     .venv-engines/bin/python tests/engines/profile_vllm.py [--rounds 3]
 
-A one-layer model with Qwen's vocabulary of 151936, 8 requests, a draft model of 4 drafts, on this machine's CPU. The
-sampler is what turns logits into tokens: `_sample` and the drafter's `_sample_draft_tokens` without its head.
+Prints a table. A one-layer model with Qwen's vocabulary of 151936, 1, 8 and 32 requests, a draft model of 4 drafts, on
+this machine's CPU. The sampler is what turns logits into tokens: `_sample` and the drafter's `_sample_draft_tokens`
+without its head. Its memory is the most by which the process grew during a call of either.
 """
 
 from __future__ import annotations
@@ -18,9 +19,19 @@ import tempfile
 import time
 from pathlib import Path
 
-VOCAB, BATCH, DRAFTS, TOKENS = 151936, 8, 4, 48
+VOCAB, BATCHES, DRAFTS, TOKENS = 151936, (1, 8, 32), 4, 12
 # No top-k: without the plug-in vLLM 0.32 on a CPU fails there when it speculates (an index out of bounds).
-LAWS = {"temperature 1": {"temperature": 1.0}, "top-p 0.95": {"temperature": 1.0, "top_p": 0.95}}
+DISTRIBUTIONS = {
+    "temperature 1": {"temperature": 1.0},
+    "top-p 0.95": {"temperature": 1.0, "top_p": 0.95},
+    "penalties": {"temperature": 1.0, "repetition_penalty": 1.2, "presence_penalty": 0.5},
+}
+
+
+def process_memory(name: str) -> int:
+    """VmRSS or VmHWM (its peak) of this process, KiB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(name)).split()[1])
 
 
 def make_models(folder: Path) -> None:
@@ -37,7 +48,7 @@ def make_models(folder: Path) -> None:
 
 
 def measure(folder: str) -> None:
-    """In a process of its own: prints milliseconds a step and in the sampler, by distribution."""
+    """In a process of its own: prints milliseconds a step and in the sampler, and MiB of the sampler, by case."""
     os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     from vllm import LLM, SamplingParams
@@ -46,22 +57,28 @@ def measure(folder: str) -> None:
 
     llm = LLM(
         model=folder + "/target", skip_tokenizer_init=True, max_model_len=256, enforce_eager=True, dtype="bfloat16",
-        max_num_seqs=BATCH, speculative_config={
+        max_num_seqs=max(BATCHES), speculative_config={
             "model": folder + "/draft", "num_speculative_tokens": DRAFTS, "draft_sample_method": "probabilistic",
         },
     )  # fmt: skip
-    spent = {"sampler": 0.0, "head": 0.0, "steps": 0}
+    spent = {"sampler": 0.0, "head": 0.0, "steps": 0, "memory": -1}
 
     def timed(owner: type, name: str, what: str) -> None:
         inner = getattr(owner, name)
 
         def method(self, *args, **keywords):  # type: ignore[no-untyped-def]
+            is_watched = spent["memory"] >= 0 and what == "sampler"
+            if is_watched:
+                Path("/proc/self/clear_refs").write_text("5")  # the peak is what it is now
+                before = process_memory("VmRSS")
             start = time.perf_counter()
             try:
                 return inner(self, *args, **keywords)
             finally:
                 spent[what] += time.perf_counter() - start
                 spent["steps"] += name == "_sample"
+                if is_watched:
+                    spent["memory"] = max(spent["memory"], process_memory("VmHWM") - before)
 
         setattr(owner, name, method)
 
@@ -69,21 +86,29 @@ def measure(folder: str) -> None:
     timed(SpecDecodeBaseProposer, "_sample_draft_tokens", "sampler")
     runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
     timed(type(runner.drafter.model), "compute_logits", "head")  # target and draft: one class
-    result = {}
-    for name, distribution in LAWS.items():
+
+    def run(batch: int, distribution: dict, tokens: int, *, is_watched: bool = False) -> float:
+        """Seconds of a batch; what it spent in `spent`."""
         params = [
-            SamplingParams(seed=i, max_tokens=TOKENS, detokenize=False, ignore_eos=True, **distribution)
-            for i in range(BATCH)
+            SamplingParams(seed=i, max_tokens=tokens, detokenize=False, ignore_eos=True, **distribution)
+            for i in range(batch)
         ]
-        for _ in range(2):  # the first run warms up
-            spent.update(sampler=0.0, head=0.0, steps=0)
-            heads: float = 0.0
-            start = time.perf_counter()
-            llm.generate([{"prompt_token_ids": [i + 1, 2, 3]} for i in range(BATCH)], params, use_tqdm=False)
-            whole = time.perf_counter() - start
+        spent.update(sampler=0.0, head=0.0, steps=0, memory=0 if is_watched else -1)
+        start = time.perf_counter()
+        llm.generate([{"prompt_token_ids": [i + 1, 2, 3]} for i in range(batch)], params, use_tqdm=False)
+        return time.perf_counter() - start
+
+    result = {}
+    for batch in BATCHES:
+        for name, distribution in DISTRIBUTIONS.items():
+            run(batch, distribution, 3, is_watched=True)  # the first run warms up
+            run(batch, distribution, 3, is_watched=True)
+            memory = spent["memory"] / 1024
+            whole = run(batch, distribution, TOKENS)
             # the drafter's head runs inside `_sample_draft_tokens`, the target's outside; both cost the same a row
             heads = spent["head"] * DRAFTS / (2 * DRAFTS + 1)
-        result[name] = [1e3 * x / spent["steps"] for x in (whole, spent["sampler"] - heads)]
+            times = [1e3 * x / spent["steps"] for x in (whole, spent["sampler"] - heads)]
+            result[f"{batch}, {name}"] = [*times, memory]
     print("RESULT " + json.dumps(result))
 
 
@@ -106,13 +131,15 @@ def main() -> None:
                 lines = [line for line in out.stdout.splitlines() if line.startswith("RESULT ")]
                 if not lines:
                     sys.exit(out.stderr[-3000:])
-                for distribution, times in json.loads(lines[-1][7:]).items():
-                    seen.setdefault((distribution, kind), []).append(times)
-    print(f"| {BATCH} requests, {DRAFTS} drafts, vocabulary {VOCAB} | | ms a step | ms in the sampler |")
-    print("|---|---|--:|--:|")
-    for (distribution, kind), times in seen.items():
-        step, sampler = (statistics.median(column) for column in zip(*times, strict=True))
-        print(f"| {distribution} | {kind} | {step:.1f} | {sampler:.1f} |")
+                for case, numbers in json.loads(lines[-1][7:]).items():
+                    seen.setdefault((case, kind), []).append(numbers)
+    columns = ("ms a step", "ms in the sampler", "of vLLM's", "MiB in the sampler")
+    print(f"| requests; {DRAFTS} drafts, vocabulary {VOCAB} | |", " | ".join(columns), "|")
+    print("|---|---|--:|--:|--:|--:|")
+    median = {which: [statistics.median(column) for column in zip(*rows, strict=True)] for which, rows in seen.items()}
+    for (case, kind), (step, sampler, memory) in median.items():
+        share = sampler / median[case, "vLLM"][1]
+        print(f"| {case} | {kind} | {step:.1f} | {sampler:.1f} | {share:.2f} | {memory:.0f} |")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Jobs for real vLLM in processes of their own: one with the plug-in, one without, each started by its first job.
+"""Jobs for real vLLM in processes of their own: with the plug-in or without, of either model runner, each started by
+its first job.
 
 The import of vLLM costs more than all engines together, so a process stays for the jobs of every test: they come as
 lines of JSON, and engines are kept by their options. A job that fails ends its process; the next job starts another.
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -27,6 +29,12 @@ ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
 }
+# Model Runner V2 is made of Triton kernels. vLLM's wheel for CPUs looks for a Triton that compiles for them; the
+# interpreter of the usual one runs them as well (`interpret_triton`).
+RUNNERS = {
+    "v1": {"VLLM_USE_V2_MODEL_RUNNER": "0"},
+    "v2": {"VLLM_USE_V2_MODEL_RUNNER": "1", "TRITON_INTERPRET": "1"},
+}
 CACHE = 128 << 20  # bytes of an engine's KV cache: all of them live at once
 
 
@@ -37,8 +45,9 @@ def request(prompt: list[int], seed: int | None = None, **params: Any) -> dict[s
 class Vllm:
     """A process of `main`."""
 
-    def __init__(self, has_plugin: bool) -> None:
+    def __init__(self, has_plugin: bool, runner: str) -> None:
         environment = {k: v for k, v in os.environ.items() if k not in ("VLLM_PLUGINS", "VLLM_CPU_KVCACHE_SPACE")}
+        environment |= RUNNERS[runner]
         if not has_plugin:
             environment["VLLM_PLUGINS"] = ""
         self.log = tempfile.NamedTemporaryFile(prefix="vllm")  # noqa: SIM115
@@ -62,10 +71,13 @@ class Vllm:
 start = cache(Vllm)
 
 
-def run(models: str, speculation: str, batches: list[list[dict[str, Any]]], rule: str = "match", **job: Any) -> Any:
+def run(
+    models: str, speculation: str, batches: list[list[dict[str, Any]]], rule: str = "match", runner: str = "v1",
+    **job: Any,
+) -> Any:  # fmt: skip
     """Result of `serve` of this job, with the plug-in's rule or, at "off", without the plug-in."""
     job = {"models": models, "speculation": speculation, "batches": batches, "rule": rule, **job}
-    return start(rule != "off").ask(job)
+    return start(rule != "off", runner).ask(job)
 
 
 def speculative(job: dict) -> dict | None:
@@ -73,6 +85,7 @@ def speculative(job: dict) -> dict | None:
         "none": None,
         "ngram": {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1},
         "draft": {"model": job["models"] + "/draft", "num_speculative_tokens": 4},
+        "suffix": {"method": "suffix", "num_speculative_tokens": 6},
         "eagle": {"method": "eagle", "model": job["models"] + "/head", "num_speculative_tokens": 3},
         "eagle3": {"method": "eagle3", "model": job["models"] + "/head", "num_speculative_tokens": 3},
     }
@@ -81,7 +94,7 @@ def speculative(job: dict) -> dict | None:
 
 
 @cache
-def engine(models: str, speculative: str, seats: int) -> Any:
+def engine(models: str, speculative: str, seats: int, room: int) -> Any:
     from vllm import LLM
 
     return LLM(
@@ -92,7 +105,7 @@ def engine(models: str, speculative: str, seats: int) -> Any:
         dtype="float32",
         speculative_config=json.loads(speculative),
         max_num_seqs=seats,
-        kv_cache_memory_bytes=CACHE,
+        kv_cache_memory_bytes=room,
     )
 
 
@@ -137,13 +150,37 @@ def noted_drafts() -> Iterator[list[dict]]:
         SpecDecodeBaseProposer.propose = propose
 
 
+@contextlib.contextmanager
+def counted() -> Iterator[Counter[str]]:
+    """Drafts that vLLM's scheduler had verified, those that were accepted, and requests that it pre-empted."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    make, preempt, found = Scheduler.make_spec_decoding_stats, Scheduler._preempt_request, Counter()
+    signature = inspect.signature(make)
+
+    def counting(self: Any, *args: Any, **keywords: Any) -> Any:
+        given = signature.bind(self, *args, **keywords).arguments
+        found.update(drafted=given["num_draft_tokens"], accepted=given["num_accepted_tokens"])
+        return make(self, *args, **keywords)
+
+    def preempting(self: Any, *args: Any, **keywords: Any) -> Any:
+        found["preempted"] += 1
+        return preempt(self, *args, **keywords)
+
+    Scheduler.make_spec_decoding_stats, Scheduler._preempt_request = counting, preempting
+    try:
+        yield found
+    finally:
+        Scheduler.make_spec_decoding_stats, Scheduler._preempt_request = make, preempt
+
+
 def serve(job: dict[str, Any]) -> dict[str, Any]:
     from vllm import SamplingParams
 
     fallbacks = load_plugins(job["rule"])
-    llm = engine(job["models"], json.dumps(speculative(job)), job.get("seats", SEATS))
-    texts, drafts = [], []
-    with noted_drafts() if job.get("drafts") else contextlib.nullcontext([]) as found:
+    llm = engine(job["models"], json.dumps(speculative(job)), job.get("seats", SEATS), job.get("room", CACHE))
+    texts, drafts, counts = [], [], []
+    with noted_drafts() if job.get("drafts") else contextlib.nullcontext([]) as found, counted() as count:
         for batch in job["batches"]:
             prompts = [{"prompt_token_ids": request.pop("prompt")} for request in batch]
             for request in batch:
@@ -156,11 +193,24 @@ def serve(job: dict[str, Any]) -> dict[str, Any]:
             outputs = llm.generate(prompts, params, use_tqdm=False)
             texts.append([list(o.outputs[0].token_ids) for o in outputs])
             drafts.append(found[:])
+            counts.append(dict(count))
             found.clear()
-    return {"texts": texts, "drafts": drafts, "fallbacks": dict(fallbacks)}
+            count.clear()
+    return {"texts": texts, "drafts": drafts, "counts": counts, "fallbacks": dict(fallbacks)}
+
+
+def interpret_triton() -> None:
+    """Have vLLM find a Triton for CPUs: the interpreter."""
+    from types import SimpleNamespace
+
+    from triton.backends import backends
+
+    backends["cpu"] = SimpleNamespace(driver=SimpleNamespace(is_active=lambda: True), compiler=None)
 
 
 def main() -> None:
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        interpret_triton()
     from vllm.platforms import current_platform
 
     # vLLM does this for every engine, and fails after numba is imported, as the n-gram drafter does; once is enough.

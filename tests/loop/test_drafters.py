@@ -340,7 +340,7 @@ def test_one_made_of_another_follows_and_ends_with_it() -> None:
     starts = [[5, 6, 7, 8] * 6, [7, 8] * 9]
     got = generate(model(), SuffixOr(inner), starts, draft_length=4, **arguments)
     assert got.tokens == generate(model(), None, starts, **arguments).tokens
-    assert inner.suffixes._past.trie.children  # continuations of these texts
+    assert inner.suffixes._past is not None and len(inner.suffixes._past) > 40  # continuations of these texts
 
 
 def test_a_drafter_of_trees_is_refused_when_it_drafts() -> None:
