@@ -10,7 +10,7 @@ import model_families
 import pytest
 import torch
 from caches import counts
-from head_models import feature_head, medusa
+from head_models import block_head, feature_head, medusa
 from models import RECURRENT, model
 from ragged import PROMPTS, Requests, assert_close, new_cache, random_tokens
 from texts import assert_same, prompts
@@ -101,6 +101,8 @@ class TinyAssets(DrafterAssets):
     """Random parts."""
 
     def head(self, kind: str) -> Any:
+        if kind == "dflash":
+            return block_head(self.target)
         return medusa() if kind == "medusa" else feature_head(kind, self.target)
 
 

@@ -81,6 +81,7 @@ class Request:
     accepted: list[int] = field(default_factory=list, init=False)
     cached: int = field(default=0, init=False)  # tokens that have rows in the pages
     has_spoken: bool = field(default=False, init=False)  # the prompt is read, and a first token was drawn
+    is_drafted: bool = field(default=False, init=False)  # its drafter follows the text
     slot: int = field(default=-1, init=False)
     lease: Lease = field(default_factory=lambda: Lease([], 0, 0, 0), init=False)
 
@@ -138,7 +139,8 @@ class Request:
     def speak(self, longest: int, vocab: int) -> None:
         """The first token is there: from now on there are drafts, of at most `longest` ids below `vocab`."""
         self.has_spoken = True
-        if not self.text.is_finished[0]:
+        self.is_drafted = not self.text.is_finished[0]
+        if self.is_drafted:
             self._ask("begin", lambda: self._begin_drafts(longest, vocab))
 
     def obey(self, tokens: Sequence[int]) -> None:
@@ -173,7 +175,7 @@ class Request:
 
     def end(self, reason: Reason) -> None:
         """It has left."""
-        if reason in ("stop", "length") and self.has_spoken:
+        if reason in ("stop", "length") and self.is_drafted:
             self._ask("end", lambda: self._drafter.end(self.text))
         self.reason, self._features = reason, []
 
