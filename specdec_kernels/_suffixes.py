@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,8 +33,8 @@ class SuffixIndex:
     """The last tokens of one text, or of many: which sequences occur in them, how often, and what followed.
 
     One belongs to each running request, another may remember the texts of finished ones. A token takes under a
-    microsecond and some 50 to 500 bytes; behind the first `capacity` tokens each new one takes the place of the oldest.
-    An index is used by one thread at a time.
+    microsecond, and 70 bytes, up to 1,000 where texts repeat themselves. After the first `capacity` tokens each new
+    one takes the place of the oldest. An index is used by one thread at a time, and cannot be copied.
     """
 
     def __init__(self, *, depth: int = 16, capacity: int = 1 << 17) -> None:
@@ -59,6 +59,10 @@ class SuffixIndex:
         self._handle: int = ops.suffix_create(depth, capacity)
         weakref.finalize(self, ops.suffix_destroy, self._handle)
 
+    def __reduce__(self) -> Any:
+        """Refuse to be copied: two objects would share what the first of them frees."""
+        raise TypeError("SuffixIndex: it cannot be copied or pickled; make a new one and append its tokens")
+
     def __len__(self) -> int:
         """Tokens that came so far, kept or not."""
         size: int = ops.suffix_size(self._handle)
@@ -71,11 +75,25 @@ class SuffixIndex:
         return size
 
     def append(self, token_ids: Tensor | Sequence[int]) -> None:
-        """Tokens that continue the text, int32 or int64 ``[n]`` on the host, each at least 0."""
-        ops.suffix_append(self._handle, torch.as_tensor(token_ids, dtype=torch.int64))
+        """Tokens that continue the text, int32 or int64 ``[n]`` on the host, each at least 0.
+
+        Raises:
+            ValueError: anything else.
+        """
+        if not isinstance(token_ids, Tensor):
+            dtype = None if len(token_ids) else torch.int64
+            token_ids = torch.tensor(token_ids, dtype=dtype, device="cpu")
+        _check_ids("SuffixIndex.append", token_ids)
+        ops.suffix_append(self._handle, token_ids)
 
     def remember(self, text: SuffixIndex, start: int = 0) -> None:
-        """A text that is complete, from its token `start` on: usually what followed the prompt."""
+        """A text that is complete, from its token `start` on: usually what followed the prompt.
+
+        Raises:
+            ValueError: the text is this index.
+        """
+        if text is self:
+            raise ValueError("SuffixIndex.remember: text must be another index, got this one")
         ops.suffix_remember(self._handle, text._handle, start)
 
 
@@ -125,7 +143,7 @@ def draft_suffixes(
         `SuffixDrafts`.
 
     Raises:
-        ValueError: tensors of a wrong shape, dtype or device, or a negative length.
+        ValueError: tensors of a wrong shape, dtype or device, impossible ids or places, a negative length or factor.
 
     Example:
         >>> text = SuffixIndex()
@@ -134,23 +152,36 @@ def draft_suffixes(
         tensor([[ 3,  4, -1, -1]])
     """
     batch = len(texts)
-    for name, given in (("token_ids", token_ids), ("cu_tokens", cu_tokens)):
-        if given.dim() != 1 or given.dtype not in (torch.int32, torch.int64) or given.device.type != "cpu":
-            got = f"{given.dtype} {list(given.shape)} on {given.device}"
-            raise ValueError(f"draft_suffixes: {name} must be int32 or int64, of one dimension, on cpu, got {got}")
-    if len(cu_tokens) != batch + 1 or cu_tokens[-1] != len(token_ids):
-        got = f"{len(cu_tokens)} numbers, the last {cu_tokens[-1:].tolist()}"
-        raise ValueError(
-            f"draft_suffixes: cu_tokens must be {batch + 1} numbers up to {len(token_ids)} = len(token_ids), got {got}"
-        )
+    _check_ids("draft_suffixes", token_ids)
+    _check_vector("draft_suffixes: cu_tokens", cu_tokens)
+    places = cu_tokens.tolist()
+    if len(places) != batch + 1 or places != sorted(places) or (places[0], places[-1]) != (0, len(token_ids)):
+        expected = f"{batch + 1} numbers that rise from 0 to {len(token_ids)} = len(token_ids)"
+        raise ValueError(f"draft_suffixes: cu_tokens must be {expected}, got {places}")
     if length < 0:
         raise ValueError(f"draft_suffixes: length must be at least 0, got {length}")
+    if not (factor >= 0 and offset == offset):
+        raise ValueError(f"draft_suffixes: factor must be at least 0 and offset a number, got {factor} and {offset}")
     found = SuffixDrafts(
-        torch.empty(batch, length, dtype=torch.int64),
-        torch.empty(batch, dtype=torch.int64),
-        torch.empty(batch, dtype=torch.float64),
+        torch.empty(batch, length, dtype=torch.int64, device="cpu"),
+        torch.empty(batch, dtype=torch.int64, device="cpu"),
+        torch.empty(batch, dtype=torch.float64, device="cpu"),
     )
-    handles = torch.tensor([text._handle for text in texts], dtype=torch.int64)
+    handles = torch.tensor([text._handle for text in texts], dtype=torch.int64, device="cpu")
     other = 0 if memory is None else memory._handle
     ops.suffix_draft(handles, other, token_ids, cu_tokens, length, factor, offset, least, *found)
     return found
+
+
+def _check_ids(where: str, token_ids: Tensor) -> None:
+    _check_vector(f"{where}: token_ids", token_ids)
+    if token_ids.numel():
+        low, high = (int(x) for x in token_ids.aminmax())
+        if low < 0 or high >= 1 << 31:
+            raise ValueError(f"{where}: token_ids must be in [0, 2^31), got {low if low < 0 else high}")
+
+
+def _check_vector(name: str, given: Tensor) -> None:
+    if given.dim() != 1 or given.dtype not in (torch.int32, torch.int64) or given.device.type != "cpu":
+        got = f"{given.dtype} {list(given.shape)} on {given.device}"
+        raise ValueError(f"{name} must be int32 or int64, of one dimension, on cpu, got {got}")

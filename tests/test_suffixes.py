@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import random
 from typing import Any
 
@@ -128,7 +130,9 @@ def test_calls_that_cannot_be_served_are_refused() -> None:
         SuffixIndex(depth=1)
     with pytest.raises(ValueError, match="capacity must be at least depth = 16, got 8"):
         SuffixIndex(capacity=8)
-    with pytest.raises(ValueError, match=r"cu_tokens must be 2 numbers up to 2 = len\(token_ids\), got 2 numbers, the"):
+    with pytest.raises(
+        ValueError, match=r"cu_tokens must be 2 numbers that rise from 0 to 2 .*, got \[0, 3\]"
+    ):
         draft_suffixes([text], ids, torch.tensor([0, 3]), length=4)
     with pytest.raises(
         ValueError, match=r"token_ids must be int32 or int64, of one dimension, on cpu, got torch.float"
@@ -137,3 +141,51 @@ def test_calls_that_cannot_be_served_are_refused() -> None:
     with pytest.raises(ValueError, match="length must be at least 0, got -1"):
         draft_suffixes([text], ids, torch.tensor([0, 2]), length=-1)
     assert len(text) == 0
+
+
+@pytest.mark.parametrize("places", [[0, 6, 2], [-4, 2, 2], [1, 1, 2], [0, 2], []])
+def test_places_that_do_not_rise_are_refused(places: list[int]) -> None:
+    texts = [SuffixIndex(), SuffixIndex()]
+    with pytest.raises(ValueError, match="cu_tokens must be 3 numbers that rise from 0 to 2"):
+        draft_suffixes(texts, torch.tensor([1, 2]), torch.tensor(places, dtype=torch.int64), length=4)
+    assert [len(text) for text in texts] == [0, 0]
+
+
+@pytest.mark.parametrize("ids", [[1, -1], [5 + 2**32], [1.5], [[1, 2]], torch.tensor(3)], ids=str)
+def test_ids_that_cannot_be_are_refused(ids: Any) -> None:
+    text = SuffixIndex()
+    with pytest.raises(ValueError, match=r"SuffixIndex.append: token_ids must be (in \[0, 2\^31\)|int32 or int64)"):
+        text.append(ids)
+    assert len(text) == 0
+    text.append([])
+
+
+def test_an_index_is_neither_copied_nor_remembered_by_itself() -> None:
+    text = SuffixIndex()
+    text.append([1, 2, 3])
+    for duplicate in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="cannot be copied or pickled"):
+            duplicate(text)
+    with pytest.raises(ValueError, match="text must be another index"):
+        text.remember(text)
+
+
+def test_any_trust_is_a_number_of_drafts() -> None:
+    text = SuffixIndex()
+    text.append([1, 2, 3, 4, 1, 2, 3, 4])
+    for factor in (4.0, 1e30, float("inf")):
+        assert drafted([text], [[]], 4, factor=factor) == [(4.0, [1, 2, 3, 4])]
+    assert drafted([text], [[]], 4, factor=1.0, offset=-1e30) == [(0.0, [])]
+    wrong: list[dict[str, float]] = [{"factor": float("nan")}, {"factor": -1.0}, {"offset": float("nan")}]
+    for options in wrong:
+        with pytest.raises(ValueError, match="factor must be at least 0 and offset a number"):
+            drafted([text], [[]], 4, **options)
+
+
+def test_another_default_device_does_not_matter() -> None:
+    nothing, places = torch.zeros(0, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
+    with torch.device("meta"):
+        text = SuffixIndex()
+        text.append([1, 2, 1])
+        found = draft_suffixes([text], nothing, places, length=1)
+    assert found.token_ids.tolist() == [[2]]

@@ -25,7 +25,7 @@ class Children {
   void erase(int32_t parent, int32_t token) {
     size_t hole = home(parent, token);
     while (slots_[hole].parent != parent || slots_[hole].token != token) hole = (hole + 1) & mask();
-    // Those behind the hole move up, unless that were before their home.
+    // Later slots move up if their home is at or before the hole.
     for (size_t i = (hole + 1) & mask(); slots_[i].child != 0; i = (i + 1) & mask()) {
       const size_t distance = (i - home(slots_[i].parent, slots_[i].token)) & mask();
       if (distance < ((i - hole) & mask())) continue;
@@ -95,8 +95,10 @@ class SuffixIndex {
   Draft draft(const SuffixIndex& text, int64_t length, double factor, double offset, double least) {
     Draft best;
     for (int64_t m = longest(text); m > 0; --m) {
-      const int64_t budget = std::min(length, static_cast<int64_t>(factor * m + offset));
-      if (budget <= best.score) break;  // nor do shorter suffixes promise more
+      const double most = factor * static_cast<double>(m) + offset;
+      const int64_t budget =
+          most < static_cast<double>(length) ? static_cast<int64_t>(std::max(most, 0.0)) : length;
+      if (budget <= best.score) break;  // shorter suffixes cannot score higher
       find(text, m);
       Draft found = follow(m, budget, least);
       if (found.score > best.score) best = std::move(found);

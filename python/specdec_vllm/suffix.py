@@ -1,6 +1,6 @@
 """`method: "suffix"` of vLLM's speculators, in both model runners, without the package arctic-inference.
 
-The drafts come from `draft_suffixes`: an index for each running request, and one of what finished requests said. The
+The drafts come from `draft_suffixes`: an index for each running request, and one of the texts of finished requests. The
 options are vLLM's own (`suffix_decoding_*`, `num_speculative_tokens`). All ranks see the same tokens and the same
 requests in the same order, so they draft the same.
 """
@@ -17,7 +17,7 @@ from specdec_kernels import SuffixIndex, draft_suffixes
 
 from .patch import replace
 
-MEMORY = 1 << 19  # most tokens of finished requests, 136 MiB
+MEMORY = 1 << 19  # most tokens of finished requests: 72 MiB of random text, 520 MiB of one that repeats itself
 
 
 class Drafter:
@@ -48,8 +48,8 @@ class Drafter:
     def draft(self, names: Sequence[str], new: Sequence[Tensor], length: int) -> list[list[int]]:
         """Drafts of requests that got these tokens, int32 ``[n]`` each; none beyond the longest text."""
         texts = [self.running[name][0] for name in names]
-        ids = torch.cat([torch.empty(0, dtype=torch.int32), *new])
-        cu = torch.tensor([0, *map(len, new)]).cumsum(0)
+        ids = torch.cat([torch.empty(0, dtype=torch.int32, device="cpu"), *new])
+        cu = torch.tensor([0, *map(len, new)], device="cpu").cumsum(0)
         found = draft_suffixes(texts, ids, cu, length=length, memory=self.memory, **self.options)
         counts = [
             max(0, min(count, self.longest - len(text) - 1))

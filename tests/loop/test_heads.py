@@ -148,6 +148,7 @@ def test_the_tree_that_ranks_alone_choose_is_the_one_that_grows() -> None:
         (HeadChain, "block", "eagle3"),
         (HeadChain, "ratio", "eagle"),
         (ParallelChain, "ratio", "peagle"),
+        (ParallelChain, "block", "peagle"),
     ],
 )
 def test_drafts_leave_the_distribution_alone(shape: Any, rule: str, kind: str) -> None:

@@ -11,6 +11,7 @@ import torch
 from exact_texts import distribution, many, surprise, tiny
 from head_models import block_head, medusa, run_block, shaken
 from models import VOCAB, model
+from safetensors.torch import load_file, save_file
 from speculators_package import speculators
 from texts import prompts, text_of
 from torch import Tensor
@@ -101,6 +102,7 @@ FIELDS = {"block_size": 5, "dflash_config": {"mask_token_id": 60, "target_layer_
         ({"dflash_config": {"mask_token_id": 60, "target_layer_ids": [1]}}, r"levels must be below 2.*got \[2\]"),
         ({"dflash_config": {**FIELDS["dflash_config"], "output_multiplier": 0.5}}, "output_multiplier must be 1"),  # type: ignore[dict-item]
         ({"block_size": 1}, "block_size must be at least 2"),
+        ({"num_target_layers": 99}, "num_target_layers must be 2, the target's, got 99"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types must be full_attention, got"),
         ({"architectures": ["DFlash2DraftModel"]}, "architectures must not be DFlash2DraftModel"),
         ({"speculators_model_type": "dspark"}, "speculators_model_type must be dflash, got dspark"),
@@ -122,6 +124,29 @@ def test_an_output_matrix_must_fit_its_ids(tmp_path: Path) -> None:
     made = block_head(model(), [i for i in range(VOCAB) if i % 3])
     heads.save_head(made, tmp_path, made.fields)
     with pytest.raises(ValueError, match=r"lm_head\.weight must have a row for each id of the target, got 40 rows"):
+        heads.load_dflash(tmp_path, model())
+
+
+CHOSEN = torch.tensor([i for i in range(VOCAB) if i % 3])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"d2t": torch.full((40,), 50)}, r"d2t must lead to ids in \[0, 61\), got 50 to 89"),
+        ({"lm_head.weight": None}, r"missing: lm_head\.weight, of the 40 ids"),
+        ({"embed_tokens.weight": torch.zeros(7, 32)}, r"embed_tokens\.weight must be .*, got \[7, 32\]"),
+        ({"embed_tokens.weight": torch.zeros(61, 16)}, r"embed_tokens\.weight must be .*, got \[61, 16\]"),
+    ],
+    ids=["ids", "no output", "rows", "width"],
+)
+def test_ids_and_embeddings_must_fit_the_target(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    made = block_head(model(), CHOSEN.tolist())
+    heads.save_head(made, tmp_path, made.fields)
+    path = tmp_path / "model.safetensors"
+    tensors = {**load_file(path), "d2t": CHOSEN - torch.arange(len(CHOSEN)), **change}
+    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, path)
+    with pytest.raises(ValueError, match=message):
         heads.load_dflash(tmp_path, model())
 
 

@@ -127,7 +127,7 @@ def test_an_eagle3_head_may_be_narrower_than_its_target(tmp_path: Path) -> None:
         ({"fc_norm": True, "norm_before_fc": True}, "exclude each other"),
         ({"num_hidden_layers": 2}, r"missing: .*layers\.1\.input_layernorm"),
         ({"draft_vocab_size": 7}, r"must be \[7\], got \[40\]"),
-        ({"eagle_aux_hidden_state_layer_ids": [0, 2]}, "must be below 2"),
+        ({"eagle_aux_hidden_state_layer_ids": [0, 2]}, r"must be in \[-1, 2\)"),
         ({"speculators_model_type": "peagle"}, "must be eagle3, got peagle"),
         ({"model_type": "gemma2"}, "must be llama or qwen3, got gemma2"),
         ({"layer_types": ["sliding_attention"], "use_sliding_window": True}, "must be full_attention"),

@@ -84,7 +84,7 @@ class Drafter:
     features: Sequence[int] = ()
     networks: Sequence[nn.Module] = ()  # that it runs
     clock: Clock | None = None  # of the run: see `timed`
-    grammars = DraftGrammars([], 0)  # of the texts; drafters of chains heed them, the others' drafts are only verified
+    grammars = DraftGrammars([], 0)  # of the texts; drafts of a drafter that does not heed them are only verified
 
     def nodes(self, length: int) -> int:
         """Most tokens of one target forward: the last committed one and `length` drafts, unless it is a tree."""

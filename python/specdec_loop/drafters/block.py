@@ -81,7 +81,7 @@ class _BlockDrafter(AtOnce):
     def _run_block(self, token_ids: Tensor, length: int) -> Tensor:
         inputs = self._cache.chain_inputs(token_ids.shape[1])
         mask = inputs.get("attention_mask")
-        seen = None if mask is None else mask[:, :, -1:]  # what the last token of a chain sees, all of a block see
+        seen = None if mask is None else mask[:, :, -1:]  # every row sees what a chain's last token sees
         rows = self.head(token_ids, inputs.get("position_ids"), seen, self._cache)
         return self.head.logits(rows[:, -length:])
 

@@ -34,8 +34,10 @@ class ParallelChain(AtOnceChain):
     def _block(self, sequences: Sequences, length: int) -> Tensor:
         """Of the last pair and the masks behind it."""
         self._masks = length - 1
-        rows = self._run_unseen(sequences)
-        self._masks = 0
+        try:
+            rows = self._run_unseen(sequences)
+        finally:
+            self._masks = 0
         return self._logits(rows)
 
     def _run_chain(self, token_ids: Tensor, keep: Sequence[int] | int, *before: Tensor) -> Tensor:

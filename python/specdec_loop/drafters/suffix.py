@@ -67,8 +67,8 @@ class SuffixDecoding(Drafter):
             self._read[b] = len(row)
         found = draft_suffixes(
             self._texts,
-            torch.tensor(ids, dtype=torch.int64),
-            torch.tensor(cu, dtype=torch.int64),
+            torch.tensor(ids, dtype=torch.int64, device="cpu"),
+            torch.tensor(cu, dtype=torch.int64, device="cpu"),
             length=length,
             memory=self._past,
             factor=self.factor,

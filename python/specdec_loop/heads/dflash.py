@@ -118,11 +118,6 @@ class DFlashHead(FeatureHead):
         out: Tensor = self.hidden_norm(self.fc(super().fuse(hidden)))
         return out
 
-    def logits(self, features: Tensor) -> Tensor:
-        """Read rows with the head's own matrix, or the target's."""
-        out: Tensor = self.lm_head(features) if hasattr(self, "lm_head") else super().logits(features)
-        return out
-
     def remember(self, features: Tensor, position_ids: Tensor | None, cache: Any) -> None:
         """Write features ``[batch, count, hidden]`` to the cache; positions as of `forward`."""
         rotary = self._turns.of(features, position_ids, cache)

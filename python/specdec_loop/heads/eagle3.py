@@ -79,11 +79,7 @@ class Eagle3Head(FeatureHead):
         """Draft these ids alone: int64 ``[draft_vocab]``, rising."""
         self.d2t.copy_(target_ids - torch.arange(len(target_ids), device=target_ids.device))
         self.t2d.zero_()[target_ids] = True
-        self.map_tokens()
-
-    def map_tokens(self) -> None:
-        """Follow `d2t`: column i of the logits is target id i + d2t[i]."""
-        self.token_map = (torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t).int()
+        self.map_tokens(self.d2t, "choose")
 
     def fuse(self, hidden: Tensor) -> Tensor:
         """Map the states to one feature."""
@@ -116,6 +112,7 @@ def _levels(config: Any, options: dict[str, Any], last: int) -> tuple[int, ...]:
     """Which of the target's states are fused."""
     name = "eagle_aux_hidden_state_layer_ids"
     named = options.get(name) or getattr(config, name, None)
-    if named and max(named) >= last:  # transformers hands it out behind its norm alone, such a head reads it before
-        raise ValueError(f"Eagle3Head: {name} must be below {last}, got {list(named)}")
+    # The last layer's is handed out behind its norm alone; such a head reads it before.
+    if named and not all(-1 <= level < last for level in named):
+        raise ValueError(f"Eagle3Head: {name} must be in [-1, {last}), got {list(named)}")
     return tuple(named or (2, last // 2, last - 3))

@@ -29,7 +29,7 @@ from .peagle import PEagleHead
 MEDUSA = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
 HEAD = ("model.safetensors", "pytorch_model.bin")
 LAYERS = ("llama", "qwen3")  # that a head of speculators or DFlash may have
-# Of DFlash, where they are given.
+# The values of DFlash's options that are served.
 BLOCK_OPTIONS = {
     "is_causal": False,
     "input_embedding_scale": 1.0,
@@ -118,13 +118,19 @@ def load_dflash(folder: Path | str, target: Any, *, dtype: torch.dtype | None = 
     weights = {name: tensor for name, tensor in weights.items() if not name.startswith("verifier_")}
     draft_ids = weights.pop("d2t", None)
     weights.pop("t2d", None)
+    layers = target.config.get_text_config(decoder=True).num_hidden_layers
+    trained = getattr(config, "num_target_layers", None)
+    if trained not in (None, layers):
+        raise ValueError(f"{folder}: num_target_layers must be {layers}, the target's, got {trained}")
     own_output = len(weights["lm_head.weight"]) if "lm_head.weight" in weights else 0
+    if draft_ids is not None and not own_output:
+        raise ValueError(f"{source}: tensors missing: lm_head.weight, of the {len(draft_ids)} ids in d2t")
     if own_output and own_output != (config.vocab_size if draft_ids is None else len(draft_ids)):
         expected = "a row for each id of the target" if draft_ids is None else f"{len(draft_ids)} rows, as d2t has"
         raise ValueError(f"{source}: lm_head.weight must have {expected}, got {own_output} rows")
     head = DFlashHead(config, Shared(target, dtype), **settings, own_output=own_output)
     if draft_ids is not None:
-        head.token_map = (torch.arange(len(draft_ids)) + draft_ids).int().to(target.device)
+        head.map_tokens(draft_ids.to(target.device), source)
     return finish(head, weights, source, target, dtype)  # type: ignore[return-value]
 
 
@@ -174,7 +180,7 @@ def _load_eagle3(
     if "d2t" not in weights:  # the whole vocabulary
         weights["d2t"], weights["t2d"] = head.d2t, torch.ones_like(head.t2d)
     finish(head, weights, source, target, dtype)
-    head.map_tokens()
+    head.map_tokens(head.d2t, source)
     return head
 
 
@@ -222,13 +228,7 @@ def _block_config(folder: str) -> tuple[LlamaConfig, dict[str, Any]]:
     for name in (levels, "block_size", "mask_token_id"):
         if own.get(name) is None:
             raise ValueError(f"{folder}: {name} is missing")
-    served = {
-        "is_causal": False,
-        "input_embedding_scale": 1.0,
-        "output_multiplier": 1.0,
-        "final_logit_softcapping": None,
-    }
-    for name, value in served.items():
+    for name, value in BLOCK_OPTIONS.items():
         if own.get(name) not in (None, value):
             raise ValueError(f"{folder}: {name} must be {value}, got {own[name]}")
     if "DFlash2DraftModel" in (own.get("architectures") or []):

@@ -190,9 +190,21 @@ class FeatureHead(nn.Module):
         """A feature from the target's hidden states, side by side in the last dimension."""
         return hidden.to(self.dtype)
 
+    def map_tokens(self, d2t: Tensor, source: str) -> None:
+        """Draft other ids than the target's: column i of the logits is target id i + d2t[i].
+
+        Raises:
+            ValueError: the target has no such id.
+        """
+        ids = torch.arange(len(d2t), device=d2t.device) + d2t
+        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self.config.vocab_size:
+            ends = f"{int(ids.min())} to {int(ids.max())}"
+            raise ValueError(f"{source}: d2t must lead to ids in [0, {self.config.vocab_size}), got {ends}")
+        self.token_map = ids.int()
+
     def logits(self, features: Tensor) -> Tensor:
-        """Next-token logits of a feature."""
-        out: Tensor = self._shared[0].output(features)
+        """Next-token logits of a feature, by the head's own output matrix or else the target's."""
+        out: Tensor = getattr(self, "lm_head", self._shared[0].output)(features)
         return out
 
     def forward(
@@ -285,7 +297,12 @@ def finish(
 ) -> nn.Module:
     """Load, see `load_exactly`, and go where the target is."""
     if isinstance(network, FeatureHead) and "embed_tokens.weight" in weights:
-        network.embed_tokens = nn.Embedding(*weights["embed_tokens.weight"].shape)
+        rows, wide = weights["embed_tokens.weight"].shape
+        ids = target.get_input_embeddings().weight.shape[0]
+        if rows < ids or wide != network.config.hidden_size:
+            expected = f"[{ids} or more, {network.config.hidden_size}]"
+            raise ValueError(f"{source}: embed_tokens.weight must be {expected}, got [{rows}, {wide}]")
+        network.embed_tokens = nn.Embedding(rows, wide)
     for weight in network.parameters():  # and no buffer: angles stay exact
         weight.data = weight.data.to(dtype or target.dtype)
     load_exactly(network, weights, source)

@@ -73,13 +73,6 @@ class MtpLayer(FeatureHead):
         self.block = block(config, 0)
         self.is_feature_first = is_feature_first
 
-    def logits(self, features: Tensor) -> Tensor:
-        """Read the feature with the layer's own output matrix, or else the target's."""
-        if hasattr(self, "lm_head"):
-            out: Tensor = self.lm_head(features)  # type: ignore[operator]
-            return out
-        return super().logits(features)
-
     def step(
         self, embedded: Tensor, features: Tensor, rotary: tuple[Tensor, ...], mask: Tensor | None, cache: Any
     ) -> Tensor:
