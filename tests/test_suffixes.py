@@ -130,9 +130,7 @@ def test_calls_that_cannot_be_served_are_refused() -> None:
         SuffixIndex(depth=1)
     with pytest.raises(ValueError, match="capacity must be at least depth = 16, got 8"):
         SuffixIndex(capacity=8)
-    with pytest.raises(
-        ValueError, match=r"cu_tokens must be 2 numbers that rise from 0 to 2 .*, got \[0, 3\]"
-    ):
+    with pytest.raises(ValueError, match=r"cu_tokens must be 2 numbers that rise from 0 to 2 .*, got \[0, 3\]"):
         draft_suffixes([text], ids, torch.tensor([0, 3]), length=4)
     with pytest.raises(
         ValueError, match=r"token_ids must be int32 or int64, of one dimension, on cpu, got torch.float"
