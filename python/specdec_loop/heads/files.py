@@ -113,9 +113,8 @@ def load_dflash(folder: Path | str, target: Any, *, dtype: torch.dtype | None = 
         FileNotFoundError: no such folder or file.
         ValueError: tensors that do not fit; a layout of other layers.
     """
-    weights, source = _tensors(Path(folder), HEAD)
+    weights, source = _own_tensors(Path(folder))
     config, settings = _block_config(str(folder))
-    weights = {name: tensor for name, tensor in weights.items() if not name.startswith("verifier_")}
     draft_ids = weights.pop("d2t", None)
     weights.pop("t2d", None)
     layers = target.config.get_text_config(decoder=True).num_hidden_layers
@@ -165,12 +164,11 @@ def _load_eagle3(
     folder: Path, target: Any, dtype: torch.dtype | None, kind: str, network: type[Eagle3Head]
 ) -> Eagle3Head:
     """A head of this class, which speculators calls `kind`."""
-    weights, source = _tensors(folder, HEAD)
+    weights, source = _own_tensors(folder)
     config = _config(folder, kind)
     weights = {
         name.replace("layers.0.", "midlayer.", 1) if name.startswith("layers.0.") else name: tensor
         for name, tensor in weights.items()
-        if not name.startswith("verifier_")  # of the target, kept for training
     }
     config.qk_norm = "midlayer.self_attn.q_norm.weight" in weights
     wide = target.get_input_embeddings().weight.shape[1]
@@ -187,8 +185,9 @@ def _load_eagle3(
 def _config(folder: Path | str, kind: str = "") -> LlamaConfig:
     """A Llama configuration with the fields of the head, whose kind speculators calls `kind`."""
     fields, _ = LlamaConfig.get_config_dict(folder)
-    config = _of_speculators(fields, str(folder), kind) if "speculators_model_type" in fields else LlamaConfig(**fields)
-    return _plain(config)
+    if "speculators_model_type" in fields:
+        return _of_speculators(fields, str(folder), kind)
+    return _plain(LlamaConfig(**fields))
 
 
 def _plain(config: LlamaConfig) -> LlamaConfig:
@@ -239,6 +238,12 @@ def _block_config(folder: str) -> tuple[LlamaConfig, dict[str, Any]]:
         "mask_id": own["mask_token_id"],
         "starts_early": bool(own.get("sample_from_anchor")),
     }
+
+
+def _own_tensors(folder: Path) -> tuple[dict[str, Tensor], str]:
+    """`_tensors` of a head, without those of the target that speculators keeps for training."""
+    weights, source = _tensors(folder, HEAD)
+    return {name: tensor for name, tensor in weights.items() if not name.startswith("verifier_")}, source
 
 
 def _tensors(folder: Path, names: tuple[str, ...]) -> tuple[dict[str, Tensor], str]:

@@ -40,9 +40,8 @@ QWEN = {"pre_fc_norm_embedding.": "enorm.", "pre_fc_norm_hidden.": "hnorm.", "fc
 MIMO = {
     "token_layernorm.": "enorm.", "hidden_layernorm.": "hnorm.", "input_proj.": "eh_proj.", "final_layernorm.": "norm.",
 }  # fmt: skip
-BEHIND = (
-    r"model\.(?:language_model\.)?layers\.(\d+)\.(.+)"  # DeepSeek V3, GLM 4.5: numbered on from the target's layers
-)
+# DeepSeek V3, GLM 4.5: numbered on from the target's layers.
+BEHIND = r"model\.(?:language_model\.)?layers\.(\d+)\.(.+)"
 LAYOUTS = (
     Layout(BEHIND, DEEPSEEK),
     Layout(r"mtp\.(?:layers\.(\d+)\.)?(.+)", QWEN),  # Qwen3-Next, Qwen3.5
