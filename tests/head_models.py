@@ -43,6 +43,7 @@ from specdec_loop.heads import (
     load_mtp,
     load_peagle,
 )
+from specdec_loop.methods import DrafterAssets
 from specdec_loop.sequences import Sequences
 
 HEADS = 4
@@ -127,6 +128,15 @@ def watch(drafter: CachedDrafter, whole: Callable[[Tensor], Tensor]) -> list[int
 
     drafter._run_unseen = checked  # type: ignore[method-assign]
     return compared
+
+
+class TinyAssets(DrafterAssets):
+    """Heads with random weights."""
+
+    def head(self, kind: str) -> Any:
+        if kind == "dflash":
+            return block_head(self.target)
+        return medusa() if kind == "medusa" else feature_head(kind, self.target)
 
 
 DRAFTERS: dict[str, Callable[[], Drafter]] = {

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from head_models import block_head, feature_head, medusa
+from head_models import TinyAssets
 from models import model
 from texts import prompts
 
@@ -16,15 +16,6 @@ from specdec_loop.draft_length import FixedLength
 from specdec_loop.methods import METHODS, DrafterAssets
 from specdec_loop.serve.engine import Engine
 from specdec_loop.serve.request import Request
-
-
-class TinyAssets(DrafterAssets):
-    """Random parts."""
-
-    def head(self, kind: str) -> Any:
-        if kind == "dflash":
-            return block_head(model())
-        return medusa() if kind == "medusa" else feature_head(kind, model())
 
 
 class Irregular(FixedLength):

@@ -10,7 +10,7 @@ import model_families
 import pytest
 import torch
 from caches import counts
-from head_models import block_head, feature_head, medusa
+from head_models import TinyAssets
 from models import RECURRENT, model
 from ragged import PROMPTS, Requests, assert_close, new_cache, random_tokens
 from texts import assert_same, prompts
@@ -18,7 +18,7 @@ from transformers import DynamicCache
 
 from specdec_kernels import Sampling
 from specdec_loop import Datastore, PrefixCache, PromptLookup, generate, hf
-from specdec_loop.methods import METHODS, DrafterAssets
+from specdec_loop.methods import METHODS
 from specdec_loop.serve.forward import check
 from specdec_loop.tree_cache import check_model, states
 from specdec_loop.tree_cache.recurrence import lead, modeling_file
@@ -95,15 +95,6 @@ def test_a_tree_that_grows_level_by_level_is_the_whole_one(family: str) -> None:
         inputs = caches[1].child_inputs(inputs, rows[depth - 1]) if depth else inputs
         got = network(ids, **inputs).logits
         assert_close(got, want[:, depth * width : (depth + 1) * width], f"depth {depth + 1}", CLOSE)
-
-
-class TinyAssets(DrafterAssets):
-    """Random parts."""
-
-    def head(self, kind: str) -> Any:
-        if kind == "dflash":
-            return block_head(self.target)
-        return medusa() if kind == "medusa" else feature_head(kind, self.target)
 
 
 def drafter_of(name: str, family: str) -> Any:
