@@ -11,6 +11,7 @@ import argparse
 import hashlib
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -31,7 +32,8 @@ ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 WORK = ROOT / "build" / "mutants"
 WANTED = 0.95
-SECONDS = 900  # a test run that takes longer has met an endless loop: the fault is seen
+SECONDS = 900  # of a processor: a test run that takes longer has met an endless loop, and the fault is seen
+WAIT = 4 * SECONDS  # the same for a run that waits for ever; the clock also counts what else a machine does
 
 
 class Tree:
@@ -100,8 +102,9 @@ class Tree:
 
     def _run(self, command: list[str]) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            command, cwd=self.root, env=self.environment, capture_output=True, text=True, timeout=SECONDS
-        )
+            command, cwd=self.root, env=self.environment, capture_output=True, text=True, timeout=WAIT,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS)),
+        )  # fmt: skip
 
 
 def main() -> int:
