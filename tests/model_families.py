@@ -311,7 +311,9 @@ def _by_hf(model: Any, plain: Plain, drafter: Drafter) -> bool:
 def _by_plain_calls(model: Any, plain: Plain) -> bool:
     """A TreeCache in place of transformers' own, in its own `generate`."""
     ids, mask = _left_padded(plain.prompts)
-    out = model.generate(ids, **_greedy(mask), past_key_values=_new_cache(model))
+    cache = _new_cache(model)
+    name = "cache_params" if "cache_params" in cache.chain_inputs(1) else "past_key_values"
+    out = model.generate(ids, **_greedy(mask), **{name: cache})
     return _without_padding(out, mask) == plain.texts
 
 

@@ -45,7 +45,7 @@ DELTA: dict[str, Any] = {  # two value heads a key head
 MAMBA: dict[str, Any] = {  # four heads a group
     "num_hidden_layers": 3, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 16, "mamba_n_groups": 2,
 }  # fmt: skip
-RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {  # some layers are
+RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {  # some layers are, or all
     "qwen3_next": (
         "Qwen3Next",
         {
@@ -63,6 +63,17 @@ RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {  # some layers are
             "shared_intermediate_size": 16,
         },
     ),
+    "falcon_h1": ("FalconH1", {**MAMBA, "mamba_d_ssm": 64}),
+    "jamba": (
+        "Jamba",
+        {
+            "num_hidden_layers": 3, "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2,
+            "num_experts_per_tok": 1, "mamba_d_state": 8, "mamba_dt_rank": 4,
+        },
+    ),
+    "mamba": ("Mamba", {"num_hidden_layers": 2, "state_size": 8}),
+    "mamba2": ("Mamba2", {"num_hidden_layers": 2, "num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 2}),
+    "falcon_mamba": ("FalconMamba", {"num_hidden_layers": 2, "state_size": 8}),
 }  # fmt: skip
 EAGER = ("gemma2, softcap", "gpt_oss, sinks")  # families whose attention SDPA cannot compute
 CASES = [(f, a) for f in FAMILIES for a in ("sdpa", "eager", NAME) if a == "eager" or f not in EAGER]
@@ -73,9 +84,11 @@ def model(family: str = "llama", attention: str = "sdpa", seed: int = 0) -> Any:
     """A model in float32; weights large enough that attention is not uniform."""
     stem, special = (FAMILIES | RECURRENT)[family]
     config_class = getattr(transformers, f"{stem}TextConfig", None) or getattr(transformers, f"{stem}Config")
+    kind = getattr(transformers, f"{stem}ForCausalLM")
+    attention = attention if kind._supports_sdpa else "eager"  # no layer attends
     config = config_class(**SIZES, **special, attn_implementation=attention, initializer_range=0.15)
     torch.manual_seed(seed)
-    made = getattr(transformers, f"{stem}ForCausalLM")(config).eval().requires_grad_(False)
+    made = kind(config).eval().requires_grad_(False)
     made.generation_config.eos_token_id = None
     return made
 
@@ -91,6 +104,10 @@ class Sequential:
         """Logits after each token, [tokens, vocab]."""
         rows = []
         for t in tokens:
-            place = torch.tensor([[self.cache.get_seq_length()]])
-            rows.append(self.network(torch.tensor([[t]]), past_key_values=self.cache, position_ids=place).logits[0])
+            if all(self.cache.is_linear):
+                given = {"cache_params": self.cache}
+            else:
+                place = torch.tensor([[self.cache.get_seq_length()]])
+                given = {"past_key_values": self.cache, "position_ids": place}
+            rows.append(self.network(torch.tensor([[t]]), **given).logits[0])
         return torch.cat(rows)

@@ -44,7 +44,7 @@ class Requests:
         self.cache = new_cache(network, len(prompts), capacity)
         self.alone = [Sequential(network) for _ in prompts]
         self.texts = [random_tokens(n, rng) for n in prompts]
-        logits = network(right_padded(self.texts), past_key_values=self.cache).logits
+        logits = network(right_padded(self.texts), **self.cache.chain_inputs(max(prompts))).logits
         self.cache.commit(counts(prompts) - 1)
         for b, text in enumerate(self.texts):
             assert_close(logits[b, : len(text)], self.alone[b].feed(text), f"prompt of request {b}", close)

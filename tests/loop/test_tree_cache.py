@@ -326,7 +326,7 @@ def test_a_malformed_path_whose_last_number_is_right_is_flagged() -> None:
 def test_a_full_cache_says_how_much_it_lacks() -> None:
     network, cache = model(), new_cache(model(), 2, capacity=8)
     network(torch.ones(2, 6, dtype=torch.long), past_key_values=cache)
-    with pytest.raises(ValueError, match=r"capacity must be at least 9 for 3 more tokens .*, got 8"):
+    with pytest.raises(ValueError, match=r"capacity must be at least 9 for 9 tokens that are not committed .*, got 8"):
         network(torch.ones(2, 3, dtype=torch.long), past_key_values=cache)
     cache.commit(counts([5, 3]))
     with pytest.raises(ValueError, match="capacity must be at least 9"):

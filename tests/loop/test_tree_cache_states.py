@@ -211,23 +211,43 @@ def test_caches_and_servers_without_states_are_refused() -> None:
         check(network)
 
 
-@pytest.mark.parametrize(
-    ("family", "reason"),
-    [
-        ("Nemotron H", "bounds its time steps in forwards of several tokens"),
-        ("Jamba", "its state is recurrent"),
-        ("Falcon H1", "config.layer_types has hybrid"),
-        ("Mamba 2", "its state is recurrent"),
-    ],
-)
-def test_other_recurrent_families_are_refused(family: str, reason: str) -> None:
-    network = model_families.build(*model_families.FAMILIES[family])
-    with pytest.raises(ValueError, match=reason):
+def test_bounded_time_steps_are_refused() -> None:
+    network = model_families.build(*model_families.FAMILIES["Nemotron H"])
+    with pytest.raises(ValueError, match="bounds its time steps in forwards of several tokens"):
         check_model(network.config, network)
 
 
 def test_a_model_none_of_whose_layers_attends_is_refused() -> None:
+    """But for those whose forwards know neither rows nor positions."""
     kind, special = model_families.FAMILIES["LFM 2"]
     config = model_families.build(kind, {**special, "layer_types": ["conv", "conv"]}).config
     with pytest.raises(ValueError, match="none of its layers attends"):
         check_model(config)
+
+
+def test_a_scan_of_nobody_s_cache_goes_on_as_before() -> None:
+    """A forward that fails between a layer's convolution and its scan leaves its mark; the next scan is not its own."""
+    network, ids = model("mamba"), torch.tensor([random_tokens(9, random.Random(1))])
+    want, cache = network(ids).logits, new_cache(network, 1)
+    mixer = network.backbone.layers[0].mixer
+    mixer.x_proj.forward = lambda x: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        network(ids, **cache.chain_inputs(9))
+    del mixer.x_proj.forward
+    assert torch.equal(network(ids).logits, want)
+    cache.crop(-cache.get_seq_length())
+    assert_close(network(ids, **cache.chain_inputs(9)).logits, want, "the cache, begun again", CLOSE)
+
+
+def test_a_bad_path_is_told_where_no_layer_has_rows() -> None:
+    network = model("mamba2")
+    cache = new_cache(network, 2)
+    network(torch.tensor([[5, 6], [7, 8]]), **cache.chain_inputs(2))
+    cache.commit(1)
+    network(torch.tensor([[1, 2, 3]] * 2), **cache.tree_inputs(torch.tensor([[-1, 0, 1]] * 2)))
+    states = cache._states
+    before = states.states.clone(), states.windows.clone()
+    status = cache.commit(counts([2, 2]), torch.tensor([[2, 1], [1, 2]]))
+    assert status.tolist() == [32, 0] and cache.lengths.tolist() == [2, 5]
+    for old, new in zip(before, (states.states, states.windows), strict=True):
+        assert torch.equal(old[:, 0], new[:, 0]) and not torch.equal(old[:, 1], new[:, 1])

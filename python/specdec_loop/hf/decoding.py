@@ -20,7 +20,15 @@ from .caches import adopt, fill, has_rows
 from .columns import Columns
 from .processors import likely, split, split_edits
 
-KNOWN = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "cache_position"}
+KNOWN = {
+    "attention_mask",
+    "cache_params",
+    "cache_position",
+    "logits_to_keep",
+    "past_key_values",
+    "position_ids",
+    "use_cache",
+}
 REFUSED = {"output_attentions", "output_hidden_states"}
 
 
@@ -104,9 +112,9 @@ def generate(
         keeps_logits=bool(returns_dict and (config.output_scores or config.output_logits)),
     )
     past = PrefixCache(int((mask != 0).sum(1).max()) + limit + overhang)
-    cache = model_kwargs.get("past_key_values")
+    cache = model_kwargs.get("past_key_values", model_kwargs.get("cache_params"))
     if cache is not None and has_states(model.config):
-        if cache.get_seq_length() or getattr(cache, "_is_user_defined", False):
+        if cache.has_previous_state() or getattr(cache, "_is_user_defined", False):
             _refuse("past_key_values", "left out: the states of recurrent layers do not move between caches", "a cache")
         cache = None  # the empty one that `generate` made
     if cache is not None:

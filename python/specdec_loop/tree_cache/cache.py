@@ -15,7 +15,7 @@ from ..attention import NAME
 from .layer import Lengths, TreeLayer, fail, is_in_place
 from .masks import MOST_NODES, KeptMasks
 from .recurrence import lead, modeling_file
-from .states import StateLayer, States
+from .states import HybridLayer, StateLayer, States
 from .support import LAYER_TYPES, RECURRENT_TYPES, check_model
 
 MASKED = ("sdpa", "eager")  # attention implementations that take a 4-D mask
@@ -86,7 +86,9 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         self._config = config
         windows: dict[str, int] = {"full_attention": 0, "sliding_attention": window or 0}
         self._windows = {kind: windows[kind] for kind in LAYER_TYPES if kind in types}
-        self._lengths = Lengths(batch, device)
+        if "hybrid" in types:
+            self._windows["full_attention"] = 0
+        self._lengths, self._dtype = Lengths(batch, capacity, device), dtype
         self._no_status = torch.zeros(batch, dtype=torch.int32, device=device)
         self._layout: CacheLayout | None = None
         self._kept = KeptMasks(capacity, device)
@@ -94,12 +96,13 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         if self._states.layers:
             lead(modeling_file(config))
         recurrent = iter(self._states.layers)
-        super().__init__(
-            layers=[
-                next(recurrent) if kind in RECURRENT_TYPES else TreeLayer(self._lengths, capacity, dtype)
-                for kind in types
-            ]
-        )
+        layers: list[Any] = [None if kind in LAYER_TYPES else next(recurrent) for kind in types]
+        for i, kind in enumerate(types):
+            if kind == "hybrid":
+                layers[i] = HybridLayer(layers[i], self._lengths, dtype)
+            elif layers[i] is None:
+                layers[i] = TreeLayer(self._lengths, dtype)
+        super().__init__(layers=layers)
 
     @property
     def lengths(self) -> Tensor:
@@ -116,8 +119,12 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor:
         """The state that layer `layer_idx` continues."""
-        layer: StateLayer = self.layers[layer_idx]
+        layer: StateLayer | HybridLayer = self.layers[layer_idx]
         return layer.state()
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Rows in the cache, where that is one number."""
+        return self._lengths.with_rows(self._written())
 
     @property
     def layout(self) -> CacheLayout:
@@ -210,12 +217,14 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         """
         self._refuse_windows("child_inputs")
         batch, nodes = rows.shape
-        done, size, before = self._written(), self._reach(nodes), inputs["attention_mask"]
+        done, size = self._written(), self._reach(nodes)
         if self.has_states:
             known = self._states.paths.parents
             assert known is not None
-            first = done - inputs["position_ids"].shape[1]
-            self._states.paths.become(torch.cat([known, first + rows], 1))
+            self._states.paths.become(torch.cat([known, done - self._last_nodes + rows], 1))
+        if not self._windows:
+            return self._inputs(rows, {})
+        before = inputs["attention_mask"]
         seen = before.expand(batch, -1, -1, -1).gather(2, rows[:, None, :, None].expand(-1, -1, -1, before.shape[3]))
         if self._has_kept(nodes):
             mask = torch.cat([seen, self._kept.mask("siblings", nodes, 0, before.dtype).expand(batch, -1, -1, -1)], 3)
@@ -240,9 +249,13 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         size, lengths = self._reach(tokens), self._lengths
         done = self._written()
         if lengths.is_even and (tokens == 1 or lengths.longest + done == 0):
+            if not self._windows:
+                return {"cache_params": self}
             # Bamba and its kin count positions from 0 in every forward that is not given them.
             given = {"position_ids": lengths.slots(done, tokens)} if self.has_states else {}
             return {"past_key_values": self, **given}
+        if not self._windows:
+            return self._inputs(lengths.slots(done, tokens), {})
         dtype = self._mask_dtype()
         if self._has_kept(tokens) and not any(self._windows.values()):
             places = self._kept.positions(size - tokens, tokens).expand(lengths.batch, -1)
@@ -320,14 +333,16 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
             status = self._no_status
         else:  # a path no longer than what was written, and so nothing beyond is taken for accepted
             path = path if path.shape[-1] < done else path[..., : done - 1].contiguous()
-            status = compact_cache(self.layout, path, num_accepted, lengths.exact)
+            status = compact_cache(self.layout, path, num_accepted, lengths.exact) if self._windows else self._no_status
         is_whole = path is None and bool(known) and min(known) == max(known) == done - 1
-        self._states.commit(num_accepted.masked_fill(status > 0, -1), path, is_whole=is_whole)
+        advanced = self._states.commit(num_accepted.masked_fill(status > 0, -1), path, is_whole=is_whole)
+        if not self._windows and path is not None:  # nothing but the states has looked at it
+            status = status | advanced
         is_sound = bool(known) and (status is self._no_status or not any(status.tolist()))
         if is_sound and not zero_tail and known.count(known[0]) == len(known):
             return self._keep(known[0] + 1)
         rows = num_accepted + 1 if is_sound else (num_accepted + 1).masked_fill(status > 0, 0)
-        if zero_tail:  # else there is nothing to do: a dense cache has no pages to give back
+        if zero_tail and self._windows:  # else there is nothing to do: a dense cache has no pages to give back
             rollback(self.layout, lengths.exact, rows - 1, max_tail=done, zero_tail=True)
         lengths.exact = lengths.exact + rows
         most = done if path is None else min(done, path.shape[1] + 1)
@@ -436,30 +451,28 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         """The layers that have a row for each token."""
         return [layer for layer in self.layers if isinstance(layer, TreeLayer)]
 
-    def _first(self) -> TreeLayer:
-        """One of the layers that the model uses, before the first forward one that it may use."""
-        rows = self._rows()
-        return next((layer for layer in rows if layer.is_initialized), rows[0])
-
     def _written(self) -> int:
-        """Rows since the last commit."""
-        return self._first().written
+        """Rows since the last commit, by one of the layers that the model uses."""
+        layers = self._rows() or self._states.layers
+        return int(next((layer for layer in layers if layer.is_initialized), layers[0]).written)
 
     def _reach(self, tokens: int) -> int:
         """Width of a mask for `tokens` more rows."""
-        return self._first().reach(tokens)
+        return self._lengths.reach(self._written() + tokens)
 
     def _mask_dtype(self) -> torch.dtype:
         """Of an additive mask, which SDPA takes as it is; a boolean one it would convert in every layer."""
         implementation = self._config._attn_implementation
-        if implementation not in (*MASKED, NAME):
+        if self._windows and implementation not in (*MASKED, NAME):
             fail("attn_implementation", " or ".join(MASKED) + ": others take no 4-D mask", implementation)
-        return self._first().dtype
+        return self._dtype
 
     def _inputs(self, positions: Tensor, masks: dict[str, Tensor]) -> dict[str, Any]:
-        """A model whose layers are all of one kind takes one mask, another one a mask for each kind."""
+        """A model whose layers are all of one kind takes one mask, another one a mask for each kind, or none at all."""
+        self._lengths.announced, self._last_nodes = self._written(), positions.shape[1]
+        if not masks:
+            return {"cache_params": self}
         only = next(iter(masks.values()))
-        self._lengths.announced = self._written()
         return {
             "past_key_values": self,
             "position_ids": positions,

@@ -12,10 +12,10 @@ from transformers.cache_utils import CacheLayerMixin
 class Lengths:
     """How many tokens of each request are committed: exact on the device, bounded on the host."""
 
-    def __init__(self, batch: int, device: torch.device | str) -> None:
+    def __init__(self, batch: int, capacity: int, device: torch.device | str) -> None:
         """Begin with empty requests."""
         self.request = torch.arange(batch, device=device)[:, None]
-        self.batch, self.device = batch, self.request.device
+        self.batch, self.capacity, self.device = batch, capacity, self.request.device
         self.layers = 0  # that have buffers
         self.longest = 0  # no length exceeds it
         self.announced = -1  # rows that were written when a forward was given positions and a mask
@@ -48,6 +48,32 @@ class Lengths:
             self._slots = written, tokens, self.exact[:, None] + offsets
         return self._slots[2]
 
+    def with_rows(self, written: int) -> int:
+        """Rows in the cache, where that is one number; those of the longest request for a forward that has positions.
+
+        Some models ask before they look at the positions and the mask that they were given.
+        """
+        self.tighten()
+        if not self.is_even and self.announced != written:
+            raise ValueError(
+                "TreeCache: requests have lengths of their own: call the model with chain_inputs or tree_inputs, which "
+                "give it position_ids and a 4-D attention_mask"
+            )
+        return self.longest + written
+
+    def reach(self, rows: int) -> int:
+        """Slots that so many rows behind what is committed may reach.
+
+        Reads the lengths only where their bound exceeds the capacity.
+        """
+        self.tighten()
+        if self.longest + rows > self.capacity and not self.is_even:
+            self.read()
+        if self.longest + rows > self.capacity:
+            need = f"at least {self.longest + rows} for {rows} tokens that are not committed (or commit, crop, reset)"
+            fail("capacity", need, self.capacity)
+        return self.longest + rows
+
     def changed(self, longest: int, *, is_even: bool, is_exact: bool = False) -> None:
         """Note what is known of new lengths."""
         self.longest, self.is_even, self._slots = longest, is_even, None
@@ -71,10 +97,10 @@ class TreeLayer(CacheLayerMixin):  # type: ignore[misc] # transformers has no ty
     is_croppable = True
     is_sliding = False
 
-    def __init__(self, lengths: Lengths, capacity: int, dtype: torch.dtype) -> None:
+    def __init__(self, lengths: Lengths, dtype: torch.dtype) -> None:
         """Share the lengths; the buffers are made when the first keys tell their heads and dims."""
         super().__init__()
-        self.lengths, self.capacity, self.dtype = lengths, capacity, dtype
+        self.lengths, self.dtype = lengths, dtype
         self.batch_size, self.device = lengths.batch, lengths.device
         self.written = 0  # rows since the last commit
 
@@ -82,7 +108,9 @@ class TreeLayer(CacheLayerMixin):  # type: ignore[misc] # transformers has no ty
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Make the buffers."""
         self.keys, self.values = (
-            torch.zeros(self.batch_size, s.shape[1], self.capacity, s.shape[3], dtype=self.dtype, device=self.device)
+            torch.zeros(
+                self.batch_size, s.shape[1], self.lengths.capacity, s.shape[3], dtype=self.dtype, device=self.device
+            )
             for s in (key_states, value_states)
         )
         self.is_initialized = True
@@ -93,7 +121,7 @@ class TreeLayer(CacheLayerMixin):  # type: ignore[misc] # transformers has no ty
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         tokens = key_states.shape[-2]
-        end = self.reach(tokens)
+        end = self.lengths.reach(self.written + tokens)
         for name, states, buffer in (("keys", key_states, self.keys), ("values", value_states, self.values)):
             self._check(name, states, (buffer.shape[0], buffer.shape[1], tokens, buffer.shape[3]))
             if self.lengths.is_even:
@@ -113,36 +141,17 @@ class TreeLayer(CacheLayerMixin):  # type: ignore[misc] # transformers has no ty
         if states.requires_grad:
             fail(name, "without gradient: the cache is inference only (use torch.no_grad())", "requires_grad")
 
-    def reach(self, tokens: int) -> int:
-        """Slots that `tokens` more rows may reach; reads the lengths only where their bound exceeds the capacity."""
-        self.lengths.tighten()
-        if self.lengths.longest + self.written + tokens > self.capacity and not self.lengths.is_even:
-            self.lengths.read()
-        end = self.lengths.longest + self.written + tokens
-        if end > self.capacity:
-            fail("capacity", f"at least {end} for {tokens} more tokens (or commit, crop, reset)", self.capacity)
-        return end
-
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Width of a mask and its first slot."""
-        return self.reach(query_length), 0
+        return self.lengths.reach(self.written + query_length), 0
 
     def get_seq_length(self) -> int:
-        """Rows in the cache, where that is one number; those of the longest request for a forward that has positions.
-
-        Some models ask before they look at the positions and the mask that they were given.
-        """
-        self.lengths.tighten()
-        if not self.lengths.is_even and self.lengths.announced != self.written:
-            raise ValueError(
-                "TreeCache: requests have lengths of their own: call the model with chain_inputs or tree_inputs, which "
-                "give it position_ids and a 4-D attention_mask"
-            )
-        return self.lengths.longest + self.written
+        """See `Lengths.with_rows`."""
+        return self.lengths.with_rows(self.written)
 
     def get_max_length(self) -> int:
         """Slots of a request."""
-        return self.capacity
+        return self.lengths.capacity
 
     def reset(self) -> None:
         """Forget every row."""

@@ -3,6 +3,9 @@
 A layer of transformers calls its recurrence and its short convolution as functions of its modeling file. `lead` wraps
 these: a state or an input that a layer of a `TreeCache` gave out carries that layer, and the call goes to it. All other
 calls go on as before.
+
+Mamba's scan alone is given nothing of the kind. Its gate `z` is the other half of what the layer's convolution was
+given last (`begin_scan`), and lies in the same storage.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +27,10 @@ METHODS = {  # function of a modeling file: the method of `StateLayer` in its pl
     "torch_recurrent_gated_delta_rule": ("delta_rule", "initial_state"),
     "mamba2_chunk_scan": ("scan", "initial_states"),
     "mamba2_selective_state_update": ("scan_one", "state"),
+    "mamba_selective_scan": ("select", "z"),
+    "mamba_selective_state_update": ("select_one", "state"),
 }
+_last = threading.local()  # layer and inputs of the convolution that ran last
 
 
 def owned(x: Tensor, layer: Any) -> Tensor:
@@ -31,6 +38,20 @@ def owned(x: Tensor, layer: Any) -> Tensor:
     view = x.view_as(x)
     setattr(view, OWNER, layer)
     return view
+
+
+def begin_scan(layer: Any, inputs: Tensor) -> None:
+    """Note whose scan follows. The inputs are held until then, so that nothing else lies where they do."""
+    _last.convolution = layer, inputs
+
+
+def _scanning(gate: Tensor | None) -> Any:
+    """The layer of a scan with this gate; None: not of a `TreeCache`."""
+    layer, inputs = getattr(_last, "convolution", (None, torch.empty(0)))
+    if layer is None or gate is None or inputs.untyped_storage().data_ptr() != gate.untyped_storage().data_ptr():
+        return None
+    del _last.convolution
+    return layer
 
 
 def modeling_file(config: Any) -> Any:
@@ -52,7 +73,8 @@ def _led(original: Callable[..., Any], method: str, argument: str) -> Callable[.
     @functools.wraps(original)
     def led(*args: Any, **kwargs: Any) -> Any:
         given = signature.bind(*args, **kwargs).arguments
-        layer = getattr(given.get(argument), OWNER, None)
+        carrier = given.get(argument)
+        layer = _scanning(carrier) if method == "select" else getattr(carrier, OWNER, None)
         if layer is None:
             return original(*args, **kwargs)
         given |= given.pop("kwargs", {})
@@ -130,3 +152,32 @@ def sums_along_paths(
     new = -q.shape[2]
     out = kept[:, :, new:] * (q @ state.mT) + ((q @ v.mT) * between[:, :, new:]) @ k
     return out.transpose(1, 2)
+
+
+def select_along_paths(
+    state: Tensor, queries: Tensor, keys: Tensor, values: Tensor, log_decay: Tensor, parents: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """``S_i^T q_i`` of Mamba, whose decay has a number for each channel and key: token by token, as transformers does.
+
+    Args:
+        state: float32 ``[batch, channels, d_k, 1]`` before the nodes.
+        queries: float32 ``[batch, last nodes, d_k]``.
+        keys: float32 ``[batch, nodes, d_k]``.
+        values: float32 ``[batch, nodes, channels]``.
+        log_decay: float32 ``[batch, nodes, channels, d_k]``.
+        parents: int64 ``[batch, nodes]``, -1: the state; None: a chain, of whose nodes all are new.
+
+    Returns:
+        ``[batch, last nodes, channels]``, and the state after the last node.
+    """
+    first = state[..., 0]
+    before, outputs = [first], []
+    request = torch.arange(len(keys), device=keys.device)
+    new = keys.shape[1] - queries.shape[1]
+    for i in range(keys.shape[1]):
+        parent = before[-1] if parents is None else torch.stack(before, 1)[request, parents[:, i] + 1]
+        after = torch.addcmul(values[:, i, :, None] * keys[:, i, None], log_decay[:, i].exp(), parent)
+        before = [after] if parents is None else [*before, after]
+        if i >= new:
+            outputs.append((after @ queries[:, i - new, :, None])[..., 0])
+    return torch.stack(outputs, 1), before[-1][..., None]

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad, softplus
+from torch.nn.functional import pad, silu, softplus
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from specdec_kernels import advance_state, tree_mask
 
-from .layer import Lengths, fail
-from .recurrence import delta_along_paths, owned, sums_along_paths
+from .layer import Lengths, TreeLayer, fail
+from .recurrence import begin_scan, delta_along_paths, owned, select_along_paths, sums_along_paths
 
 
 class Paths:
@@ -72,36 +72,42 @@ class States:
         """A tensor ``[layers, batch, ...]``."""
         return torch.zeros(len(self.layers), self.lengths.batch, *shape, dtype=dtype, device=self.lengths.device)
 
-    def commit(self, num_accepted: Tensor, path: Tensor | None, *, is_whole: bool) -> None:
+    def commit(self, num_accepted: Tensor, path: Tensor | None, *, is_whole: bool) -> Tensor:
         """Advance over the accepted nodes.
 
         Args:
             num_accepted: int32 ``[batch]``, -1: not at all.
             path: of a tree; None: a chain.
             is_whole: all requests accepted all nodes of a chain: the forward left the states after it.
+
+        Returns:
+            status, int32 ``[batch]``, of `advance_state`: nothing of a request that it flags is kept.
         """
+        status = torch.zeros_like(num_accepted)
         if not self.layers:
-            return
+            return status
         if is_whole and all(layer.running is not None for layer in self.layers):
             assert self.states is not None
             for state, layer in zip(self.states, self.layers, strict=True):
                 state.copy_(layer.running)
-        else:
-            self._replay(self.states, num_accepted, path)
+        elif self.states is not None:
+            status = self._replay(self.states, num_accepted, path)
+            num_accepted = num_accepted.masked_fill(status > 0, -1)
         if self.windows is not None:
             rows = torch.stack([layer.inputs["window"] for layer in self.layers])
             self.windows.copy_(_last(torch.cat([self.windows, rows], 3), self.windows.shape[3], num_accepted, path))
+        return status
 
-    def _replay(self, states: Tensor | None, num_accepted: Tensor, path: Tensor | None) -> None:
-        if states is None:
-            return
-
+    def _replay(self, states: Tensor, num_accepted: Tensor, path: Tensor | None) -> Tensor:
         def all_layers(name: str) -> Tensor:
-            return torch.stack([layer.inputs[name] for layer in self.layers])
+            return torch.stack([layer.inputs[name] for layer in self.layers]).contiguous()  # an axis of 1 misleads it
 
         beta = all_layers("beta") if "beta" in self.layers[0].inputs else None
         keys, values, log_decay = map(all_layers, ("keys", "values", "log_decay"))
-        advance_state(states, keys, values, num_accepted, log_decay=log_decay, beta=beta, path=path)
+        rates = [layer.rates for layer in self.layers if layer.rates is not None]
+        if rates:
+            log_decay = log_decay[..., None] * torch.stack(rates)[:, None, None]
+        return advance_state(states, keys, values, num_accepted, log_decay=log_decay, beta=beta, path=path)
 
     def begin_step(self) -> None:
         """Count nodes from here on."""
@@ -167,6 +173,7 @@ class StateLayer(LinearAttentionCacheLayerMixin):  # type: ignore[misc] # transf
         self.written = 0  # nodes since the last commit
         self.inputs: dict[str, Tensor] = {}  # [batch, nodes, ...]; of the convolution [batch, channel, nodes]
         self.running: Tensor | None = None  # state after a chain that is not committed
+        self.rates: Tensor | None = None  # [channels, d_k], of Mamba: the decay is a step times these
 
     def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
         """Nothing to do: the states are made by `update_conv_state` and the recurrence."""
@@ -188,6 +195,7 @@ class StateLayer(LinearAttentionCacheLayerMixin):  # type: ignore[misc] # transf
             shared.windows = shared.zeros((channels, size - 1), conv_states.dtype)
         self.is_initialized = True
         self.written += nodes
+        begin_scan(self, conv_states)
         rows = self._kept("window", conv_states, 2)
         whole = torch.cat([shared.windows[self.number], rows], 2)
         paths = shared.paths
@@ -285,6 +293,7 @@ class StateLayer(LinearAttentionCacheLayerMixin):  # type: ignore[misc] # transf
         B: Tensor,
         C: Tensor,
         D: Tensor | None = None,
+        z: Tensor | None = None,
         dt_bias: Tensor | None = None,
         dt_softplus: bool = False,
         **arguments: Any,
@@ -293,7 +302,7 @@ class StateLayer(LinearAttentionCacheLayerMixin):  # type: ignore[misc] # transf
 
         def stepped(*nodes: Tensor, initial_states: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
             after = initial_states.clone()
-            whole = {"D": D, "dt_bias": dt_bias, "dt_softplus": dt_softplus}
+            whole = {"D": D, "z": z, "dt_bias": dt_bias, "dt_softplus": dt_softplus}
             return original(after, hidden_states, dt, A, B, C, **whole, **arguments)[:, None], after
 
         out, _ = self.scan(
@@ -301,7 +310,59 @@ class StateLayer(LinearAttentionCacheLayerMixin):  # type: ignore[misc] # transf
             D=None if D is None else D[:, 0], dt_bias=None if dt_bias is None else dt_bias[:, 0],
             dt_softplus=dt_softplus,
         )  # fmt: skip
+        if z is not None and self.states.paths.parents is not None:
+            out = out * silu(z)[:, None]
         return out[:, 0].to(hidden_states.dtype)
+
+    def select(
+        self,
+        original: Callable[..., Tensor],
+        hidden_states: Tensor,
+        dt: Tensor,
+        A: Tensor,
+        B: Tensor,
+        C: Tensor,
+        D: Tensor | None = None,
+        z: Tensor | None = None,
+        delta_bias: Tensor | None = None,
+        delta_softplus: bool = False,
+        return_last_state: bool = False,
+        **arguments: Any,
+    ) -> tuple[Tensor, Tensor]:
+        """Mamba's scan of transformers' functions, which begins with no state: outputs ``[batch, channels, nodes]``."""
+        x, queries = hidden_states.transpose(1, 2).float(), C.transpose(1, 2).float()
+        step = (dt if delta_bias is None else dt + delta_bias.to(dt.dtype)[:, None]).transpose(1, 2)
+        step = (softplus(step) if delta_softplus else step).float()
+        self.rates = A.float()
+        before, parents = self._before((*A.shape, 1)), self.states.paths.parents
+        new = {"keys": B.transpose(1, 2)[:, :, None].float(), "values": (step * x)[..., None], "log_decay": step}
+        kept = self._keep(**new)
+        keys, values, log_decay = (new if parents is None else kept).values()
+        decay = log_decay[..., None] * self.rates
+        out, self.running = select_along_paths(before, queries, keys[:, :, 0], values[..., 0], decay, parents)
+        out = (out if D is None else out + x * D).transpose(1, 2)
+        return (out if z is None else out * silu(z)).to(hidden_states.dtype), self.running
+
+    def select_one(
+        self,
+        original: Callable[..., Tensor],
+        state: Tensor,
+        hidden_states: Tensor,
+        dt: Tensor,
+        A: Tensor,
+        B: Tensor,
+        C: Tensor,
+        D: Tensor | None = None,
+        dt_bias: Tensor | None = None,
+        dt_softplus: bool = False,
+        z: Tensor | None = None,
+        **arguments: Any,
+    ) -> Tensor:
+        """Mamba's step of one token: outputs ``[batch, channels]``."""
+        gate = None if z is None else z[..., None]
+        x, step, b, c = (x[..., None] for x in (hidden_states, dt, B, C))
+        out, _ = self.select(original, x, step, A, b, c, D, gate, delta_bias=dt_bias, delta_softplus=dt_softplus)
+        return out[..., 0]
 
     def _before(self, shape: tuple[int, int, int]) -> Tensor:
         """The state that a chain continues, or the committed one."""
@@ -325,6 +386,27 @@ class StateLayer(LinearAttentionCacheLayerMixin):  # type: ignore[misc] # transf
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Likewise."""
+
+
+class HybridLayer(TreeLayer, LinearAttentionCacheLayerMixin):  # type: ignore[misc] # transformers has no types
+    """A layer with rows and a state: attention and a recurrence side by side."""
+
+    def __init__(self, recurrent: StateLayer, *row_arguments: Any) -> None:
+        """Rows of its own, and this state."""
+        super().__init__(*row_arguments)
+        self.recurrent, self.record_past = recurrent, True
+
+    def state(self) -> Tensor:
+        """See `StateLayer`."""
+        return self.recurrent.state()
+
+    def update_conv_state(self, conv_states: Tensor, state_idx: int = 0, **kwargs: Any) -> Tensor:
+        """Likewise."""
+        return self.recurrent.update_conv_state(conv_states, state_idx, **kwargs)
+
+    def update_recurrent_state(self, recurrent_states: Tensor, state_idx: int = 0, **kwargs: Any) -> Tensor:
+        """Likewise."""
+        return self.recurrent.update_recurrent_state(recurrent_states, state_idx, **kwargs)
 
 
 def _last(rows: Tensor, size: int, num_accepted: Tensor, path: Tensor | None) -> Tensor:

@@ -12,18 +12,24 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from .recurrence import modeling_file
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
-RECURRENT_TYPES = ("conv", "linear_attention")  # of the families below
+RECURRENT_TYPES = ("conv", "hybrid", "linear_attention")  # of the families below; hybrid: beside attention
 RECURRENT = {  # model types whose recurrent layers are served: function of their modeling file
     "bamba": "mamba2_chunk_scan",
+    "falcon_h1": "mamba2_chunk_scan",
+    "falcon_mamba": "mamba_selective_scan",
     "granitemoehybrid": "mamba2_chunk_scan",
+    "jamba": "mamba_selective_scan",
     "lfm2": "causal_conv1d_fn",
     "lfm2_moe": "causal_conv1d_fn",
+    "mamba": "mamba_selective_scan",
+    "mamba2": "mamba2_chunk_scan",
     "nemotron_h": "mamba2_chunk_scan",
     "olmo_hybrid": "torch_chunk_gated_delta_rule",
     "qwen3_5_moe_text": "torch_chunk_gated_delta_rule",
     "qwen3_5_text": "torch_chunk_gated_delta_rule",
     "qwen3_next": "torch_chunk_gated_delta_rule",
 }
+WITHOUT_ROWS = ("falcon_mamba", "mamba", "mamba2")  # their forwards take `cache_params` alone, and no positions
 STATE = "its state is recurrent, and a rejected draft cannot be taken out of it"
 INDEX = "it chooses keys by an index that a TreeCache does not keep"
 COMPRESSED = "it keeps compressed keys, out of which a rejected draft cannot be taken"
@@ -90,7 +96,7 @@ def check_model(config: Any, model: Any = None) -> None:
         _refuse(name, f"config.layer_types has {other}: " + OTHER_LAYERS.get(other, "a TreeCache does not know it"))
     if getattr(kind, "_is_stateful", False) and decoder.model_type not in RECURRENT:
         _refuse(name, STATE)
-    if kind is not None:
+    if kind is not None and decoder.model_type not in WITHOUT_ROWS:
         _check_signature(kind)
     if getattr(decoder, "alibi", False):
         _refuse(name, "its attention is biased by slots of the cache instead of positions (config.alibi)")
@@ -108,7 +114,7 @@ def has_states(config: Any) -> bool:
 
 def _check_recurrent(name: str, decoder: Any) -> None:
     """Refuse a layout of layers, or a version of transformers, that recurrent layers are not served with."""
-    if not set(decoder.layer_types) & set(LAYER_TYPES):
+    if decoder.model_type not in WITHOUT_ROWS and not set(decoder.layer_types) & {*LAYER_TYPES, "hybrid"}:
         _refuse(name, "none of its layers attends, and a TreeCache counts the rows of one")
     bounds = getattr(decoder, "time_step_limit", None) or FREE
     if decoder.model_type == "nemotron_h":
