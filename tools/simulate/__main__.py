@@ -15,6 +15,8 @@ ROOT = Path(__file__).resolve().parents[2]
 os.environ.pop("TRITON_INTERPRET", None)  # before triton is imported: what runs is what its compiler makes
 os.environ.setdefault("TRITON_CACHE_DIR", str(ROOT / "build/simulate/triton"))
 
+from specdec_kernels._op import OPS  # noqa: E402
+
 from ..gpu_model import cuda  # noqa: E402
 from . import page, results, timing  # noqa: E402
 from .cases import CASES, QUICK  # noqa: E402
@@ -54,7 +56,13 @@ def run_functional(options: argparse.Namespace) -> bool:
             print("cuda: skipped, no nvcc")
             continue
         is_all = options.all or options.op
-        chosen = [c for c in CASES if options.op in f"{c.op} {c.name}" and (is_all or (c.op, c.name) == QUICK[backend])]
+        chosen = [
+            c
+            for c in CASES
+            if backend in OPS[c.op].backends
+            and options.op in f"{c.op} {c.name}"
+            and (is_all or (c.op, c.name) == QUICK[backend])
+        ]
         good &= run_cases(chosen, backend, is_noted=options.all)
     return good
 

@@ -68,10 +68,22 @@ def plain(symbol: str) -> str:
 @functools.cache
 def source_of(kernel: str) -> Path:
     """The file that defines a kernel, from its symbol."""
-    for source in cuda.sources():
-        if any(f"{len(name)}{name}" in kernel for name in re.findall(r"\b(\w+_kernel)\(const", source.read_text())):
+    for source in cuda.sources():  # a kernel of a header is the same in all that include it
+        text = "".join(path.read_text() for path in cuda.included(source))
+        if any(f"{len(name)}{name}" in kernel for name in re.findall(r"\b(\w+_kernel)\(\s*const __grid", text)):
             return source
     raise LookupError(kernel)
+
+
+def inlined_sources() -> Path:
+    """A copy of the sources without functions that are called: the simulator passes structures wrongly."""
+    copy = BUILD / "csrc"
+    shutil.copytree(ROOT / "csrc", copy, dirs_exist_ok=True)
+    header = copy / "cuda/platform.cuh"
+    text, count = re.subn(r"(#define SPECDEC_NOINLINE) __noinline__", r"\1 __forceinline__", header.read_text())
+    assert count == 1
+    header.write_text(text)
+    return copy
 
 
 def ptx_of(source: Path) -> Path:
@@ -82,8 +94,11 @@ def ptx_of(source: Path) -> Path:
         compiler = cuda.nvcc()
         assert compiler is not None
         flags = [flag for flag in FLAGS if not flag.endswith(("-Xptxas", "-v"))]
-        command = [compiler, *flags, f"-arch=compute_{ARCH}", f"-I{ROOT / 'csrc'}", "-isystem", str(INCLUDE)]
-        subprocess.run([*command, "-ptx", str(source), "-o", f"{path}.part"], check=True)
+        copy = inlined_sources()
+        command = [compiler, *flags, f"-arch=compute_{ARCH}", f"-I{copy}", "-isystem", str(INCLUDE)]
+        subprocess.run(
+            [*command, "-ptx", str(copy / source.relative_to(ROOT / "csrc")), "-o", f"{path}.part"], check=True
+        )
         text = Path(f"{path}.part").read_text()
         for name in ptx.parameters(text):
             text = text.replace(name, plain(name))

@@ -136,7 +136,7 @@ class _Body:
             yield f"{guard}membar.gl;"
         elif kind in ("atom", "red") and guard:
             # The timing model never ends an atomic operation that no lane takes part in.
-            yield from self.skipped(found, [f"{opcode} {', '.join(given)};"])
+            yield from self.skipped(found, [*self.scope(made, "")] if made else [f"{opcode} {', '.join(given)};"])
         elif kind == "shfl" and "|" in given[0] and given[0].split("|")[1].strip() in self.unread:
             yield f"{guard}{opcode} {', '.join([given[0].split('|')[0].strip(), *given[1:]])};"
         elif made is None:
@@ -189,6 +189,8 @@ def _replacement(opcode: str, given: list[str]) -> list[str] | None:
             "shl.b32 $0, $0, 16",
             f"or.b32 {given[0]}, $0, $3",
         ]
+    if opcode == "atom.global.or.b64":
+        return _or_halves(*given)
     if opcode.startswith("cp.async"):
         return _copy(*given)
     if opcode.startswith("ldmatrix"):
@@ -215,6 +217,17 @@ def _max_halves(result: str, a: str, b: str, infinity: int) -> list[str]:
 
 def _listed(vector: str) -> list[str]:
     return [part.strip() for part in vector.strip("{}").split(",")]
+
+
+def _or_halves(result: str, place: str, value: str) -> list[str]:
+    """Bits of 64 that are set, in two words."""
+    base, offset = re.fullmatch(r"\[\s*(%\w+)\s*(?:\+\s*(\d+)\s*)?\]", place).groups("0")  # type: ignore[union-attr]
+    return [
+        f"mov.b64 {{$0, $1}}, {value}",
+        f"atom.global.or.b32 $2, [{base}+{offset}], $0",
+        f"atom.global.or.b32 $3, [{base}+{int(offset) + 4}], $1",
+        f"mov.b64 {result}, {{$2, $3}}",
+    ]
 
 
 def _copy(to: str, source: str, size: str, given: str | None = None) -> list[str]:
