@@ -11,7 +11,6 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 NAME = "specdec_grouped"
-UNUSUAL = ("softcap", "position_bias", "cache")  # options that are left to transformers
 # Elements of the keys up to which SDPA's own grouping is faster on a CPU: 18 us against 31 with 21 thousand, 4 nodes;
 # 63 against 73 with 168 thousand; 2.4 ms against 1.4 with 3 million. Repeating takes 43 us, 173 us and 29 ms.
 SMALL = 2**17
@@ -42,13 +41,15 @@ def grouped_sdpa(
         attention_mask: ``[batch or 1, 1, node, key]``; others, and none, are left to transformers.
         dropout: of training, left to transformers.
         scaling: of the scores.
-        options: see `UNUSUAL`.
+        options: softcap, position_bias and cache are left to transformers.
 
     Returns:
         ``[batch, node, head, dim]``, and no weights.
     """
     heads, nodes, groups = query.shape[1], query.shape[2], key.shape[1]
-    is_usual = not (dropout or options.get("output_attentions") or any(options.get(n) is not None for n in UNUSUAL))
+    get = options.get
+    is_usual = not dropout and not get("output_attentions")
+    is_usual = is_usual and get("softcap") is None and get("position_bias") is None and get("cache") is None
     is_masked = attention_mask is not None and attention_mask.shape[1:3] == (1, nodes)
     packs = heads // groups * nodes <= MASK_SHARE * groups * key.shape[3]
     on_cpu = key.device.type == "cpu"

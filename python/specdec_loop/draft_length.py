@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median_low
 
-PAUSE, LONGEST_PAUSE = 4, 64  # steps until what did not pay is tried again: the first time, and at most
-MARGIN = 1.1  # speed-up below which no draft is made: the slowest of a batch gains less than the mean
-CLOSE = 1.4  # speed-up below which what a step without drafts takes is measured again now and then
+MARGIN = 1.05  # expected speed-up below which a draft is a trial: the slowest of a batch gains less than the mean
+HORIZON = 40  # steps whose expected gain, beyond the margin, a call may lose before it comes
+FORGIVEN = 0.01  # of all time: so much of it trials may lose
+SLOWEST = 3.0  # most steps without drafts that one step counts for: another program may have run
+CLOSE = 1.4  # speed-up below which a step without drafts is measured again now and then
+PAUSE, LONGEST_PAUSE = 4, 64  # steps with drafts until then: the first time, and at most
 
 
 class FixedLength:
@@ -22,6 +28,9 @@ class FixedLength:
             raise ValueError(f"draft_length must be an int >= 1 or an AdaptiveLength, got {longest!r}")
         self.longest = longest
 
+    def begin(self, nodes: Callable[[int], int]) -> None:
+        """New texts; `nodes` says how many tokens a request's forward has at most where drafts are so long or deep."""
+
     def next(self) -> int:
         """Length of the next step's drafts; 0: none."""
         return self.longest
@@ -30,7 +39,14 @@ class FixedLength:
         """How many columns to verify where the slowest requests' chains, looked up in no time, have these lengths."""
         return max(lengths, default=0)
 
-    def update(self, drafted: Sequence[int], accepted: Sequence[int], seconds: Mapping[str, float], width: int) -> None:
+    def update(
+        self,
+        drafted: Sequence[int],
+        accepted: Sequence[int],
+        seconds: Mapping[str, float],
+        width: int,
+        tokens: float,
+    ) -> None:
         """Learn from a step.
 
         Args:
@@ -38,6 +54,7 @@ class FixedLength:
             accepted: what they accepted of it.
             seconds: time of each phase.
             width: columns of drafts that the batch verified.
+            tokens: by which the end of the call came nearer: plain decoding takes a step for each.
         """
 
 
@@ -45,11 +62,14 @@ class AdaptiveLength(FixedLength):
     """The length of largest expected speed at the acceptance and cost of late; 0 where no draft pays.
 
     A batch runs as ``[batch, 1 + length]``, so its requests share a length, and one more column takes the time of a
-    token of each. What counts is the requests that have most tokens to go, for `generate` returns with the last of
-    them. The choice looks at past steps, whose random numbers no later step uses again, and at how long copied
-    drafts are, never at what was drawn, so the output distribution stays the target's. Where drafts do not pay they are
-    tried again, more and more seldom. With measured times the lengths, and so the texts of ``ratio`` and ``block``,
-    differ from run to run; give `cost` where they must not.
+    token of each. `generate` returns with the request that has most tokens to go, so a draft pays as far as it brings
+    that end nearer. The time that drafts take beyond plain decoding of as many tokens is a debt. A call makes drafts
+    while it has added less to the debt than it expects them to gain in the next `HORIZON` steps. Other drafts are
+    trials, made only at a debt of zero. A share of `FORGIVEN` of all time is forgiven, so trials lose no more.
+
+    The choice looks at past steps, whose random numbers no later step uses again, and at how long copied drafts are,
+    never at what was drawn, so the output distribution stays the target's. With measured times the lengths, and so the
+    texts of ``ratio`` and ``block``, differ from run to run; give `cost` where they must not.
     """
 
     def __init__(self, longest: int = 8, *, cost: float | None = None, memory: float = 16.0) -> None:
@@ -68,12 +88,24 @@ class AdaptiveLength(FixedLength):
             raise ValueError(f"AdaptiveLength: memory >= 1 and cost >= 0 expected, got {memory} and {cost}")
         self._fade, self._cost = 1 - 1 / memory, cost
         self._looked_at, self._accepted = 2.0, 1.0  # as if of two candidates one had been accepted
-        self._sums = [0.0] * 6  # over drafts: 1, length, its square, seconds after drafting, their product, of a draft
-        self._plain = [0.0] * 2  # over steps without drafts: 1, seconds
+        self._nodes: Callable[[int], int] = lambda length: 1 + length
+        # Seconds of the last steps beside drafting, by nodes, and of drafting a token.
+        self._steps: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=math.ceil(memory)))
+        self._drafting: deque[float] = deque(maxlen=math.ceil(memory))
         self._promise, self._kept = 1.0, [2.0, 2.0]  # tokens of this step's drafts; over drafts: tokens, promised ones
+        self._all = [2.0, 1.0, 2.0, 2.0]  # of all steps: candidates looked at, accepted; tokens kept, promised
+        self._debt = self._old_debt = 0.0  # in steps without drafts: time that drafts lost, and before this call
         self._since_drafts = self._since_plain = 0  # steps
-        self._drafts_pause = self._plain_pause = PAUSE
+        self._pause = PAUSE
         self._is_copied = False  # drafts cost nothing: `verified` decides
+
+    def begin(self, nodes: Callable[[int], int]) -> None:
+        """New texts: expect of them what all requests before gave, not the last ones of a call."""
+        self._nodes = nodes
+        looked_at, accepted, kept, promised = self._all
+        self._accepted = self._looked_at * accepted / looked_at
+        self._kept = [self._kept[1] * kept / promised, self._kept[1]]
+        self._old_debt = self._debt
 
     @property
     def acceptance(self) -> float:
@@ -83,40 +115,44 @@ class AdaptiveLength(FixedLength):
     @property
     def cost(self) -> float:
         """Time of one draft token, drafted and verified, in units of a step without drafts."""
-        _, drafting, verifying = self._times()
-        return drafting + verifying
+        return self._time(1, are_drafted=False) - 1
 
     def next(self) -> int:
-        """Length of the next step's drafts."""
-        if self._is_copied:
-            return self.longest
-        return self._best([self.longest], are_drafted=False)
+        """Length of the next step's drafts; copies are looked up where full ones for all requests would be verified."""
+        best = self._best([self.longest], are_drafted=self._is_copied)
+        return self.longest if best and self._is_copied else best
 
     def verified(self, lengths: Sequence[int]) -> int:
         """How many columns to verify of chains of these lengths."""
         self._is_copied = True
         return self._best(lengths, are_drafted=True)
 
-    def update(self, drafted: Sequence[int], accepted: Sequence[int], seconds: Mapping[str, float], width: int) -> None:
+    def update(
+        self,
+        drafted: Sequence[int],
+        accepted: Sequence[int],
+        seconds: Mapping[str, float],
+        width: int,
+        tokens: float,
+    ) -> None:
         """Learn from a step."""
+        self._debt = max(self._debt + min(self._charged(seconds, width) - tokens, SLOWEST), 0.0)
         if width > 0:
-            pairs = list(zip(drafted, accepted, strict=True))
-            self._looked_at = self._fade * self._looked_at + sum(min(d, a + 1) for d, a in pairs)
-            self._accepted = self._fade * self._accepted + sum(accepted)
-            self._note(self._kept, sum(accepted) / max(len(accepted), 1), self._promise)
+            looked_at, taken = sum(min(d, a + 1) for d, a in zip(drafted, accepted, strict=True)), sum(accepted)
+            self._looked_at = self._fade * self._looked_at + looked_at
+            self._accepted = self._fade * self._accepted + taken
+            self._note(self._kept, taken / len(accepted), self._promise)
+            found = (looked_at, taken, taken, self._promise * len(accepted))
+            self._all = [old + new for old, new in zip(self._all, found, strict=True)]
             drafts = seconds["draft"] + seconds["networks"]
-            others = sum(seconds.values()) - drafts
-            each = drafts / width
-            if self._since_drafts and self._sums[0]:  # a drafter first reads what it missed: that is no draft's time
-                each = self._sums[5] / self._sums[0]
-            self._note(self._sums, 1.0, width, width**2, others, width * others, each)
-            pause = self._drafts_pause
-            self._drafts_pause = min(2 * pause, LONGEST_PAUSE) if self._since_drafts else max(pause // 2, PAUSE)
+            self._steps[self._nodes(width)].append(sum(seconds.values()) - drafts)
+            if not (self._since_drafts and self._drafting):  # a drafter first reads what it missed: no draft's time
+                self._drafting.append(drafts / width)
             self._since_drafts, self._since_plain = 0, self._since_plain + 1
         else:
-            self._note(self._plain, 1.0, sum(seconds.values()))
+            self._steps[1].append(sum(seconds.values()))
             if self._since_plain:
-                self._plain_pause = min(2 * self._plain_pause, LONGEST_PAUSE)
+                self._pause = min(2 * self._pause, LONGEST_PAUSE)
             self._since_drafts, self._since_plain = self._since_drafts + 1, 0
 
     def _note(self, sums: list[float], *values: float) -> None:
@@ -127,33 +163,41 @@ class AdaptiveLength(FixedLength):
         tokens = [float(len(lengths))]  # expected of 0, 1, .. drafts
         for n in range(1, 1 + max(lengths)):
             tokens.append(tokens[-1] + self.acceptance**n * sum(length >= n for length in lengths))
-        start, drafting, verifying = self._times()
-        each = verifying if are_drafted else drafting + verifying
         worth = min(self._kept[0] / self._kept[1], 1.0)  # drafts may end early, and requests differ
         gains = [1.0] + [1 + worth * (t / tokens[0] - 1) for t in tokens[1:]]
-        speeds = [g / (start + n * each) for n, g in enumerate(gains)]
-        speeds[0] = MARGIN if self._cost is None else 1.0
-        best = max(range(len(speeds)), key=speeds.__getitem__)
-        if self._since_drafts >= self._drafts_pause and len(speeds) > 1:
-            best = max(range(1, len(speeds)), key=speeds.__getitem__)
-        elif self._cost is None and self._since_plain >= self._plain_pause:
-            best = 0 if speeds[best] < CLOSE or not self._plain[0] else best
+        speeds = [g / self._time(n, are_drafted=are_drafted) for n, g in enumerate(gains)]
+        best = max(range(1, len(speeds)), key=speeds.__getitem__, default=0)
+        if not self._may_draft(speeds[best]):
+            best = 0
         self._promise = tokens[best] / tokens[0] - 1
         return best
 
-    def _times(self) -> tuple[float, float, float]:
-        """Of a step with drafts, in units of one without: its time beside them, of drafting one, of verifying one."""
-        if self._cost is not None or not self._sums[0]:
-            return 1.0, 0.0, 0.1 if self._cost is None else self._cost
-        steps, lengths, squares, others, products, drafts = self._sums
-        mean, length = others / steps, lengths / steps
-        plain = self._plain[1] / self._plain[0] if self._plain[0] else None
-        spread, each = squares / steps - length**2, 0.0
-        if spread > 1e-6:
-            each = (products / steps - mean * length) / spread
-        elif plain is not None:
-            each = (mean - plain) / length
-        each = min(max(each, 0.0), 0.5 * mean / length)  # of few steps a line may say anything
-        start = mean - each * length
-        base = start if plain is None else min(plain, mean)  # no step without drafts takes longer than one with them
-        return start / base, drafts / steps / base, each / base
+    def _may_draft(self, speed: float) -> bool:
+        """Whether to make a draft of this expected speed-up, and not a step without one, which is measured too."""
+        is_due = 1 not in self._steps or (self._since_plain >= self._pause and speed < CLOSE)
+        if self._cost is None and is_due:
+            return False
+        gain = HORIZON * (speed - (MARGIN if self._cost is None else 1.0))
+        return self._debt == 0 or self._debt - self._old_debt < gain
+
+    def _charged(self, seconds: Mapping[str, float], width: int) -> float:
+        """Time of a step in steps without drafts, less what is forgiven of it."""
+        time = 1.0
+        if self._cost is not None:
+            time += (self._nodes(width) - 1) * self._cost
+        elif width and 1 in self._steps:
+            time = max(sum(seconds.values()) / median_low(self._steps[1]), 1.0)
+        return (1 - FORGIVEN) * time
+
+    def _time(self, length: int, *, are_drafted: bool) -> float:
+        """Of a step with drafts, in units of one without: a line between measured numbers of nodes, and beyond them."""
+        nodes = self._nodes(length)
+        if self._cost is not None or not self._drafting:
+            return 1 + (nodes - 1) * (0.1 if self._cost is None else self._cost)
+        known = {n: median_low(seconds) for n, seconds in self._steps.items()}
+        plain = known.setdefault(1, min(known.values()))
+        above = min((n for n in known if n >= nodes), default=max(known))
+        below = max((n for n in known if n < above), default=1) if nodes <= above else 1
+        slope = (known[above] - known[below]) / max(above - below, 1)
+        verifying = max((known[above] + slope * (nodes - above)) / plain, 1.0)
+        return verifying + (0.0 if are_drafted else length * median_low(self._drafting) / plain)

@@ -179,10 +179,11 @@ def generate(
             if hidden is not None:
                 drafter.prefill(text, hidden)
         drafting, following = _Naming(drafter, "draft"), _Naming(drafter, "commit")
+        lengths.begin(drafter.nodes)
         clock.begin()
         while not all(text.is_finished):
             with drafting:
-                slowest = text.slowest
+                slowest, left = text.slowest, text.left
                 draft = _draft(drafter, text, lengths, slowest)
             clock.mark("draft")
             grammars.begin(*_candidates(draft))
@@ -216,7 +217,9 @@ def generate(
                     streamer(b, new[b], min(accepted[b], len(new[b])))
             width = max(statistics[b].drafted[-1] for b in running)
             last = [statistics[b] for b in slowest]
-            lengths.update([r.drafted[-1] for r in last], [r.accepted[-1] for r in last], clock.latest, width)
+            drafted, said = [r.drafted[-1] for r in last], [r.accepted[-1] for r in last]
+            nearer = min(left - text.left, 1 + max(said))  # a stop brings the end nearer, whatever was drafted
+            lengths.update(drafted, said, clock.latest, width, nearer)
         past.close(text)
         drafter.clock = None
         with _Naming(drafter, "end"):

@@ -94,9 +94,16 @@ class Sequences:
     @property
     def slowest(self) -> list[int]:
         """Running requests that have most tokens to go, within a tenth."""
-        left = {b: self.prompts[b] + self._limit - len(self.rows[b]) for b in self.running}
-        most = max(left.values(), default=0)
-        return [b for b, n in left.items() if 10 * n >= 9 * most]
+        most = self.left
+        return [b for b in self.running if 10 * self._left(b) >= 9 * most]
+
+    @property
+    def left(self) -> int:
+        """Most tokens that a running request has to go."""
+        return max(map(self._left, self.running), default=0)
+
+    def _left(self, b: int) -> int:
+        return self.prompts[b] + self._limit - len(self.rows[b])
 
     def rng(self, ahead: int = 0) -> RngKey:
         """Names the random numbers of the token `ahead` of the next one: keyed by its absolute position."""

@@ -26,7 +26,7 @@ class Irregular(FixedLength):
         self.asked: list[int] = []
 
     def next(self) -> int:
-        lengths = (self.longest, 0, 1, 0, 0, 0, self.longest, *[0] * 12)  # more than a drafter holds back
+        lengths = (self.longest, 0, 1, 0, 0, 0, self.longest, *[0] * 12)
         self.asked.append(lengths[len(self.asked) % len(lengths)])
         return self.asked[-1]
 

@@ -25,9 +25,9 @@ class CachedDrafter(Drafter):
 
     def _open(self, config: Any, sequences: Sequences, longest: int, dtype: torch.dtype, device: torch.device) -> int:
         """Make the cache for drafts of up to `longest` tokens; returns its capacity."""
-        capacity = sequences.tokens.shape[1] + self._rows(longest)
+        # Where no step has a draft, all new tokens may be lacking: then so many rows are run behind a finished text.
+        capacity = sequences.tokens.shape[1] + sequences.room + self._rows(longest)
         self._cache = TreeCache(config, batch=sequences.batch, capacity=capacity, dtype=dtype, device=device)
-        self._room = self._rows(longest) - self.nodes(longest)  # the next step may add as many again
         self._known = [0] * sequences.batch  # rows of each request
         self._nodes = 0  # rows of drafted nodes behind them
         self._inputs: dict[str, Any] = {}  # of the last nodes
@@ -51,10 +51,6 @@ class CachedDrafter(Drafter):
         """Of each request, the rows that its text calls for, and how many of them are lacking."""
         ends = [max(end - self.lag, 0) for end in sequences.ends]
         return ends, [end - known for end, known in zip(ends, self._known, strict=True)]
-
-    def _is_full(self, sequences: Sequences) -> bool:
-        """Whether more is lacking than the cache has room for behind a finished text."""
-        return max(self._unseen(sequences)[1]) > self._room
 
     def _run_unseen(self, sequences: Sequences) -> Tensor:
         """Run what the text has and the cache lacks; what its last row says, ``[batch, 1, ...]``.

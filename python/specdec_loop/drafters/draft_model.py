@@ -85,11 +85,6 @@ class DraftModel(CachedDrafter):
         stats = torch.stack([d.logsumexp for d in drawn], 1), torch.stack([d.threshold for d in drawn], 1)
         return Draft(ids, torch.stack(rows, 1), stats, self._distribution, self.token_map)
 
-    def skip(self, sequences: Sequences) -> None:
-        """Leave what is new to the next draft."""
-        if self._is_full(sequences):
-            self._run_unseen(sequences)
-
     def _run(self, token_ids: Tensor, inputs: dict[str, Any], *before: Tensor, keep: Sequence[int] | int = 0) -> Tensor:
         """Logits."""
         if isinstance(keep, int):

@@ -62,10 +62,7 @@ class FeatureDrafter(CachedDrafter):
 
     def skip(self, sequences: Sequences) -> None:
         """Hold the features of the new pairs: the next step brings others."""
-        if self._is_full(sequences):
-            self._run_unseen(sequences)
-        else:
-            self._held.append((self._hidden, self._new_pairs(sequences)))
+        self._held.append((self._hidden, self._new_pairs(sequences)))
 
     def _new_pairs(self, sequences: Sequences) -> list[int]:
         """Of each request, pairs that the cache lacks and no held features are of."""

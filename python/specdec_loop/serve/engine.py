@@ -117,6 +117,7 @@ class Engine:
             other.share(first)
         check(model, first.features)
         self.lengths = FixedLength(4) if draft_length is None else draft_length
+        self.lengths.begin(first.nodes)
         self._overhang = max(first.nodes(self.lengths.longest), 1 + self.lengths.longest)
         self.model, self._budget, self._features = model, budget, first.features
         config = model.config.get_text_config(decoder=True)
@@ -206,7 +207,8 @@ class Engine:
         if said and not any(turn.reads for turn in turns):
             drafted = [depth_of(turn.draft) for turn in said]
             accepted = [progress.accepted for progress in found]
-            self.lengths.update(drafted, accepted, self.clock.latest, max(drafted))
+            tokens = 1 + sum(accepted) / len(accepted)
+            self.lengths.update(drafted, accepted, self.clock.latest, max(drafted), tokens)
         return found
 
     # --- who runs

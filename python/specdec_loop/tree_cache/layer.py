@@ -14,8 +14,7 @@ class Lengths:
 
     def __init__(self, batch: int, capacity: int, device: torch.device | str) -> None:
         """Begin with empty requests."""
-        self.request = torch.arange(batch, device=device)[:, None]
-        self.batch, self.capacity, self.device = batch, capacity, self.request.device
+        self.batch, self.capacity, self.device = batch, capacity, torch.empty(0, device=device).device
         self.layers = 0  # that have buffers
         self.longest = 0  # no length exceeds it
         self.announced = -1  # rows that were written when a forward was given positions and a mask
@@ -23,6 +22,7 @@ class Lengths:
         self.is_on_host = self.device.type == "cpu"  # reading waits for nobody
         self._is_loose = False  # reading may tell more
         self._slots: tuple[int, int, Tensor] | None = None  # of this forward: every layer asks for the same
+        self._rows: tuple[int, Tensor] | None = None  # the same, of so many heads
         self._exact: Tensor | None = None  # even ones are made when somebody asks: most steps do without
 
     @property
@@ -45,7 +45,7 @@ class Lengths:
         """Slots [batch, tokens] of the rows that a forward adds."""
         if self._slots is None or self._slots[:2] != (written, tokens):
             offsets = torch.arange(written, written + tokens, device=self.device)
-            self._slots = written, tokens, self.exact[:, None] + offsets
+            self._slots, self._rows = (written, tokens, self.exact[:, None] + offsets), None
         return self._slots[2]
 
     def with_rows(self, written: int) -> int:
@@ -73,6 +73,14 @@ class Lengths:
             need = f"at least {self.longest + rows} for {rows} tokens that are not committed (or commit, crop, reset)"
             fail("capacity", need, self.capacity)
         return self.longest + rows
+
+    def rows(self, written: int, tokens: int, heads: int) -> Tensor:
+        """The same slots of every head, int64 ``[batch * heads * tokens]``, as rows of a buffer."""
+        slots = self.slots(written, tokens)
+        if self._rows is None or self._rows[0] != heads:
+            head = torch.arange(self.batch * heads, device=self.device).view(self.batch, heads, 1)
+            self._rows = heads, (head * self.capacity + slots[:, None]).flatten()
+        return self._rows[1]
 
     def changed(self, longest: int, *, is_even: bool, is_exact: bool = False) -> None:
         """Note what is known of new lengths."""
@@ -121,13 +129,14 @@ class TreeLayer(CacheLayerMixin):  # type: ignore[misc] # transformers has no ty
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         tokens = key_states.shape[-2]
-        end = self.lengths.reach(self.written + tokens)
+        end, lengths, heads = self.lengths.reach(self.written + tokens), self.lengths, self.keys.shape[1]
+        rows = None if lengths.is_even else lengths.rows(self.written, tokens, heads)
         for name, states, buffer in (("keys", key_states, self.keys), ("values", value_states, self.values)):
             self._check(name, states, (buffer.shape[0], buffer.shape[1], tokens, buffer.shape[3]))
-            if self.lengths.is_even:
+            if rows is None:
                 buffer.narrow(2, end - tokens, tokens).copy_(states)
             else:
-                buffer[self.lengths.request, :, self.lengths.slots(self.written, tokens)] = states.transpose(1, 2)
+                buffer.view(-1, buffer.shape[3]).index_copy_(0, rows, states.reshape(-1, buffer.shape[3]))
         self.written += tokens
         return self.keys.narrow(2, 0, end), self.values.narrow(2, 0, end)
 
