@@ -2,7 +2,7 @@
 
 Installed with ``pip install 'specdec_kernels[vllm]'``; vLLM finds it by itself. ``VLLM_PLUGINS`` that does not name
 ``specdec`` leaves it out. ``SPECDEC_VLLM_RULE`` is ``match`` (default: a seeded text is the same with and without
-speculation), ``ratio`` or ``block``.
+speculation), ``ratio`` or ``block``. ``SPECDEC_VLLM_SHARDED=1`` leaves logits with the ranks that made them.
 """
 
 from .plugin import register

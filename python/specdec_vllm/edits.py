@@ -136,9 +136,12 @@ class Wishes(NamedTuple):
 
     def rows(
         self, texts: Texts | None, position: Tensor, draft_ids: Tensor | None, cu_draft: Tensor | None, max_draft: int,
-        vocab: int,
+        vocab: int, first_id: int = 0,
     ) -> RowEdits | None:  # fmt: skip
-        """Edits of the rows that decide a step whose first token stands at `position` of each text."""
+        """Edits of the rows that decide a step whose first token stands at `position` of each text.
+
+        The rows are of `vocab` ids from `first_id` on.
+        """
         edits = self.edits
         if edits == Edits():
             return None
@@ -152,8 +155,10 @@ class Wishes(NamedTuple):
             before = edits.bad_words.shape[2] - 1
             edits = edits._replace(tail=texts.recent[self.slots][:, LONGEST - 1 - before :].contiguous())
         if draft_ids is None:
-            return edit_rows(edits, vocab=vocab)
-        return edit_rows(edits, draft_ids, vocab=vocab, cu_draft=cu_draft, max_draft=max_draft)
+            return edit_rows(edits, vocab=vocab, first_id=first_id)
+        return edit_rows(
+            edits, draft_ids, vocab=vocab, cu_draft=cu_draft, max_draft=max_draft, first_id=first_id
+        )  # fmt: skip
 
 
 def bits_of(allowed: Sequence[Sequence[int] | None], vocab: int) -> Tensor | None:

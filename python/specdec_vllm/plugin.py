@@ -18,11 +18,21 @@ def rule() -> ChainRule:
     raise ValueError(f"SPECDEC_VLLM_RULE must be one of {', '.join(RULES)}, got {name!r}")
 
 
+def is_sharded() -> bool:
+    """SPECDEC_VLLM_SHARDED."""
+    wanted = os.environ.get("SPECDEC_VLLM_SHARDED", "0")
+    if wanted not in ("0", "1"):
+        raise ValueError(f"SPECDEC_VLLM_SHARDED must be 0 or 1, got {wanted!r}")
+    return wanted == "1"
+
+
 def register() -> None:
     """Put the package's sampler, verifier, draft sampler and suffix drafter in the place of vLLM's."""
-    from . import suffix, v1, v2
+    from . import shards, suffix, v1, v2
 
     chosen = rule()
     v1.install(chosen)
     v2.install(chosen)
     suffix.install()
+    if is_sharded():
+        shards.install()

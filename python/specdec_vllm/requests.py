@@ -1,7 +1,7 @@
 """A batch of vLLM's requests: sampling parameters, random number keys, and which requests are served here.
 
-A request that wants more than temperature, top-k, top-p, min-p, a seed, a grammar and what edits.py knows goes to
-vLLM's own sampler, for all of its life: whether it is served depends on its SamplingParams alone.
+A request that wants more than temperature, top-k, top-p, min-p, a seed, a grammar, log-probabilities and what edits.py
+knows goes to vLLM's own sampler, for all of its life: whether it is served depends on its SamplingParams alone.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ logger = logging.getLogger("vllm.specdec_kernels")
 fallbacks: Counter[str] = Counter()  # requests left to vLLM, by reason
 
 GREEDY = 1e-5  # temperatures below are greedy in vLLM
+RANDOM = len("-0123abcd")  # what vLLM adds to a request's id
+MOST_LOGPROBS = 128  # ids of a row that `token_logprobs` lists
 OWN_PROCESSORS = ("MinPLogitsProcessor", "LogitBiasLogitsProcessor", "MinTokensLogitsProcessor")
 
 
@@ -53,13 +55,23 @@ def reason_against(params: Any) -> str | None:
     """Why a request goes to vLLM's own sampler; None: it is served here."""
     if params is None:
         return "pooling"
-    wants = {
-        "a thinking budget": getattr(params, "thinking_token_budget", None) is not None,
-        "log-probabilities": params.logprobs is not None or getattr(params, "logprob_token_ids", None),
-    }
-    if (reason := edits.reason_against(params)) is not None:
-        return reason
-    return next((reason for reason, is_wanted in wants.items() if is_wanted), None)
+    if getattr(params, "thinking_token_budget", None) is not None:
+        return "a thinking budget"
+    return edits.reason_against(params)
+
+
+def reason_against_logprobs(params: Any, mode: str) -> str | None:
+    """Why log-probabilities of an engine's `logprobs_mode` come from vLLM in the V1 runner; None: from here."""
+    if getattr(params, "logprob_token_ids", None):
+        return "log-probabilities of chosen ids"
+    if params.logprobs is None:
+        return None
+    if mode != "raw_logprobs":
+        return mode
+    if not 0 <= params.logprobs <= MOST_LOGPROBS:
+        return f"log-probabilities of over {MOST_LOGPROBS} ids"
+    # vLLM lists ids that the grammar forbids where too few are left, `token_logprobs` none.
+    return None if params.structured_outputs is None else "log-probabilities and a grammar"
 
 
 def leave(reason: str) -> None:
@@ -69,14 +81,20 @@ def leave(reason: str) -> None:
     fallbacks[reason] += 1
 
 
-def describe(request_id: str, params: Any, engine_seed: int) -> Request:
+def describe(runner: Any, request_id: str, params: Any) -> Request:
     """A request's seed and who serves it. Without a seed it gets one that every rank of the engine agrees on."""
-    reason = reason_against(params)
+    config = runner.model_config
+    reason = reason_against(params) or reason_against_logprobs(params, config.logprobs_mode)
     if reason is not None:
         leave(reason)
     if params is not None and params.seed is not None:
         return Request(params.seed, reason is None)
-    digest = hashlib.blake2b(f"{engine_seed} {request_id}".encode(), digest_size=7).digest()
+    from vllm import envs
+
+    has_schedulers = runner.parallel_config.distributed_executor_backend == "external_launcher"
+    if has_schedulers and not envs.VLLM_DISABLE_REQUEST_ID_RANDOMIZATION:
+        request_id = request_id[:-RANDOM]  # each rank has a scheduler, which ends ids at random
+    digest = hashlib.blake2b(f"{config.seed or 0} {request_id}".encode(), digest_size=7).digest()
     return Request(int.from_bytes(digest, "big"), reason is None)
 
 
@@ -85,8 +103,15 @@ def known(runner: Any, request_id: str) -> Request:
     state = runner.requests[request_id]
     found: Request | None = getattr(state, "specdec", None)
     if found is None:
-        found = state.specdec = describe(request_id, state.sampling_params, runner.model_config.seed or 0)
+        found = state.specdec = describe(runner, request_id, state.sampling_params)
     return found
+
+
+def are_served(runner: Any) -> bool:
+    """Whether all requests of the batch are served here."""
+    batch = runner.input_batch
+    has_others = has_unknown_processors(batch.sampling_metadata)
+    return not has_others and all(known(runner, name).is_served for name in batch.req_ids)
 
 
 def has_unknown_processors(metadata: Any) -> bool:

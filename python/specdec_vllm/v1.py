@@ -9,6 +9,7 @@ decides.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,11 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_kernels import ChainRule, DrawPurpose, RngKey, Sampling, sample, verify_chain
+from specdec_kernels import ChainRule, DrawPurpose, RngKey, Sampling, sample, token_logprobs, verify_chain
 
 from .edits import Texts, Wishes, changes_rows, needs_text, padded
 from .patch import original, replace
 from .requests import Batch, known, read
+from .shards import Shards, exchange, first_id
 
 
 @dataclass
@@ -117,12 +119,26 @@ class Editing:
 
 def install(rule: ChainRule) -> None:
     """Patch the classes, once."""
+    from vllm.v1.sample import rejection_sampler
     from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
+    replace(rejection_sampler, "expand_batch_to_tokens", expanded)
     replace(GPUModelRunner, "_sample", functools.partial(sampled, rule))
     replace(GPUModelRunner, "_get_spec_decode_draft_probs", functools.partial(draft_probs, rule))
     replace(SpecDecodeBaseProposer, "_sample_draft_tokens", drafted)
+
+
+def expanded(
+    theirs: Callable[..., Any], x: Tensor, cu_num_tokens: Tensor, num_tokens: int, replace_from: int = 0,
+    replace_to: int = 0,
+) -> Tensor:  # fmt: skip
+    """`expand_batch_to_tokens`: a value for each token. On a CPU, vLLM 0.32 writes it to a copy and returns noise."""
+    if x.device.type != "cpu" or x.dtype == torch.int64:
+        found: Tensor = theirs(x, cu_num_tokens, num_tokens, replace_from, replace_to)
+        return found
+    values = torch.where(x == replace_from, replace_to, x) if replace_from != replace_to else x
+    return values.repeat_interleave(torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1)))
 
 
 def device_tensor(x: Any) -> Tensor:
@@ -140,37 +156,89 @@ def sampled(rule: ChainRule, theirs: Callable[..., Any], runner: Any, logits: Te
         if drafter is not None:
             drafter.specdec = None
         return theirs(runner, logits, spec)
+    shards: Shards | None = getattr(runner, "specdec_shards", None)
+    logits = logits if shards is None else shards.own(logits)
     position = first_position(runner, len(batch.seed), spec)
     if not hasattr(runner, "specdec_editing"):
         runner.specdec_editing = Editing()
     editing: Editing = runner.specdec_editing
-    wishes = editing.of(runner, position, logits.shape[1])
+    vocab = logits.shape[1] if shards is None else shards.offsets[-1]
+    wishes = editing.of(runner, position, vocab)
     if spec is None:
         rng, edits, allowed = RngKey(batch.seed, position), None, None
         if wishes is not None:
-            edits, allowed = wishes.rows(editing.texts, position, None, None, 0, logits.shape[1]), wishes.allowed
+            edits = wishes.rows(editing.texts, position, None, None, 0, logits.shape[1], first_id(shards))
+            allowed = wishes.allowed
         result = sample(
-            logits, sampling=batch.sampling, rng=rng, purpose="target", edits=edits, allowed=allowed
+            logits, sampling=batch.sampling, rng=rng, purpose="target", edits=edits, allowed=allowed,
+            **exchange(shards),
         )  # fmt: skip
         ids, accepted = result.token_ids.clamp(min=0), torch.zeros_like(position)
     else:
-        ids, accepted = verified(rule, runner, logits, spec, batch, position, wishes)
+        ids, accepted = verified(rule, runner, logits, spec, batch, position, wishes, shards)
+    output, logprobs = None, scored(runner, logits, spec, ids, shards)
     if batch.others is not None:
         # vLLM 0.32 fails on a step of verification in which nobody has a draft; it is plain sampling then.
         output = theirs(runner, logits, spec if spec is not None and spec.max_spec_len > 0 else None)
         own = output.sampled_token_ids.long()
         ids = torch.where(batch.others[:, None], own, ids)
         accepted = torch.where(batch.others, (own >= 0).sum(1) - 1, accepted)
-        output.sampled_token_ids = ids.int()
     else:
-        from vllm.v1.outputs import SamplerOutput
-
         runner.input_batch.update_async_output_token_ids()
-        output = SamplerOutput(sampled_token_ids=ids.int(), logprobs_tensors=None)
+    output = finished(output, batch.others, ids, logprobs)
     editing.sampled(runner, ids)
     if drafter is not None:
         drafter.specdec = Drafting(rule, batch.draft_sampling, batch.seed, position + accepted + 1)
     return output
+
+
+def scored(runner: Any, logits: Tensor, spec: Any, ids: Tensor, shards: Shards | None) -> Any:
+    """LogprobsTensors of a step's ids ``[batch, width]``, for each of them a row; None: no request served here asks."""
+    from vllm.v1.outputs import LogprobsTensors
+
+    asked = runner.input_batch.num_logprobs
+    counts = [count for name, count in asked.items() if known(runner, name).is_served]
+    if not counts:
+        return None
+    batch, width = ids.shape
+    place = torch.arange(width, device=ids.device)
+    if spec is None:
+        starts = torch.arange(batch, device=ids.device)
+    else:
+        starts = torch.nn.functional.pad(spec.cu_num_sampled_tokens, (1, 0))[:-1].long()
+    rows = (starts[:, None] + place).clamp(max=len(logits) - 1)  # of the ids
+    tokens = torch.full((len(logits) + 1,), -1, dtype=torch.int32, device=ids.device)
+    tokens[torch.where(ids >= 0, rows, len(logits))] = ids.int()  # what has no token goes behind the end
+    tokens = tokens[:-1].contiguous()
+    found = token_logprobs(
+        logits, tokens, top=max(counts), sampling=Sampling(active=tokens >= 0), **exchange(shards)
+    )  # fmt: skip
+    listed = torch.cat((tokens[:, None], found.top_ids), 1).clamp(min=0)
+    values = torch.cat((found.logprobs[:, None], found.top_logprobs), 1)
+    rows = rows.flatten()
+    return LogprobsTensors(listed[rows], values[rows], found.ranks.long()[rows])
+
+
+def finished(output: Any, others: Tensor | None, ids: Tensor, ours: Any) -> Any:
+    """SamplerOutput of these ids, and of log-probabilities: vLLM's in rows of its requests, ours in the others."""
+    from vllm.v1.outputs import LogprobsTensors, SamplerOutput
+
+    theirs = None if output is None else output.logprobs_tensors
+    if ours is not None and theirs is not None:
+        assert others is not None
+        is_theirs = others.repeat_interleave(ids.shape[1])
+        width = max(ours.logprobs.shape[1], theirs.logprobs.shape[1])
+
+        def merged(a: Tensor, b: Tensor, filler: float) -> Tensor:
+            a, b = (torch.nn.functional.pad(x, (0, width - x.shape[1]), value=filler) for x in (a, b))
+            return torch.where(is_theirs[:, None], a, b)
+
+        theirs = LogprobsTensors(
+            merged(theirs.logprob_token_ids, ours.logprob_token_ids, 0),
+            merged(theirs.logprobs, ours.logprobs, -math.inf),
+            torch.where(is_theirs, theirs.selected_token_ranks, ours.selected_token_ranks),
+        )
+    return SamplerOutput(sampled_token_ids=ids.int(), logprobs_tensors=ours if theirs is None else theirs)
 
 
 def first_position(runner: Any, count: int, spec: Any) -> Tensor:
@@ -184,15 +252,18 @@ def first_position(runner: Any, count: int, spec: Any) -> Tensor:
 
 
 def verified(
-    rule: ChainRule, runner: Any, logits: Tensor, spec: Any, batch: Batch, position: Tensor, wishes: Wishes | None
-) -> tuple[Tensor, Tensor]:
+    rule: ChainRule, runner: Any, logits: Tensor, spec: Any, batch: Batch, position: Tensor, wishes: Wishes | None,
+    shards: Shards | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(ids ``[batch, longest draft + 1]``, -1 behind the last; accepted drafts)."""
     kept = None if rule == "match" else original(type(runner), "_get_spec_decode_draft_probs")(runner, spec)
+    if kept is not None and shards is not None:
+        kept = kept[:, shards.mine].contiguous()
     cu_draft = torch.nn.functional.pad(spec.cu_num_draft_tokens, (1, 0))
     edits, allowed = None, None
     if wishes is not None:
-        texts, longest, vocab = runner.specdec_editing.texts, spec.max_spec_len, logits.shape[1]
-        edits = wishes.rows(texts, position, spec.draft_token_ids, cu_draft, longest, vocab)
+        texts, longest, width = runner.specdec_editing.texts, spec.max_spec_len, logits.shape[1]
+        edits = wishes.rows(texts, position, spec.draft_token_ids, cu_draft, longest, width, first_id(shards))
         allowed = None if wishes.allowed is None else wishes.allowed[row_owner(cu_draft, len(logits))]
     result = verify_chain(
         spec.draft_token_ids,
@@ -206,6 +277,7 @@ def verified(
         rule=rule,
         edits=edits,
         allowed=allowed,
+        **exchange(shards),
     )
     accepted = result.num_accepted.long()
     # A row of NaN has no token; the engine must be given one of its vocabulary.

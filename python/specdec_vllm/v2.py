@@ -19,8 +19,6 @@ from .edits import Texts, Wishes, changes_rows, needs_text
 from .patch import replace
 from .requests import GREEDY, leave, reason_against
 
-RAW = (None, "log-probabilities")  # reasons that do not matter here: raw log-probabilities need no processed logits
-
 
 def install(rule: ChainRule) -> None:
     """Patch the classes, once."""
@@ -38,7 +36,7 @@ def added(theirs: Callable[..., Any], sampler: Any, index: int, params: Any) -> 
     """`add_request`: note whose the request is, for as long as it holds its place."""
     theirs(sampler, index, params)
     reason = reason_against(params)
-    is_others = reason not in RAW or needs_processed(sampler)
+    is_others = reason is not None or needs_processed(sampler)
     if is_others:
         leave(reason or "processed logits")
     others_of(sampler)[index] = is_others

@@ -73,20 +73,39 @@ def test_greedy_text_is_that_of_vllm_alone(models: str, greedy_alone: list[list[
         assert run(models, speculation, [greedy], rule=rule)["texts"] == [greedy_alone]
 
 
-def test_requests_with_logprobs_are_vllms_and_leave_the_others_alone(models: str, plain: list[list[int]]) -> None:
-    """Without top-k: vLLM 0.32 itself fails where it is set and a request of the batch has no draft."""
+def test_very_long_bad_words_are_vllms_and_leave_the_others_alone(models: str, plain: list[list[int]]) -> None:
+    """With top-k and drafts, which vLLM 0.32 by itself looks up in memory that nobody wrote."""
     others = [
         request(PROMPTS[1], 3, temperature=1.0, repetition_penalty=1.3),
-        request(PROMPTS[2], 4, temperature=1.0, logprobs=2),
+        request(PROMPTS[2], 4, temperature=1.0, top_k=40, bad_words_ids=[list(range(65))]),
         request(PROMPTS[0], 5, temperature=1.0, bad_words=[]),
     ]
-    for speculation in ("none", "draft"):
-        result = run(models, speculation, [[others[0], *SAMPLED[:2], *others[1:], SAMPLED[3], SAMPLED[5]]])
-        texts = result["texts"][0]
-        assert [*texts[1:3], *texts[5:]] == [*plain[:2], plain[3], plain[5]]
-        assert result["fallbacks"] == {"log-probabilities": 1}
+    for speculation in ("none", "draft", "ngram"):
+        batch = [others[0], *SAMPLED[:2], *others[1:], SAMPLED[3], SAMPLED[5]]
+        texts, again = (run(models, speculation, [batch])["texts"][0] for _ in range(2))
+        assert texts == again and [*texts[1:3], *texts[5:]] == [*plain[:2], plain[3], plain[5]]
+    assert run(models, "draft", [batch])["fallbacks"] == {"bad words of over 64 tokens": 1}
     greedy = [request(PROMPTS[0], temperature=0.0, repetition_penalty=1.3), request(PROMPTS[1], temperature=0.0)]
     assert run(models, "draft", [greedy])["texts"] == run(models, "draft", [greedy], rule="off")["texts"]
+
+
+def test_log_probabilities_are_those_of_vllm(models: str, plain: list[list[int]]) -> None:
+    """Of greedy texts, with and without drafts; in a batch with requests that ask for more, none, or are vLLM's."""
+    greedy = [request(PROMPTS[i], temperature=0.0, **({} if n is None else {"logprobs": n})) for i, n in
+              enumerate((3, 0, None, 20))]  # fmt: skip
+    vllm = run(models, "none", [greedy], rule="off")["scores"][0]
+    left = request(PROMPTS[2], 4, temperature=1.0, logprobs=5, bad_words_ids=[list(range(65))])
+    for speculation in ("none", "ngram", "draft"):
+        result = run(models, speculation, [greedy, [*greedy, SAMPLED[0] | {"logprobs": 1}, left]])
+        for scores in result["scores"]:
+            for text, theirs in zip(scores, vllm, strict=False):
+                assert [[(i, rank) for i, _, rank in token] for token in text] == [
+                    [(i, rank) for i, _, rank in token] for token in theirs
+                ]
+                values = [[x for token in one for _, x, _ in token] for one in (text, theirs)]
+                assert values[0] == pytest.approx(values[1], abs=1e-5)
+        assert result["texts"][1][4] == plain[0] and len(result["scores"][1][5]) == TOKENS
+        assert result["fallbacks"] == {"bad words of over 64 tokens": 1}
 
 
 def test_min_p_and_logit_bias_which_vllm_refuses_with_speculation(models: str, plain: list[list[int]]) -> None:

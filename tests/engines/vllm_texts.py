@@ -12,9 +12,11 @@ import contextlib
 import inspect
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -35,6 +37,10 @@ RUNNERS = {
     "v1": {"VLLM_USE_V2_MODEL_RUNNER": "0"},
     "v2": {"VLLM_USE_V2_MODEL_RUNNER": "1", "TRITON_INTERPRET": "1"},
 }
+# Two workers of tensor parallelism on a machine with one NUMA node, whose logits stay with them.
+SHARDED = {"SPECDEC_VLLM_SHARDED": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+SHARDED |= dict.fromkeys(("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
+LONGEST = 240  # seconds of a job: a worker that waits for another ends as a failure
 CACHE = 128 << 20  # bytes of an engine's KV cache: all of them live at once
 
 
@@ -45,15 +51,15 @@ def request(prompt: list[int], seed: int | None = None, **params: Any) -> dict[s
 class Vllm:
     """A process of `main`."""
 
-    def __init__(self, has_plugin: bool, runner: str) -> None:
+    def __init__(self, has_plugin: bool, runner: str, is_sharded: bool = False) -> None:
         environment = {k: v for k, v in os.environ.items() if k not in ("VLLM_PLUGINS", "VLLM_CPU_KVCACHE_SPACE")}
-        environment |= RUNNERS[runner]
+        environment |= RUNNERS[runner] | (SHARDED if is_sharded else {})
         if not has_plugin:
             environment["VLLM_PLUGINS"] = ""
         self.log = tempfile.NamedTemporaryFile(prefix="vllm")  # noqa: SIM115
         self.process = subprocess.Popen(
             [sys.executable, __file__], env=environment | ENVIRONMENT, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, start_new_session=True,
         )  # fmt: skip
         atexit.register(self.process.communicate)  # ends its input, and waits
 
@@ -61,9 +67,14 @@ class Vllm:
         assert self.process.stdin and self.process.stdout
         self.process.stdin.write(json.dumps(job) + "\n")
         self.process.stdin.flush()
-        for line in self.process.stdout:
-            if line.startswith("RESULT "):
-                return json.loads(line.removeprefix("RESULT "))
+        late = threading.Timer(LONGEST, os.killpg, (self.process.pid, signal.SIGKILL))  # and its workers: its group
+        late.start()
+        try:
+            for line in self.process.stdout:
+                if line.startswith("RESULT "):
+                    return json.loads(line.removeprefix("RESULT "))
+        finally:
+            late.cancel()
         start.cache_clear()
         raise AssertionError(f"vLLM ended with {self.process.wait()}\n" + Path(self.log.name).read_text()[-4000:])
 
@@ -73,11 +84,11 @@ start = cache(Vllm)
 
 def run(
     models: str, speculation: str, batches: list[list[dict[str, Any]]], rule: str = "match", runner: str = "v1",
-    **job: Any,
+    ranks: int = 1, **job: Any,
 ) -> Any:  # fmt: skip
     """Result of `serve` of this job, with the plug-in's rule or, at "off", without the plug-in."""
-    job = {"models": models, "speculation": speculation, "batches": batches, "rule": rule, **job}
-    return start(rule != "off", runner).ask(job)
+    job = {"models": models, "speculation": speculation, "batches": batches, "rule": rule, "ranks": ranks, **job}
+    return start(rule != "off", runner, ranks > 1).ask(job)
 
 
 def speculative(job: dict) -> dict | None:
@@ -93,11 +104,69 @@ def speculative(job: dict) -> dict | None:
     return found if found is None else found | job.get("options", {})
 
 
+class Traffic:
+    """What a worker of tensor parallelism exchanges: methods that vLLM adds to its workers.
+
+    Of each kind of collective: how often, and the bytes that this rank sent. Those of vLLM are named as its methods,
+    those of this package "ours".
+    """
+
+    def watch_traffic(self) -> None:
+        import torch.distributed as dist
+        from vllm.distributed.parallel_state import GroupCoordinator
+
+        self.sent: Counter[str] = Counter()
+        self.calls: Counter[str] = Counter()
+
+        def watch(owner: Any, method: str, name: str, place: int) -> None:
+            theirs = getattr(owner, method)
+
+            def counting(*args: Any, **keywords: Any) -> Any:
+                self.calls[name] += 1
+                self.sent[name] += args[place].nbytes
+                return theirs(*args, **keywords)
+
+            setattr(owner, method, counting)
+
+        for name in ("all_reduce", "all_gather", "gather", "reduce_scatter", "broadcast"):
+            watch(GroupCoordinator, name, name, 1)
+        for name in ("all_gather_single", "all_gather_into_tensor"):
+            if hasattr(dist, name):
+                watch(dist, name, "ours", 1)
+
+    def traffic(self) -> dict[str, tuple[int, int]]:
+        """(calls, bytes) since it was last asked."""
+        found = {name: (count, self.sent[name]) for name, count in self.calls.items()}
+        self.calls.clear()
+        self.sent.clear()
+        return found
+
+
+def engine(models: str, speculative: str, rule: str, seats: int, room: int, ranks: int) -> Any:
+    """One that stays, by its options; of workers, the last one alone: they read the rule when they start."""
+    if ranks == 1:
+        return make_engine(models, speculative, seats, room)
+    made = (models, speculative, rule, seats, room)
+    if made not in WORKERS:
+        for llm in WORKERS.values():
+            llm.llm_engine.engine_core.shutdown()
+        WORKERS.clear()
+        WORKERS[made] = make_engine.__wrapped__(*made[:2], seats, room, ranks)
+        WORKERS[made].collective_rpc("watch_traffic")
+    return WORKERS[made]
+
+
+WORKERS: dict[Any, Any] = {}
+
+
 @cache
-def engine(models: str, speculative: str, seats: int, room: int) -> Any:
+def make_engine(models: str, speculative: str, seats: int, room: int, ranks: int = 1) -> Any:
     from vllm import LLM
 
+    workers = {"distributed_executor_backend": "mp", "worker_extension_cls": "vllm_texts.Traffic"} if ranks > 1 else {}
     return LLM(
+        tensor_parallel_size=ranks,
+        **workers,
         model=models + "/target",
         skip_tokenizer_init=True,
         max_model_len=512,
@@ -178,8 +247,9 @@ def serve(job: dict[str, Any]) -> dict[str, Any]:
     from vllm import SamplingParams
 
     fallbacks = load_plugins(job["rule"])
-    llm = engine(job["models"], json.dumps(speculative(job)), job.get("seats", SEATS), job.get("room", CACHE))
-    texts, drafts, counts = [], [], []
+    ranks, options = job["ranks"], (job.get("seats", SEATS), job.get("room", CACHE))
+    llm = engine(job["models"], json.dumps(speculative(job)), job["rule"], *options, ranks)
+    texts, drafts, counts, scores, traffic = [], [], [], [], []
     with noted_drafts() if job.get("drafts") else contextlib.nullcontext([]) as found, counted() as count:
         for batch in job["batches"]:
             prompts = [{"prompt_token_ids": request.pop("prompt")} for request in batch]
@@ -192,11 +262,22 @@ def serve(job: dict[str, Any]) -> dict[str, Any]:
                 one._bad_words_token_ids = ids
             outputs = llm.generate(prompts, params, use_tqdm=False)
             texts.append([list(o.outputs[0].token_ids) for o in outputs])
+            scores.append([scores_of(o.outputs[0].logprobs) for o in outputs])
+            if ranks > 1:
+                traffic.append(llm.collective_rpc("traffic"))
             drafts.append(found[:])
             counts.append(dict(count))
             found.clear()
             count.clear()
-    return {"texts": texts, "drafts": drafts, "counts": counts, "fallbacks": dict(fallbacks)}
+    return {
+        "texts": texts, "drafts": drafts, "counts": counts, "fallbacks": dict(fallbacks), "scores": scores,
+        "traffic": traffic,
+    }  # fmt: skip
+
+
+def scores_of(logprobs: list[dict[int, Any]] | None) -> list[list[tuple[int, float, int]]]:
+    """(id, log-probability, rank) of the ids that vLLM lists for each token, by rank."""
+    return [sorted(((i, x.logprob, x.rank) for i, x in one.items()), key=lambda s: s[2]) for one in logprobs or ()]
 
 
 def interpret_triton() -> None:
