@@ -128,6 +128,7 @@ def test_threads_do_not_change_a_bit() -> None:
                             case.draft_logits,
                             **case.keywords,
                             logprobs="processed",
+                            top=5,
                             backend="cpu",
                         )
                     )

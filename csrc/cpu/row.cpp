@@ -24,9 +24,16 @@ float half_to_float(uint16_t h) {
 }
 
 struct Job {
-  Examine* ask;
+  Examine ask;
   std::optional<ExpShift> shift;  // none: every tile is summed about its own maximum
   std::vector<float> tile_sum, tile_log;
+};
+
+// The laws of one row in memory, whose tiles are examined in turn while they lie in L1.
+struct Pass {
+  Job job;
+  std::optional<Job> twin;
+  bool follows_twin = false;  // what the job looks for is part of what its twin finds
 };
 
 // A center near the row's maximum, which is most likely close to that of the first tile. None where
@@ -54,9 +61,10 @@ bool is_summed(const Examine& ask) {
   return ask.mass && !ask.law->params.has_k(ask.law->source.vocab) && !ask.law->params.has_m();
 }
 
-Job make_job(Examine& ask) {
+Job make_job(const Examine& asked) {
+  Job job{asked, {}, {}, {}};
+  Examine& ask = job.ask;
   RowLaw& law = *ask.law;
-  Job job{&ask, {}, {}, {}};
   const int n = law.source.tile_count();
   law.tile_max.assign(n, -kInf);
   law.block_max.assign(int64_t{n} * kTileBlocks, -kInf);
@@ -72,9 +80,26 @@ Job make_job(Examine& ask) {
   return job;
 }
 
+// Whether two laws have the same logits.
+bool is_same_row(const RowSource& a, const RowSource& b) {
+  return a.data == b.data && a.allowed == b.allowed && a.edits.bits == b.edits.bits;
+}
+
+Pass make_pass(const Examine& ask) {
+  Pass pass{make_job(ask), {}, false};
+  if (!ask.twin) return pass;
+  pass.twin = make_job({ask.twin, true});
+  const Job &job = pass.job, &twin = *pass.twin;
+  const bool is_unsummed = job.tile_sum.empty();
+  const bool has_sums = !twin.tile_sum.empty() && job.tile_log.empty() &&
+                        ask.law->params.inv_t == ask.twin->params.inv_t;
+  pass.follows_twin = is_same_row(ask.law->source, ask.twin->source) && (is_unsummed || has_sums);
+  return pass;
+}
+
 // Sum and maximum of a tile in one pass; false where the shift does not suit it.
 bool sum_shifted(Job& job, int t, const RawTile& tile) {
-  RowLaw& law = *job.ask->law;
+  RowLaw& law = *job.ask.law;
   const int n = law.source.length(t);
   float* blocks = law.block_max.data() + int64_t{t} * kTileBlocks;
   const SumMax s = tiles().exp_sum[tile.index()](tile.logits, n, *job.shift, blocks);
@@ -86,11 +111,11 @@ bool sum_shifted(Job& job, int t, const RawTile& tile) {
 
 // Sums about the tile's own maximum.
 void sum_alone(Job& job, int t, const float* tile) {
-  const RowLaw& law = *job.ask->law;
+  const RowLaw& law = *job.ask.law;
   const Weighting w{law.tile_max[t], law.params.inv_t, 0, 1, -FLT_MAX};
   const ExpSums s = tiles().exp_sums(tile, law.source.length(t), w);
   job.tile_sum[t] = s.sum;
-  if (job.ask->entropy) job.tile_log[t] = s.sum_log;
+  if (job.ask.entropy) job.tile_log[t] = s.sum_log;
 }
 
 // The entries that edits list of a tile, before and after; maxima of its blocks follow. False where
@@ -139,7 +164,7 @@ bool EditedTile::take(const RowSource& row, int t, float* blocks) {
 // anew. Half of the sum at most is taken out, so that its rounding error grows twofold at most.
 // False where that, or another shortcut, does not hold; then the tile is copied.
 bool examine_edited(Job& job, int t) {
-  RowLaw& law = *job.ask->law;
+  RowLaw& law = *job.ask.law;
   const RowSource& row = law.source;
   const RawTile tile = row.own_tile(t);
   if (!tile.logits || (!job.shift && !job.tile_sum.empty())) return false;
@@ -163,7 +188,7 @@ bool examine_edited(Job& job, int t) {
 }
 
 void examine_tile(Job& job, int t, float* buffer) {
-  RowLaw& law = *job.ask->law;
+  RowLaw& law = *job.ask.law;
   const RowSource& row = law.source;
   if (row.is_edited(int64_t{t} * kTile, kTile) && examine_edited(job, t)) return;
   const RawTile tile = row.raw_tile(t, buffer);
@@ -174,6 +199,16 @@ void examine_tile(Job& job, int t, float* buffer) {
   if (job.tile_sum.empty() || found.nan || !std::isfinite(found.max)) return;
   const bool is_float = tile.type == LogitType::kFloat32;
   sum_alone(job, t, is_float ? static_cast<const float*>(tile.logits) : row.tile(t, buffer));
+}
+
+void examine_tile(Pass& pass, int t, float* buffer) {
+  if (pass.twin) examine_tile(*pass.twin, t, buffer);
+  if (!pass.follows_twin) return examine_tile(pass.job, t, buffer);
+  RowLaw& law = *pass.job.ask.law;
+  const RowLaw& twin = *pass.twin->ask.law;
+  law.tile_max[t] = twin.tile_max[t];
+  std::copy_n(twin.tile_blocks(t), kTileBlocks, law.block_max.begin() + int64_t{t} * kTileBlocks);
+  if (!pass.job.tile_sum.empty()) pass.job.tile_sum[t] = pass.twin->tile_sum[t];
 }
 
 // The weight that exp_sum gives to one logit.
@@ -207,12 +242,12 @@ void merge_sums(const Job& job, RowLaw& law) {
     const double w = std::exp(d);
     if (w == 0) continue;
     law.mass += w * job.tile_sum[t];
-    if (job.ask->entropy) law.mass_log += w * (job.tile_log[t] + d * job.tile_sum[t]);
+    if (job.ask.entropy) law.mass_log += w * (job.tile_log[t] + d * job.tile_sum[t]);
   }
 }
 
 void finish(const Team& team, Job& job) {
-  const Examine& ask = *job.ask;
+  const Examine& ask = job.ask;
   RowLaw& law = *ask.law;
   int best = 0;
   law.bad = law.tile_max.empty();
@@ -274,6 +309,13 @@ RawTile RowSource::own_tile(int t) const {
   const int64_t first = int64_t{t} * kTile;
   if (allowed || first + kTile > vocab) return {nullptr, type};
   return {data + first * element_size(type), type};
+}
+
+void RowSource::prefetch(int64_t first, int n) const {
+  constexpr int64_t kLine = 64;
+  const char* from = data + first * element_size(type);
+  const char* end = from + n * element_size(type);
+  for (; from < end; from += kLine) __builtin_prefetch(from);
 }
 
 bool RowSource::is_edited(int64_t first, int n) const {
@@ -356,27 +398,30 @@ Weighting RowLaw::weighting(double scale) const {
   return {max, params.inv_t, 0.f, static_cast<float>(scale), std::max(threshold, -FLT_MAX)};
 }
 
-void examine(const Team& team, Examine* rows, int count) {
-  std::vector<Job> jobs;
+void examine(const Team& team, const Examine* rows, int count) {
+  std::vector<Pass> passes;
   int64_t total = 0;
   for (int r = 0; r < count; ++r) {
-    jobs.push_back(make_job(rows[r]));
+    passes.push_back(make_pass(rows[r]));
     total += rows[r].law->source.tile_count();
   }
   team.run_tiles(total, [&](int, int64_t begin, int64_t end) {
     alignas(64) float buffer[kTile];
     int64_t first = 0;  // the rows' tiles are numbered on through all rows
-    for (Job& job : jobs) {
-      const int n = job.ask->law->source.tile_count();
+    for (Pass& pass : passes) {
+      const int n = pass.job.ask.law->source.tile_count();
       const int64_t from = std::max(begin - first, int64_t{0});
       const int64_t to = std::min<int64_t>(end - first, n);
       for (int64_t t = from; t < to; ++t) {
-        examine_tile(job, static_cast<int>(t), buffer);
+        examine_tile(pass, static_cast<int>(t), buffer);
       }
       first += n;
     }
   });
-  for (Job& job : jobs) finish(team, job);
+  for (Pass& pass : passes) {
+    finish(team, pass.job);
+    if (pass.twin) finish(team, *pass.twin);
+  }
 }
 
 }  // namespace specdec::cpu

@@ -36,6 +36,7 @@ struct RowSource {
   RawTile raw_tile(int t, float* buffer) const;
   // The tile in memory, without edits; null where it is masked or not whole.
   RawTile own_tile(int t) const;
+  void prefetch(int64_t first, int n) const;
   bool is_edited(int64_t first, int n) const;
   float logit(int64_t id) const;      // -inf where not allowed
   float own_logit(int64_t id) const;  // as it is in memory
@@ -104,10 +105,12 @@ struct RowLaw {
 struct Examine {
   RowLaw* law;  // source and params set
   bool mass = false, entropy = false;
+  // The same row in memory as another law, with its mass: found in the same pass over it.
+  RowLaw* twin = nullptr;
 };
 
 // One pass over one or two rows (more where filters need it), split over the team.
-void examine(const Team& team, Examine* rows, int count);
+void examine(const Team& team, const Examine* rows, int count);
 
 // f(chunk, t, tile, n) for the tiles whose maximum is at least `level`.
 template <class F>

@@ -14,7 +14,7 @@ bool ChainWalk::block_row_bad(int64_t i, const RowLaw& law) const {
 }
 
 void ChainWalk::walk_block() {
-  std::vector<RowLaw> target(1), draft;
+  std::vector<RowLaw> target, twin, draft;
   std::vector<double> w{1.0};
   bool bonus_bad = false;
   int64_t length = 0;
@@ -24,10 +24,11 @@ void ChainWalk::walk_block() {
     if (outside) status_ |= kBadId;
     const bool ends = outside || x == -1;
     target.resize(i + 1);
+    twin.resize(i + 1);
     draft.resize(i + 1);
     target[i].source = chain_.target(i);
     target[i].params = target_params_;
-    Examine asks[2] = {{&target[i], true}, {}};
+    Examine asks[2] = {{&target[i], true, false, twin_of(i, twin[i])}, {}};
     const bool reads_draft = !ends && has_draft_row();
     if (reads_draft) {
       draft[i].source = chain_.draft(i);
@@ -68,13 +69,9 @@ void ChainWalk::walk_block() {
   const bool full = accepted_ == length;
   how_ = !full ? How::kResidual : bonus_bad ? How::kNothing : How::kPlain;
   scale_ = static_cast<float>(w[accepted_]);
-  if (p_.logprobs_mode != LogprobsMode::kNone) {
-    for (int64_t i = 0; i < accepted_; ++i) {
-      row_ = target[i];
-      logprobs_.push_back(logprob(i, chain_.id(i)));
-    }
-  }
+  for (int64_t i = 0; i < accepted_; ++i) score(i, chain_.id(i), target[i], twin[i]);
   row_ = std::move(target[accepted_]);
+  twin_ = std::move(twin[accepted_]);
   drafted_ = std::move(draft[accepted_]);
 }
 

@@ -7,13 +7,14 @@
 #include <cmath>
 #include <cstdlib>
 
-#include "../torch/args.h"
+#include "verify_names.h"
 
 namespace specdec::cpu {
 
-ChainWalk::ChainWalk(const VerifyChainParams& p, const ChainLayout& layout,
+ChainWalk::ChainWalk(const VerifyChainParams& p, const Listing& listing, const ChainLayout& layout,
                      const std::vector<int32_t>& inverse, int64_t slot, const Team& team)
     : p_(p),
+      listing_(listing),
       layout_(layout),
       inverse_(inverse),
       team_(team),
@@ -70,7 +71,8 @@ bool ChainWalk::examine_position(int64_t i, bool has_draft) {
   row_.source = chain_.target(i);
   row_.params = target_params_;
   Examine asks[2];
-  asks[0] = {&row_, !draws || filtered || logprobs, p_.rule == Rule::kTypical && has_draft};
+  asks[0] = {&row_, !draws || filtered || logprobs, p_.rule == Rule::kTypical && has_draft,
+             twin_of(i, twin_)};
   int count = 1;
   if (drafted) {
     drafted_ = RowLaw{};
@@ -98,7 +100,7 @@ void ChainWalk::walk() {
     if (!examine_position(i, !ends)) return;
     how_ = How::kPlain;
     if (ends || !passes(i, x)) return;
-    if (p_.logprobs_mode != LogprobsMode::kNone) logprobs_.push_back(logprob(i, x));
+    score(i, x, row_, twin_);
     how_ = How::kNothing;
   }
 }
@@ -221,21 +223,26 @@ void ChainWalk::emit() {
   write(token >= 0 ? token : emit_plain());
 }
 
-// Log-probability of id at row i; row_ is the examined row i.
-float ChainWalk::logprob(int64_t i, int64_t id) {
+RowLaw* ChainWalk::twin_of(int64_t i, RowLaw& law) const {
+  if (!scores_twins()) return nullptr;
   const bool raw = p_.logprobs_mode == LogprobsMode::kRaw;
-  if (!raw && processed_.greedy == target_params_.greedy) return row_.logprob(id);
-  RowLaw law;
+  law = RowLaw{};
   law.source = chain_.target(i, !raw);
   law.params = raw ? RowParams{} : processed_;
-  Examine ask{&law, true};
-  examine(team_, &ask, 1);
-  return law.logprob(id);
+  return &law;
+}
+
+// What is told of the token of row i.
+void ChainWalk::score(int64_t i, int64_t id, const RowLaw& row, const RowLaw& twin) const {
+  if (!has_logprobs()) return;
+  const RowLaw& law = scores_twins() ? twin : row;
+  const int64_t place = slot_ * (p_.max_draft + 1) + i;
+  p_.logprobs[place] = law.logprob(id);
+  if (listing_) listing_.write(team_, place, law, id);
 }
 
 void ChainWalk::write(int64_t token) {
   const int64_t width = p_.max_draft + 1;
-  const bool logprobs = p_.logprobs_mode != LogprobsMode::kNone;
   for (int64_t i = 0; i < width; ++i) {
     const int64_t id = i < accepted_ ? chain_.id(i) : i == accepted_ ? token : -1;
     const int64_t at = slot_ * width + i;
@@ -244,12 +251,10 @@ void ChainWalk::write(int64_t token) {
     } else {
       static_cast<int32_t*>(p_.token_ids)[at] = static_cast<int32_t>(id);
     }
-    if (!logprobs) continue;
-    if (i < accepted_) {
-      p_.logprobs[at] = logprobs_[i];
-    } else {
-      p_.logprobs[at] = i == accepted_ && token >= 0 ? logprob(i, token) : 0.f;
-    }
+    if (id >= 0 && i == accepted_) score(i, id, row_, twin_);
+    if (id >= 0 || !has_logprobs()) continue;
+    p_.logprobs[at] = 0.f;
+    if (listing_) listing_.clear(at, 0.f);
   }
   p_.num_accepted[slot_] = static_cast<int32_t>(accepted_);
   p_.status[slot_] = status_;
@@ -257,15 +262,30 @@ void ChainWalk::write(int64_t token) {
 
 namespace {
 
-void verify_chain(const VerifyChainParams& p, const Tensor& /*like*/) {
+void verify(const VerifyChainParams& p, const Listing& listing) {
   const ChainLayout layout{p.batch,  p.max_draft,   p.total,          p.draft_ids,
                            p.target, p.draft,       p.cu_draft,       p.allowed,
                            p.edits,  p.draft_edits, p.sampling.active};
   const std::vector<int32_t> inverse =
       p.draft ? invert(p.token_map, p.draft.vocab, p.target.vocab) : std::vector<int32_t>{};
   for_requests(p.batch, [&](int64_t slot, const Team& team) {
-    ChainWalk(p, layout, inverse, slot, team).run();
+    ChainWalk(p, listing, layout, inverse, slot, team).run();
   });
+}
+
+void verify_chain(const VerifyChainParams& p, const Tensor& /*like*/) { verify(p, {}); }
+
+struct ListedChain {
+  VerifyChainParams chain;
+  Listing listing;
+};
+
+ListedChain listed_params(int64_t top, SPECDEC_VERIFY_CHAIN_ARGS, SPECDEC_LISTING_ARGS) {
+  return {verify_chain_params(SPECDEC_VERIFY_CHAIN_NAMES), listing_of(top, SPECDEC_LISTING_NAMES)};
+}
+
+void verify_chain_listed(const ListedChain& p, const Tensor& /*like*/) {
+  verify(p.chain, p.listing);
 }
 
 }  // namespace
@@ -275,4 +295,8 @@ STABLE_TORCH_LIBRARY_IMPL(SPECDEC_NAMESPACE, CPU, m) {
   m.impl(
       "verify_chain_out.cpu",
       TORCH_BOX((&specdec::Boxed<specdec::verify_chain_params, specdec::cpu::verify_chain>::call)));
+  m.impl(
+      "verify_chain_listed_out.cpu",
+      TORCH_BOX(
+          (&specdec::Boxed<specdec::cpu::listed_params, specdec::cpu::verify_chain_listed>::call)));
 }

@@ -1,6 +1,7 @@
 // One request of verify_chain while it is walked; shared by the rules.
 #pragma once
 #include "chain.h"
+#include "listing.h"
 
 namespace specdec::cpu {
 
@@ -8,7 +9,7 @@ enum class How { kNothing, kPlain, kResidual };
 
 class ChainWalk {
  public:
-  ChainWalk(const VerifyChainParams& p, const ChainLayout& layout,
+  ChainWalk(const VerifyChainParams& p, const Listing& listing, const ChainLayout& layout,
             const std::vector<int32_t>& inverse, int64_t slot, const Team& team);
 
   void run();
@@ -36,10 +37,18 @@ class ChainWalk {
 
   void emit();
   int64_t emit_plain();
+  // Log-probabilities are those of the examined target row, or of its twin.
+  bool has_logprobs() const { return p_.logprobs_mode != LogprobsMode::kNone; }
+  bool scores_twins() const {
+    return p_.logprobs_mode == LogprobsMode::kRaw ||
+           (has_logprobs() && processed_.greedy != target_params_.greedy);
+  }
+  RowLaw* twin_of(int64_t i, RowLaw& law) const;  // null where no twin is scored
+  void score(int64_t i, int64_t id, const RowLaw& row, const RowLaw& twin) const;
   void write(int64_t token);
-  float logprob(int64_t i, int64_t id);
 
   const VerifyChainParams& p_;
+  const Listing& listing_;
   const ChainLayout& layout_;
   const std::vector<int32_t>& inverse_;
   const Team& team_;
@@ -51,10 +60,9 @@ class ChainWalk {
   int64_t accepted_ = 0;
   How how_ = How::kNothing;
   float scale_ = 1.f;   // of p in the residual
-  RowLaw row_;          // target row `accepted_`
+  RowLaw row_, twin_;   // target row `accepted_`
   RowLaw drafted_;      // draft row `accepted_`, where it was examined
   int64_t drawn_ = -1;  // the plain draw of row_, once made
-  std::vector<float> logprobs_;
 };
 
 }  // namespace specdec::cpu

@@ -7,13 +7,14 @@
 #include <cmath>
 #include <utility>
 
-#include "../torch/tree_args.h"
+#include "verify_names.h"
 
 namespace specdec::cpu {
 
-TreeWalk::TreeWalk(const VerifyTreeParams& p, const std::vector<int32_t>& inverse, int64_t slot,
-                   const Team& team)
+TreeWalk::TreeWalk(const VerifyTreeParams& p, const Listing& listing,
+                   const std::vector<int32_t>& inverse, int64_t slot, const Team& team)
     : p_(p),
+      listing_(listing),
       inverse_(inverse),
       team_(team),
       slot_(slot),
@@ -21,7 +22,8 @@ TreeWalk::TreeWalk(const VerifyTreeParams& p, const std::vector<int32_t>& invers
       target_params_(row_params(p.sampling, slot)),
       draft_params_(row_params(p.draft_sampling, slot)),
       is_active_(p.sampling.active.get(slot, true)),
-      laws_(p.nodes) {
+      laws_(p.nodes),
+      twins_(p.nodes) {
   if (!is_active_) return;
   if (!p.replacement && has_twins()) tree_.keep_root_only();
   status_ = tree_.status();
@@ -100,6 +102,12 @@ bool TreeWalk::examine_row(int64_t n, Purpose purpose, bool with_draft) {
   Examine asks[2];
   asks[0] = {&row, !is_only_drawn || p_.logprobs_mode == LogprobsMode::kProcessed,
              purpose == Purpose::kTestedByEntropy};
+  if (scores_twins()) {
+    const bool raw = p_.logprobs_mode == LogprobsMode::kRaw;
+    twins_[n].source = raw ? row_source(p_.target, slot_, n) : row.source;
+    twins_[n].params = raw ? RowParams{} : processed_;
+    asks[0].twin = &twins_[n];
+  }
   if (with_draft) {
     drafted_ = RowLaw{};
     drafted_.source = row_source(p_.draft, slot_, n, nullptr, p_.draft_edits.row(number));
@@ -218,16 +226,11 @@ int64_t TreeWalk::typical() {
   return laws_[stand_].bad ? -1 : draw_plain_token();
 }
 
-// Log-probability of id at node n, whose row was examined.
-float TreeWalk::logprob(int64_t n, int64_t id) {
-  const bool raw = p_.logprobs_mode == LogprobsMode::kRaw;
-  if (!raw && processed_.greedy == target_params_.greedy) return laws_[n].logprob(id);
-  RowLaw law;
-  law.source = raw ? row_source(p_.target, slot_, n) : laws_[n].source;
-  law.params = raw ? RowParams{} : processed_;
-  Examine ask{&law, true};
-  examine(team_, &ask, 1);
-  return law.logprob(id);
+// What is told of the token behind node n, whose row was examined.
+void TreeWalk::score(int64_t place, int64_t n, int64_t id) const {
+  const RowLaw& law = scores_twins() ? twins_[n] : laws_[n];
+  p_.logprobs[place] = law.logprob(id);
+  if (listing_) listing_.write(team_, place, law, id);
 }
 
 void TreeWalk::write(int64_t token) {
@@ -243,8 +246,12 @@ void TreeWalk::write(int64_t token) {
     } else {
       static_cast<int32_t*>(p_.token_ids)[first + i] = static_cast<int32_t>(emitted);
     }
-    if (p_.logprobs_mode != LogprobsMode::kNone) {
-      p_.logprobs[first + i] = emitted >= 0 ? logprob(path[i], emitted) : 0.f;
+    if (!has_logprobs()) continue;
+    if (emitted >= 0) {
+      score(first + i, path[i], emitted);
+    } else {
+      p_.logprobs[first + i] = 0.f;
+      if (listing_) listing_.clear(first + i, 0.f);
     }
   }
   p_.num_accepted[slot_] = static_cast<int32_t>(accepted);
@@ -253,12 +260,26 @@ void TreeWalk::write(int64_t token) {
 
 namespace {
 
-void verify_tree(const VerifyTreeParams& p, const Tensor& /*like*/) {
+void verify(const VerifyTreeParams& p, const Listing& listing) {
   const std::vector<int32_t> inverse =
       p.draft ? invert(p.token_map, p.draft.vocab, p.target.vocab) : std::vector<int32_t>{};
-  for_requests(p.batch,
-               [&](int64_t slot, const Team& team) { TreeWalk(p, inverse, slot, team).run(); });
+  for_requests(p.batch, [&](int64_t slot, const Team& team) {
+    TreeWalk(p, listing, inverse, slot, team).run();
+  });
 }
+
+void verify_tree(const VerifyTreeParams& p, const Tensor& /*like*/) { verify(p, {}); }
+
+struct ListedTree {
+  VerifyTreeParams tree;
+  Listing listing;
+};
+
+ListedTree listed_params(int64_t top, SPECDEC_VERIFY_TREE_ARGS, SPECDEC_LISTING_ARGS) {
+  return {verify_tree_params(SPECDEC_VERIFY_TREE_NAMES), listing_of(top, SPECDEC_LISTING_NAMES)};
+}
+
+void verify_tree_listed(const ListedTree& p, const Tensor& /*like*/) { verify(p.tree, p.listing); }
 
 }  // namespace
 }  // namespace specdec::cpu
@@ -267,4 +288,8 @@ STABLE_TORCH_LIBRARY_IMPL(SPECDEC_NAMESPACE, CPU, m) {
   m.impl(
       "verify_tree_out.cpu",
       TORCH_BOX((&specdec::Boxed<specdec::verify_tree_params, specdec::cpu::verify_tree>::call)));
+  m.impl(
+      "verify_tree_listed_out.cpu",
+      TORCH_BOX(
+          (&specdec::Boxed<specdec::cpu::listed_params, specdec::cpu::verify_tree_listed>::call)));
 }

@@ -2,14 +2,15 @@
 #pragma once
 #include "../common/tree_params.h"
 #include "draw.h"
+#include "listing.h"
 #include "tree.h"
 
 namespace specdec::cpu {
 
 class TreeWalk {
  public:
-  TreeWalk(const VerifyTreeParams& p, const std::vector<int32_t>& inverse, int64_t slot,
-           const Team& team);
+  TreeWalk(const VerifyTreeParams& p, const Listing& listing, const std::vector<int32_t>& inverse,
+           int64_t slot, const Team& team);
 
   void run();
 
@@ -49,10 +50,17 @@ class TreeWalk {
   int64_t draw_without(const std::vector<int64_t>& ids);  // from p without them
   int64_t draw_left(int64_t residual);                    // the residual's draw, or if empty from p
 
+  // Log-probabilities are those of examined target rows, or of their twins.
+  bool has_logprobs() const { return p_.logprobs_mode != LogprobsMode::kNone; }
+  bool scores_twins() const {
+    return p_.logprobs_mode == LogprobsMode::kRaw ||
+           (has_logprobs() && processed_.greedy != target_params_.greedy);
+  }
+  void score(int64_t place, int64_t n, int64_t id) const;
   void write(int64_t token);
-  float logprob(int64_t n, int64_t id);
 
   const VerifyTreeParams& p_;
+  const Listing& listing_;
   const std::vector<int32_t>& inverse_;
   const Team& team_;
   int64_t slot_;
@@ -62,9 +70,9 @@ class TreeWalk {
 
   int32_t status_ = 0;
   int64_t stand_ = 0;
-  std::vector<int32_t> rank_;  // of each node in its depth
-  std::vector<RowLaw> laws_;   // of the nodes whose target row was examined
-  RowLaw drafted_;             // draft row that was examined last
+  std::vector<int32_t> rank_;         // of each node in its depth
+  std::vector<RowLaw> laws_, twins_;  // of the nodes whose target row was examined
+  RowLaw drafted_;                    // draft row that was examined last
 };
 
 }  // namespace specdec::cpu

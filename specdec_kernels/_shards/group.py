@@ -62,8 +62,8 @@ class Shards(Vocabulary):
             if work is not None:
                 work.wait()
             pieces = everything.view(self.ranks, -1).split([len(part) for part in parts], dim=1)
-            return [
-                piece.contiguous().view(field.dtype).view(self.ranks, *field.shape)
+            return [  # copied: a view as float64 must begin at an even word
+                piece.clone(memory_format=torch.contiguous_format).view(field.dtype).view(self.ranks, *field.shape)
                 for piece, field in zip(pieces, fields, strict=True)
             ]
 

@@ -204,7 +204,7 @@ def test_a_chain_given_as_a_tree_equals_verify_chain(
     for tree in (parents, torch.where(ids == -1, -1, parents)):
         found = verify_tree(ids, tree, chain.target_logits, logits, **keywords)
         ours = (found.token_ids, found.num_accepted, found.status, found.logprobs)
-        assert_same(ours, tuple(want), ChainResult._fields)
+        assert_same(ours, tuple(want)[:4], ChainResult._fields[:4])
         depth = torch.arange(draft + 1, device=device)
         assert torch.equal(found.path, torch.where(depth < found.num_accepted[:, None], depth + 1, -1).int())
 
@@ -416,7 +416,7 @@ def test_ids_come_back_in_the_dtype_they_came_and_out_receives_them(backend: str
     want = run(case, logprobs="raw")
     narrow = run(replace(case, token_ids=case.token_ids.int(), parents=case.parents.long()))
     assert narrow.token_ids.dtype == torch.int32 and torch.equal(narrow.token_ids.long(), want.token_ids)
-    out = TreeResult(*(torch.full_like(t, 99) for t in want))  # type: ignore[type-var]
+    out = TreeResult(*(torch.full_like(t, 99) for t in want if t is not None))  # type: ignore[type-var]
     got = run(case, logprobs="raw", out=out)
     assert all(a is b for a, b in zip(got, out, strict=True))
     assert_same(tuple(got), tuple(want), NAMES)

@@ -13,11 +13,11 @@ from ..._check import ID_DTYPES, Checker, fail
 from ..._codes import LOGPROBS, RAW_LOGPROBS, Backend, Logprobs
 from ..._edits import RowEdits
 from ..._op import Op, Shape
+from ..._scores import check_top, score
 from ..._types import Sampling
 from . import reference
 
 MODES = {name: LOGPROBS[name] for name in get_args(Logprobs)}
-MAX_TOP = 128  # engines offer 20; more would be a sort
 
 
 class TokenLogprobs(NamedTuple):
@@ -102,10 +102,10 @@ def token_logprobs(
     check.logits("logits", logits, ("rows", "vocab"))
     rows, vocab = logits.shape
     check.dense("token_ids", token_ids, ID_DTYPES, (rows,))
-    if not isinstance(top, int) or not 0 <= top <= MAX_TOP:
-        fail("token_logprobs", "top", f"an int in [0, {MAX_TOP}]", top)
     sampling = Sampling() if sampling is None else check.sampling("sampling", sampling, rows)
-    if check.choice("logprobs", logprobs, MODES) == RAW_LOGPROBS:
+    mode = check.choice("logprobs", logprobs, MODES)
+    check_top(check, top, mode)
+    if mode == RAW_LOGPROBS:
         for name, value in (("allowed", allowed), ("edits", edits)):
             if value is not None:
                 fail("token_logprobs", name, 'None with logprobs="raw", which takes the logits as given', "a value")
@@ -115,6 +115,6 @@ def token_logprobs(
     edited = check.edits("edits", edits, rows, vocab)
     arguments = (logits, token_ids, top, *sampling, allowed, *edited)
     if shards is not None:
-        scored = reference.score(shards, *op.structured(arguments))
+        scored = score(shards, *op.structured(arguments))
         return TokenLogprobs(*op.deliver(arguments, scored, out))
     return TokenLogprobs(*op(*arguments, device=logits.device, backend=backend, out=out))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,8 +14,9 @@ from ..._codes import CHAIN_RULES, LOGPROBS, REJECTED_FROM, Backend, ChainRule, 
 from ..._edits import RowEdits
 from ..._mixed_rules import MixedRules, rule_names, run_rules
 from ..._op import Op, Shape, Tensors
+from ..._scores import chain_rows, check_top, listing_shapes, run_listed
 from ..._sparse import SparseRows
-from ..._types import Kept, RngKey, Sampling
+from ..._types import ChainArguments, Kept, RngKey, Sampling
 from . import reference
 
 
@@ -27,12 +28,19 @@ class ChainResult(NamedTuple):
         num_accepted: int32 ``[batch]``, the drawn token not counted.
         status: int32 ``[batch]``, 0 or the bits of docs/design.md, section Bad input.
         logprobs: float32 ``[batch, draft + 1]``, 0 where token_ids is -1; None unless asked for.
+        ranks: int32 ``[batch, draft + 1]``: 1 + how many ids have a larger logit than the token; 0 where token_ids is
+            -1; None without `top`.
+        top_ids: ``[batch, draft + 1, top]``: the most likely ids of each token's row, as of `token_logprobs`.
+        top_logprobs: float32 ``[batch, draft + 1, top]``, theirs; 0 where token_ids is -1.
     """
 
     token_ids: Tensor
     num_accepted: Tensor
     status: Tensor
     logprobs: Tensor | None
+    ranks: Tensor | None = None
+    top_ids: Tensor | None = None
+    top_logprobs: Tensor | None = None
 
 
 def _shapes(draft_ids: Tensor, target_logits: Tensor, *rest: Any) -> tuple[Shape, ...]:
@@ -45,7 +53,13 @@ def _shapes(draft_ids: Tensor, target_logits: Tensor, *rest: Any) -> tuple[Shape
     )  # fmt: skip
 
 
-op = Op(reference.verify_chain, _shapes, results=("token_ids", "num_accepted", "status", "logprobs"))
+def _listed_shapes(top: int, *rest: Any) -> tuple[Shape, ...]:
+    shapes = _shapes(*rest)
+    return *shapes, *listing_shapes(shapes[0], top)
+
+
+op = Op(reference.verify_chain, _shapes, results=ChainResult._fields[:4])
+listed = Op(reference.verify_chain_listed, _listed_shapes, results=ChainResult._fields, backends=("cpu",))
 
 
 def verify_chain(
@@ -72,6 +86,7 @@ def verify_chain(
     max_distance: int = 0,
     min_block: int = 1,
     logprobs: Logprobs | None = None,
+    top: int | None = None,
     group: Any = None,
     vocab_offsets: Sequence[int] | None = None,
     out: ChainResult | None = None,
@@ -117,6 +132,7 @@ def verify_chain(
         min_block: rules ``topm`` and ``distance`` accept the first ``min_block - 1`` drafts anyway (Stern et al.).
         logprobs: ``"processed"`` (distribution after temperature and filters) or ``"raw"`` (softmax of the logits as
             given).
+        top: with `logprobs`, how many of the most likely ids to list for each token, 0 to 128; ranks come with them.
         group: a torch.distributed process group whose ranks hold the vocabulary in parts (tensor parallelism); every
             rank calls with the logits of its own ids and else the same arguments, and returns the same bits. Ranks
             exchange numbers about rows, never rows (docs/engines.md). Draft columns, or the ids that token_map gives
@@ -182,22 +198,31 @@ def verify_chain(
     for knob, value, least in (("top_m", top_m, 1), ("min_block", min_block, 1), ("max_distance", max_distance, 0)):
         check.size(knob, value, least)
     typical = check.number("typical_epsilon", typical_epsilon, 0), check.number("typical_delta", typical_delta, 0)
+    which, first = (op, ()) if top is None else (listed, (check_top(check, top, mode),))
     given = outputs(name, out, ChainResult, "logprobs", torch.float32, is_wanted=bool(mode))
 
     def arguments(one: ChainRule, its: Sampling) -> tuple[Any, ...]:
         return (
-            draft_ids, target_logits, draft_logits, *stats, cu_draft, width, *its, *drafted, *rng, CHAIN_RULES[one],
-            over_acceptance if one == "ratio" else 0.0, from_target and one == "ratio", token_map, *kept, allowed,
-            *edited, *draft_edited, *typical, top_m, max_distance, min_block, mode,
+            *first, draft_ids, target_logits, draft_logits, *stats, cu_draft, width, *its, *drafted, *rng,
+            CHAIN_RULES[one], over_acceptance if one == "ratio" else 0.0, from_target and one == "ratio", token_map,
+            *kept, allowed, *edited, *draft_edited, *typical, top_m, max_distance, min_block, mode,
         )  # fmt: skip
 
     def call(args: tuple[Any, ...], given: Tensors | None) -> Tensors:
         if shards is not None:
-            (structured,) = op.structured(args)
-            sharded: Tensors = op.deliver(args, reference.decide(structured, shards), given)
+            decide: Callable[..., Tensors] = reference.decide if top is None else reference.decide_listed
+            sharded: Tensors = which.deliver(args, decide(*which.structured(args), shards), given)
             return sharded
+        if top is not None:
+            return run_listed(op, listed, _rows_of, args, device=draft_ids.device, backend=backend, out=given)
         results: Tensors = op(*args, device=draft_ids.device, backend=backend, out=given)
         return results
 
-    token_ids, num_accepted, status, logprob = run_rules(op, rule, sampling, arguments, call, given)
-    return ChainResult(token_ids, num_accepted, status, logprob if mode else None)
+    token_ids, num_accepted, status, logprob, *listing = run_rules(
+        which, rule, sampling, arguments, call, given and given[: len(which.results)]
+    )
+    return ChainResult(token_ids, num_accepted, status, logprob if mode else None, *listing)
+
+
+def _rows_of(given: ChainArguments, verified: Tensors) -> Tensor:
+    return chain_rows(given)

@@ -6,10 +6,12 @@ know too are in `_walks`.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
-from ... import _chains, _rows, _trees, _walks
+from ... import _chains, _rows, _scores, _trees, _walks
 from ..._codes import CHAIN_RULES, RESIDUAL_PURPOSE, Status
 from ..._nodes import Drafted, Nodes, at
 from ..._types import ChainArguments, Kept
@@ -68,6 +70,22 @@ def decide(given: ChainArguments, vocabulary: Vocabulary) -> tuple[Tensor, Tenso
         _rows.of_active(given.sampling, status.int()),
         _rows.of_active(given.sampling, logprobs),
     )
+
+
+def verify_chain_listed(
+    top: int, given: ChainArguments
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """The same with `top`: the results of `verify_chain`, then ranks, top_ids and top_logprobs of its tokens."""
+    return decide_listed(top, given, Vocabulary(given.target_logits.shape[-1]))
+
+
+def decide_listed(
+    top: int, given: ChainArguments, vocabulary: Vocabulary
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The same where this rank holds a part of the vocabulary: the exchanges of `decide` and of `token_logprobs`."""
+    decided = decide(given, vocabulary)
+    score = partial(_scores.score, vocabulary)
+    return *decided, *_scores.list_tokens(score, given, top, decided[0], _scores.chain_rows(given))
 
 
 def _walk_chain(nodes: Nodes, given: ChainArguments, rule: str, status: Tensor) -> End:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,8 +14,9 @@ from ..._codes import LOGPROBS, TREE_RULES, Backend, Logprobs, TreeRule
 from ..._edits import RowEdits
 from ..._mixed_rules import MixedRules, rule_names, run_rules
 from ..._op import Op, Shape, Tensors
+from ..._scores import check_top, listing_shapes, run_listed, tree_rows
 from ..._sparse import SparseRows
-from ..._types import Kept, RngKey, Sampling
+from ..._types import Kept, RngKey, Sampling, TreeArguments
 from . import reference
 
 MAX_TRAVERSAL_NODES = 64  # one block a request keeps them
@@ -30,6 +31,9 @@ class TreeResult(NamedTuple):
         num_accepted: int32 ``[batch]``, neither the root nor the drawn token counted.
         status: int32 ``[batch]``, 0 or the bits of docs/design.md, section Bad input.
         logprobs: float32 ``[batch, max_depth + 1]``, 0 where token_ids is -1; None unless asked for.
+        ranks: int32 ``[batch, max_depth + 1]``; this and what follows as in `ChainResult`; None without `top`.
+        top_ids: ``[batch, max_depth + 1, top]``.
+        top_logprobs: float32 ``[batch, max_depth + 1, top]``.
     """
 
     token_ids: Tensor
@@ -37,6 +41,9 @@ class TreeResult(NamedTuple):
     num_accepted: Tensor
     status: Tensor
     logprobs: Tensor | None
+    ranks: Tensor | None = None
+    top_ids: Tensor | None = None
+    top_logprobs: Tensor | None = None
 
 
 def _shapes(token_ids: Tensor, *rest: Any) -> tuple[Shape, ...]:
@@ -48,7 +55,13 @@ def _shapes(token_ids: Tensor, *rest: Any) -> tuple[Shape, ...]:
     )  # fmt: skip
 
 
-op = Op(reference.verify_tree, _shapes, results=TreeResult._fields)
+def _listed_shapes(top: int, *rest: Any) -> tuple[Shape, ...]:
+    shapes = _shapes(*rest)
+    return *shapes, *listing_shapes(shapes[0], top)
+
+
+op = Op(reference.verify_tree, _shapes, results=TreeResult._fields[:5])
+listed = Op(reference.verify_tree_listed, _listed_shapes, results=TreeResult._fields, backends=("cpu",))
 
 
 def verify_tree(
@@ -70,6 +83,7 @@ def verify_tree(
     typical_epsilon: float = 0.09,
     typical_delta: float = 0.3,
     logprobs: Logprobs | None = None,
+    top: int | None = None,
     group: Any = None,
     vocab_offsets: Sequence[int] | None = None,
     max_children: int | None = None,
@@ -116,6 +130,7 @@ def verify_tree(
         typical_epsilon: of rule ``typical``.
         typical_delta: of rule ``typical``.
         logprobs: ``"processed"`` or ``"raw"``.
+        top: see `verify_chain`.
         group: see `verify_chain`.
         vocab_offsets: see `verify_chain`.
         max_children: with `group` and rule ``recursive``: most children of a node, a host int; each but the first costs
@@ -176,21 +191,30 @@ def verify_tree(
         if shards is None or "recursive" not in rules:
             fail(name, "max_children", "None but for rule 'recursive' with a group", max_children)
     typical = check.number("typical_epsilon", typical_epsilon, 0), check.number("typical_delta", typical_delta, 0)
+    which, first = (op, ()) if top is None else (listed, (check_top(check, top, mode),))
     given = outputs(name, out, TreeResult, "logprobs", torch.float32, is_wanted=bool(mode))
 
     def arguments(one: TreeRule, its: Sampling) -> tuple[Any, ...]:
         return (
-            token_ids, parents, target_logits, draft_logits, max_depth, *its, *drafted, *rng, TREE_RULES[one],
+            *first, token_ids, parents, target_logits, draft_logits, max_depth, *its, *drafted, *rng, TREE_RULES[one],
             replacement and one == "recursive", token_map, *kept, allowed, *edited, *draft_edited, *typical, mode,
         )  # fmt: skip
 
     def call(args: tuple[Any, ...], given: Tensors | None) -> Tensors:
         if shards is not None:
-            (structured,) = op.structured(args)
-            sharded: Tensors = op.deliver(args, reference.decide(structured, shards, max_children), given)
+            decide: Callable[..., Tensors] = reference.decide if top is None else reference.decide_listed
+            sharded: Tensors = which.deliver(args, decide(*which.structured(args), shards, max_children), given)
             return sharded
+        if top is not None:
+            return run_listed(op, listed, _rows_of, args, device=parents.device, backend=backend, out=given)
         results: Tensors = op(*args, device=parents.device, backend=backend, out=given)
         return results
 
-    emitted, path, num_accepted, status, logprob = run_rules(op, rule, sampling, arguments, call, given)
-    return TreeResult(emitted, path, num_accepted, status, logprob if mode else None)
+    emitted, path, num_accepted, status, logprob, *listing = run_rules(
+        which, rule, sampling, arguments, call, given and given[: len(which.results)]
+    )
+    return TreeResult(emitted, path, num_accepted, status, logprob if mode else None, *listing)
+
+
+def _rows_of(given: TreeArguments, verified: Tensors) -> Tensor:
+    return tree_rows(given, verified[1])

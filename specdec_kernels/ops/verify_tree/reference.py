@@ -5,10 +5,12 @@ Each rule gives the node where its walk stands in the end and the token after it
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
-from ... import _rows, _trees, _walks
+from ... import _rows, _scores, _trees, _walks
 from ..._codes import TREE_RULES, Status
 from ..._nodes import Drafted, Nodes, at
 from ..._types import TreeArguments
@@ -77,3 +79,19 @@ def decide(
         _rows.of_active(given.sampling, status.int()),
         _rows.of_active(given.sampling, logprobs),
     )
+
+
+def verify_tree_listed(
+    top: int, given: TreeArguments
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The same with `top`: the results of `verify_tree`, then ranks, top_ids and top_logprobs of its tokens."""
+    return decide_listed(top, given, Vocabulary(given.target_logits.shape[-1]))
+
+
+def decide_listed(
+    top: int, given: TreeArguments, vocabulary: Vocabulary, max_children: int | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The same where this rank holds a part of the vocabulary: the exchanges of `decide` and of `token_logprobs`."""
+    decided = decide(given, vocabulary, max_children)
+    score = partial(_scores.score, vocabulary)
+    return *decided, *_scores.list_tokens(score, given, top, decided[0], _scores.tree_rows(given, decided[1]))

@@ -1,0 +1,36 @@
+// What is told of a token beside its log-probability: its rank, and the row's likeliest ids. All of
+// it is found in the few blocks of 64 ids whose largest logit can matter.
+#pragma once
+#include "../torch/args.h"
+#include "row.h"
+
+namespace specdec::cpu {
+
+// Where it is written, by place; ranks == nullptr: nowhere.
+struct Listing {
+  int64_t top = 0;
+  int32_t* ranks = nullptr;   // [places]
+  void* ids = nullptr;        // [places, top]
+  bool wide = false;          // ids are int64
+  float* logprobs = nullptr;  // [places, top]
+
+  explicit operator bool() const { return ranks != nullptr; }
+  // Of an examined row and its token; -1: none.
+  void write(const Team& team, int64_t place, const RowLaw& law, int64_t id) const;
+  // Where nothing is listed; the log-probabilities are `missing`.
+  void clear(int64_t place, float missing) const;
+
+ private:
+  void write_id(int64_t at, int64_t id) const;
+};
+
+// The results of an op that lists its tokens beside its other results.
+#define SPECDEC_LISTING_ARGS Tensor out_ranks, Tensor out_top_ids, Tensor out_top_logprobs
+#define SPECDEC_LISTING_NAMES out_ranks, out_top_ids, out_top_logprobs
+
+inline Listing listing_of(int64_t top, SPECDEC_LISTING_ARGS) {
+  return {top, output<int32_t>(out_ranks), output<void>(out_top_ids),
+          out_top_ids.scalar_type() == ScalarType::Long, output<float>(out_top_logprobs)};
+}
+
+}  // namespace specdec::cpu
