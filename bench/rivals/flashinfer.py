@@ -52,7 +52,7 @@ def verify_prepared(draft_ids: Tensor, prepared: tuple[Any, ...]) -> tuple[Tenso
     """(token ids, number accepted)."""
     from flashinfer import sampling
 
-    logits, draft_probs, (temperature, top_k, top_p, _) = prepared
+    logits, draft_probs, (temperature, top_k, top_p, *_) = prepared
     batch, rows, vocab = logits.shape
     repeat = lambda x: x.repeat_interleave(rows)  # noqa: E731
     probs = sampling.softmax(logits.reshape(-1, vocab), repeat(temperature))

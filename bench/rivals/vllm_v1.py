@@ -36,7 +36,7 @@ def prepare(target_logits: Tensor, draft_logits: Tensor, sampling: Sampling) -> 
 
 def verify_prepared(draft_ids: Tensor, prepared: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
     """(token ids, number accepted)."""
-    target_logits, draft_probs, (temperature, top_k, top_p, _) = prepared
+    target_logits, draft_probs, (temperature, top_k, top_p, *_) = prepared
     v1 = _vllm.load("v1.sample.rejection_sampler")
     batch, draft = draft_ids.shape
     device = draft_ids.device
