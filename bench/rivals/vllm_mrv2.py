@@ -29,7 +29,7 @@ def supports(case: Any) -> str | None:
 
 def verify_prepared(draft_ids: Tensor, prepared: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
     """(token ids, number accepted)."""
-    flat, draft_logits, (temperature, top_k, top_p, min_p), seed = prepared
+    flat, draft_logits, (temperature, top_k, top_p, min_p, *_), seed = prepared
     batch, draft = draft_ids.shape
     device = draft_ids.device
     request = torch.arange(batch, device=device)
