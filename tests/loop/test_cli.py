@@ -269,7 +269,7 @@ def test_a_tokenizer_that_does_not_match_is_named(
     assert "has 257 tokens, the model only 100" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("family", "reason"), [("Mamba", "its state is recurrent"), ("BLOOM", "no position_ids")])
+@pytest.mark.parametrize(("family", "reason"), [("RWKV", "its state is recurrent"), ("BLOOM", "no position_ids")])
 def test_a_model_that_is_not_served_is_named_with_the_reason(
     family: str, reason: str, folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
