@@ -446,9 +446,9 @@ HEAD = """# Models
 
 `specdec_loop` serves decoders of transformers whose forward takes `position_ids` and whose layers keep keys and values
 of full or sliding attention. Layers with a gated delta rule, with Mamba, Mamba 2 or a short convolution are served
-beside such layers (transformers 5.23 or later), and so are Mamba, Mamba 2 and Falcon Mamba, none of whose layers attends:
-`commit` advances their states over what was accepted ([Caches](caches.md#recurrent-layers)). Other models are refused
-before anything runs, with the reason below.
+beside such layers (transformers 5.23 or later), and so are Mamba, Mamba 2 and Falcon Mamba, none of whose layers
+attends: `commit` advances their states over what was accepted ([Caches](caches.md#recurrent-layers)). Other models are
+refused before anything runs, with the reason below.
 
 `make models-page` writes this page, with transformers {version}. It builds a tiny random model of each family and
 continues four prompts of different lengths by greedy decoding, {new} tokens each:
