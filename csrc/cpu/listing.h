@@ -24,6 +24,28 @@ struct Listing {
   void write_id(int64_t at, int64_t id) const;
 };
 
+// What an op tells of the tokens that it emits: log-probabilities, and their listing.
+struct Scores {
+  LogprobsMode mode;
+  float* logprobs;  // [places]
+  const Listing& listing;
+
+  explicit operator bool() const { return mode != LogprobsMode::kNone; }
+  bool raw() const { return mode == LogprobsMode::kRaw; }
+  // Whether they are of another law of a row, its twin, than the one that decides.
+  bool of_twin(const RowParams& decides, const RowParams& processed) const {
+    return raw() || (mode == LogprobsMode::kProcessed && processed.greedy != decides.greedy);
+  }
+  void write(const Team& team, int64_t place, const RowLaw& law, int64_t id) const {
+    logprobs[place] = law.logprob(id);
+    if (listing) listing.write(team, place, law, id);
+  }
+  void clear(int64_t place) const {
+    logprobs[place] = 0.f;
+    if (listing) listing.clear(place, 0.f);
+  }
+};
+
 // The results of an op that lists its tokens beside its other results.
 #define SPECDEC_LISTING_ARGS Tensor out_ranks, Tensor out_top_ids, Tensor out_top_logprobs
 #define SPECDEC_LISTING_NAMES out_ranks, out_top_ids, out_top_logprobs

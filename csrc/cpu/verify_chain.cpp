@@ -7,14 +7,14 @@
 #include <cmath>
 #include <cstdlib>
 
-#include "verify_names.h"
+#include "../torch/args.h"
 
 namespace specdec::cpu {
 
 ChainWalk::ChainWalk(const VerifyChainParams& p, const Listing& listing, const ChainLayout& layout,
                      const std::vector<int32_t>& inverse, int64_t slot, const Team& team)
     : p_(p),
-      listing_(listing),
+      scores_{p.logprobs_mode, p.logprobs, listing},
       layout_(layout),
       inverse_(inverse),
       team_(team),
@@ -225,20 +225,16 @@ void ChainWalk::emit() {
 
 RowLaw* ChainWalk::twin_of(int64_t i, RowLaw& law) const {
   if (!scores_twins()) return nullptr;
-  const bool raw = p_.logprobs_mode == LogprobsMode::kRaw;
   law = RowLaw{};
-  law.source = chain_.target(i, !raw);
-  law.params = raw ? RowParams{} : processed_;
+  law.source = chain_.target(i, !scores_.raw());
+  law.params = scores_.raw() ? RowParams{} : processed_;
   return &law;
 }
 
 // What is told of the token of row i.
 void ChainWalk::score(int64_t i, int64_t id, const RowLaw& row, const RowLaw& twin) const {
-  if (!has_logprobs()) return;
-  const RowLaw& law = scores_twins() ? twin : row;
-  const int64_t place = slot_ * (p_.max_draft + 1) + i;
-  p_.logprobs[place] = law.logprob(id);
-  if (listing_) listing_.write(team_, place, law, id);
+  if (!scores_) return;
+  scores_.write(team_, slot_ * (p_.max_draft + 1) + i, scores_twins() ? twin : row, id);
 }
 
 void ChainWalk::write(int64_t token) {
@@ -252,9 +248,7 @@ void ChainWalk::write(int64_t token) {
       static_cast<int32_t*>(p_.token_ids)[at] = static_cast<int32_t>(id);
     }
     if (id >= 0 && i == accepted_) score(i, id, row_, twin_);
-    if (id >= 0 || !has_logprobs()) continue;
-    p_.logprobs[at] = 0.f;
-    if (listing_) listing_.clear(at, 0.f);
+    if (id < 0 && scores_) scores_.clear(at);
   }
   p_.num_accepted[slot_] = static_cast<int32_t>(accepted_);
   p_.status[slot_] = status_;
@@ -274,6 +268,15 @@ void verify(const VerifyChainParams& p, const Listing& listing) {
 }
 
 void verify_chain(const VerifyChainParams& p, const Tensor& /*like*/) { verify(p, {}); }
+
+// The arguments of the schema, by name.
+#define SPECDEC_VERIFY_CHAIN_NAMES                                                                 \
+  draft_ids, target_logits, draft_logits, draft_logsumexp, draft_threshold, cu_draft, max_draft,   \
+      SPECDEC_SAMPLING_NAMES(), SPECDEC_SAMPLING_NAMES(draft_), seed, position, step, rule,        \
+      over_acceptance, rejected_from_target, token_map, draft_kept_ids, draft_kept_logsumexp,      \
+      allowed, SPECDEC_EDITS_NAMES(), SPECDEC_EDITS_NAMES(draft_), typical_epsilon, typical_delta, \
+      top_m, max_distance, min_block, logprobs_mode, out_token_ids, out_num_accepted, out_status,  \
+      out_logprobs
 
 struct ListedChain {
   VerifyChainParams chain;

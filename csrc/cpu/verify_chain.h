@@ -37,18 +37,13 @@ class ChainWalk {
 
   void emit();
   int64_t emit_plain();
-  // Log-probabilities are those of the examined target row, or of its twin.
-  bool has_logprobs() const { return p_.logprobs_mode != LogprobsMode::kNone; }
-  bool scores_twins() const {
-    return p_.logprobs_mode == LogprobsMode::kRaw ||
-           (has_logprobs() && processed_.greedy != target_params_.greedy);
-  }
+  bool scores_twins() const { return scores_.of_twin(target_params_, processed_); }
   RowLaw* twin_of(int64_t i, RowLaw& law) const;  // null where no twin is scored
   void score(int64_t i, int64_t id, const RowLaw& row, const RowLaw& twin) const;
   void write(int64_t token);
 
   const VerifyChainParams& p_;
-  const Listing& listing_;
+  const Scores scores_;
   const ChainLayout& layout_;
   const std::vector<int32_t>& inverse_;
   const Team& team_;

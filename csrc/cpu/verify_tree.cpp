@@ -7,14 +7,14 @@
 #include <cmath>
 #include <utility>
 
-#include "verify_names.h"
+#include "../torch/tree_args.h"
 
 namespace specdec::cpu {
 
 TreeWalk::TreeWalk(const VerifyTreeParams& p, const Listing& listing,
                    const std::vector<int32_t>& inverse, int64_t slot, const Team& team)
     : p_(p),
-      listing_(listing),
+      scores_{p.logprobs_mode, p.logprobs, listing},
       inverse_(inverse),
       team_(team),
       slot_(slot),
@@ -103,9 +103,8 @@ bool TreeWalk::examine_row(int64_t n, Purpose purpose, bool with_draft) {
   asks[0] = {&row, !is_only_drawn || p_.logprobs_mode == LogprobsMode::kProcessed,
              purpose == Purpose::kTestedByEntropy};
   if (scores_twins()) {
-    const bool raw = p_.logprobs_mode == LogprobsMode::kRaw;
-    twins_[n].source = raw ? row_source(p_.target, slot_, n) : row.source;
-    twins_[n].params = raw ? RowParams{} : processed_;
+    twins_[n].source = scores_.raw() ? row_source(p_.target, slot_, n) : row.source;
+    twins_[n].params = scores_.raw() ? RowParams{} : processed_;
     asks[0].twin = &twins_[n];
   }
   if (with_draft) {
@@ -226,13 +225,6 @@ int64_t TreeWalk::typical() {
   return laws_[stand_].bad ? -1 : draw_plain_token();
 }
 
-// What is told of the token behind node n, whose row was examined.
-void TreeWalk::score(int64_t place, int64_t n, int64_t id) const {
-  const RowLaw& law = scores_twins() ? twins_[n] : laws_[n];
-  p_.logprobs[place] = law.logprob(id);
-  if (listing_) listing_.write(team_, place, law, id);
-}
-
 void TreeWalk::write(int64_t token) {
   const int64_t width = p_.max_depth + 1, accepted = tree_.depth[stand_], first = slot_ * width;
   std::vector<int64_t> path(accepted + 1);
@@ -246,12 +238,11 @@ void TreeWalk::write(int64_t token) {
     } else {
       static_cast<int32_t*>(p_.token_ids)[first + i] = static_cast<int32_t>(emitted);
     }
-    if (!has_logprobs()) continue;
+    if (!scores_) continue;
     if (emitted >= 0) {
-      score(first + i, path[i], emitted);
+      scores_.write(team_, first + i, (scores_twins() ? twins_ : laws_)[path[i]], emitted);
     } else {
-      p_.logprobs[first + i] = 0.f;
-      if (listing_) listing_.clear(first + i, 0.f);
+      scores_.clear(first + i);
     }
   }
   p_.num_accepted[slot_] = static_cast<int32_t>(accepted);
@@ -269,6 +260,14 @@ void verify(const VerifyTreeParams& p, const Listing& listing) {
 }
 
 void verify_tree(const VerifyTreeParams& p, const Tensor& /*like*/) { verify(p, {}); }
+
+// The arguments of the schema, by name.
+#define SPECDEC_VERIFY_TREE_NAMES                                                                \
+  token_ids, parents, target_logits, draft_logits, max_depth, SPECDEC_SAMPLING_NAMES(),          \
+      SPECDEC_SAMPLING_NAMES(draft_), seed, position, step, rule, replacement, token_map,        \
+      draft_kept_ids, draft_kept_logsumexp, allowed, SPECDEC_EDITS_NAMES(),                      \
+      SPECDEC_EDITS_NAMES(draft_), typical_epsilon, typical_delta, logprobs_mode, out_token_ids, \
+      out_path, out_num_accepted, out_status, out_logprobs
 
 struct ListedTree {
   VerifyTreeParams tree;

@@ -50,17 +50,11 @@ class TreeWalk {
   int64_t draw_without(const std::vector<int64_t>& ids);  // from p without them
   int64_t draw_left(int64_t residual);                    // the residual's draw, or if empty from p
 
-  // Log-probabilities are those of examined target rows, or of their twins.
-  bool has_logprobs() const { return p_.logprobs_mode != LogprobsMode::kNone; }
-  bool scores_twins() const {
-    return p_.logprobs_mode == LogprobsMode::kRaw ||
-           (has_logprobs() && processed_.greedy != target_params_.greedy);
-  }
-  void score(int64_t place, int64_t n, int64_t id) const;
+  bool scores_twins() const { return scores_.of_twin(target_params_, processed_); }
   void write(int64_t token);
 
   const VerifyTreeParams& p_;
-  const Listing& listing_;
+  const Scores scores_;
   const std::vector<int32_t>& inverse_;
   const Team& team_;
   int64_t slot_;
