@@ -85,9 +85,8 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         types = getattr(config, "layer_types", None) or [usual] * config.num_hidden_layers
         self._config = config
         windows: dict[str, int] = {"full_attention": 0, "sliding_attention": window or 0}
-        self._windows = {kind: windows[kind] for kind in LAYER_TYPES if kind in types}
-        if "hybrid" in types:
-            self._windows["full_attention"] = 0
+        attending = {"full_attention" if kind == "hybrid" else kind for kind in types}
+        self._windows = {kind: windows[kind] for kind in LAYER_TYPES if kind in attending}  # empty: no layer has rows
         self._lengths, self._dtype = Lengths(batch, capacity, device), dtype
         self._no_status = torch.zeros(batch, dtype=torch.int32, device=device)
         self._layout: CacheLayout | None = None
@@ -96,13 +95,14 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         if self._states.layers:
             lead(modeling_file(config))
         recurrent = iter(self._states.layers)
-        layers: list[Any] = [None if kind in LAYER_TYPES else next(recurrent) for kind in types]
-        for i, kind in enumerate(types):
-            if kind == "hybrid":
-                layers[i] = HybridLayer(layers[i], self._lengths, dtype)
-            elif layers[i] is None:
-                layers[i] = TreeLayer(self._lengths, dtype)
-        super().__init__(layers=layers)
+
+        def layer(kind: str) -> Any:
+            if kind in LAYER_TYPES:
+                return TreeLayer(self._lengths, dtype)
+            state = next(recurrent)
+            return HybridLayer(state, self._lengths, dtype) if kind == "hybrid" else state
+
+        super().__init__(layers=[layer(kind) for kind in types])
 
     @property
     def lengths(self) -> Tensor:
@@ -248,14 +248,12 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         """
         size, lengths = self._reach(tokens), self._lengths
         done = self._written()
+        if not self._windows:
+            return self._inputs(lengths.slots(done, tokens), {})
         if lengths.is_even and (tokens == 1 or lengths.longest + done == 0):
-            if not self._windows:
-                return {"cache_params": self}
             # Bamba and its kin count positions from 0 in every forward that is not given them.
             given = {"position_ids": lengths.slots(done, tokens)} if self.has_states else {}
             return {"past_key_values": self, **given}
-        if not self._windows:
-            return self._inputs(lengths.slots(done, tokens), {})
         dtype = self._mask_dtype()
         if self._has_kept(tokens) and not any(self._windows.values()):
             places = self._kept.positions(size - tokens, tokens).expand(lengths.batch, -1)
@@ -336,7 +334,7 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
             status = compact_cache(self.layout, path, num_accepted, lengths.exact) if self._windows else self._no_status
         is_whole = path is None and bool(known) and min(known) == max(known) == done - 1
         advanced = self._states.commit(num_accepted.masked_fill(status > 0, -1), path, is_whole=is_whole)
-        if not self._windows and path is not None:  # nothing but the states has looked at it
+        if not self._windows and advanced is not None:  # nothing but the states has looked at the path
             status = status | advanced
         is_sound = bool(known) and (status is self._no_status or not any(status.tolist()))
         if is_sound and not zero_tail and known.count(known[0]) == len(known):

@@ -170,14 +170,15 @@ def select_along_paths(
     Returns:
         ``[batch, last nodes, channels]``, and the state after the last node.
     """
-    first = state[..., 0]
-    before, outputs = [first], []
-    request = torch.arange(len(keys), device=keys.device)
-    new = keys.shape[1] - queries.shape[1]
-    for i in range(keys.shape[1]):
-        parent = before[-1] if parents is None else torch.stack(before, 1)[request, parents[:, i] + 1]
+    batch, nodes = keys.shape[:2]
+    after, outputs, new = state[..., 0], [], nodes - queries.shape[1]
+    request = torch.arange(batch, device=keys.device)
+    known = after[:, None] if parents is None else after[:, None].repeat(1, 1 + nodes, 1, 1)  # state of each tree node
+    for i in range(nodes):
+        parent = after if parents is None else known[request, parents[:, i] + 1]
         after = torch.addcmul(values[:, i, :, None] * keys[:, i, None], log_decay[:, i].exp(), parent)
-        before = [after] if parents is None else [*before, after]
+        if parents is not None:
+            known[:, i + 1] = after
         if i >= new:
             outputs.append((after @ queries[:, i - new, :, None])[..., 0])
-    return torch.stack(outputs, 1), before[-1][..., None]
+    return torch.stack(outputs, 1), after[..., None]

@@ -72,7 +72,7 @@ class States:
         """A tensor ``[layers, batch, ...]``."""
         return torch.zeros(len(self.layers), self.lengths.batch, *shape, dtype=dtype, device=self.lengths.device)
 
-    def commit(self, num_accepted: Tensor, path: Tensor | None, *, is_whole: bool) -> Tensor:
+    def commit(self, num_accepted: Tensor, path: Tensor | None, *, is_whole: bool) -> Tensor | None:
         """Advance over the accepted nodes.
 
         Args:
@@ -81,11 +81,11 @@ class States:
             is_whole: all requests accepted all nodes of a chain: the forward left the states after it.
 
         Returns:
-            status, int32 ``[batch]``, of `advance_state`: nothing of a request that it flags is kept.
+            status, int32 ``[batch]``, of `advance_state`: nothing of a request that it flags is kept. None: not called.
         """
-        status = torch.zeros_like(num_accepted)
+        status = None
         if not self.layers:
-            return status
+            return None
         if is_whole and all(layer.running is not None for layer in self.layers):
             assert self.states is not None
             for state, layer in zip(self.states, self.layers, strict=True):
