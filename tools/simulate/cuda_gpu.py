@@ -75,6 +75,7 @@ def source_of(kernel: str) -> Path:
     raise LookupError(kernel)
 
 
+@functools.cache
 def inlined_sources() -> Path:
     """A copy of the sources without functions that are called: the simulator passes structures wrongly."""
     copy = BUILD / "csrc"
@@ -88,7 +89,7 @@ def inlined_sources() -> Path:
 
 def ptx_of(source: Path) -> Path:
     """A source's PTX, compiled once of the same text."""
-    path = BUILD / "cuda" / f"{source.stem}-{cuda.digest(cuda.included(source))}.ptx"
+    path = BUILD / "cuda" / f"{source.stem}-inlined-{cuda.digest(cuda.included(source))}.ptx"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         compiler = cuda.nvcc()

@@ -31,7 +31,8 @@ bison, flex and nvcc: two minutes on two free cores. A patch there mends these f
 * Shared memory of a block may have 256 KiB (96), multiprocessors may be 144 (80). It builds with CUDA 13.
 
 `tools/simulate/ptx.py` rewrites today's PTX into what the simulator reads: memory orders and cache hints go; `lop3`,
-`redux`, conversions to and from bfloat16, `cp.async`, `ldmatrix` and `mma` (bfloat16) become other instructions.
+`redux`, conversions to and from bfloat16, `cp.async`, `ldmatrix` and `mma` (bfloat16) become other instructions. nvcc
+inlines all functions of the CUDA sources: the simulator passes structures of called ones wrongly.
 
 ## What is checked
 

@@ -219,13 +219,20 @@ def _listed(vector: str) -> list[str]:
     return [part.strip() for part in vector.strip("{}").split(",")]
 
 
+def _address(text: str) -> tuple[str, int]:
+    """Register and offset."""
+    found = re.fullmatch(r"\[\s*(%\w+)\s*(?:\+\s*(\d+)\s*)?\]", text)
+    assert found is not None, text
+    return found[1], int(found[2] or 0)
+
+
 def _or_halves(result: str, place: str, value: str) -> list[str]:
     """Bits of 64 that are set, in two words."""
-    base, offset = re.fullmatch(r"\[\s*(%\w+)\s*(?:\+\s*(\d+)\s*)?\]", place).groups("0")  # type: ignore[union-attr]
+    base, offset = _address(place)
     return [
         f"mov.b64 {{$0, $1}}, {value}",
         f"atom.global.or.b32 $2, [{base}+{offset}], $0",
-        f"atom.global.or.b32 $3, [{base}+{int(offset) + 4}], $1",
+        f"atom.global.or.b32 $3, [{base}+{offset + 4}], $1",
         f"mov.b64 {result}, {{$2, $3}}",
     ]
 
@@ -244,7 +251,7 @@ def _copy(to: str, source: str, size: str, given: str | None = None) -> list[str
 
 def _load_matrices(results: list[str], address: str, is_transposed: bool) -> list[str]:
     """ldmatrix: lane 8 i + j holds the address of row j of matrix i; a lane gets two neighbours of a row or column."""
-    base, offset = re.fullmatch(r"\[\s*(%\w+)\s*(?:\+\s*(\d+)\s*)?\]", address).groups("0")  # type: ignore[union-attr]
+    base, offset = _address(address)
     steps = ["mov.u32 $0, %laneid", "shr.u32 $1, $0, 2", "and.b32 $2, $0, 3"]
     for i, result in enumerate(results):
         if is_transposed:
