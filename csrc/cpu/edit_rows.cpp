@@ -3,7 +3,7 @@
 // bans.
 #include <bit>
 #include <memory>
-#include <optional>
+#include <numeric>
 #include <vector>
 
 #include "../torch/edit_args.h"
@@ -30,9 +30,18 @@ struct Text {
 
 struct Penalties {
   float repetition, frequency, presence;
-  bool any() const { return repeats() || counts(); }
-  bool repeats() const { return repetition != 1.f; }
-  bool counts() const { return frequency != 0.f || presence != 0.f; }
+  bool any() const { return repetition != 1.f || frequency != 0.f || presence != 0.f; }
+};
+
+// One of two numbers, without a branch: which ids were generated is chance.
+float chosen(bool first, float a, float b) {
+  const uint32_t mask = first ? ~0u : 0u;
+  return bits_float((float_bits(a) & mask) | (float_bits(b) & ~mask));
+}
+
+// An entry of the request's counts.
+struct Counted {
+  int32_t id, count;
 };
 
 // What one request edits: the ids that any of its rows may change, in order, and what is known of
@@ -46,12 +55,10 @@ class Listed {
         penalties_{p.repetition.get(b, 1.f), p.frequency.get(b, 0.f), p.presence.get(b, 0.f)},
         bits_(p.blocks, 0),
         start_(p.blocks + 1, 0) {
-    const auto mark = [&](int64_t id) {
-      const int64_t v = column(id);
-      if (v >= 0) bits_[v / kEditBlock] |= int64_t{1} << (v % kEditBlock);
-    };
+    const std::vector<Counted> text = counts();
+    const auto mark = [&](int64_t id) { this->mark(id); };
     biases([&](int64_t id, float) { mark(id); });
-    counts([&](int64_t id, int32_t) { mark(id); });
+    for (const Counted& one : text) mark(one.id);
     if (penalties_.any()) std::for_each(drafts.begin(), drafts.end(), mark);
     stops(mark);
     words([&](const int32_t* word) { mark(word[p_.length - 1]); });
@@ -60,13 +67,13 @@ class Listed {
       const int64_t i = find(id);
       if (i >= 0) bias_[i] = bias;
     });
-    counts([&](int64_t id, int32_t count) {
-      const int64_t i = find(id);
-      if (i < 0) return;
-      generated_[i] = std::max(count >> 1, 0);
-      in_prompt_[i] = count & 1;
-    });
-    for (size_t i = 0; i < generated_.size(); ++i) penalise(i);
+    for (const Counted& one : text) {
+      const int64_t i = find(one.id);
+      if (i < 0) continue;
+      generated_[i] = std::max(one.count >> 1, 0);
+      in_prompt_[i] = one.count & 1;
+    }
+    penalise(0, generated_.size());
   }
 
   void write(const Text& text, int64_t number) {
@@ -89,13 +96,17 @@ class Listed {
   }
 
  private:
-  // Sets what the penalties make of entry i.
-  void penalise(size_t i) {
-    const auto generated = static_cast<float>(generated_[i]);
-    const bool repeats = penalties_.repeats() && (generated_[i] > 0 || in_prompt_[i] > 0);
-    repetition_[i] = repeats ? penalties_.repetition : 1.f;
-    const float less = add_rn(mul_rn(penalties_.frequency, generated), penalties_.presence);
-    minus_[i] = penalties_.counts() && generated_[i] > 0 ? less : 0.f;
+  // Sets what the penalties make of entries [first, end). Those that are off are 1, and 0 and 0.
+  void penalise(size_t first, size_t end) {
+    const Penalties by = penalties_;
+    const int32_t *generated = generated_.data(), *in_prompt = in_prompt_.data();
+    float *repetition = repetition_.data(), *minus = minus_.data();
+    for (size_t i = first; i < end; ++i) {
+      const float less =
+          add_rn(mul_rn(by.frequency, static_cast<float>(generated[i])), by.presence);
+      repetition[i] = chosen((generated[i] | in_prompt[i]) > 0, by.repetition, 1.f);
+      minus[i] = chosen(generated[i] > 0, less, 0.f);
+    }
   }
 
   // f(id, bias)
@@ -103,16 +114,20 @@ class Listed {
   void biases(const F& f) const {
     for (int64_t i = 0; i < p_.bias_ids.size; ++i) f(p_.bias_ids.row(b_)[i], p_.bias.row(b_)[i]);
   }
-  // f(id, count) of the text so far
-  template <class F>
-  void counts(const F& f) const {
+  // The text so far. Which places of the table are taken is chance, so that no branch asks for it.
+  std::vector<Counted> counts() const {
     const int64_t slot = p_.slots.get(b_, static_cast<int32_t>(b_));
-    if (!penalties_.any() || slot < 0 || slot >= p_.counts.slots) return;
+    if (!penalties_.any() || slot < 0 || slot >= p_.counts.slots) return {};
     const int32_t* ids = p_.counts.ids + slot * p_.counts.capacity;
     const int32_t* of = p_.counts.counts + slot * p_.counts.capacity;
+    std::vector<Counted> found(p_.counts.capacity + 1);
+    size_t size = 0;
     for (int64_t i = 0; i < p_.counts.capacity; ++i) {
-      if (ids[i] >= 0) f(ids[i], of[i]);
+      found[size] = {ids[i], of[i]};
+      size += ids[i] >= 0;
     }
+    found.resize(size);
+    return found;
   }
   template <class F>
   void stops(const F& f) const {
@@ -136,13 +151,18 @@ class Listed {
     return id >= 0 && v >= 0 && v < p_.vocab ? v : -1;
   }
 
+  void mark(int64_t id) {
+    const int64_t v = column(id);
+    if (v < 0) return;
+    int64_t& bits = bits_[v / kEditBlock];
+    const int64_t mine = int64_t{1} << (v % kEditBlock);
+    start_[v / kEditBlock + 1] += (bits & mine) == 0;  // how many of this block, until place()
+    bits |= mine;
+  }
+
   void place() {
-    int32_t size = 0;
-    for (int64_t block = 0; block < p_.blocks; ++block) {
-      start_[block] = size;
-      size += std::popcount(static_cast<uint64_t>(bits_[block]));
-    }
-    start_[p_.blocks] = size;
+    std::partial_sum(start_.begin(), start_.end(), start_.begin());
+    const int32_t size = start_.back();
     for (auto* of : {&generated_, &in_prompt_}) of->assign(size, 0);
     for (auto* of : {&bias_, &repetition_, &minus_}) of->assign(size, 0.f);
   }
@@ -160,7 +180,7 @@ class Listed {
       const int64_t i = find(id);
       if (i < 0) continue;
       generated_[i] += by;
-      penalise(i);
+      penalise(i, i + 1);
     }
   }
 
@@ -229,25 +249,25 @@ class Request {
 };
 
 void edit_rows(const EditRowsParams& p, const Tensor& /*like*/) {
-  if (p.cu_draft) {  // rows that bad offsets leave out
-    for (int64_t row = 0; row < p.total + p.batch; ++row) write_none(p, row);
-  }
+  const int64_t rows = p.cu_draft    ? p.total + p.batch
+                       : p.only_last ? p.batch
+                                     : p.batch * (p.width + 1);
+  std::vector<char> is_written(rows, 0);
   for_requests(p.batch, [&](int64_t b, const Team& team) {
     const Request request(p, b);
     team.run(request.nodes(), [&](int, int64_t begin, int64_t end) {
       Listed listed(p, b, request.drafts());
       for (int64_t node = begin; node < end; ++node) {
         const int64_t row = request.row(node);
-        if (row >= 0) {
-          listed.write(request.text(node), row);
-        } else if (p.only_last && node == p.width) {
-          write_none(p, b);
-        } else if (!p.only_last && !p.cu_draft) {
-          write_none(p, b * request.nodes() + node);
-        }
+        if (row < 0) continue;
+        listed.write(request.text(node), row);
+        is_written[row] = 1;
       }
     });
   });
+  for (int64_t row = 0; row < rows; ++row) {
+    if (!is_written[row]) write_none(p, row);
+  }
 }
 
 }  // namespace

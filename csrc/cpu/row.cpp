@@ -118,46 +118,38 @@ void sum_alone(Job& job, int t, const float* tile) {
   if (job.ask.entropy) job.tile_log[t] = s.sum_log;
 }
 
-// The entries that edits list of a tile, before and after; maxima of its blocks follow. False where
-// a number is NaN.
-struct EditedTile {
-  alignas(64) float before[kTile + kPad], after[kTile + kPad];
-  int count = 0;
+// The logits that edits list of a tile, before and after.
+struct EditedLogits {
+  alignas(64) float before[kTile], after[kTile];
+  int padded = 0;
 
+  // Maxima of the tile's blocks follow. False where a logit is NaN.
   bool take(const RowSource& row, int t, float* blocks);
-  SumMax sum(float* values, const ExpShift& shift) {
-    alignas(64) float maxima[kTileBlocks + 1];
-    const int padded = (count + kPad - 1) / kPad * kPad;
-    std::fill(values + count, values + padded, -kInf);
+  SumMax sum(const float* values, const ExpShift& shift) const {
+    alignas(64) float maxima[kTileBlocks];
     return tiles().exp_sum[0](values, padded, shift, maxima);
   }
 };
 
-bool EditedTile::take(const RowSource& row, int t, float* blocks) {
+bool EditedLogits::take(const RowSource& row, int t, float* blocks) {
   const RowEdits& edits = row.edits;
-  const char* next = row.data + (int64_t{t} + 1) * kTile * element_size(row.type);
+  const RawTile tile = row.own_tile(t);
+  const char* next = static_cast<const char*>(tile.logits) + kTile * element_size(row.type);
   for (int i = 0; i < 32; ++i) __builtin_prefetch(next + 64 * i);
   const int64_t first = int64_t{t} * kTileBlocks;
-  for (int64_t k = 0; k < kTileBlocks && first + k < edits.blocks; ++k) {
-    int64_t i = edits.start[first + k];
-    if (i == edits.start[first + k + 1]) continue;
-    float raised = -kInf;
-    bool is_lost = false;  // the logit that was the largest
-    for (auto left = static_cast<uint64_t>(edits.bits[first + k]); left != 0; left &= left - 1) {
-      before[count] = row.own_logit((first + k) * kEditBlock + std::countr_zero(left));
-      const float now = after[count] = edits.apply(before[count], i++);
-      if (std::isnan(now)) return false;
-      is_lost |= before[count] == blocks[k] && now < blocks[k];
-      raised = std::max(raised, now);
-      ++count;
-    }
-    blocks[k] = std::max(blocks[k], raised);
-    if (!is_lost) continue;
-    alignas(64) float block[kEditBlock];
-    const float* logits = row.span((first + k) * kEditBlock, kEditBlock, block);
-    blocks[k] = *std::max_element(logits, logits + kEditBlock);
+  const int32_t* start = edits.start + first;
+  const float* bias = edits.values + *start;
+  const TileEdits listed{edits.bits + first, start, bias, bias + edits.plane,
+                         bias + 2 * edits.plane};
+  const auto found = tiles().edit[tile.index()](tile.logits, listed, before, after, blocks);
+  padded = (found.count + kPad - 1) / kPad * kPad;
+  for (uint32_t lost = found.lost; lost != 0; lost &= lost - 1) {
+    const int k = std::countr_zero(lost);
+    alignas(64) float buffer[kEditBlock];
+    const float* logits = row.span((first + k) * kEditBlock, kEditBlock, buffer);
+    tiles().digest[0](logits, kEditBlock, &blocks[k]);
   }
-  return true;
+  return !found.nan;
 }
 
 // A tile with edits from the row's own memory: what they change is taken out of its sum and put in
@@ -170,7 +162,7 @@ bool examine_edited(Job& job, int t) {
   if (!tile.logits || (!job.shift && !job.tile_sum.empty())) return false;
   const int n = row.length(t);
   float* blocks = law.block_max.data() + int64_t{t} * kTileBlocks;
-  EditedTile edited;
+  EditedLogits edited;
   if (!job.shift) {
     if (tiles().digest[tile.index()](tile.logits, n, blocks).nan) return false;
     if (!edited.take(row, t, blocks)) return false;

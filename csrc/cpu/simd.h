@@ -44,6 +44,7 @@ SPECDEC_INLINE Mask either_nan(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_
 SPECDEC_INLINE Mask no_lane() { return 0; }
 SPECDEC_INLINE uint32_t lane_bits(Mask m) { return m; }
 SPECDEC_INLINE F select(Mask m, F yes, F no) { return _mm512_mask_blend_ps(m, no, yes); }
+SPECDEC_INLINE F load_where(Mask m, const float* p) { return _mm512_maskz_loadu_ps(m, p); }
 SPECDEC_INLINE I ones(Mask m) { return (I)_mm512_maskz_set1_epi32(m, 1); }
 SPECDEC_INLINE F max(F a, F b) { return _mm512_max_ps(a, b); }  // b where one is NaN
 SPECDEC_INLINE F min(F a, F b) { return _mm512_min_ps(a, b); }
@@ -77,6 +78,7 @@ SPECDEC_INLINE I to_int(F v) { return __builtin_convertvector(v, I); }
 #if SPECDEC_WIDTH == 8
 SPECDEC_INLINE Mask either_nan(F a, F b) { return (I)_mm256_cmp_ps(a, b, _CMP_UNORD_Q); }
 SPECDEC_INLINE uint32_t lane_bits(Mask m) { return _mm256_movemask_ps((__m256)m); }
+SPECDEC_INLINE F load_where(Mask m, const float* p) { return _mm256_maskload_ps(p, (__m256i)m); }
 SPECDEC_INLINE F max(F a, F b) { return _mm256_max_ps(a, b); }
 SPECDEC_INLINE F min(F a, F b) { return _mm256_min_ps(a, b); }
 SPECDEC_INLINE F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
@@ -102,6 +104,13 @@ SPECDEC_INLINE F max(F a, F b) { return a > b ? a : b; }
 SPECDEC_INLINE F min(F a, F b) { return a < b ? a : b; }
 SPECDEC_INLINE L mul_low_words(L a, L b) { return (a & 0xffffffffu) * (b & 0xffffffffu); }
 #endif
+SPECDEC_INLINE F load_where(Mask m, const float* p) {
+  F v{};
+  for (int j = 0; j < kWidth; ++j) {
+    if (m[j]) v[j] = p[j];
+  }
+  return v;
+}
 SPECDEC_INLINE L high_words(L a) { return a >> 32; }
 // The baseline has no fused operation: its row sums differ from the others' in the last bits.
 SPECDEC_INLINE F fma(F a, F b, F c) { return a * b + c; }

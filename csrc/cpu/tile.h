@@ -2,6 +2,7 @@
 // set (tile_kernels.h compiled once for each); everything else in this folder is plain C++ on top.
 #pragma once
 #include <cstdint>
+#include <type_traits>
 
 #include "../common/logmath.h"
 #include "../common/params.h"
@@ -53,6 +54,19 @@ struct SumMax {
   float sum, max;
 };
 
+// The entries that edits list of a whole tile.
+struct TileEdits {
+  const int64_t* bits;                     // [kTileBlocks]
+  const int32_t* start;                    // [kTileBlocks + 1]
+  const float *bias, *repetition, *minus;  // of each entry
+};
+
+struct EditedTile {
+  int count;      // of entries
+  bool nan;       // after the edits
+  uint32_t lost;  // bits: blocks whose largest logit became smaller
+};
+
 struct Bracketed {
   float above, inside;  // sums of weights
   int count;            // inside
@@ -73,6 +87,10 @@ struct TileTable {
   // The same and the sum of weights, not filtered. A NaN makes the sum NaN; where the maximum
   // exceeds shift.highest, the sum means nothing.
   SumMax (*exp_sum[3])(const void* logits, int n, const ExpShift& shift, float* blocks);
+  // The logits of the entries before and after their edits, padded with -inf to a multiple of kPad,
+  // given the tile and the maxima of its blocks, which rise with them.
+  EditedTile (*edit[3])(const void* logits, const TileEdits& edits, float* before, float* after,
+                        float* blocks);
   // Copies low <= l < high to `out`, which has room for n + kPad, and sums the weights of these and
   // of l >= high; none may exceed w.max.
   Bracketed (*bracket)(const float* tile, int n, const Weighting& w, float low, float high,

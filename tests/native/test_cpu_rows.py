@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec_kernels import Sampling, _native
+from specdec_kernels import RngKey, Sampling, Status, _native, sample
+from specdec_kernels._edits import packed
 from specdec_kernels.ops.sample import op as sample_op
 from specdec_kernels.ops.verify_chain import op as verify_op
 
@@ -99,6 +100,34 @@ def test_portable_code_draws_the_same_tokens(vocab: int, filters: str, isa: None
     torch.testing.assert_close(results[0][2], expected[0][2], rtol=1e-6, atol=1e-6)
     for have, want in zip(results[1][:3], expected[1][:3], strict=True):
         assert torch.equal(have, want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("density", [0.0005, 0.01, 0.3, 1.0])  # less than one id of a block; one; many; all
+@pytest.mark.parametrize("name", ISAS)
+def test_edits_of_any_density_change_rows_alike(name: str, density: float, dtype: torch.dtype, isa: None) -> None:
+    _use(name)
+    g = torch.Generator().manual_seed(int(density * 10000))
+    rows, vocab = 6, 3 * 2048 + 70
+    logits = (3 * torch.randn(rows, vocab, generator=g)).to(dtype)
+    logits[:, ::97] = -torch.inf
+    listed = torch.rand(rows, vocab, generator=g) < density
+    largest = logits.unfold(1, 64, 64).argmax(2) + 64 * torch.arange(vocab // 64)
+    listed[:3] = listed[:3].scatter(1, largest[:3], True)  # every block loses its largest logit, or it rises
+    planes = torch.stack([torch.randn(rows, vocab, generator=g) * 4, torch.full((rows, vocab), 1.3), listed * 0.5])
+    planes[0][torch.rand(rows, vocab, generator=g) < 0.3] = -torch.inf
+    edits = packed(listed, planes, vocab)
+    for temperature, top_k in ((0.0, None), (0.8, None), (0.8, 50)):
+        named = {
+            "sampling": Sampling.full(rows, temperature=temperature, top_k=top_k), "rng": RngKey(*torch.arange(12).view(2, 6)),
+            "purpose": "target", "num_samples": 3, "logprobs": "processed", "backend": "cpu",
+        }  # fmt: skip
+        got, want = sample(logits, edits=edits, **named), sample(edits.apply(logits), **named)
+        for mine, other in zip(got, want, strict=True):
+            torch.testing.assert_close(mine, other, rtol=1e-5, atol=2e-5)
+        logits[4, 100] = torch.nan
+        assert sample(logits, edits=edits, **named).status.tolist() == [0, 0, 0, 0, Status.BAD_TARGET, 0]
+        logits[4, 100] = 0.0
 
 
 @pytest.mark.parametrize("rule", [0, 1, 2])
