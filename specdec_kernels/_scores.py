@@ -1,7 +1,7 @@
 """What is told of a token beside its id: log-probability, rank, and the likeliest ids of its row. Plain PyTorch.
 
-An op that verifies tells it of the tokens it emits. A backend that can do so while it verifies has an operator of its
-own for that, `<op>_listed`; elsewhere the op and then `token_logprobs` are called.
+An op that draws or verifies tells it of the tokens it emits. A backend that can do so in the same pass has an operator
+of its own for that, `<op>_listed`; elsewhere the op and then `token_logprobs` are called.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ._check import Checker, fail
 from ._codes import CHAIN_RULES, RAW_LOGPROBS, TREE_RULES, Status
 from ._edits import RowEdits
 from ._op import OPS, Op, Shape, Tensors
-from ._types import ChainArguments, Sampling, TreeArguments
+from ._types import ChainArguments, SampleArguments, Sampling, TreeArguments
 from ._vocabulary import Table, Vocabulary
 from ._walks import ARGMAX_RULES
 
@@ -98,18 +98,23 @@ def tree_rows(given: TreeArguments, path: Tensor) -> Tensor:
     return torch.arange(batch, device=path.device)[:, None] * nodes + behind
 
 
+def drawn_rows(given: SampleArguments) -> Tensor:
+    """The row of each place of the results, int64 [batch, num_samples]."""
+    return torch.arange(len(given.logits), device=given.logits.device)[:, None].expand(-1, given.num_samples)
+
+
 def list_tokens(
-    score: Score, given: ChainArguments | TreeArguments, top: int, token_ids: Tensor, rows: Tensor
+    score: Score, given: SampleArguments | ChainArguments | TreeArguments, top: int, token_ids: Tensor, rows: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """LISTING of the tokens of an op, each drawn from a target row. No other row is read."""
-    chain = isinstance(given, ChainArguments)
-    rule = tuple(CHAIN_RULES if chain else TREE_RULES)[given.rule]
-    logits, sampling, allowed, edits = given.target_logits, given.sampling, given.allowed, given.edits
+    """LISTING of the tokens of an op, each drawn from a row of its own. No other row is read."""
+    sampling, allowed, edits = given.sampling, given.allowed, given.edits
+    logits = given.logits if isinstance(given, SampleArguments) else given.target_logits
     logits = logits.flatten(0, 1) if logits.dim() == 3 else logits
     if given.logprobs_mode == RAW_LOGPROBS:
         sampling, allowed, edits = Sampling(), None, RowEdits()
-    elif rule in ARGMAX_RULES:
-        sampling = Sampling()
+    elif not isinstance(given, SampleArguments):
+        names = CHAIN_RULES if isinstance(given, ChainArguments) else TREE_RULES
+        sampling = Sampling() if tuple(names)[given.rule] in ARGMAX_RULES else sampling
     has = token_ids >= 0
     place = torch.where(has, rows, len(logits)).flatten()
     of_row = torch.zeros(len(logits) + 1, dtype=torch.int64, device=rows.device)  # its place in the results
@@ -136,7 +141,7 @@ def run_listed(
         done: Tensors = listed(*args, device=device, backend=chosen, out=out)
         return done
     top, *others = args
-    verified: Tensors = op(*others, device=device, backend=chosen)
+    emitted: Tensors = op(*others, device=device, backend=chosen)
     (given,) = op.structured(others)
 
     def score(
@@ -147,6 +152,6 @@ def run_listed(
         )
         return scored
 
-    listing = list_tokens(score, given, top, verified[0], rows_of(given, verified))
-    delivered: Tensors = listed.deliver(tuple(args), (*verified, *listing), out)
+    listing = list_tokens(score, given, top, emitted[0], rows_of(given, emitted))
+    delivered: Tensors = listed.deliver(tuple(args), (*emitted, *listing), out)
     return delivered

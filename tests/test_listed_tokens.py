@@ -1,4 +1,4 @@
-"""`top` of verify_chain and verify_tree: ranks and likeliest ids of every emitted token, from the same call."""
+"""`top` of sample, verify_chain and verify_tree: ranks and likeliest ids of every emitted token, from the same call."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ from tree_cases import make_tree
 from specdec_kernels import (
     ChainResult,
     MixedRules,
+    RngKey,
+    SampleResult,
     Sampling,
     TreeResult,
     _rows,
     edit_rows,
+    sample,
     token_logprobs,
     verify_chain,
     verify_tree,
@@ -33,7 +36,7 @@ CHAINS = ("ratio", "match", "block", "greedy", "typical", "topm")
 TREES = ("match", "target_only", "recursive", "traversal", "greedy", "typical")
 
 
-def rows_of(result: ChainResult | TreeResult, width: int) -> list[tuple[int, int, int]]:
+def rows_of(result: SampleResult | ChainResult | TreeResult, width: int) -> list[tuple[int, int, int]]:
     """(request, place, row) of each token: the row of a chain is its place, of a tree the node before the token."""
     found = []
     for b, tokens in enumerate(result.token_ids.tolist()):
@@ -44,8 +47,9 @@ def rows_of(result: ChainResult | TreeResult, width: int) -> list[tuple[int, int
 
 
 def assert_listed(
-    got: ChainResult | TreeResult, target: Tensor, mode: str, sampling: Sampling, **of_rows: Tensor | None
-) -> None:
+    got: SampleResult | ChainResult | TreeResult, target: Tensor, mode: str, sampling: Sampling,
+    **of_rows: Tensor | None,
+) -> None:  # fmt: skip
     """Of each token what `token_logprobs` of the reference tells of its row alone; of other places nothing."""
     assert got.ranks is not None and got.top_ids is not None and got.top_logprobs is not None
     has = torch.zeros_like(got.token_ids, dtype=torch.bool)
@@ -109,6 +113,42 @@ def test_tokens_of_a_tree_are_listed(backend: str, device: str, rule: str, mode:
         case = make_tree(BATCH, 6, vocab, rule=rule, filters="all", greedy_every=3)
         got = listed(verify_tree, case.tensors, case.keywords, device, logprobs=mode)
         assert_listed(got, case.tensors[2], mode, Sampling() if rule == "greedy" else case.keywords["sampling"])
+
+
+def draws(batch: int, vocab: int) -> tuple[Tensor, dict[str, Any]]:
+    """Rows and arguments of `sample`; the first request is greedy, and its edits and mask leave ids to draw."""
+    g = torch.Generator().manual_seed(vocab)
+    sampling = Sampling.full(batch, temperature=0.8, top_k=30, top_p=0.9)
+    assert sampling.temperature is not None
+    sampling.temperature[0] = 0.0
+    rng = RngKey(torch.arange(batch), torch.arange(batch) + 7)
+    return 2 * torch.randn(batch, vocab, generator=g), {"sampling": sampling, "rng": rng, "purpose": "target"}
+
+
+@pytest.mark.parametrize("mode", ["raw", "processed"])
+def test_drawn_tokens_are_listed(backend: str, device: str, mode: str) -> None:
+    for vocab in SIZES[: 1 if backend in ("triton", "cuda_host") else None]:
+        logits, keywords = draws(BATCH, vocab)
+        got = listed(sample, (logits,), keywords, device, logprobs=mode)
+        assert_listed(got, logits[:, None], mode, keywords["sampling"])
+
+
+@pytest.mark.parametrize("mode", ["raw", "processed"])
+def test_edits_and_masks_are_of_processed_log_probabilities_of_draws(backend: str, device: str, mode: str) -> None:
+    logits, keywords = draws(BATCH, 90)
+    allowed, edits = words(BATCH, 90), edit_rows(make_edits(BATCH, 90, seed=2), vocab=90, backend="reference")
+    got = listed(sample, (logits,), keywords, device, logprobs=mode, allowed=allowed, edits=edits)
+    rows = _rows.edited(logits, None, edits) if mode == "processed" else logits
+    assert_listed(got, rows[:, None], mode, keywords["sampling"], allowed=allowed)
+
+
+def test_rows_that_draw_nothing_list_nothing(backend: str, device: str) -> None:
+    logits, keywords = draws(4, 70)
+    logits[1], logits[2, 5] = float("nan"), float("nan")
+    keywords["sampling"] = keywords["sampling"]._replace(active=torch.tensor([True, False, True, True]))
+    got = listed(sample, (logits,), keywords, device, logprobs="raw")
+    assert got.status.tolist() == [0, 0, 1, 0] and got.token_ids[1:3].tolist() == [[-1], [-1]]
+    assert_listed(got, logits[:, None], "raw", keywords["sampling"])
 
 
 def words(rows: int, vocab: int) -> Tensor:
@@ -185,6 +225,15 @@ def test_results_that_are_given_are_filled(backend: str, device: str) -> None:
     assert_same(out, want, TreeResult._fields)
 
 
+def test_results_of_a_draw_that_are_given_are_filled(backend: str, device: str) -> None:
+    logits, keywords = on(draws(BATCH, 70), device)
+    want = sample(logits, **keywords, top=TOP)
+    out = SampleResult(*(torch.full_like(part, 99) for part in want if part is not None))
+    got = sample(logits, **keywords, top=TOP, out=out)
+    assert all(a is b for a, b in zip(got, out, strict=True))
+    assert_same(out, want, SampleResult._fields)
+
+
 def test_one_rank_of_a_group_lists_what_no_group_does() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
@@ -194,6 +243,10 @@ def test_one_rank_of_a_group_lists_what_no_group_does() -> None:
             want = verify(*tensors, **keywords, backend="reference")
             got = verify(*tensors, **keywords, group=dist.group.WORLD, vocab_offsets=[0, 70])
             assert_same(got, want, type(want)._fields)
+        logits, more = draws(BATCH, 70)
+        want = sample(logits, **more, logprobs="raw", top=TOP, backend="reference")
+        got = sample(logits, **more, logprobs="raw", top=TOP, group=dist.group.WORLD, vocab_offsets=[0, 70])
+        assert_same(got, want, SampleResult._fields)
     finally:
         dist.destroy_process_group()
 
@@ -226,3 +279,10 @@ def test_wrong_arguments_are_refused() -> None:
         verify_chain(case.draft_ids, case.target_logits, **case.keywords, top=3)
     with pytest.raises(ValueError, match=r"verify_chain: top must be an int in \[0, 128\], got 129"):
         verify_chain(case.draft_ids, case.target_logits, **case.keywords, logprobs="raw", top=129)
+    logits, keywords = draws(BATCH, 70)
+    with pytest.raises(ValueError, match="sample: num_samples must be 1 with top, got 2"):
+        sample(logits, **keywords, num_samples=2, top=3)
+    with pytest.raises(ValueError, match="sample: token_map must be None with top: "):
+        sample(logits, **keywords, token_map=torch.arange(70).int(), top=3)
+    with pytest.raises(ValueError, match=r"sample: top must be an int in \[0, 128\], got -1"):
+        sample(logits, **keywords, top=-1)

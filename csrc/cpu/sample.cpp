@@ -6,6 +6,7 @@
 
 #include "../torch/args.h"
 #include "draw.h"
+#include "listing.h"
 
 namespace specdec::cpu {
 namespace {
@@ -43,25 +44,29 @@ int64_t column_of(const SampleParams& p, const std::vector<int32_t>& inverse, in
   return p.token_map ? inverse[id] : id;
 }
 
-void write_row(const SampleParams& p, int64_t b, const RowLaw& law, const RowLaw& scored,
-               const std::vector<int64_t>& ids, const std::vector<int32_t>& inverse) {
+void write_row(const SampleParams& p, const Scores& scores, const Team& team, int64_t b,
+               const RowLaw& law, const RowLaw& scored, const std::vector<int64_t>& ids,
+               const std::vector<int32_t>& inverse) {
   for (int64_t j = 0; j < p.num_samples; ++j) {
     const bool drawn = j < static_cast<int64_t>(ids.size());
     const int64_t at = b * p.num_samples + j;
     p.token_ids[at] = drawn ? ids[j] : -1;
-    p.logprobs[at] = drawn && p.logprobs_mode != LogprobsMode::kNone
-                         ? scored.logprob(column_of(p, inverse, ids[j]))
-                         : 0.f;
+    if (drawn && scores) {
+      scores.write(team, at, scored, column_of(p, inverse, ids[j]));
+    } else {
+      scores.clear(at);
+    }
   }
   p.logsumexp[b] = law.logsumexp();
   p.threshold[b] = law.threshold;
 }
 
-void sample_row(const SampleParams& p, const std::vector<int32_t>& inverse, int64_t b,
-                const Team& team) {
-  RowLaw law;
+void sample_row(const SampleParams& p, const Listing& listing, const std::vector<int32_t>& inverse,
+                int64_t b, const Team& team) {
+  const Scores scores{p.logprobs_mode, p.logprobs, listing};
+  RowLaw law, raw;
   if (!p.sampling.active.get(b, true)) {
-    write_row(p, b, law, law, {}, inverse);
+    write_row(p, scores, team, b, law, law, {}, inverse);
     p.logsumexp[b] = p.threshold[b] = 0.f;
     p.status[b] = 0;
     return;
@@ -72,11 +77,15 @@ void sample_row(const SampleParams& p, const std::vector<int32_t>& inverse, int6
   Race race(noise_stream(p.noise.seed[b], p.noise.position[b], step, p.purpose, p.lane.get(b, 0)),
             p.num_samples);
   for (int64_t j = 0; j < p.num_exclude; ++j) race.exclude(p.exclude_ids.at(b, j));
-  Examine ask{&law, true};
+  const bool is_raw = !law.params.greedy && law.params.inv_t == 1.f && law.source.is_plain() &&
+                      !law.params.filtered(p.logits.vocab);
+  const bool asks_raw = scores.raw() && !is_raw;
+  raw.source = row_source(p.logits, 0, b);
+  Examine ask{&law, true, false, asks_raw ? &raw : nullptr};
   examine(team, &ask, 1);
   p.status[b] = (law.params.bad ? kBadSampling : 0) | (law.bad ? kBadTarget : 0);
   if (law.bad) {
-    write_row(p, b, law, law, {}, inverse);
+    write_row(p, scores, team, b, law, law, {}, inverse);
     p.logsumexp[b] = p.threshold[b] = kNan;
     return;
   }
@@ -85,27 +94,38 @@ void sample_row(const SampleParams& p, const std::vector<int32_t>& inverse, int6
   } else {
     race_plain(law, race);
   }
-  const bool is_raw = !law.params.greedy && law.params.inv_t == 1.f && law.source.is_plain() &&
-                      !law.params.filtered(p.logits.vocab);
-  const bool asks_raw = p.logprobs_mode == LogprobsMode::kRaw && !is_raw;
-  RowLaw raw;
-  if (asks_raw) {
-    raw.source = row_source(p.logits, 0, b);
-    Examine ask_raw{&raw, true};
-    examine(team, &ask_raw, 1);
-  }
-  write_row(p, b, law, asks_raw ? raw : law, race.ids(), inverse);
+  write_row(p, scores, team, b, law, asks_raw ? raw : law, race.ids(), inverse);
 }
 
-void sample(const SampleParams& p, const Tensor& /*like*/) {
+void draw(const SampleParams& p, const Listing& listing) {
   std::vector<int32_t> inverse;  // token id -> column
   if (p.token_map) {
     int32_t largest = 0;
     for (int64_t c = 0; c < p.logits.vocab; ++c) largest = std::max(largest, p.token_map[c]);
     inverse = invert(p.token_map, p.logits.vocab, int64_t{largest} + 1);
   }
-  for_requests(p.batch, [&](int64_t b, const Team& team) { sample_row(p, inverse, b, team); });
+  for_requests(p.batch,
+               [&](int64_t b, const Team& team) { sample_row(p, listing, inverse, b, team); });
 }
+
+void sample(const SampleParams& p, const Tensor& /*like*/) { draw(p, {}); }
+
+// The arguments of the schema, by name.
+#define SPECDEC_SAMPLE_NAMES                                                                       \
+  logits, SPECDEC_SAMPLING_NAMES(), seed, position, step, purpose, num_samples, lane, exclude_ids, \
+      token_map, allowed, SPECDEC_EDITS_NAMES(), logprobs_mode, out_token_ids, out_logprobs,       \
+      out_logsumexp, out_threshold, out_status
+
+struct ListedSample {
+  SampleParams sample;
+  Listing listing;
+};
+
+ListedSample listed_params(int64_t top, SPECDEC_SAMPLE_ARGS, SPECDEC_LISTING_ARGS) {
+  return {sample_params(SPECDEC_SAMPLE_NAMES), listing_of(top, SPECDEC_LISTING_NAMES)};
+}
+
+void sample_listed(const ListedSample& p, const Tensor& /*like*/) { draw(p.sample, p.listing); }
 
 }  // namespace
 }  // namespace specdec::cpu
@@ -113,4 +133,7 @@ void sample(const SampleParams& p, const Tensor& /*like*/) {
 STABLE_TORCH_LIBRARY_IMPL(SPECDEC_NAMESPACE, CPU, m) {
   m.impl("sample_out.cpu",
          TORCH_BOX((&specdec::Boxed<specdec::sample_params, specdec::cpu::sample>::call)));
+  m.impl(
+      "sample_listed_out.cpu",
+      TORCH_BOX((&specdec::Boxed<specdec::cpu::listed_params, specdec::cpu::sample_listed>::call)));
 }

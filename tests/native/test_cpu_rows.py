@@ -119,8 +119,8 @@ def test_edits_of_any_density_change_rows_alike(name: str, density: float, dtype
     edits = packed(listed, planes, vocab)
     for temperature, top_k in ((0.0, None), (0.8, None), (0.8, 50)):
         named = {
-            "sampling": Sampling.full(rows, temperature=temperature, top_k=top_k), "rng": RngKey(*torch.arange(12).view(2, 6)),
-            "purpose": "target", "num_samples": 3, "logprobs": "processed", "backend": "cpu",
+            "sampling": Sampling.full(rows, temperature=temperature, top_k=top_k), "purpose": "target",
+            "rng": RngKey(*torch.arange(2 * rows).view(2, rows)), "num_samples": 3, "backend": "cpu",
         }  # fmt: skip
         got, want = sample(logits, edits=edits, **named), sample(edits.apply(logits), **named)
         for mine, other in zip(got, want, strict=True):

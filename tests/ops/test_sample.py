@@ -15,7 +15,7 @@ from torch import Tensor
 from specdec_kernels import RngKey, SampleResult, Sampling, race_noise, sample, use_backend
 from specdec_kernels.ops.sample import op
 
-NAMES = SampleResult._fields
+NAMES = SampleResult._fields[:5]  # without `top`
 INF, NAN = float("inf"), float("nan")
 
 
@@ -264,20 +264,20 @@ def test_result_does_not_depend_on_batch_or_slot(backend: str, device: str, filt
             rng=RngKey(*(n[order].to(device) for n in rng)),
             purpose="draft",
         )
-        assert_same(tuple(part), tuple(t[order.to(device)] for t in whole), NAMES)
+        assert_same(part[:5], tuple(t[order.to(device)] for t in whole[:5]), NAMES)
 
 
 def test_opcheck_and_out(backend: str, device: str) -> None:
     logits, rng = torch.randn(3, 50, device=device), _move(make_rng(3), device)
     want = sample(logits, sampling=Sampling(), rng=rng, purpose="draft", num_samples=2)
-    out = SampleResult(*(torch.zeros_like(t) for t in want))
+    out = SampleResult(*(torch.zeros_like(t) for t in want[:5]))
     got = sample(logits, sampling=Sampling(), rng=rng, purpose="draft", num_samples=2, out=out)
     assert got.token_ids is out.token_ids
-    assert_same(tuple(got), tuple(want), NAMES)
+    assert_same(got[:5], want[:5], NAMES)
     if backend != "reference":
         flat = (logits, *Sampling(), *rng, 3, 2, *[None] * 7, 1)
         torch.library.opcheck(op.overload(backend), flat)
-        torch.library.opcheck(op.overload(backend, out=True), (*flat, *out))
+        torch.library.opcheck(op.overload(backend, out=True), (*flat, *out[:5]))
 
 
 def test_raw_logprobs_are_the_softmax_of_all_logits(backend: str, device: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, get_args
 
 import torch
@@ -12,9 +12,10 @@ from ... import _shards
 from ..._check import Checker, fail
 from ..._codes import LOGPROBS, PURPOSES, Backend, DrawPurpose, Logprobs
 from ..._edits import RowEdits
-from ..._op import Op, Shape
+from ..._op import Op, Shape, Tensors
+from ..._scores import check_top, drawn_rows, listing_shapes, run_listed
 from ..._sparse import SparseRows
-from ..._types import RngKey, Sampling
+from ..._types import RngKey, SampleArguments, Sampling
 from . import reference
 
 DRAWS = {name: PURPOSES[name] for name in get_args(DrawPurpose)}
@@ -32,6 +33,10 @@ class SampleResult(NamedTuple):
         logsumexp: float32 ``[batch]``, log-sum of the scaled kept logits; 0 for a greedy request.
         threshold: float32 ``[batch]``, smallest raw logit that is kept (-inf: all). With logsumexp it is draft_stats.
         status: int32 ``[batch]``: 1 bad row, 64 bad sampling parameter.
+        ranks: int32 ``[batch, 1]``: 1 + how many ids have a larger logit than the token; 0 where token_ids is -1; None
+            without `top`.
+        top_ids: int64 ``[batch, 1, top]``: the most likely ids of the row, as of `token_logprobs`.
+        top_logprobs: float32 ``[batch, 1, top]``, theirs; 0 where token_ids is -1.
     """
 
     token_ids: Tensor
@@ -39,6 +44,9 @@ class SampleResult(NamedTuple):
     logsumexp: Tensor
     threshold: Tensor
     status: Tensor
+    ranks: Tensor | None = None
+    top_ids: Tensor | None = None
+    top_logprobs: Tensor | None = None
 
     def keep(self, logits: Tensor, k: int, *, token_map: Tensor | None = None) -> SparseRows:
         """The k largest logits of each row with the row's logsumexp: `draft_logits` of a verifier, without the rest.
@@ -76,7 +84,13 @@ def _shapes(logits: Tensor, *rest: Any) -> tuple[Shape, ...]:
     )  # fmt: skip
 
 
-op = Op(reference.sample, _shapes, results=SampleResult._fields)
+def _listed_shapes(top: int, *rest: Any) -> tuple[Shape, ...]:
+    shapes = _shapes(*rest)
+    return *shapes, *listing_shapes(shapes[0], top)
+
+
+op = Op(reference.sample, _shapes, results=SampleResult._fields[:5])
+listed = Op(reference.sample_listed, _listed_shapes, results=SampleResult._fields, backends=("cpu",))
 
 
 def sample(
@@ -90,6 +104,7 @@ def sample(
     exclude_ids: Tensor | None = None,
     token_map: Tensor | None = None,
     logprobs: Logprobs = "processed",
+    top: int | None = None,
     allowed: Tensor | None = None,
     edits: RowEdits | None = None,
     group: Any = None,
@@ -113,6 +128,8 @@ def sample(
         exclude_ids: int64 ``[batch, n]`` ids that are not drawn, -1 padded; the statistics still count them.
         token_map: int32 ``[vocab]``: target id of each column; noise is indexed by it and it is what is returned.
         logprobs: ``"processed"`` or ``"raw"``.
+        top: how many of the most likely ids to list beside one drawn id, 0 to 128; its rank comes with them. Not with
+            `token_map`.
         allowed: int32 ``[batch, ceil(vocab / 32)]`` packed bits of the columns that may be drawn; before filters.
         edits: what `edit_rows` made of these rows; not together with `token_map`, since edits name ids.
         group: see `verify_chain`; token_map then belongs to this rank's columns.
@@ -153,7 +170,21 @@ def sample(
         fail("sample", "edits", "None where token_map is given: edits name ids, not columns", "RowEdits")
     edited = check.edits("edits", edits, batch, vocab)
     arguments = (logits, *sampling, *rng, code, num_samples, lanes, exclude_ids, token_map, allowed, *edited, mode)
+    which, first = (op, ()) if top is None else (listed, (check_top(check, top, mode),))
+    if top is not None and num_samples != 1:
+        fail("sample", "num_samples", "1 with top", num_samples)
+    if top is not None and token_map is not None:
+        fail("sample", "token_map", "None with top: columns are listed, not the ids it gives them", "a tensor")
+    arguments = (*first, *arguments)
+    given: Any = out[: len(which.results)] if isinstance(out, SampleResult) else out
     if shards is not None:
-        (structured,) = op.structured(arguments)
-        return SampleResult(*op.deliver(arguments, reference.draw(structured, shards), out))
-    return SampleResult(*op(*arguments, device=logits.device, backend=backend, out=out))
+        draw: Callable[..., Tensors] = reference.draw if top is None else reference.draw_listed
+        return SampleResult(*which.deliver(arguments, draw(*which.structured(arguments), shards), given))
+    if top is not None:
+        named: Any = {"device": logits.device, "backend": backend, "out": given}
+        return SampleResult(*run_listed(op, listed, _rows_of, arguments, **named))
+    return SampleResult(*op(*arguments, device=logits.device, backend=backend, out=given))
+
+
+def _rows_of(given: SampleArguments, drawn: Tensors) -> Tensor:
+    return drawn_rows(given)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
-from ... import _random, _rows, _vocabulary
+from ... import _random, _rows, _scores, _vocabulary
 from ..._codes import RAW_LOGPROBS, Status
 from ..._types import SampleArguments, Sampling
 from ..._vocabulary import Table, Vocabulary
@@ -52,3 +54,19 @@ def draw(given: SampleArguments, vocabulary: Vocabulary) -> tuple[Tensor, Tensor
         _rows.of_active(given.sampling, torch.where(distribution.bad, nan, distribution.threshold)),
         _rows.of_active(given.sampling, status.int()),
     )
+
+
+def sample_listed(
+    top: int, given: SampleArguments
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """The same with `top`: the results of `sample`, then ranks, top_ids and top_logprobs of its tokens."""
+    return draw_listed(top, given, Vocabulary(given.logits.shape[1]))
+
+
+def draw_listed(
+    top: int, given: SampleArguments, vocabulary: Vocabulary
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The same where this rank holds a part of the vocabulary: the exchanges of `draw` and of `token_logprobs`."""
+    drawn = draw(given, vocabulary)
+    score = partial(_scores.score, vocabulary)
+    return *drawn, *_scores.list_tokens(score, given, top, drawn[0], _scores.drawn_rows(given))
