@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from specdec_kernels import CacheLayout, allocate_drafts, compact_cache
+from specdec_kernels import CacheLayout, TreeResult, allocate_drafts, compact_cache
 
 from ..draft_length import FixedLength
 from ..drafters import Draft, Drafter, NoDrafter, Outcome
@@ -27,7 +27,7 @@ from ..statistics import Clock
 from .forward import Nodes, check, forward
 from .pages import Pages
 from .request import Logprob, Reason, Request
-from .verification import Verifier, depth_of, nodes_of
+from .verification import Verifier, depth_of, listed, nodes_of
 
 Outcomes = list[tuple[Tensor, Tensor | None]]  # of each request, logits and features [1, nodes, ...]
 PIECE = 256  # most tokens of prompts in one step, so that a long one does not hold up the texts that grow
@@ -288,23 +288,23 @@ class Engine:
         """Verify the drafts, and append what was said to texts and caches."""
         requests, drafts = [turn.request for turn in turns], [turn.draft for turn in turns]
         verdict = self._verifier.verify(requests, drafts, logits)
-        listed = self._verifier.logprobs(requests, drafts, logits, verdict)
         self.clock.mark("verify")
         followers = [
             request.text.append(verdict.token_ids[b : b + 1], verdict.num_accepted[b : b + 1])
             for b, request in enumerate(requests)
         ]
-        if verdict.path is not None:
-            self._compact(requests, verdict.path, torch.cat(followers))
+        paths = verdict.path if isinstance(verdict, TreeResult) else None
+        if paths is not None:
+            self._compact(requests, paths, torch.cat(followers))
         for b, (turn, (rows, hidden)) in enumerate(zip(turns, outcomes, strict=True)):
-            path = None if turn.draft.parents is None or verdict.path is None else verdict.path[b : b + 1]
+            path = None if turn.draft.parents is None or paths is None else paths[b : b + 1]
             if not turn.reads:
                 turn.request.follow(Outcome(rows, followers[b], path, hidden))
         ids, status, accepted, taken = on_host(  # the one wait for the device
             verdict.token_ids, verdict.status, verdict.num_accepted, torch.cat(followers)
         )
         found = []
-        for b, (turn, logprobs) in enumerate(zip(turns, listed(), strict=True)):
+        for b, (turn, logprobs) in enumerate(zip(turns, listed(requests, verdict), strict=True)):
             (new,) = turn.request.text.take(ids[b : b + 1], status[b : b + 1], taken[b : b + 1])
             turn.request.cached += len(turn.piece) + max(len(new) - 1, 0)
             turn.request.obey(new)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from specdec_kernels import (
+    ChainResult,
     Edits,
     RngKey,
     Sampling,
     TokenCounts,
+    TreeResult,
     count_tokens,
     edit_rows,
-    token_logprobs,
     verify_chain,
     verify_tree,
 )
@@ -23,22 +24,6 @@ from specdec_kernels import (
 from ..drafters import Draft
 from ..grammar import Masks, Walk
 from .request import Logprob, Request
-
-
-class Verdict(NamedTuple):
-    """What was decided; see `ChainResult` and `TreeResult`.
-
-    Attributes:
-        token_ids: int64 ``[batch, draft + 1]``.
-        num_accepted: int32 ``[batch]``.
-        status: int32 ``[batch]``.
-        path: int32 ``[batch, draft + 1]`` of trees; None: all drafts are chains.
-    """
-
-    token_ids: Tensor
-    num_accepted: Tensor
-    status: Tensor
-    path: Tensor | None
 
 
 class Step(NamedTuple):
@@ -51,6 +36,7 @@ class Step(NamedTuple):
         rng: of the first token that each request gets.
         edits: of each request; None: none.
         allowed: int32 bit masks of the rows that may be accepted; None: all ids.
+        top: ids to list beside each token; None: not even its log-probability is wanted.
     """
 
     drafts: Sequence[Draft]
@@ -59,6 +45,7 @@ class Step(NamedTuple):
     rng: RngKey
     edits: Edits | None
     allowed: Tensor | None
+    top: int | None
 
 
 class Verifier:
@@ -100,7 +87,7 @@ class Verifier:
             rows += count if width is None else width
         self._masks.begin(walks, rows)
 
-    def verify(self, requests: Sequence[Request], drafts: Sequence[Draft], logits: Tensor) -> Verdict:
+    def verify(self, requests: Sequence[Request], drafts: Sequence[Draft], logits: Tensor) -> ChainResult | TreeResult:
         """Accept drafts and draw a token behind them, under rule ``match``.
 
         Args:
@@ -118,7 +105,8 @@ class Verifier:
         allowed, failed = self._masks.end()
         for i, error in failed.items():
             self._restricted[i].fail_grammar(error)
-        step = Step(drafts, logits, sampling, rng, self._edits(requests), allowed)
+        tops = [r.top_logprobs for r in requests if r.top_logprobs is not None]
+        step = Step(drafts, logits, sampling, rng, self._edits(requests), allowed, max(tops, default=None))
         are_chains = all(draft.parents is None for draft in drafts)
         verdict = self._chains(step) if are_chains else self._trees(step)
         if self._counts is not None and any(r.has_penalties for r in requests):
@@ -126,35 +114,14 @@ class Verifier:
             count_tokens(self._counts, verdict.token_ids, slots=slots)
         return verdict
 
-    def logprobs(
-        self, requests: Sequence[Request], drafts: Sequence[Draft], logits: Tensor, verdict: Verdict
-    ) -> Callable[[], list[list[Logprob]]]:
-        """Log-probabilities of the new tokens of the requests that want them; calling the result waits for them."""
-        rows, ids, first, counts = [], [], 0, [0] * len(requests)
-        for b, (request, draft) in enumerate(zip(requests, drafts, strict=True)):
-            nodes = nodes_of(draft)
-            if request.top_logprobs is not None:
-                behind = torch.arange(1, nodes, device=self._device)
-                if verdict.path is not None:
-                    behind = verdict.path[b, : depth_of(draft)].clamp(min=0)
-                rows.append(torch.nn.functional.pad(behind, (1, 0)) + first)
-                ids.append(verdict.token_ids[b, : len(behind) + 1])
-                counts[b] = len(behind) + 1
-            first += nodes
-        if not rows:
-            return lambda: [[] for _ in requests]
-        top = max(request.top_logprobs or 0 for request in requests)
-        found = token_logprobs(logits[torch.cat(rows)], torch.cat(ids), top=top)
-        return lambda: self._listed(requests, counts, found.logprobs, found.top_ids, found.top_logprobs)
-
-    def _chains(self, step: Step) -> Verdict:
+    def _chains(self, step: Step) -> ChainResult:
         counts = [draft.token_ids.shape[1] for draft in step.drafts]
         flat = torch.cat([draft.token_ids[0] for draft in step.drafts])
         ends = self._ints([0, *counts]).cumsum(0).int()
         rows = None
         if step.edits is not None:
             rows = edit_rows(step.edits, flat, vocab=self._vocab, cu_draft=ends, max_draft=max(counts))
-        verdict = verify_chain(
+        return verify_chain(
             flat,
             step.logits,
             cu_draft=ends,
@@ -164,10 +131,11 @@ class Verifier:
             rule="match",
             allowed=step.allowed,
             edits=rows,
+            logprobs=None if step.top is None else "raw",
+            top=step.top,
         )
-        return Verdict(verdict.token_ids, verdict.num_accepted, verdict.status, None)
 
-    def _trees(self, step: Step) -> Verdict:
+    def _trees(self, step: Step) -> TreeResult:
         kept = list(map(_candidates_of, step.drafts))
         width = max(kept)
         ids = torch.full((len(kept), width), -1, device=self._device)
@@ -185,7 +153,7 @@ class Verifier:
         edits = None
         if step.edits is not None:
             edits = edit_rows(step.edits, ids, vocab=self._vocab, parents=parents)
-        verdict = verify_tree(
+        return verify_tree(
             ids,
             parents,
             rows,
@@ -195,8 +163,9 @@ class Verifier:
             rule="match",
             allowed=step.allowed,
             edits=edits,
+            logprobs=None if step.top is None else "raw",
+            top=step.top,
         )
-        return Verdict(verdict.token_ids, verdict.num_accepted, verdict.status, verdict.path)
 
     def _edits(self, requests: Sequence[Request]) -> Edits | None:
         """What the requests change of their logits; None: nothing."""
@@ -217,22 +186,25 @@ class Verifier:
             )
         return None if edits == Edits() else edits
 
-    def _listed(
-        self, requests: Sequence[Request], counts: Sequence[int], own: Tensor, top: Tensor, best: Tensor
-    ) -> list[list[Logprob]]:
-        places = iter(zip(own.tolist(), top.tolist(), best.tolist(), strict=True))
-        found: list[list[Logprob]] = []
-        for request, count in zip(requests, counts, strict=True):
-            wanted = request.top_logprobs or 0
-            mine = [next(places) for _ in range(count)]
-            found.append([Logprob(x, list(zip(i[:wanted], p[:wanted], strict=True))) for x, i, p in mine])
-        return found
-
     def _ints(self, numbers: Sequence[object]) -> Tensor:
         return torch.tensor(numbers, dtype=torch.int64, device=self._device)
 
     def _floats(self, numbers: Sequence[object]) -> Tensor:
         return torch.tensor(numbers, dtype=torch.float32, device=self._device)
+
+
+def listed(requests: Sequence[Request], verdict: ChainResult | TreeResult) -> list[list[Logprob]]:
+    """Log-probabilities of each place of the requests that want them; waits for the device."""
+    found: list[list[Logprob]] = [[] for _ in requests]
+    if verdict.logprobs is None or verdict.top_ids is None or verdict.top_logprobs is None:
+        return found
+    own, top, best = verdict.logprobs.tolist(), verdict.top_ids.tolist(), verdict.top_logprobs.tolist()
+    for b, request in enumerate(requests):
+        wanted = request.top_logprobs
+        if wanted is not None:
+            places = zip(own[b], top[b], best[b], strict=True)
+            found[b] = [Logprob(x, list(zip(i[:wanted], p[:wanted], strict=True))) for x, i, p in places]
+    return found
 
 
 def nodes_of(draft: Draft) -> int:
