@@ -23,7 +23,7 @@ fallbacks: Counter[str] = Counter()  # requests left to vLLM, by reason
 
 GREEDY = 1e-5  # temperatures below are greedy in vLLM
 RANDOM = len("-0123abcd")  # what vLLM adds to a request's id
-MOST_LOGPROBS = 128  # ids of a row that `token_logprobs` lists
+MOST_LOGPROBS = 128  # ids of a row that an op lists
 OWN_PROCESSORS = ("MinPLogitsProcessor", "LogitBiasLogitsProcessor", "MinTokensLogitsProcessor")
 
 
@@ -70,7 +70,7 @@ def reason_against_logprobs(params: Any, mode: str) -> str | None:
         return mode
     if not 0 <= params.logprobs <= MOST_LOGPROBS:
         return f"log-probabilities of over {MOST_LOGPROBS} ids"
-    # vLLM lists ids that the grammar forbids where too few are left, `token_logprobs` none.
+    # vLLM lists ids that the grammar forbids where too few are left, our ops none.
     return None if params.structured_outputs is None else "log-probabilities and a grammar"
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_kernels import ChainRule, DrawPurpose, RngKey, Sampling, sample, token_logprobs, verify_chain
+from specdec_kernels import ChainResult, ChainRule, DrawPurpose, RngKey, SampleResult, Sampling, sample, verify_chain
 
 from .edits import Texts, Wishes, changes_rows, needs_text, padded
 from .patch import original, replace
@@ -169,14 +169,14 @@ def sampled(rule: ChainRule, theirs: Callable[..., Any], runner: Any, logits: Te
         if wishes is not None:
             edits = wishes.rows(editing.texts, position, None, None, 0, logits.shape[1], first_id(shards))
             allowed = wishes.allowed
-        result = sample(
-            logits, sampling=batch.sampling, rng=rng, purpose="target", edits=edits, allowed=allowed,
+        result: SampleResult | ChainResult = sample(
+            logits, sampling=batch.sampling, rng=rng, purpose="target", edits=edits, allowed=allowed, **listing(runner),
             **exchange(shards),
         )  # fmt: skip
         ids, accepted = result.token_ids.clamp(min=0), torch.zeros_like(position)
     else:
-        ids, accepted = verified(rule, runner, logits, spec, batch, position, wishes, shards)
-    output, logprobs = None, scored(runner, logits, spec, ids, shards)
+        result, ids, accepted = verified(rule, runner, logits, spec, batch, position, wishes, shards)
+    output, logprobs = None, scored(result, ids)
     if batch.others is not None:
         # vLLM 0.32 fails on a step of verification in which nobody has a draft; it is plain sampling then.
         output = theirs(runner, logits, spec if spec is not None and spec.max_spec_len > 0 else None)
@@ -192,31 +192,22 @@ def sampled(rule: ChainRule, theirs: Callable[..., Any], runner: Any, logits: Te
     return output
 
 
-def scored(runner: Any, logits: Tensor, spec: Any, ids: Tensor, shards: Shards | None) -> Any:
-    """LogprobsTensors of a step's ids ``[batch, width]``, for each of them a row; None: no request served here asks."""
-    from vllm.v1.outputs import LogprobsTensors
-
+def listing(runner: Any) -> dict[str, Any]:
+    """Arguments of an op that emits tokens: log-probabilities, where a request that is served here asks for them."""
     asked = runner.input_batch.num_logprobs
     counts = [count for name, count in asked.items() if known(runner, name).is_served]
-    if not counts:
+    return {"logprobs": "raw", "top": max(counts)} if counts else {}
+
+
+def scored(result: SampleResult | ChainResult, ids: Tensor) -> Any:
+    """LogprobsTensors of a step's ids ``[batch, width]``, a row for each of them; None: nobody asked."""
+    from vllm.v1.outputs import LogprobsTensors
+
+    if result.logprobs is None or result.ranks is None or result.top_ids is None or result.top_logprobs is None:
         return None
-    batch, width = ids.shape
-    place = torch.arange(width, device=ids.device)
-    if spec is None:
-        starts = torch.arange(batch, device=ids.device)
-    else:
-        starts = torch.nn.functional.pad(spec.cu_num_sampled_tokens, (1, 0))[:-1].long()
-    rows = (starts[:, None] + place).clamp(max=len(logits) - 1)  # of the ids
-    tokens = torch.full((len(logits) + 1,), -1, dtype=torch.int32, device=ids.device)
-    tokens[torch.where(ids >= 0, rows, len(logits))] = ids.int()  # what has no token goes behind the end
-    tokens = tokens[:-1].contiguous()
-    found = token_logprobs(
-        logits, tokens, top=max(counts), sampling=Sampling(active=tokens >= 0), **exchange(shards)
-    )  # fmt: skip
-    listed = torch.cat((tokens[:, None], found.top_ids), 1).clamp(min=0)
-    values = torch.cat((found.logprobs[:, None], found.top_logprobs), 1)
-    rows = rows.flatten()
-    return LogprobsTensors(listed[rows], values[rows], found.ranks.long()[rows])
+    listed = torch.cat((ids[..., None], result.top_ids), 2).clamp(min=0)
+    values = torch.cat((result.logprobs[..., None], result.top_logprobs), 2)
+    return LogprobsTensors(listed.int().flatten(0, 1), values.flatten(0, 1), result.ranks.long().flatten())
 
 
 def finished(output: Any, others: Tensor | None, ids: Tensor, ours: Any) -> Any:
@@ -254,8 +245,8 @@ def first_position(runner: Any, count: int, spec: Any) -> Tensor:
 def verified(
     rule: ChainRule, runner: Any, logits: Tensor, spec: Any, batch: Batch, position: Tensor, wishes: Wishes | None,
     shards: Shards | None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """(ids ``[batch, longest draft + 1]``, -1 behind the last; accepted drafts)."""
+) -> tuple[ChainResult, Tensor, Tensor]:  # fmt: skip
+    """(result; its ids ``[batch, longest draft + 1]``, -1 behind the last; accepted drafts)."""
     kept = None if rule == "match" else original(type(runner), "_get_spec_decode_draft_probs")(runner, spec)
     if kept is not None and shards is not None:
         kept = kept[:, shards.mine].contiguous()
@@ -277,13 +268,14 @@ def verified(
         rule=rule,
         edits=edits,
         allowed=allowed,
+        **listing(runner),
         **exchange(shards),
     )
     accepted = result.num_accepted.long()
     # A row of NaN has no token; the engine must be given one of its vocabulary.
     place = torch.arange(result.token_ids.shape[1], device=logits.device)
     is_missing = (place == accepted[:, None]) & (result.token_ids < 0)
-    return result.token_ids.long().masked_fill(is_missing, 0), accepted
+    return result, result.token_ids.long().masked_fill(is_missing, 0), accepted
 
 
 def row_owner(cu_draft: Tensor, rows: int) -> Tensor:
