@@ -1,12 +1,13 @@
 """Requests with every edit at once, PyTorch's dense way to apply them, and what they cost a step.
 
-Half of a text is the prompt. `python -m bench.edits` prints the least time of `verify_chain` without edits, of
-`edit_rows`, of `verify_chain` with its result, and of PyTorch's edits: float32 copies of all rows, changed in place as
-engines do.
+Half of a text is the prompt. `python -m bench.edits` prints the least CPU time of one thread: of verification without
+edits, of `edit_rows`, of verification with its result, and of PyTorch's edits: float32 copies of all rows, changed in
+place as engines do.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,12 +16,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec_kernels import Edits, TokenCounts, count_tokens, edit_rows, verify_chain
+from specdec_kernels import Edits, RowEdits, TokenCounts, count_tokens, edit_rows, verify_chain, verify_tree
 
 from .cases import DEVICE, MODELS, OpCase
 from .rows import DTYPES, Filters, chain
+from .trees import MAX_DEPTH, TreeCase, tree_input
 
 WORD = 3  # tokens of a bad word
+CALLS = 30
 
 
 @dataclass(frozen=True)
@@ -110,40 +113,68 @@ def main() -> None:
     print("| case | plain, ms | edit_rows | edited | both / plain | PyTorch's edits | / both |")
     print("|---|--:|--:|--:|--:|--:|--:|")
     for dtype in ("fp32", "bf16"):
-        for rule in ("ratio", "match"):
-            _measure(EditCase("edit_rows"), dtype, rule)
+        for rule in ("greedy", "match", "ratio", "block"):
+            _chains(EditCase("edit_rows"), dtype, rule)
+        _trees(EditCase("edit_rows", batch=8), dtype)
 
 
-def _measure(case: EditCase, dtype: str, rule: str) -> None:
+def _chains(case: EditCase, dtype: str, rule: str) -> None:
     rows = chain(
         case.batch, case.draft, case.vocab, dtype=DTYPES[dtype], filters=Filters(0.8, top_k=50, top_p=0.95), shape="llm"
     )
     x = edit_input(case)._replace(draft_ids=rows.draft_ids)
-    draft = rows.draft if rule == "ratio" else None
+    draft = rows.draft if rule in ("ratio", "block") else None
     named = {
-        "sampling": rows.sampling, "draft_sampling": rows.sampling if rule == "ratio" else None, "rng": rows.rng,
-        "rule": rule,
+        "sampling": rows.sampling, "draft_sampling": None if draft is None else rows.sampling,
+        "rng": rows.rng._replace(step=rows.rng.position), "rule": rule,
     }  # fmt: skip
-    edited = edit_rows(x.edits, x.draft_ids, vocab=case.vocab)
+    _print(
+        f"{case.words}, {dtype}, {rule}",
+        lambda: edit_rows(x.edits, x.draft_ids, vocab=case.vocab),
+        lambda edits: verify_chain(x.draft_ids, rows.target, draft, edits=edits, **named),
+        lambda: dense(x, rows.target),
+    )
+
+
+def _trees(case: EditCase, dtype: str) -> None:
+    """PyTorch's edits know no trees."""
+    tree = TreeCase("verify_tree", batch=case.batch, nodes=16, dtype=dtype)
+    made, edits = tree_input(tree), edit_input(case).edits
+    named = {"max_depth": MAX_DEPTH, "sampling": made.sampling, "rng": made.rng, "rule": "match"}
+    _print(
+        f"{tree.words}, {case.text} tokens",
+        lambda: edit_rows(edits, made.token_ids, parents=made.parents, vocab=case.vocab),
+        lambda edits: verify_tree(made.token_ids, made.parents, made.target, edits=edits, **named),
+        None,
+    )
+
+
+def _print(
+    words: str, rows: Callable[[], RowEdits], verify: Callable[[RowEdits | None], object],
+    dense: Callable[[], object] | None,
+) -> None:  # fmt: skip
+    edited = rows()
     calls: dict[str, Callable[[], object]] = {
-        "plain": lambda: verify_chain(x.draft_ids, rows.target, draft, **named),
-        "edit_rows": lambda: edit_rows(x.edits, x.draft_ids, vocab=case.vocab),
-        "edited": lambda: verify_chain(x.draft_ids, rows.target, draft, edits=edited, **named),
-        "PyTorch": lambda: dense(x, rows.target),
-    }
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(30):
-        for name, call in calls.items():
-            begin = time.perf_counter()
-            call()
-            times[name].append(1000 * (time.perf_counter() - begin))
-    p = {name: min(values) for name, values in times.items()}
+        "plain": lambda: verify(None), "edit_rows": rows, "edited": lambda: verify(edited),
+    }  # fmt: skip
+    p = dict.fromkeys(calls, math.inf)
+    for _ in range(CALLS):
+        p = {name: min(p[name], _cpu_time(call)) for name, call in calls.items()}
     both = p["edit_rows"] + p["edited"]
+    theirs = None if dense is None else min(_cpu_time(dense) for _ in range(3))
+    rest = "" if theirs is None else f" {theirs:.0f} | {theirs / both:.0f} |"
     print(
-        f"| {case.words}, {dtype}, {rule} | {p['plain']:.2f} | {p['edit_rows']:.2f} | {p['edited']:.2f} "
-        f"| {both / p['plain']:.2f} | {p['PyTorch']:.0f} | {p['PyTorch'] / both:.0f} |",
+        f"| {words} | {p['plain']:.2f} | {p['edit_rows']:.2f} | {p['edited']:.2f} | {both / p['plain']:.2f} |"
+        f"{rest or ' | |'}",
         flush=True,
     )
+
+
+def _cpu_time(call: Callable[[], object]) -> float:
+    """Milliseconds of this thread."""
+    begin = time.thread_time()
+    call()
+    return 1000 * (time.thread_time() - begin)
 
 
 if __name__ == "__main__":
