@@ -23,6 +23,11 @@ float half_to_float(uint16_t h) {
   return bits_float(sign | scaled | (special ? 0x7f800000u : 0u));
 }
 
+void prefetch_lines(const void* from, int64_t bytes) {
+  constexpr int64_t kLine = 64;
+  for (int64_t i = 0; i < bytes; i += kLine) __builtin_prefetch(static_cast<const char*>(from) + i);
+}
+
 struct Job {
   Examine ask;
   std::optional<ExpShift> shift;  // none: every tile is summed about its own maximum
@@ -134,13 +139,19 @@ struct EditedLogits {
 bool EditedLogits::take(const RowSource& row, int t, float* blocks) {
   const RowEdits& edits = row.edits;
   const RawTile tile = row.own_tile(t);
-  const char* next = static_cast<const char*>(tile.logits) + kTile * element_size(row.type);
-  for (int i = 0; i < 32; ++i) __builtin_prefetch(next + 64 * i);
   const int64_t first = int64_t{t} * kTileBlocks;
   const int32_t* start = edits.start + first;
   const float* bias = edits.values + *start;
   const TileEdits listed{edits.bits + first, start, bias, bias + edits.plane,
                          bias + 2 * edits.plane};
+  // Many short streams: the machine's own prefetcher comes too late for them.
+  constexpr int kAhead = 2 * kTileBlocks;
+  prefetch_lines(static_cast<const char*>(tile.logits) + kTile * element_size(row.type), 2048);
+  prefetch_lines(listed.bits + kAhead, kTileBlocks * sizeof *listed.bits);
+  prefetch_lines(start + kAhead, kTileBlocks * sizeof *start);
+  for (const float* plane : {listed.bias, listed.repetition, listed.minus}) {
+    prefetch_lines(plane + kAhead, sizeof *plane);
+  }
   const auto found = tiles().edit[tile.index()](tile.logits, listed, before, after, blocks);
   padded = (found.count + kPad - 1) / kPad * kPad;
   for (uint32_t lost = found.lost; lost != 0; lost &= lost - 1) {
@@ -304,10 +315,7 @@ RawTile RowSource::own_tile(int t) const {
 }
 
 void RowSource::prefetch(int64_t first, int n) const {
-  constexpr int64_t kLine = 64;
-  const char* from = data + first * element_size(type);
-  const char* end = from + n * element_size(type);
-  for (; from < end; from += kLine) __builtin_prefetch(from);
+  prefetch_lines(data + first * element_size(type), n * element_size(type));
 }
 
 bool RowSource::is_edited(int64_t first, int n) const {
