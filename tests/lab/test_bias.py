@@ -16,7 +16,7 @@ from specdec_kernels import RngKey, Sampling, sample, use_backend, verify_chain
 from specdec_lab.lossless.exact import constant_table, joint_counts, joint_distribution
 from specdec_lab.lossless.experiments import decode
 from specdec_lab.lossless.faults import confident
-from specdec_lab.lossless.procedures import PROCEDURES
+from specdec_lab.lossless.procedures import PROCEDURES, Procedure, Step
 from specdec_lab.lossless.tradeoff import Over
 
 P, Q = torch.tensor([1 / 3, 2 / 3]).double(), torch.tensor([2 / 3, 1 / 3]).double()
@@ -67,7 +67,8 @@ def test_g4_a_length_that_looks_at_the_drafted_id_is_biased() -> None:
 
 
 def test_g4_a_length_that_does_not_look_is_free() -> None:
-    def every_third(ids: Tensor) -> Tensor:
+    def every_third(method: Procedure, step: Step) -> Tensor:
+        ids = step.token_ids
         slot = torch.arange(len(ids), device=ids.device)[:, None]
         return torch.arange(ids.shape[1], device=ids.device) < slot % 3
 

@@ -12,9 +12,10 @@ import torch
 from cases import FILTERS
 from exact_trees import rejection
 
-from specdec_kernels import Sampling, residual_probs, use_backend
+from specdec_kernels import Sampling, edit_rows, residual_probs, use_backend
 from specdec_lab.lossless import goodness
 from specdec_lab.lossless.acceptance import accepted_ids, expected_tokens, recursive_ids
+from specdec_lab.lossless.edits import EDITS, GrowingEdits, edited_table
 from specdec_lab.lossless.exact import (
     constant_table,
     flat_table,
@@ -24,7 +25,7 @@ from specdec_lab.lossless.exact import (
     random_table,
 )
 from specdec_lab.lossless.experiments import Finding, decode, follow, judge
-from specdec_lab.lossless.family import Job, impossible, run_all, small_tables, stream_jobs
+from specdec_lab.lossless.family import Job, edit_jobs, impossible, run_all, small_tables, stream_jobs
 from specdec_lab.lossless.faults import FAULTS, coins_of_zero
 from specdec_lab.lossless.models import BORROWED, Pair, first_tokens, next_tokens, read
 from specdec_lab.lossless.others import judged, other_jobs
@@ -150,6 +151,24 @@ def test_every_method_passes_on_a_history_of_three_ids(method: Procedure) -> Non
     assert judge([found]), found
 
 
+def test_edited_rows_are_those_of_the_kernels() -> None:
+    """Of every history of a text, at once: the drafts of each row are the whole history."""
+    table = random_table(4, 3, seed=6)
+    for edits in EDITS.values():
+        exact = edited_table(table, edits, 3)
+        histories = torch.tensor([[-1, -1], *([x, -1] for x in range(4)), *itertools.product(range(4), repeat=2)])
+        every = GrowingEdits(edits, len(histories), 4, "cpu").now(histories, torch.zeros(len(histories)).long())
+        rows = edit_rows(every, histories, vocab=4, only_last=True).apply(table.target)
+        torch.testing.assert_close(exact.target.float(), rows)
+
+
+def test_edits_are_exact_at_every_drafted_position() -> None:
+    """False-alarm rate 0.01 for all methods together, with every edit at once; seeds are fixed."""
+    jobs_ = [job for job in edit_jobs(PROCEDURES, 2000) if job.case == "history of 4 ids, all"]
+    assert len(jobs_) > 10
+    assert judge([job.run() for job in jobs_])
+
+
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.name)
 def test_every_known_fault_is_caught(fault) -> None:  # type: ignore[no-untyped-def]
     table = {"g3": "two ids", "g3-tree": "eight ids", "g2": "eight ids"}.get(fault.name, "history of 3 ids")
@@ -159,7 +178,10 @@ def test_every_known_fault_is_caught(fault) -> None:  # type: ignore[no-untyped-
         return
     rows, length = small_tables()[table]
     texts = 40_000 if fault.name in ("g2", "g3-tree") else 8000
-    found = follow(fault.method, rows, fault.filters, experiment="streams", case="", texts=texts, length=min(length, 4))
+    found = follow(
+        fault.method, rows, fault.filters, experiment="streams", case="", texts=texts, length=min(length, 4),
+        edits=fault.edits,
+    )  # fmt: skip
     assert min(found.fit.chi_square, found.fit.g) < 1e-3, found
     assert not judge([found])
 

@@ -19,7 +19,17 @@ from specdec_loop.cli.report import machine
 from ..lossless import figures, report, texts
 from ..lossless.exact import processed
 from ..lossless.experiments import Finding, judge
-from ..lossless.family import Call, caught, fault_jobs, first_jobs, impossible, joint_jobs, run_all, stream_jobs
+from ..lossless.family import (
+    Call,
+    caught,
+    edit_jobs,
+    fault_jobs,
+    first_jobs,
+    impossible,
+    joint_jobs,
+    run_all,
+    stream_jobs,
+)
 from ..lossless.faults import FAULTS
 from ..lossless.models import Pair, first_tokens, load, quiet
 from ..lossless.others import judged, other_jobs
@@ -154,6 +164,8 @@ class Plan:
             self.groups["next"] = list(joint_jobs(pair, methods, args.texts))
         if "streams" in self.chosen:
             self.groups["streams"] = list(stream_jobs(methods, args.texts))
+        if "edits" in self.chosen:
+            self.groups["edits"] = list(edit_jobs(methods, args.texts))
         if "faults" in self.chosen:
             self.groups["faults"] = [job for jobs in self.faults.values() for job in jobs]
         if self.others:
@@ -164,7 +176,7 @@ class Plan:
         left = iter(found)
         self.found = {name: [next(left) for _ in jobs] for name, jobs in self.groups.items()}
         get = self.found.get
-        ours: list[Finding] = [*get("first", []), *get("next", []), *get("streams", [])]
+        ours: list[Finding] = [f for name in ("first", "next", "streams", "edits") for f in get(name, [])]
         if "streams" in self.chosen:
             ours += [
                 impossible(m) for m in PROCEDURES if m.name == "ratio" and m.name in (self.args.method or [m.name])

@@ -15,13 +15,13 @@ ENUMERABLE = 100_000
 
 
 def expected_tokens(method: Procedure, table: Table, filters: Filters) -> float | None:
-    """Tokens of a first step, accepted ones and the drawn one; None where theory has no closed form (traversal).
+    """Tokens of a first step, accepted ones and the drawn one; None where theory has no closed form (traversal, a cut).
 
     Nor has block verification: its drafts are enumerated, where there are at most `ENUMERABLE`.
 
     E(context, level) = sum_x a_x (1 + E(after x, level + 1)), a_x the probability that a child with id x is accepted.
     """
-    if method.rule == "traversal":
+    if method.rule == "traversal" or method.keep is not None:
         return None
     p, q = (processed(rows, **filters) for rows in (table.target, table.draft))  # type: ignore[arg-type]
     if method.drawn is not None:

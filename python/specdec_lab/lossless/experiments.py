@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_kernels import RngKey
+from specdec_kernels import Edits, RngKey
 
 from . import goodness
 from .acceptance import expected_tokens
+from .edits import GrowingEdits, edited_table
 from .exact import Filters, Table, distribution_of, joint_counts, joint_distribution, processed
 from .procedures import Procedure, decode_step
 
@@ -73,8 +74,9 @@ def judge(findings: list[Finding]) -> bool:
 
 
 def decode(
-    method: Procedure, table: Table, filters: Filters, *, texts: int, length: int, seed: int, device: str = "cpu"
-) -> tuple[Tensor, Tensor]:
+    method: Procedure, table: Table, filters: Filters, *, texts: int, length: int, seed: int, device: str = "cpu",
+    edits: Edits | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(tokens ``[texts, length]``, accepted in the first step ``[texts]``): steps until every text is long enough.
 
     Texts advance by different numbers of tokens, as requests of an engine do.
@@ -86,16 +88,20 @@ def decode(
     tokens = torch.full((texts, length + width), -1, device=device)
     first = torch.zeros_like(done)
     places = torch.arange(width, device=device)
+    growing = None if edits is None else GrowingEdits(edits, texts, table.vocab, device)
     step = 0
     while int(done.min()) < length:
         rng = RngKey(seeds, done, torch.full_like(done, step))
-        ids, accepted, contexts = decode_step(method, table, context, rng, filters)
+        now = None if growing is None else growing.now(tokens, done)
+        ids, accepted, contexts = decode_step(method, table, context, rng, filters, now)
         accepted = accepted.long()
         first = accepted if step == 0 else first
         runs = done < length
         place = (done[:, None] + places).clamp(max=tokens.shape[1] - 1)
         taken = (places <= accepted[:, None]) & runs[:, None]
         tokens.scatter_(1, place, torch.where(taken, ids.long(), tokens.gather(1, place)))
+        if growing is not None:
+            growing.grown(torch.where(taken, ids, -1))
         moved = contexts.gather(1, accepted[:, None] + 1)[:, 0]
         context = torch.where(runs, moved, context)
         done = torch.where(runs, done + accepted + 1, done)
@@ -115,10 +121,12 @@ def follow(
     seconds: float = math.inf,
     seed: int = 0,
     device: str = "cpu",
+    edits: Edits | None = None,
 ) -> Finding:
     """Hold the first `length` tokens of many texts against the target's distribution; stop early after `seconds`."""
     started, cpu = time.perf_counter(), time.process_time()
-    keys, distribution = joint_distribution(table, length, filters)
+    exact = table if edits is None else edited_table(table, edits, length)
+    keys, distribution = joint_distribution(exact, length, filters)
     copies = 1 if bool((table.after == table.after[:, :1]).all()) else 2 * len(method.parents())
     chunk = max(1, min(texts, CHUNK_BYTES // (4 * table.vocab * copies), 50_000 if math.isinf(seconds) else FEWEST))
     counts = torch.zeros(len(keys) + 1, dtype=torch.int64)
@@ -126,15 +134,17 @@ def follow(
     drawn = 0
     while drawn < texts and (drawn < FEWEST or time.perf_counter() - started < seconds):
         n = min(chunk, texts - drawn)
-        tokens, first = decode(method, table, filters, texts=n, length=length, seed=seed + drawn, device=device)
+        tokens, first = decode(
+            method, table, filters, texts=n, length=length, seed=seed + drawn, device=device, edits=edits
+        )  # fmt: skip
         counts += joint_counts(tokens, table.vocab, keys)
         total += float(first.sum())
         squares += float((first**2).sum())
         drawn += n
     mean = total / drawn
     spread = math.sqrt(max(squares / drawn - mean**2, 0.0) / drawn)
-    theory = expected_tokens(method, table, filters)
-    towards = distribution_of(keys, table, length, processed(table.draft, **filters))  # type: ignore[arg-type]
+    theory = expected_tokens(method, exact, filters)
+    towards = distribution_of(keys, exact, length, processed(exact.draft, **filters))  # type: ignore[arg-type]
     top = distribution.topk(min(SHOWN, len(distribution))).indices
     columns = (keys[top], distribution[top], towards[top], counts[top].double() / drawn)
     distribution, towards = (

@@ -14,6 +14,9 @@ from typing import Any
 
 import torch
 
+from specdec_kernels import Edits
+
+from .edits import EDITS, LEAST_IDS
 from .exact import Filters, Table, constant_table, flat_table, random_table
 from .experiments import Finding, follow
 from .faults import Fault, coins_of_zero
@@ -60,6 +63,7 @@ class Job:
     texts: int
     length: int
     seconds: float = float("inf")
+    edits: Edits | None = None
 
     def run(self) -> Finding:
         """Run it; equal jobs have equal random numbers."""
@@ -67,7 +71,7 @@ class Job:
         torch.manual_seed(seed)  # for samplers of others, which draw from the global generator
         return follow(
             self.method, self.table, self.filters, experiment=self.experiment, case=self.case, texts=self.texts,
-            length=self.length, seconds=self.seconds, seed=seed,
+            length=self.length, seconds=self.seconds, seed=seed, edits=self.edits,
         )  # fmt: skip
 
 
@@ -94,11 +98,24 @@ def stream_jobs(methods: Sequence[Procedure], texts: int) -> Iterator[Job]:
                     yield Job("streams", f"{name}, {label}", method, table, filters, texts, length)
 
 
+def edit_jobs(methods: Sequence[Procedure], texts: int) -> Iterator[Job]:
+    """Four tokens of texts with biases, penalties and bans, and drafts that know them."""
+    tables = small_tables()
+    for name, filters in (("history of 3 ids", {}), ("history of 4 ids", SMALL["all"])):
+        table, _ = tables[name]
+        for label, edits in EDITS.items():
+            for method in methods:
+                if method.rule != "batch" and not method.is_block:  # whose drafts know no edits
+                    yield Job("edits", f"{name}, {label}", method, table, filters, texts, 4, edits=edits)
+
+
 def first_jobs(pair: Pair, methods: Sequence[Procedure], texts: int, filtered: int) -> Iterator[Job]:
     """First tokens of each prompt over the whole vocabulary; with filters, fewer of them on the first prompt."""
     for number, prompt in enumerate(pair.prompts):
         table = first_tokens(pair, prompt)
         for method in methods:
+            if method.keep is not None:
+                continue  # one draft a request is within the budget
             narrow = replace(method, widths=FIRST.get(method.name, method.widths[:1]))
             yield Job("first token", f"prompt {number + 1}", narrow, table, {}, texts, 1)
             for label, filters in WIDE.items() if number == 0 and filtered else ():
@@ -116,8 +133,9 @@ def joint_jobs(pair: Pair, methods: Sequence[Procedure], texts: int) -> Iterator
 def fault_jobs(fault: Fault, texts: int) -> Iterator[Job]:
     """A broken method on the tables that tell most."""
     for name, (table, length) in small_tables().items():
-        if name in TELLING:
-            yield Job(f"fault {fault.name}", name, fault.method, table, fault.filters, texts, length)
+        if name in TELLING and (fault.edits is None or table.vocab >= LEAST_IDS):
+            about = f"fault {fault.name}"
+            yield Job(about, name, fault.method, table, fault.filters, texts, length, edits=fault.edits)
 
 
 def impossible(method: Procedure) -> Finding:

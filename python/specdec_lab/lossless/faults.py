@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from specdec_kernels import RngKey, Sampling, random_words, residual_sample, sample
+from specdec_kernels import Edits, RngKey, Sampling, random_words, residual_sample, sample
 
+from .edits import EDITS
 from .exact import Filters, processed, sampling_of
-from .procedures import PROCEDURES, Procedure, Step, Verdict, verify
+from .procedures import PROCEDURES, Procedure, Step, Verdict, verify, within_budget
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Fault:
         method: the broken one.
         filters: of target and draft.
         impossible: it shows only where a coin is exactly 0, once in 16.8 million draws: look there.
+        edits: of target and draft.
     """
 
     name: str
@@ -33,11 +35,25 @@ class Fault:
     method: Procedure
     filters: Filters
     impossible: bool = False
+    edits: Edits | None = None
 
 
-def confident(ids: Tensor) -> Tensor:
+def confident(method: Procedure, step: Step) -> Tensor:
     """Offer a drafted id only if it is id 0, and nothing behind it."""
-    return (ids == 0).long().cumprod(1).bool()
+    return (step.token_ids == 0).long().cumprod(1).bool()
+
+
+def likely(method: Procedure, step: Step) -> Tensor:
+    """Give the budget to the ids that were likely to be drawn: a confidence may not look at the drawn id."""
+    drawn = step.draft.log_softmax(-1).gather(2, step.token_ids[:, :, None])[:, :, 0]
+    return within_budget(step.token_ids, drawn.exp())
+
+
+def accepted_later(method: Procedure, step: Step) -> Tensor:
+    """Give the budget to the drafts that are going to be accepted, so that nothing is drawn from a residual."""
+    _, accepted = verify(method, step)
+    places = torch.arange(step.token_ids.shape[1], device=accepted.device)
+    return within_budget(step.token_ids, places < accepted[:, None])
 
 
 def unfiltered_residual(method: Procedure, step: Step) -> Verdict:
@@ -126,6 +142,19 @@ FAULTS = [
     Fault(
         "unfiltered-residual", "a residual that forgets the filters",
         replace(_RATIO, verify=unfiltered_residual), {"temperature": 0.9, "top_k": 2},
+    ),
+    Fault(
+        "one-edit", "the penalties of a step's first position at all of them",
+        replace(_RATIO, has_one_edit=True), {}, edits=EDITS["penalties"],
+    ),
+    Fault(
+        "one-edit-tree", "the bad words of a tree's root at all its nodes",
+        replace(_DISTINCT, has_one_edit=True), {}, edits=EDITS["bad words"],
+    ),
+    Fault("budget-drawn", "one budget, given to ids that were likely to be drawn", replace(_RATIO, keep=likely), {}),
+    Fault(
+        "budget-accepted", "one budget, given to the drafts that will be accepted",
+        replace(_RATIO, keep=accepted_later), {},
     ),
 ]  # fmt: skip
 

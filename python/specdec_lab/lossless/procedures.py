@@ -12,15 +12,20 @@ from torch import Tensor
 from specdec_kernels import (
     ChainRule,
     DrawPurpose,
+    Edits,
     RngKey,
+    RowEdits,
     Sampling,
     TreeRule,
+    allocate_drafts,
     batch_sd,
+    edit_rows,
     sample,
     verify_chain,
     verify_tree,
 )
 
+from .edits import StepEdits, step_edits
 from .exact import Filters, Table, sampling_of
 
 
@@ -33,6 +38,7 @@ class Step(NamedTuple):
         draft: the rows the candidates were drawn from, ``[batch, draft or nodes, vocab]``.
         filters: of the target, and of the drafts as far as the verifier knows.
         rng: of the step.
+        edits: of target rows and draft rows.
     """
 
     token_ids: Tensor
@@ -40,6 +46,7 @@ class Step(NamedTuple):
     draft: Tensor
     filters: Filters
     rng: RngKey
+    edits: StepEdits = StepEdits()
 
 
 Verdict = tuple[Tensor, Tensor]  # token ids [batch, depth + 1], of which the first accepted + 1 count; accepted [batch]
@@ -61,7 +68,8 @@ class Procedure:
         drawn: overrides the filters that the drafts are drawn with, unknown to the verifier.
         has_step: the noise is named by the decode step.
         is_block: all drafts are drawn at once, and know the text before the step alone.
-        keep: which drafted ids ``[batch, draft]`` are offered at all.
+        keep: which drafted ids ``[batch, draft]`` of a chain are offered at all.
+        has_one_edit: the target's rows of a step all have the edits of the first one.
         verify: decides in place of the kernels.
         propose: draws a draft in place of the kernels: ids ``[batch]`` from rows ``[batch, vocab]``.
     """
@@ -76,7 +84,8 @@ class Procedure:
     drawn: Filters | None = None
     has_step: bool = True
     is_block: bool = False
-    keep: Callable[[Tensor], Tensor] | None = None
+    keep: Callable[[Procedure, Step], Tensor] | None = None
+    has_one_edit: bool = False
     verify: Callable[[Procedure, Step], Verdict] | None = None
     propose: Callable[[Tensor, Filters], Tensor] | None = None
 
@@ -103,6 +112,17 @@ class Procedure:
         return parents
 
 
+def within_budget(ids: Tensor, confidence: Tensor) -> Tensor:
+    """Which drafts ``[batch, draft]`` one budget keeps: a draft for each request of the batch."""
+    kept = allocate_drafts(ids, confidence.float(), budget=len(ids))
+    return torch.arange(ids.shape[1], device=ids.device) < kept.num_draft[:, None]
+
+
+def allocated(method: Procedure, step: Step) -> Tensor:
+    """The budget goes to rows with a likely id, whichever was drawn."""
+    return within_budget(step.token_ids, (step.draft.amax(-1) - step.draft.logsumexp(-1)).exp())
+
+
 PROCEDURES = [
     Procedure("ratio", "ratio"),
     Procedure("block", "block"),
@@ -111,6 +131,8 @@ PROCEDURES = [
     Procedure("block, argmax drafts", "block", has_rows=False, drawn={"temperature": 0.0}),
     Procedure("ratio, drafts at once", "ratio", is_block=True),
     Procedure("block, drafts at once", "block", is_block=True),
+    Procedure("ratio, one budget", "ratio", keep=allocated),
+    Procedure("block, one budget", "block", keep=allocated),
     Procedure("tree recursive", "recursive", (2, 2), "distinct"),
     Procedure("tree recursive, with replacement", "recursive", (2, 2), "independent", replacement=True),
     Procedure("tree greedy multi-draft", "greedy_multi_draft", (2, 2), "mixed"),
@@ -121,7 +143,9 @@ PROCEDURES = [
 ]
 
 
-def draft(method: Procedure, table: Table, context: Tensor, rng: RngKey, filters: Filters) -> tuple[Tensor, Tensor]:
+def draft(
+    method: Procedure, table: Table, context: Tensor, rng: RngKey, filters: Filters, edits: Edits | None = None
+) -> tuple[Tensor, Tensor]:
     """(ids, context of each node): node 0 is the root; a chain is a tree of one branch. Both ``[batch, nodes]``."""
     parents = method.parents()
     depth, ranks = [0], [0]
@@ -129,7 +153,7 @@ def draft(method: Procedure, table: Table, context: Tensor, rng: RngKey, filters
         depth.append(depth[parents[n]] + 1)
         ranks.append(depth[:-1].count(depth[n]))
     ids = [torch.full_like(context, -1)] * len(parents)
-    contexts = [context] * len(parents)
+    contexts, paths = [context] * len(parents), [context.new_empty(len(context), 0)] * len(parents)
     drawn = sampling_of(method.drawn if method.drawn is not None else filters, len(context), context.device)
     for node in range(len(parents)):
         children = [n for n, parent in enumerate(parents) if parent == node]
@@ -140,20 +164,25 @@ def draft(method: Procedure, table: Table, context: Tensor, rng: RngKey, filters
         if method.propose is not None:
             found = method.propose(row, filters)[:, None]
         else:
-            found = _children(method, row, drawn, at, ranks[node], [ranks[n] for n in children])
+            here = None if edits is None else edit_rows(edits, paths[node], vocab=table.vocab, only_last=True)
+            found = _children(method, row, drawn, at, ranks[node], [ranks[n] for n in children], here)
         for n, x in zip(children, found.unbind(1), strict=True):
             ids[n] = torch.where(ids[node] < 0, -1, x) if node else x
+            paths[n] = torch.cat([paths[node], ids[n][:, None]], 1)
             contexts[n] = table.after[contexts[node], x.clamp(min=0)]
     return torch.stack(ids, 1), torch.stack(contexts, 1)
 
 
-def _children(method: Procedure, row: Tensor, drawn: Sampling, rng: RngKey, rank: int, lanes: list[int]) -> Tensor:
+def _children(
+    method: Procedure, row: Tensor, drawn: Sampling, rng: RngKey, rank: int, lanes: list[int], edits: RowEdits | None
+) -> Tensor:
     """Ids of the children of one node, ``[batch, children]``; lanes as docs/design.md names them."""
 
     def draw(lane: int = 0, count: int = 1, without: Tensor | None = None) -> Tensor:
         return sample(
-            row, sampling=drawn, rng=rng, purpose=method.purpose, num_samples=count, lane=lane, exclude_ids=without
-        ).token_ids
+            row, sampling=drawn, rng=rng, purpose=method.purpose, num_samples=count, lane=lane, exclude_ids=without,
+            edits=edits,
+        ).token_ids  # fmt: skip
 
     count = len(lanes)
     if method.siblings == "distinct":
@@ -164,7 +193,9 @@ def _children(method: Procedure, row: Tensor, drawn: Sampling, rng: RngKey, rank
         return draw(lane=rank).expand(-1, count)
     if method.siblings == "chain":
         return draw()
-    top = row.topk(count, dim=-1).indices if row.stride(0) else row[0].topk(count).indices.expand(len(row), -1)
+    ranked = row if edits is None else edits.apply(row)
+    best = ranked if ranked.stride(0) else ranked[:1]  # the same row for all
+    top = best.topk(count, dim=-1).indices.expand(len(row), -1)
     if method.siblings == "top":
         return top
     certain = top[:, :-1].contiguous()
@@ -172,18 +203,20 @@ def _children(method: Procedure, row: Tensor, drawn: Sampling, rng: RngKey, rank
 
 
 def decode_step(
-    method: Procedure, table: Table, context: Tensor, rng: RngKey, filters: Filters
+    method: Procedure, table: Table, context: Tensor, rng: RngKey, filters: Filters, edits: Edits | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(token ids, accepted, contexts after 0, 1, .. of the ids) of one step of every text."""
     named = rng if method.has_step else rng._replace(step=torch.zeros_like(rng.position))
-    ids, contexts = draft(method, table, context, named, filters)
+    ids, contexts = draft(method, table, context, named, filters, edits)
     target = table.rows(table.target, contexts)
     rows = table.rows(table.draft, contexts[:, :1].expand_as(contexts) if method.is_block else contexts)
     if method.is_chain:
         ids, rows = ids[:, 1:], rows[:, :-1]
-        if method.keep is not None:
-            ids = torch.where(method.keep(ids), ids, -1)
-    step = Step(ids.contiguous(), target, rows, filters, named)
+    ids, parents = ids.contiguous(), None if method.is_chain else method.parents()
+    changed = step_edits(edits, ids, table.vocab, parents, only_first=method.has_one_edit)
+    step = Step(ids, target, rows, filters, named, changed)
+    if method.keep is not None:
+        step = step._replace(token_ids=torch.where(method.keep(method, step), ids, -1))
     emitted, accepted = (method.verify or verify)(method, step)
     path = [context]
     for x in emitted.unbind(1):
@@ -196,11 +229,11 @@ def verify(method: Procedure, step: Step) -> Verdict:
     batch = len(step.token_ids)
     device = step.token_ids.device
     sampling = drafted = sampling_of(step.filters, batch, device)
-    rows = step.draft if method.has_rows else None
+    rows, edits = (step.draft, step.edits) if method.has_rows else (None, step.edits._replace(draft=None))
     if method.is_chain:
         chain = verify_chain(
             step.token_ids, step.target, rows, sampling=sampling, draft_sampling=drafted, rng=step.rng,
-            rule=cast(ChainRule, method.rule),
+            rule=cast(ChainRule, method.rule), edits=edits.target, draft_edits=edits.draft,
         )  # fmt: skip
         return chain.token_ids, chain.num_accepted
     if method.rule == "batch":
@@ -210,6 +243,7 @@ def verify(method: Procedure, step: Step) -> Verdict:
     tree = verify_tree(
         step.token_ids, torch.tensor(method.parents(), device=device).repeat(batch, 1), step.target, rows,
         max_depth=method.depth, sampling=sampling, draft_sampling=drafted, rng=step.rng,
-        rule=cast(TreeRule, method.rule), replacement=method.replacement,
+        rule=cast(TreeRule, method.rule), replacement=method.replacement, edits=edits.target,
+        draft_edits=edits.draft,
     )  # fmt: skip
     return tree.token_ids, tree.num_accepted

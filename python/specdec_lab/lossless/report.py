@@ -133,6 +133,7 @@ def _ours(findings: list[Row]) -> list[str]:
         "sqrt(mean p (1 - p) / N), as seed experiments report it.",
         "next three": "Joint distribution of the next three tokens on the models' rows, top-k 4.",
         "streams": "Joint distribution of texts over several decode steps; rows depend on the full history.",
+        "edits": "The same with penalties, biases, a minimum length and bad words at every drafted position.",
     }
     for experiment, words in meaning.items():
         rows = [row for row in findings if row["experiment"] == experiment]
