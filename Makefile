@@ -161,7 +161,7 @@ lossless: $(BUILT)
 losslessness-page: $(BUILT)
 	TRITON_INTERPRET=$$($(BIN)/python -c "import torch; print(int(not torch.cuda.is_available()))") \
 	  $(BIN)/python -m specdec_lab lossless --seconds 6 --page docs/losslessness.md --figures docs/lossless \
-	  --experiments first next streams edits texts faults tradeoff batch $(SAMPLERS)
+	  --experiments first next streams edits loop texts faults tradeoff batch $(SAMPLERS)
 
 models-page: $(BUILT)
 	$(BIN)/python tests/model_families.py --page docs/models.md

@@ -21,7 +21,7 @@ from model_folders import save_model
 
 from specdec_lab.cli import arguments, main
 from specdec_lab.cli import lossless as command
-from specdec_lab.lossless import report
+from specdec_lab.lossless import loop, report
 from specdec_lab.lossless.family import Job
 from specdec_lab.lossless.models import first_tokens, load
 from specdec_lab.lossless.procedures import PROCEDURES
@@ -44,6 +44,17 @@ def test_lossless_passes_what_is_right_and_writes_json_and_page(tmp_path: Path) 
     assert len(run["findings"]) == 17
     assert run["timings"]["streams"] > 0
     assert "| ratio | pass | 16 |" in (tmp_path / "page.md").read_text()
+
+
+def test_lossless_decodes_with_edits_and_in_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "TARGETS", {"Mamba 2": loop.TARGETS["Mamba 2"]})
+    monkeypatch.setattr(loop, "DRAFTERS", {"suffixes": loop.DRAFTERS["suffixes"]})
+    words = ["--experiments", "edits", "loop", "--method", "ratio", "--texts", "200", "--workers", "1"]
+    paths = ["--json", str(tmp_path / "run.json"), "--page", str(tmp_path / "page.md")]
+    assert main(["lossless", *words, *paths]) == 0
+    page = (tmp_path / "page.md").read_text()
+    assert "| ratio | pass | 10 |" in page
+    assert "| suffixes (ratio) | pass | 1 |" in page
 
 
 def test_an_injected_fault_gives_exit_status_one(capsys: pytest.CaptureFixture[str]) -> None:

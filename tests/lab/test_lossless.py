@@ -13,7 +13,7 @@ from cases import FILTERS
 from exact_trees import rejection
 
 from specdec_kernels import Sampling, edit_rows, residual_probs, use_backend
-from specdec_lab.lossless import goodness
+from specdec_lab.lossless import goodness, loop
 from specdec_lab.lossless.acceptance import accepted_ids, expected_tokens, recursive_ids
 from specdec_lab.lossless.edits import EDITS, GrowingEdits, edited_table
 from specdec_lab.lossless.exact import (
@@ -37,6 +37,7 @@ from specdec_lab.lossless.tradeoff import duels, front, measure, output_distribu
 from specdec_lab.theory import batch_rejections, residuals
 from specdec_loop.drafters import DraftModel
 from specdec_loop.methods import METHODS as LOOP
+from specdec_loop.tree_cache.states import States
 
 BY_NAME = {method.name: method for method in PROCEDURES}
 P, Q = torch.tensor([0.2, 0.3, 0.1, 0.4]).double(), torch.tensor([0.5, 0.3, 0.15, 0.05]).double()
@@ -276,6 +277,37 @@ def test_a_draft_model_without_an_embedding_borrows_the_targets(pair: Pair, tmp_
     assert not torch.equal(found(text).logits, pair.draft(text).logits)
     with pytest.raises(ValueError, match="must hold all weights, but it lacks"):
         read(tmp_path / "draft")
+
+
+# --- texts of the loop on models whose distribution is enumerated
+
+RECURRENT = [name for name in loop.TARGETS if "delta" in name or name == "Mamba 2"]
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("target", loop.TARGETS)
+def test_every_drafter_leaves_the_texts_of_the_loop_alone(target: str) -> None:
+    """False-alarm rate 0.01 for all drafters together; seeds are fixed."""
+    findings = [job.run() for job in loop.jobs(400) if job.target == target]
+    assert judge(findings), findings
+    assert all(1.1 < finding.tokens < 3.5 for finding in findings)  # or nothing would have been tested
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("drafter", ["draft model", "independent drafts, a tree"])
+@pytest.mark.parametrize("target", RECURRENT)
+def test_states_that_read_the_drafts_and_not_what_was_accepted_are_found(
+    target: str, drafter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The twin: the state goes on over the first node that was tried, whether it was accepted or not."""
+    honest = States.commit
+
+    def careless(self: States, num_accepted: torch.Tensor, path: torch.Tensor | None, *, is_whole: bool) -> object:
+        moved = num_accepted if is_whole else num_accepted.clamp(min=1)
+        return honest(self, moved, None if path is None else path.clamp(min=1), is_whole=is_whole)
+
+    monkeypatch.setattr(States, "commit", careless)
+    assert not judge([loop.Job(target, drafter, 600).run()])
 
 
 # --- samplers of others

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from specdec_loop.cli.arguments import COUNT, Formatter, number
 
-EXPERIMENTS = ("first", "next", "streams", "edits", "texts", "faults", "tradeoff", "batch")
+EXPERIMENTS = ("first", "next", "streams", "edits", "loop", "texts", "faults", "tradeoff", "batch")
 MODELS, WORK = Path("python/models"), Path("build/training")
 POSITIVE = number(float, 0, above=True)
 

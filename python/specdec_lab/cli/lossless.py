@@ -16,7 +16,7 @@ from specdec_loop.cli.arguments import default_model
 from specdec_loop.cli.errors import UserError, one_line
 from specdec_loop.cli.report import machine
 
-from ..lossless import figures, report, texts
+from ..lossless import figures, loop, report, texts
 from ..lossless.exact import processed
 from ..lossless.experiments import Finding, judge
 from ..lossless.family import (
@@ -41,7 +41,7 @@ from .arguments import EXPERIMENTS
 ON_MODELS = {"first", "next", "texts", "tradeoff"}
 FAULT_TEXTS = 160_000  # the weakest, g3-tree, was missed with a quarter of them
 TEXTS, TEXT_TOKENS = 32, 48  # prompts of the loop's texts, and tokens of each
-FRONT_DRAWS, BATCH_TEXTS = 100_000, 4000
+FRONT_DRAWS, BATCH_TEXTS, LOOP_TEXTS = 100_000, 4000, 6000
 
 
 def run(args: argparse.Namespace) -> int:
@@ -166,6 +166,8 @@ class Plan:
             self.groups["streams"] = list(stream_jobs(methods, args.texts))
         if "edits" in self.chosen:
             self.groups["edits"] = list(edit_jobs(methods, args.texts))
+        if "loop" in self.chosen:
+            self.groups["loop"] = list(loop.jobs(min(args.texts, LOOP_TEXTS)))
         if "faults" in self.chosen:
             self.groups["faults"] = [job for jobs in self.faults.values() for job in jobs]
         if self.others:
@@ -176,7 +178,7 @@ class Plan:
         left = iter(found)
         self.found = {name: [next(left) for _ in jobs] for name, jobs in self.groups.items()}
         get = self.found.get
-        ours: list[Finding] = [f for name in ("first", "next", "streams", "edits") for f in get(name, [])]
+        ours: list[Finding] = [f for name in ("first", "next", "streams", "edits", "loop") for f in get(name, [])]
         if "streams" in self.chosen:
             ours += [
                 impossible(m) for m in PROCEDURES if m.name == "ratio" and m.name in (self.args.method or [m.name])

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specdec_kernels import Edits, RowEdits, TokenCounts, count_tokens, edit_rows
 
-from .exact import Table
+from .exact import Table, tree_of_histories
 
 INF = float("inf")
 LEAST_IDS = 3  # of a table, for the edits below
@@ -61,8 +61,7 @@ def edited_table(table: Table, edits: Edits, length: int) -> Table:
         last = list(range(first, len(contexts)))
     places = list(zip(contexts, histories, strict=True))
     target, draft = (torch.stack([edited(of[c], h, edits) for c, h in places]) for of in (table.target, table.draft))
-    child = torch.arange(len(contexts))[:, None] * table.vocab + 1 + torch.arange(table.vocab)
-    return Table(target, draft, torch.where(child < len(contexts), child, 0))
+    return Table(target, draft, tree_of_histories(table.vocab, length))
 
 
 class GrowingEdits:

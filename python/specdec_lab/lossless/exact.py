@@ -82,8 +82,14 @@ def random_table(vocab: int, length: int, seed: int, spread: float = 1.2) -> Tab
     contexts = sum(vocab**n for n in range(length))
     target = spread * torch.randn(contexts, vocab, generator=g)
     draft = 0.5 * target + spread * torch.randn(contexts, vocab, generator=g)
+    return Table(target, draft, tree_of_histories(vocab, length))
+
+
+def tree_of_histories(vocab: int, length: int) -> Tensor:
+    """`after` of a `Table` with a context for each history of fewer than `length` tokens, in order of their lengths."""
+    contexts = sum(vocab**n for n in range(length))
     child = torch.arange(contexts)[:, None] * vocab + 1 + torch.arange(vocab)
-    return Table(target, draft, torch.where(child < contexts, child, 0))
+    return torch.where(child < contexts, child, 0)
 
 
 def flat_table(target: Tensor, draft: Tensor) -> Table:

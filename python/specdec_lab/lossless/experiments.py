@@ -143,8 +143,35 @@ def follow(
         drawn += n
     mean = total / drawn
     spread = math.sqrt(max(squares / drawn - mean**2, 0.0) / drawn)
-    theory = expected_tokens(method, exact, filters)
-    towards = distribution_of(keys, exact, length, processed(exact.draft, **filters))  # type: ignore[arg-type]
+    return finding(
+        keys, distribution, counts, exact, filters, experiment=experiment, case=case, method=method.name,
+        length=length, accepted=mean, spread=spread, theory=expected_tokens(method, exact, filters), cpu=cpu,
+    )  # fmt: skip
+
+
+def finding(
+    keys: Tensor, distribution: Tensor, counts: Tensor, table: Table, filters: Filters, *, experiment: str, case: str,
+    method: str, length: int, accepted: float, spread: float, theory: float | None, cpu: float,
+) -> Finding:  # fmt: skip
+    """What was counted beside what is right.
+
+    Args:
+        keys: of the texts that can occur, see `joint_distribution`.
+        distribution: theirs.
+        counts: see `joint_counts`.
+        table: of the exact rows.
+        filters: of target and draft.
+        experiment: which.
+        case: likewise.
+        method: likewise.
+        length: tokens of a text.
+        accepted: in a first step, mean.
+        spread: its standard error.
+        theory: tokens of a first step; None: unknown.
+        cpu: `time.process_time` at the beginning.
+    """
+    drawn = int(counts.sum())
+    towards = distribution_of(keys, table, length, processed(table.draft, **filters))  # type: ignore[arg-type]
     top = distribution.topk(min(SHOWN, len(distribution))).indices
     columns = (keys[top], distribution[top], towards[top], counts[top].double() / drawn)
     distribution, towards = (
@@ -152,8 +179,8 @@ def follow(
     )  # the last cell: what cannot happen
     least = goodness.least_bias(distribution, towards, drawn, ALPHA) if float(towards.sum()) > 0 else 0.0
     return Finding(
-        experiment, case, method.name, goodness.fit(counts, distribution), 1 + mean, theory,
-        _agreement(1 + mean, theory, spread), least, round(time.process_time() - cpu, 2),
+        experiment, case, method, goodness.fit(counts, distribution), 1 + accepted, theory,
+        _agreement(1 + accepted, theory, spread), least, round(time.process_time() - cpu, 2),
         list(zip(*(x.tolist() for x in columns), strict=True)),
     )  # fmt: skip
 

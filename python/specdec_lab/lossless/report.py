@@ -134,6 +134,8 @@ def _ours(findings: list[Row]) -> list[str]:
         "next three": "Joint distribution of the next three tokens on the models' rows, top-k 4.",
         "streams": "Joint distribution of texts over several decode steps; rows depend on the full history.",
         "edits": "The same with penalties, biases, a minimum length and bad words at every drafted position.",
+        "loop": "Joint distribution of four tokens of the decoding loop, on tiny random models with and without "
+        "recurrent layers, and heads of random weights.",
     }
     for experiment, words in meaning.items():
         rows = [row for row in findings if row["experiment"] == experiment]
