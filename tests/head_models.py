@@ -33,6 +33,7 @@ from specdec_loop.heads import (
     FeatureHead,
     MedusaHeads,
     MtpHead,
+    MtpLayer,
     PEagleHead,
     Shared,
     load_dflash,
@@ -136,6 +137,8 @@ class TinyAssets(DrafterAssets):
     def head(self, kind: str) -> Any:
         if kind == "dflash":
             return block_head(self.target)
+        if kind == "mtp-layers":
+            return shaken(MtpLayer(self.target, Shared(self.target)))
         return medusa() if kind == "medusa" else feature_head(kind, self.target)
 
 

@@ -57,7 +57,7 @@ def test_the_target_knows_python(target: Any, prompt: torch.Tensor) -> None:
 def test_a_drafter_keeps_the_text_and_is_often_right(name: str, target: Any, prompt: torch.Tensor) -> None:
     assets = DrafterAssets(
         target,
-        heads=FOLDER,
+        heads=FOLDER.joinpath,
         load_draft=lambda: load_draft_model(FOLDER / "draft", target),
         load_store=lambda: pytest.fail("no model needs a datastore"),
     )

@@ -26,15 +26,27 @@ from .drafters import (
     IndependentDrafts,
     Lookahead,
     Medusa,
+    MedusaBestTree,
+    ParallelChain,
     PromptLookup,
     Retrieval,
     SuffixDecoding,
     SuffixOr,
 )
-from .heads import FeatureHead, load_dflash, load_eagle, load_eagle3, load_medusa, load_mtp
+from .heads import (
+    FeatureHead,
+    load_dflash,
+    load_eagle,
+    load_eagle3,
+    load_medusa,
+    load_mtp,
+    load_mtp_layers,
+    load_peagle,
+)
 
-LOADERS: dict[str, Callable[..., Any]] = {
-    "medusa": load_medusa, "eagle": load_eagle, "eagle3": load_eagle3, "mtp": load_mtp, "dflash": load_dflash,
+LOADERS: dict[str, Callable[..., Any]] = {  # by the kind of head; mtp-layers are in the target's own checkpoint
+    "medusa": load_medusa, "eagle": load_eagle, "eagle3": load_eagle3, "peagle": load_peagle, "mtp": load_mtp,
+    "mtp-layers": load_mtp_layers, "dflash": load_dflash,
 }  # fmt: skip
 
 
@@ -45,7 +57,7 @@ class DrafterAssets:
         self,
         target: Any,
         *,
-        heads: Path,
+        heads: Callable[[str], Path],
         load_draft: Callable[[], Any],
         load_store: Callable[[], Datastore],
         dtype: torch.dtype | None = None,
@@ -54,7 +66,7 @@ class DrafterAssets:
 
         Args:
             target: the model that is decoded.
-            heads: folder whose folders hold heads: medusa, eagle, eagle3, mtp, dflash.
+            heads: folder of a kind of head, a key of `LOADERS`; `folder.joinpath` where a folder has one of each name.
             load_draft: gives the draft model.
             load_store: gives the datastore.
             dtype: of heads; None: the target's.
@@ -74,9 +86,9 @@ class DrafterAssets:
         return self._load_store()
 
     def head(self, kind: str) -> Any:
-        """The heads in the folder of this name: medusa, eagle (and EAGLE-2), eagle3, mtp or dflash."""
+        """The head of this kind, a key of `LOADERS`; eagle is that of EAGLE-2 too."""
         if kind not in self._heads:
-            self._heads[kind] = LOADERS[kind](self.heads / kind, self.target, dtype=self.dtype)
+            self._heads[kind] = LOADERS[kind](self.heads(kind), self.target, dtype=self.dtype)
         return self._heads[kind]
 
 
@@ -127,11 +139,14 @@ METHODS = {
     "blockwise": Method("parallel heads, a chain (Stern et al.)", lambda a: Blockwise(a.head("medusa")),
                         draft_length=2),
     "medusa": Method("parallel heads, a tree", lambda a: Medusa(a.head("medusa"), SMALL_TREE)),
+    "medusa-best": Method("... the likeliest tree", lambda a: MedusaBestTree(a.head("medusa"), width=3, total=8)),
     "eagle": Method("features, a fixed tree", lambda a: EagleTree(a.head("eagle"), SMALL_TREE)),
     "eagle-sampled": Method("... drawn without replacement", lambda a: EagleTree(a.head("eagle"), SMALL_TREE),
                             "traversal"),
     "eagle2": Method("... a tree that grows where it promises", lambda a: dynamic_tree(a.head("eagle"))),
     "eagle3": Method("features of three depths", lambda a: dynamic_tree(a.head("eagle3"))),
+    "peagle": Method("... a chain, all tokens at once (P-EAGLE)", lambda a: ParallelChain(a.head("peagle"))),
+    "peagle-block": Method("... block verification", lambda a: ParallelChain(a.head("peagle")), "block"),
     "mtp": Method("features, a chain; ends where it is unsure", lambda a: HeadChain(a.head("mtp"), confidence=0.2),
                   draft_length=8, adapts=True),
     "mtp-suffix": Method("... or a copy, where the text repeats itself",
@@ -140,6 +155,8 @@ METHODS = {
     "mtp-block-auto": Method("... of a length that adapts to acceptance and cost, as batches need it",
                              lambda a: HeadChain(a.head("mtp"), confidence=0.2), "block", 8, True),
     "mtp-tree": Method("... a tree that grows where it promises", lambda a: dynamic_tree(a.head("mtp"))),
+    "mtp-layers": Method("the layer for multi-token prediction in the target's checkpoint, a chain",
+                         lambda a: HeadChain(a.head("mtp-layers"), confidence=0.2)),
     "dflash": Method("a block at once, a chain", lambda a: BlockDrafter(a.head("dflash"))),
     "dflash-block": Method("... block verification", lambda a: BlockDrafter(a.head("dflash")), "block"),
     "dflash-tree": Method("... the likeliest tree", lambda a: BlockTree(a.head("dflash"), width=3, total=8)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,16 @@ import pytest
 import torch
 import transformers
 from command_help import assert_light
+from head_models import feature_head, shaken
 from model_families import FAMILIES, build
 from model_folders import save_model, save_tokenizer
+from safetensors.torch import load_file, save_file
 
 from specdec_loop.cli import arguments, main
 from specdec_loop.cli.measure import Case, all_cases, distinct
-from specdec_loop.methods import METHODS
+from specdec_loop.heads import MtpLayer, Shared, save_head
+from specdec_loop.heads.mtp_layers import DEEPSEEK
+from specdec_loop.methods import LOADERS, METHODS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -160,7 +165,19 @@ def test_every_method_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["generate", "x", "--target", "nowhere"], "--target: no config.json in nowhere: give the folder of a"),
         (["generate", "x", "--draft", "nowhere"], "method draft-model: --draft: no config.json in nowhere"),
-        (["generate", "x", "--method", "eagle"], "method eagle: "),
+        (
+            ["generate", "x", "--method", "eagle"],
+            "give --head eagle=FOLDER, or its name on the Hugging Face Hub",
+        ),
+        (
+            ["generate", "x", "--method", "eagle", "--head", "eagle=no"],
+            "method eagle: --head eagle: no config.json in no:",
+        ),
+        (
+            ["generate", "x", "--head", "nonsense=x"],
+            "--head: must be KIND=FOLDER, KIND one of medusa, eagle, eagle3, peagle",
+        ),
+        (["generate", "x", "--method", "mtp-layers"], "model.safetensors: no layer for multi-token prediction here"),
         (["generate", "", "--method", "plain"], "the prompt is empty"),
         (["generate", "x" * 300], "the prompt has 300 tokens and --max-new-tokens is 128, but the model has 256"),
         (["generate", "x", "--file", "y"], "a prompt and --file are given: leave out one"),
@@ -198,6 +215,47 @@ def test_mistakes_are_said_in_one_line(
     err = capsys.readouterr().err
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_heads_are_those_that_the_command_names(
+    folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P-EAGLE's in a folder and on the Hub, the target's own layer; a head of another target is refused."""
+    target = transformers.AutoModelForCausalLM.from_pretrained(folder / "target")
+    head = feature_head("peagle", target)
+    save_head(head, tmp_path / "head", head.config.to_dict())
+    layer = shaken(MtpLayer(target, Shared(target)))
+    shutil.copytree(folder / "target", tmp_path / "target")
+    names = {ours: theirs for theirs, ours in DEEPSEEK.items()}
+    tensors = load_file(tmp_path / "target" / "model.safetensors")
+    for name, tensor in layer.state_dict().items():
+        first, rest = name.split(".", 1)
+        tensors[f"model.layers.2.{'' if first == 'block' else names[first + '.']}{rest}"] = tensor
+    save_file(tensors, tmp_path / "target" / "model.safetensors", metadata={"format": "pt"})
+    want = plain_text(folder, "def f(a, a):", 20)
+
+    def text(*words: str) -> str:
+        assert call(folder, "generate", "def f(a, a):", "--max-new-tokens", "20", "--method", *words) == 0
+        out, err = capsys.readouterr()
+        assert "tokens in" in err
+        return out.rstrip("\n")
+
+    assert want.startswith(text("peagle", "--head", f"peagle={tmp_path / 'head'}"))
+    assert want.startswith(text("mtp-layers", "--head", f"mtp-layers={tmp_path / 'target'}"))
+    assert want.startswith(text("mtp-layers", "--target", str(tmp_path / "target")))
+    asked: list[str] = []
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_: "a file")
+    monkeypatch.setattr(
+        "huggingface_hub.snapshot_download", lambda name, **_: (asked.append(name), str(tmp_path / "head"))[1]
+    )
+    assert want.startswith(text("peagle", "--head", "peagle=some-owner/head"))
+    assert asked == ["some-owner/head"]
+    assert call(folder, "generate", "x", "--method", "eagle3", "--head", f"eagle3={tmp_path / 'head'}") == 2
+    assert "not expected: ['mask_hidden']" in capsys.readouterr().err
+
+
+def test_the_kinds_of_heads_are_those_that_are_loaded() -> None:
+    assert tuple(LOADERS) == arguments.HEADS
 
 
 def test_a_model_on_the_hub_is_asked_for_and_an_unreachable_hub_is_one_line(

@@ -23,10 +23,11 @@ from head_models import (
     run_block,
     watch,
 )
-from models import VOCAB, model
+from models import SIZES, VOCAB, model
 from safetensors.torch import save_file
 from texts import assert_same, prompts, text_of
 from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from specdec_kernels import Sampling
@@ -418,6 +419,14 @@ def test_a_draft_model_borrows_the_tables_of_the_target(tmp_path: Path) -> None:
     assert torch.allclose(made(ids).logits, read(ids).logits, atol=1e-5)
     own = sum(p.numel() for p in made.model.layers.parameters()) + 32
     assert (tmp_path / "model.safetensors").stat().st_size < 4 * own + 2000
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "peagle"])
+def test_a_head_of_a_target_with_more_ids_is_refused(kind: str, tmp_path: Path) -> None:
+    config, head = LlamaConfig(**{**SIZES, "vocab_size": 40}, num_hidden_layers=2), feature_head(kind, model())
+    heads.save_head(head, tmp_path, head.config.to_dict())
+    with pytest.raises(ValueError, match=r"d2t must lead to ids in \[0, 40\), got 1 to 59"):
+        LOADS[kind][0](tmp_path, LlamaForCausalLM(config))
 
 
 @pytest.mark.parametrize("kind", LOADS)

@@ -37,7 +37,7 @@ class Irregular(FixedLength):
 def assets() -> TinyAssets:
     return TinyAssets(
         model(),
-        heads=Path("nowhere"),
+        heads=Path("nowhere").joinpath,
         load_draft=lambda: model(seed=1),
         load_store=lambda: Datastore.build(prompts()),
     )
@@ -126,7 +126,7 @@ def test_parts_are_loaded_when_they_are_wanted(tmp_path: Path) -> None:
         loaded.append("draft")
         return model(seed=1)
 
-    assets = DrafterAssets(model(), heads=tmp_path, load_draft=load, load_store=lambda: Datastore.build([[1]]))
+    assets = DrafterAssets(model(), heads=tmp_path.joinpath, load_draft=load, load_store=lambda: Datastore.build([[1]]))
     METHODS["prompt-lookup"].make(assets)
     assert loaded == []
     for name in ("draft-model", "draft-model-ratio"):

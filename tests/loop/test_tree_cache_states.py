@@ -100,7 +100,7 @@ def test_a_tree_that_grows_level_by_level_is_the_whole_one(family: str) -> None:
 def drafter_of(name: str, family: str) -> Any:
     assets = TinyAssets(
         model(family),
-        heads=Path("nowhere"),
+        heads=Path("nowhere").joinpath,
         load_draft=lambda: model(family, seed=1),
         load_store=lambda: Datastore.build(prompts()),
     )

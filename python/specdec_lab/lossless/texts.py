@@ -96,7 +96,7 @@ class Job:
         pair = load(self.target, self.draft)
         prompts = _written(self.target, self.draft, self.prompts)
         assets = DrafterAssets(
-            pair.target, heads=Path(self.heads), load_draft=lambda: pair.draft,
+            pair.target, heads=Path(self.heads).joinpath, load_draft=lambda: pair.draft,
             load_store=lambda: Datastore.build(prompts),
         )  # fmt: skip
         try:

@@ -12,6 +12,7 @@ from .errors import UserError
 
 DTYPES = ("float32", "bfloat16", "float16")
 STORE = Path("build/datastore.pt")
+HEADS = ("medusa", "eagle", "eagle3", "peagle", "mtp", "mtp-layers", "dflash")
 KEY_VARIABLE = "SPECDEC_API_KEY"  # of the environment; a command line would show the key to all users of the machine
 
 
@@ -80,6 +81,13 @@ def _draft_length(text: str) -> float | str:
         return COUNT(text)
     except argparse.ArgumentTypeError as error:
         raise argparse.ArgumentTypeError(f"{error}; or auto") from error
+
+
+def _head(text: str) -> tuple[str, str]:
+    kind, _, name = text.partition("=")
+    if kind not in HEADS or not name:
+        raise argparse.ArgumentTypeError(f"must be KIND=FOLDER, KIND one of {', '.join(HEADS)}, got {text!r}")
+    return kind, name
 
 
 def _depth(text: str) -> float:
@@ -184,8 +192,13 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
     named = "folder of a transformers {}, or its name on the Hugging Face Hub; by default the repository's {}"
     models.add_argument("--target", help=named.format("causal LM", "python/models/target"))
     models.add_argument("--draft", help=named.format("draft model", "python/models/draft"))
-    about = "folder of the folders medusa, eagle, eagle3, mtp, dflash; by default the repository's python/models"
+    about = "folder of folders called as the kinds of --head; by default the repository's python/models"
     models.add_argument("--heads", type=Path, help=about)
+    about = (
+        f"folder of a head, or its name on the Hugging Face Hub; KIND is one of {', '.join(HEADS)}; by default the "
+        "folder KIND in --heads, of mtp-layers the target's; may be repeated"
+    )
+    models.add_argument("--head", action="append", type=_head, metavar="KIND=FOLDER", default=[], help=about)
     models.add_argument("--datastore", type=Path, default=STORE, help="file for rest")
     models.add_argument("--device", help="cpu, cuda, cuda:1; by default cuda where torch finds one")
     models.add_argument("--dtype", choices=DTYPES, default="float32", help="of the target's weights")

@@ -29,6 +29,7 @@ from .errors import UserError, one_line
 
 LONGEST = 10  # draft that `--draft-length auto` may choose
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")  # owner/name
+HEAD_FILES = ["*.json", "*.safetensors", "*.bin", "*.pt"]  # of a repository on the Hub
 HUB_SECONDS = 10  # for the Hub to answer at all
 
 
@@ -60,7 +61,7 @@ class Models:
             )
         self.assets = DrafterAssets(
             self.target,
-            heads=args.heads,
+            heads=self._head,
             load_draft=self._draft,
             load_store=self._store,
             dtype=getattr(torch, self.draft_dtype),
@@ -112,6 +113,17 @@ class Models:
             tree_cache.check_model(transformers.AutoConfig.from_pretrained(name))
             model = transformers.AutoModelForCausalLM.from_pretrained(name, dtype=getattr(torch, dtype))
             return model.to(self.args.device).eval().requires_grad_(False)
+
+    def _head(self, kind: str) -> Path:
+        """Folder of a head: the one given, or the target's checkpoint, or the one in --heads."""
+        name = dict(self.args.head).get(kind) or (self.args.target if kind == "mtp-layers" else None)
+        folder = self.args.heads / kind if name is None else Path(name)
+        if folder.is_dir():
+            return folder
+        if name is None:
+            raise UserError(f"no folder {folder}: give --head {kind}=FOLDER, or its name on the Hugging Face Hub")
+        check_model(f"--head {kind}", name)
+        return Path(huggingface_hub.snapshot_download(name, allow_patterns=HEAD_FILES))
 
     def _draft(self) -> Any:
         name = self.args.draft or str(default_model("--draft", "draft"))

@@ -197,9 +197,10 @@ class FeatureHead(nn.Module):
             ValueError: the target has no such id.
         """
         ids = torch.arange(len(d2t), device=d2t.device) + d2t
-        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self.config.vocab_size:
+        known = len(self._shared[0].embedding.weight)  # type: ignore[arg-type]
+        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < known:
             ends = f"{int(ids.min())} to {int(ids.max())}"
-            raise ValueError(f"{source}: d2t must lead to ids in [0, {self.config.vocab_size}), got {ends}")
+            raise ValueError(f"{source}: d2t must lead to ids in [0, {known}), got {ends}")
         self.token_map = ids.int()
 
     def logits(self, features: Tensor) -> Tensor:
