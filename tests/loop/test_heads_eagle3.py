@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from drafted_texts import assert_texts
+from head_models import feature_head
 from models import VOCAB, model
 from safetensors.torch import load_file, save_file
 from speculators_package import draft_head, speculators
@@ -141,5 +142,33 @@ def test_an_eagle3_file_that_does_not_fit_is_named(tmp_path: Path, change: dict[
         inside = fields["transformer_layer_config"]
         (inside if name in ("num_hidden_layers", "model_type", "layer_types") else fields)[name] = value
     (tmp_path / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(ValueError, match=message):
+        heads.load_eagle3(tmp_path, model())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"layer_types": ["sliding_attention"]}, r"layer_types must be full_attention, got \['sliding_attention'\]"),
+        ({"layer_types": ["sliding_attention", "full_attention"]}, "layer_types must be full_attention"),
+        ({"use_sliding_window": True}, "use_sliding_window must be false, got true: a head attends the whole text"),
+        ({"layer_types": ["full_attention", "sliding_attention"], "use_sliding_window": True}, None),
+        ({"use_sliding_window": False}, None),
+    ],
+)
+def test_windows_of_a_flat_configuration_are_refused_where_they_are_the_heads(
+    tmp_path: Path, change: dict[str, Any], message: str | None
+) -> None:
+    """A configuration that is copied from the target may name the kinds of all of its layers, and a width alone."""
+    head = feature_head("eagle3", model())
+    heads.save_head(head, tmp_path, head.config.to_dict(), dtype=torch.float32)
+    fields = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**fields, "sliding_window": 8, **change}))
+    if message is None:
+        read = heads.load_eagle3(tmp_path, model())
+        features = torch.randn(1, 5, 32, generator=torch.Generator().manual_seed(0))
+        args = torch.arange(5)[None], features, torch.arange(5)[None]
+        assert torch.equal(read(*args), head(*args))
+        return
     with pytest.raises(ValueError, match=message):
         heads.load_eagle3(tmp_path, model())

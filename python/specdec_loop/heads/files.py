@@ -187,12 +187,18 @@ def _config(folder: Path | str, kind: str = "") -> LlamaConfig:
     fields, _ = LlamaConfig.get_config_dict(folder)
     if "speculators_model_type" in fields:
         return _of_speculators(fields, str(folder), kind)
+    # Often copied from the target: the first layer_types are the head's, and a lone sliding_window means nothing.
+    kinds = (fields.pop("layer_types", None) or [])[: fields.get("num_hidden_layers", 1)]
+    if set(kinds) - {"full_attention"}:
+        raise ValueError(f"{folder}: layer_types must be full_attention, got {kinds}")
+    if not kinds and fields.get("use_sliding_window"):
+        raise ValueError(f"{folder}: use_sliding_window must be false, got true: a head attends the whole text")
     return _plain(LlamaConfig(**fields))
 
 
 def _plain(config: LlamaConfig) -> LlamaConfig:
     config._attn_implementation = "sdpa"  # the masks that Attention takes
-    config.sliding_window = config.layer_types = None  # copied from the target; a head sees the whole text
+    config.sliding_window = config.layer_types = None
     return config
 
 
