@@ -89,7 +89,7 @@ def _head(kind: Callable[..., Any], target: str, *, layers: int = 1, fields: dic
 
 def _block(target: str) -> DFlashHead:
     named = {"levels": (0, -1), "block_size": 1 + DRAFT, "mask_id": 0}
-    head: DFlashHead = _head(DFlashHead, target, layers=2, fields={"qk_norm": True}, **named)
+    head: DFlashHead = _head(DFlashHead, target, layers=2, fields={}, **named)
     return head
 
 

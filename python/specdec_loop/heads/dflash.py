@@ -14,10 +14,7 @@ from .layers import Attention, FeatureHead, Residual, Shared, norm, rotate
 class BlockAttention(Attention):
     """Attention without order in a block; the keys of features come from the same matrices as those of its tokens."""
 
-    def __init__(self, config: Any, layer: int) -> None:
-        """Take heads and sizes from a configuration, and the number of the layer."""
-        super().__init__(config, config.hidden_size, layer)
-        self.q_norm, self.k_norm = (nn.RMSNorm(self.dim, eps=config.rms_norm_eps) for _ in range(2))
+    has_norms = True
 
     def write(self, x: Tensor, rotary: tuple[Tensor, ...], cache: Any) -> tuple[Tensor, Tensor]:
         """Add keys and values of ``[batch, count, width]`` to the cache; all that it holds."""
@@ -37,10 +34,11 @@ class BlockAttention(Attention):
 class BlockLayer(Residual):
     """A layer of Qwen3 with such attention."""
 
+    attention = BlockAttention
+
     def __init__(self, config: Any, layer: int) -> None:
         """Take the sizes from a configuration, and the number of the layer."""
         super().__init__(config, config.hidden_size, layer)
-        self.self_attn: BlockAttention = BlockAttention(config, layer)
         self.input_layernorm = norm(config)
 
 

@@ -14,7 +14,13 @@ GROWING = ("dynamic", "longrope")  # rotary tables that change with the length o
 
 
 class Attention(nn.Module):
-    """Grouped-query attention with rotary positions; its input may be wider than its output."""
+    """Grouped-query attention with rotary positions; its input may be wider than its output.
+
+    Attributes:
+        has_norms: of queries and keys, as Qwen3's layers; else the configuration's `qk_norm` says so.
+    """
+
+    has_norms: ClassVar[bool] = False
 
     def __init__(self, config: Any, inputs: int, layer: int = 0) -> None:
         """Take heads and sizes from a Llama configuration, the width of the input, and the layer of the cache."""
@@ -29,7 +35,7 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(inputs, keys, bias=bias)
         self.v_proj = nn.Linear(inputs, keys, bias=bias)
         self.o_proj = nn.Linear(queries, config.hidden_size, bias=everywhere)
-        if getattr(config, "qk_norm", False):  # Qwen3's layers
+        if self.has_norms or getattr(config, "qk_norm", False):
             self.q_norm, self.k_norm = (nn.RMSNorm(self.dim, eps=config.rms_norm_eps) for _ in range(2))
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, ...], mask: Tensor | None, cache: Any) -> Tensor:
@@ -258,10 +264,12 @@ def norm(config: Any, size: int | None = None) -> nn.RMSNorm:
 class Residual(nn.Module):
     """The second half of a Llama layer and its attention; what comes before differs from head to head."""
 
+    attention: ClassVar[type[Attention]] = Attention
+
     def __init__(self, config: Any, inputs: int, layer: int = 0) -> None:
         """Take the sizes from a Llama configuration, the width of what attention sees, and the layer of the cache."""
         super().__init__()
-        self.self_attn = Attention(config, inputs, layer)
+        self.self_attn = self.attention(config, inputs, layer)
         self.mlp = LlamaMLP(config)
         self.post_attention_layernorm = norm(config)
 

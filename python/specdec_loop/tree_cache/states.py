@@ -283,36 +283,20 @@ class StateLayer(LinearAttentionCacheLayerMixin):  # type: ignore[misc] # transf
         out = sums_along_paths(before, c, kept["keys"], b, kept["log_decay"], self.states.paths.seen())
         return out if D is None else out + D[:, None] * hidden_states.float(), None
 
-    def scan_one(
-        self,
-        original: Callable[..., Tensor],
-        state: Tensor,
-        hidden_states: Tensor,
-        dt: Tensor,
-        A: Tensor,
-        B: Tensor,
-        C: Tensor,
-        D: Tensor | None = None,
-        z: Tensor | None = None,
-        dt_bias: Tensor | None = None,
-        dt_softplus: bool = False,
-        **arguments: Any,
-    ) -> Tensor:
+    def scan_one(self, original: Callable[..., Tensor], state: Tensor, **given: Any) -> Tensor:
         """Mamba2's step of one token, which writes its state, so a copy: outputs ``[batch, heads, head_dim]``."""
 
         def stepped(*nodes: Tensor, initial_states: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
             after = initial_states.clone()
-            whole = {"D": D, "z": z, "dt_bias": dt_bias, "dt_softplus": dt_softplus}
-            return original(after, hidden_states, dt, A, B, C, **whole, **arguments)[:, None], after
+            return original(after, **given)[:, None], after
 
-        out, _ = self.scan(
-            stepped, hidden_states[:, None], dt[:, None, :, 0], A[:, 0, 0], B[:, None], C[:, None],
-            D=None if D is None else D[:, 0], dt_bias=None if dt_bias is None else dt_bias[:, 0],
-            dt_softplus=dt_softplus,
-        )  # fmt: skip
-        if z is not None and self.states.paths.parents is not None:
-            out = out * silu(z)[:, None]
-        return out[:, 0].to(hidden_states.dtype)
+        x, dt, b, c = (given[name][:, None] for name in ("hidden_states", "dt", "B", "C"))
+        heads = {name: given[name][:, 0] for name in ("D", "dt_bias") if given.get(name) is not None}
+        soft = given.get("dt_softplus", False)
+        out, _ = self.scan(stepped, x, dt[..., 0], given["A"][:, 0, 0], b, c, dt_softplus=soft, **heads)
+        if given.get("z") is not None and self.states.paths.parents is not None:
+            out = out * silu(given["z"])[:, None]
+        return out[:, 0].to(x.dtype)
 
     def select(
         self,
@@ -343,26 +327,11 @@ class StateLayer(LinearAttentionCacheLayerMixin):  # type: ignore[misc] # transf
         out = (out if D is None else out + x * D).transpose(1, 2)
         return (out if z is None else out * silu(z)).to(hidden_states.dtype), self.running
 
-    def select_one(
-        self,
-        original: Callable[..., Tensor],
-        state: Tensor,
-        hidden_states: Tensor,
-        dt: Tensor,
-        A: Tensor,
-        B: Tensor,
-        C: Tensor,
-        D: Tensor | None = None,
-        dt_bias: Tensor | None = None,
-        dt_softplus: bool = False,
-        z: Tensor | None = None,
-        **arguments: Any,
-    ) -> Tensor:
+    def select_one(self, original: Callable[..., Tensor], state: Tensor, **given: Any) -> Tensor:
         """Mamba's step of one token: outputs ``[batch, channels]``."""
-        gate = None if z is None else z[..., None]
-        x, step, b, c = (x[..., None] for x in (hidden_states, dt, B, C))
-        out, _ = self.select(original, x, step, A, b, c, D, gate, delta_bias=dt_bias, delta_softplus=dt_softplus)
-        return out[..., 0]
+        nodes = {n: given[n][..., None] for n in ("hidden_states", "dt", "B", "C", "z") if given.get(n) is not None}
+        named = {"delta_bias": given.get("dt_bias"), "delta_softplus": given.get("dt_softplus", False)}
+        return self.select(original, A=given["A"], D=given.get("D"), **nodes, **named)[0][..., 0]
 
     def _before(self, shape: tuple[int, int, int]) -> Tensor:
         """The state that a chain continues, or the committed one."""
