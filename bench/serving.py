@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 import httpx
@@ -27,6 +28,20 @@ from .machine import ROOT, commit, machine, versions
 from .tables import markdown
 
 LINES = 8  # of a prompt
+
+
+class Counted(NamedTuple):
+    """Numbers of a server.
+
+    Attributes:
+        accepted: drafts a request and step.
+        drafting: seconds of the drafter a step.
+        processor: seconds of the process, on all cores.
+    """
+
+    accepted: float
+    drafting: float
+    processor: float
 
 
 class Told(NamedTuple):
@@ -47,8 +62,8 @@ def prompts(count: int) -> list[str]:
 
 
 @contextmanager
-def served(options: list[str]) -> Iterator[str]:
-    """The address of a server with these options."""
+def served(options: list[str]) -> Iterator[tuple[str, int]]:
+    """The address of a server with these options, and its process."""
     command = [sys.executable, "-m", "specdec_loop", "serve", "--port", "0", "--threads", "1", *options]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "python")])}
     with subprocess.Popen(
@@ -57,7 +72,7 @@ def served(options: list[str]) -> Iterator[str]:
         assert own.stderr is not None
         found = next(filter(None, (re.search(r"running on (http://\S+)", line) for line in own.stderr)))
         try:
-            yield found[1]
+            yield found[1], own.pid
         finally:
             own.send_signal(signal.SIGINT)
             own.wait()
@@ -78,17 +93,25 @@ async def ask(client: httpx.AsyncClient, prompt: str, seed: int, args: argparse.
     return Told(first, whole, json.loads(last.removeprefix("data: "))["usage"]["completion_tokens"])
 
 
-async def measure(address: str, args: argparse.Namespace) -> tuple[float, list[Told], float]:
-    """Seconds of the whole, what each client was told, and accepted drafts a step."""
+def processor_seconds(process: int) -> float:
+    """Of a process and its threads, so far."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+
+
+async def measure(address: str, process: int, args: argparse.Namespace) -> tuple[float, list[Told], Counted]:
+    """Seconds of the whole, what each client was told, and what the server counted."""
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=address, timeout=None, limits=limits, trust_env=False) as client:
         asked = [ask(client, prompt, i, args) for i, prompt in enumerate(prompts(args.clients))]
-        begin = time.perf_counter()
+        begin, spent = time.perf_counter(), processor_seconds(process)
         told = await asyncio.gather(*asked)
-        seconds = time.perf_counter() - begin
+        seconds, spent = time.perf_counter() - begin, processor_seconds(process) - spent
         samples = dict(line.rsplit(" ", 1) for line in (await client.get("/metrics")).text.splitlines())
     accepted = (float(samples[f"specdec_accepted_length_{part}"]) for part in ("sum", "count"))
-    return seconds, told, next(accepted) / max(next(accepted), 1.0)
+    phases = (float(samples[f'specdec_phase_seconds_total{{phase="{phase}"}}']) for phase in ("draft", "networks"))
+    drafting = sum(phases) / float(samples["specdec_steps_total"])
+    return seconds, told, Counted(next(accepted) / max(next(accepted), 1.0), drafting, spent)
 
 
 def main() -> None:
@@ -99,19 +122,23 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--slots", type=int, nargs="+", default=[16])
     parser.add_argument("--methods", nargs="+", default=["plain", "suffix", "draft-model", "mtp"])
+    parser.add_argument("--draft-length", help="of the server; its default if left out")
     args = parser.parse_args()
+    options = ["--pages", "4096", *(["--draft-length", args.draft_length] if args.draft_length else [])]
     rows = []
     for slots in args.slots:
         for method in args.methods:
-            with served(["--method", method, "--slots", str(slots), "--pages", "4096"]) as address:
-                seconds, told, accepted = asyncio.run(measure(address, args))
+            with served(["--method", method, "--slots", str(slots), *options]) as (address, process):
+                seconds, told, counted = asyncio.run(measure(address, process, args))
             tokens = sum(one.tokens for one in told)
-            first, whole = (statistics.quantiles(x, n=20) for x in ([t.first for t in told], [t.whole for t in told]))
-            times = (first[9], first[18], whole[9], whole[18])
-            rows.append(
-                [method, str(slots), f"{tokens / seconds:.0f}", f"{accepted:.2f}", *(f"{t:.1f}" for t in times)]
-            )
-    head = ["method", "slots", "tokens/s", "accepted a step", "first, p50 s", "p95", "whole, p50 s", "p95"]
+            numbers = f"{tokens / seconds:.0f}", f"{tokens / counted.processor:.0f}", f"{counted.accepted:.2f}"
+            times = (statistics.quantiles(x, n=20) for x in ([t.first for t in told], [t.whole for t in told]))
+            waits = (f"{most[9]:.1f} ({most[18]:.1f})" for most in times)
+            rows.append([method, str(slots), *numbers, f"{1000 * counted.drafting:.1f}", *waits])
+    head = [
+        "method", "slots", "tokens/s", "tokens a CPU second", "accepted a step", "drafter, ms a step",
+        "first token, p50 (p95) s", "whole text, p50 (p95) s",
+    ]  # fmt: skip
     print("\n".join(markdown(head, rows, right=range(1, len(head)))))
     about = machine()
     print(

@@ -40,8 +40,8 @@ def decode(
     params.set_search_options(max_length=len(prompt) + limit + draft_length)
     generator = og.Generator(model, params)
     text = Sequences(
-        torch.tensor([prompt]), torch.tensor([len(prompt)]), seed=torch.tensor([seed]), limit=limit, stops=Stops(stop),
-        overhang=1 + draft_length,
+        torch.tensor([prompt]), torch.tensor([len(prompt)]), seed=torch.tensor([seed]), limits=[limit],
+        stops=[Stops(stop)], overhang=1 + draft_length,
     )  # fmt: skip
     draft, steps, pending = NoDrafter().draft(text, 0), 0, list(prompt)
     while not text.is_finished[0]:
@@ -63,8 +63,9 @@ def decode(
             break
         if steps == 1:
             drafter.begin(text, rule="match", sampling=sampling, longest=draft_length)
+            drafter.prefill(text, None)
         draft = drafter.draft(text, draft_length)
-    drafter.end(text)
+    drafter.end(text, [0])
     return text.rows[0][len(prompt) :], steps
 
 

@@ -176,8 +176,7 @@ def generate(
         drafter.grammars, drafter.clock = grammars.drafts, (clock := Clock(target.device))
         with _Naming(drafter, "begin"):
             drafter.begin(text, rule=rule, sampling=sampling, longest=lengths.longest)
-            if hidden is not None:
-                drafter.prefill(text, hidden)
+            drafter.prefill(text, hidden)
         drafting, following = _Naming(drafter, "draft"), _Naming(drafter, "commit")
         lengths.begin(drafter.nodes)
         clock.begin()
@@ -223,7 +222,7 @@ def generate(
         past.close(text)
         drafter.clock = None
         with _Naming(drafter, "end"):
-            drafter.end(text)
+            drafter.end(text, range(text.batch))
         return _collect(text, statistics, clock, has_logprobs=logprobs is not None)
 
 
@@ -407,7 +406,8 @@ def _begin_text(
         eos = target.generation_config.eos_token_id
         stop = [] if eos is None else [eos] if isinstance(eos, int) else eos
     stops = Stops(stop, tokenizer)
-    return Sequences(prompts, lengths, seed=seeds, limit=limit, stops=stops, overhang=overhang)
+    limits, all_stops = [limit] * batch, [stops] * batch
+    return Sequences(prompts, lengths, seed=seeds, limits=limits, stops=all_stops, overhang=overhang)
 
 
 def check_rotary(config: Any, shortest: int, end: int) -> None:
@@ -452,7 +452,7 @@ def _draft(drafter: Drafter, text: Sequences, lengths: FixedLength, slowest: Seq
         drafter.skip(text)
         return NoDrafter().draft(text, 0)
     draft = _checked(drafter.draft(text, length), text, drafter.nodes(length))
-    if draft.lengths is None:
+    if draft.lengths is None or not draft.is_free:
         return draft
     columns = lengths.verified([draft.lengths[b] for b in slowest])
     return draft._replace(token_ids=draft.token_ids[:, :columns].contiguous())

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from specdec_kernels import RngKey, Status
 
@@ -36,7 +37,14 @@ class Sequences:
     """
 
     def __init__(
-        self, prompts: Tensor, lengths: Tensor, *, seed: Tensor, limit: int, stops: Stops, overhang: int
+        self,
+        prompts: Tensor,
+        lengths: Tensor,
+        *,
+        seed: Tensor,
+        limits: Sequence[int],
+        stops: Sequence[Stops],
+        overhang: int,
     ) -> None:
         """Take prompts padded on the right.
 
@@ -44,12 +52,12 @@ class Sequences:
             prompts: int64 ``[batch, longest]``.
             lengths: int64 ``[batch]``, at least 1.
             seed: int64 ``[batch]``.
-            limit: most tokens that may be appended to a prompt.
-            stops: end a text that they occur in behind the prompt.
+            limits: most tokens that may be appended to each prompt.
+            stops: of each request: end its text where they occur in it behind the prompt.
             overhang: most tokens that one `append` may offer.
         """
         batch, longest = prompts.shape
-        device = prompts.device
+        device, limit = prompts.device, max(limits)
         self.tokens = torch.full((batch, longest + limit + overhang), -1, dtype=torch.int64, device=device)
         inside = torch.arange(longest, device=device) < lengths[:, None]
         self.tokens[:, :longest] = torch.where(inside, prompts, -1)
@@ -63,11 +71,31 @@ class Sequences:
         self._step = OffsetTable(torch.zeros_like(seed), self.room)
         self._place = OffsetTable(torch.full_like(seed, self.first), self.room)
         self._end = self._common_end()  # of every text; None: they differ, or the host does not know
-        self._limit, self._stops = limit, stops
-        self._last_place = lengths + limit - 1  # where a token may stand
+        self._most = [
+            start + limit for start, limit in zip(self.prompts, limits, strict=True)
+        ]  # tokens of complete texts
+        self._stops = list(stops)
+        self._last_place = torch.tensor(self._most, device=device) - 1  # where a token may stand
         self._offsets = torch.arange(overhang, device=device)
         self._positions: Tensor | None = None  # int64 [overhang, batch]: of the next tokens
         self._before, self._followers = lengths, torch.zeros_like(lengths)  # lengths before a step, and what it added
+
+    @classmethod
+    def joined(cls, texts: Sequence[tuple[Sequences, int]], overhang: int) -> Sequences:
+        """One batch of texts of others, each named by its batch and number, that go on from here."""
+        lengths = [text.ends[b] for text, b in texts]
+        new = cls(
+            pad_sequence([text.tokens[b, :n] for (text, b), n in zip(texts, lengths, strict=True)], batch_first=True),
+            torch.tensor(lengths, device=texts[0][0].tokens.device),
+            seed=torch.stack([text._seed[b] for text, b in texts]),
+            limits=[text._left(b) for text, b in texts],
+            stops=[text._stops[b] for text, b in texts],
+            overhang=overhang,
+        )
+        for i, (text, b) in enumerate(texts):
+            new.prompts[i], new.rows[i], new.status[i] = text.prompts[b], text.rows[b], text.status[b]
+            new.logprobs[i, : lengths[i]] = text.logprobs[b, : lengths[i]]
+        return new
 
     @property
     def batch(self) -> int:
@@ -103,7 +131,7 @@ class Sequences:
         return max(map(self._left, self.running), default=0)
 
     def _left(self, b: int) -> int:
-        return self.prompts[b] + self._limit - len(self.rows[b])
+        return self._most[b] - len(self.rows[b])
 
     def rng(self, ahead: int = 0) -> RngKey:
         """Names the random numbers of the token `ahead` of the next one: keyed by its absolute position."""
@@ -157,8 +185,8 @@ class Sequences:
 
     def _is_roomy(self, width: int) -> bool:
         """Whether the host knows that every request takes so many tokens."""
-        rooms = zip(self.ends, self.prompts, self.is_finished, strict=True)
-        return not any(is_finished or end + width > start + self._limit for end, start, is_finished in rooms)
+        rooms = zip(self.ends, self._most, self.is_finished, strict=True)
+        return not any(is_finished or end + width > most for end, most, is_finished in rooms)
 
     def _places(self, width: int) -> Tensor:
         """Columns behind each text."""
@@ -218,10 +246,10 @@ class Sequences:
         self.ends[b] += len(tokens)
         row += [token for token in tokens if token >= 0]  # a bad row gave none
         self.status[b] |= status
-        end = self._stops.end(row[self.prompts[b] :], before - self.prompts[b]) if tokens else None
+        end = self._stops[b].end(row[self.prompts[b] :], before - self.prompts[b]) if tokens else None
         if end is not None:
             self.finish(b, self.prompts[b] + end)
-        elif status & BAD_ROW or len(row) >= self.prompts[b] + self._limit:
+        elif status & BAD_ROW or len(row) >= self._most[b]:
             self.finish(b, len(row))
         return row[before:]
 

@@ -73,7 +73,7 @@ def test_suffix_decoding_remembers_other_texts() -> None:
     drafter, first = SuffixDecoding(), text_of([8])
     proposed(drafter, first, 3)
     first.rows[0] += [1, 2, 3, 4, 5]
-    drafter.end(first)
+    drafter.end(first, [0])
     assert proposed(drafter, text_of([7, 1, 2, 3], [7, 8]), 3) == [[4, 5], []]
 
 

@@ -21,7 +21,7 @@ def test_only_so_much_is_remembered() -> None:
     for start in range(100, 1000, 100):  # of ten tokens each
         told = begin([1])
         told.rows[0] += range(start, start + 10)
-        drafter.end(told)
+        drafter.end(told, range(told.batch))
     drafts = [drafter.propose(begin([start]), 1)[0][1] for start in range(100, 1000, 100)]
     assert drafts == [[]] * 6 + [[701], [801], [901]]
 
@@ -33,7 +33,7 @@ def test_without_a_memory_nothing_is_remembered() -> None:
         drafter.begin(text, rule="match", sampling=Sampling(), longest=4)
         assert drafter.propose(text, 4) == [(0.0, [])]
         text.rows[0] += [8, 9]
-        drafter.end(text)
+        drafter.end(text, [0])
 
 
 @pytest.mark.parametrize("memory", [-1, 15])

@@ -24,7 +24,12 @@ NO_STATUS = torch.zeros(2, dtype=torch.int32)
 def new_text(limit: int = 6, stop: tuple[tuple[int, ...], ...] = ()) -> Sequences:
     prompts = torch.tensor([[1, 2, 3], [4, 0, 0]])
     return Sequences(
-        prompts, torch.tensor([3, 1]), seed=torch.tensor([8, 9]), limit=limit, stops=Stops(stop), overhang=4
+        prompts,
+        torch.tensor([3, 1]),
+        seed=torch.tensor([8, 9]),
+        limits=[limit] * 2,
+        stops=[Stops(stop)] * 2,
+        overhang=4,
     )
 
 
@@ -132,7 +137,7 @@ def test_noise_names_position_and_step_of_every_token(lengths: list[int], monkey
     monkeypatch.setattr("specdec_loop.sequences.MOST_KEPT", 8)
     seed = torch.tensor([8, 9])
     sequences = Sequences(
-        torch.ones(2, 5).long(), torch.tensor(lengths), seed=seed, limit=9, stops=Stops(()), overhang=4
+        torch.ones(2, 5).long(), torch.tensor(lengths), seed=seed, limits=[9] * 2, stops=[Stops(())] * 2, overhang=4
     )
     race = Race(Sampling.full(2), sequences, [0, 2], has_step=True)
     for step in range(7):

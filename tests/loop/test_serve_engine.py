@@ -233,18 +233,27 @@ def test_a_request_without_a_token_to_draw_fails_and_nobody_else_does() -> None:
     assert engine.pages.used == 0
 
 
-def test_a_drafter_that_raises_ends_its_own_request_alone() -> None:
+def test_a_drafter_that_raises_ends_the_requests_that_it_serves_and_no_other() -> None:
     class Broken(PromptLookup):
+        def begin(self, sequences: Any, **arguments: Any) -> None:
+            if sequences.rows[0][0] == 5:
+                raise RuntimeError("not this one")
+            super().begin(sequences, **arguments)
+
         def draft(self, sequences: Any, length: int) -> Any:
             if sequences.rows[0][0] == 9 and len(sequences.rows[0]) > 6:
                 raise RuntimeError("no idea")
             return super().draft(sequences, length)
 
-    engine = Engine(network(), Broken, slots=2)
-    bad, good = engine.submit(Request([9, 8], 24)), engine.submit(Request([7, 8], 24))
+    engine = Engine(network(), Broken, slots=3)
+    unread, bad, beside = (engine.submit(Request([first, 8], 24)) for first in (5, 9, 7))
     engine.run()
-    assert bad.reason == "failed" and bad.error == "Broken.draft failed: no idea"
-    assert good.reason == "length" and len(good.new) == 24
+    later = engine.submit(Request([7, 8], 24))
+    engine.run()
+    assert unread.reason == "failed" and unread.error == "Broken.begin failed: not this one"
+    for request in (bad, beside):
+        assert request.reason == "failed" and request.error == "Broken.draft failed: no idea"
+    assert later.reason == "length" and len(later.new) == 24
     assert engine.pages.used == 0
 
 

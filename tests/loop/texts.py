@@ -76,4 +76,5 @@ def text_of(*rows: list[int], limit: int = 20) -> Sequences:
     width = max(map(len, rows))
     padded = torch.tensor([row + [0] * (width - len(row)) for row in rows])
     lengths = torch.tensor([len(row) for row in rows])
-    return Sequences(padded, lengths, seed=torch.zeros_like(lengths), limit=limit, stops=Stops([]), overhang=8)
+    every = {"limits": [limit] * len(lengths), "stops": [Stops([])] * len(lengths)}
+    return Sequences(padded, lengths, seed=torch.zeros_like(lengths), overhang=8, **every)

@@ -1,6 +1,6 @@
 """Drafters, one small file each; `base` says what the loop asks of them."""
 
-from .base import Draft, Drafter, NoDrafter, Outcome
+from .base import Draft, Drafter, NoDrafter, Outcome, Part
 from .block import BlockDrafter, BlockTree
 from .draft_model import DraftModel
 from .eagle_dynamic_tree import EagleDynamicTree
@@ -32,6 +32,7 @@ __all__ = [
     "NoDrafter",
     "Outcome",
     "ParallelChain",
+    "Part",
     "PromptLookup",
     "Retrieval",
     "SuffixDecoding",

@@ -6,7 +6,7 @@ import math
 from array import array
 from collections.abc import Callable, Collection, Sequence
 from itertools import repeat
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from ..statistics import Clock
 
 CHAIN_RULES = ("ratio", "match", "block", "greedy", "typical", "topm", "distance")
 ARGMAX_RULES = ("greedy", "typical", "topm", "distance")  # what they accept is likely: an argmax serves them best
+T = TypeVar("T")
 COLD = 1e-4  # a temperature so low that a race is won by the largest logits, in their order
 
 
@@ -37,8 +38,8 @@ class Draft(NamedTuple):
         candidates: of a tree: only its first nodes are candidates (None: all). The others ride in the target's forward,
             for their logits.
         replacement: of a tree: siblings are independent draws.
-        lengths: of a deterministic chain that took no time to make: drafts of each request. The loop may verify fewer
-            columns.
+        lengths: drafts of each request, where the host knows them: ids behind them are -1.
+        is_free: of a deterministic chain of known lengths: it took no time to make. The loop may verify fewer columns.
     """
 
     token_ids: Tensor
@@ -51,6 +52,7 @@ class Draft(NamedTuple):
     candidates: int | None = None
     replacement: bool = False
     lengths: Sequence[int] | None = None
+    is_free: bool = False
 
 
 class Outcome(NamedTuple):
@@ -109,12 +111,22 @@ class Drafter:
             longest: no draft will be longer.
         """
 
-    def prefill(self, sequences: Sequences, hidden: Tensor) -> None:
-        """Read the prompts' features; called after `begin` if any are wanted.
+    def prefill(self, sequences: Sequences, hidden: Tensor | None) -> None:
+        """Read the prompts; called after `begin`.
 
         Args:
             sequences: the same as in `begin`.
-            hidden: ``[batch, longest - 1, features]``: of all tokens but each text's last.
+            hidden: ``[batch, longest - 1, features]``: of all tokens but each text's last; None: none are wanted.
+        """
+
+    def join(self, sequences: Sequences, parts: Sequence[Part]) -> None:
+        """Called after `begin` in place of `prefill`: go on with texts that drafters of the same kind have followed.
+
+        A server's batch changes between steps. A drafter that keeps nothing of its texts has nothing to do.
+
+        Args:
+            sequences: the same as in `begin`.
+            parts: of one drafter each; their texts, one after another, are the sequences.
         """
 
     def draft(self, sequences: Sequences, length: int) -> Draft:
@@ -127,11 +139,33 @@ class Drafter:
     def commit(self, sequences: Sequences, outcome: Outcome) -> None:
         """Follow the text, which has grown by what was kept."""
 
-    def end(self, sequences: Sequences) -> None:
-        """The texts are complete, `Sequences.rows` too."""
+    def end(self, sequences: Sequences, numbers: Sequence[int]) -> None:
+        """The texts of these numbers are complete, their `Sequences.rows` too."""
 
     def share(self, other: Drafter) -> None:
         """Learn from complete texts together with another drafter of the same kind, which serves other texts."""
+
+
+class Part(NamedTuple):
+    """Some texts of a drafter.
+
+    Attributes:
+        drafter: that has followed them; it drafts no more.
+        sequences: its texts.
+        numbers: which of them.
+    """
+
+    drafter: Any
+    sequences: Sequences
+    numbers: Sequence[int]
+
+    def rows(self, state: Tensor) -> Tensor:
+        """Their rows of ``[batch, ...]``."""
+        return state.index_select(0, torch.tensor(self.numbers).to(state.device, non_blocking=True))
+
+    def items(self, state: Sequence[T]) -> list[T]:
+        """The same of what the host keeps."""
+        return [state[b] for b in self.numbers]
 
 
 class NoDrafter(Drafter):
@@ -213,7 +247,7 @@ def padded(drafts: Sequence[Sequence[int]], device: torch.device, length: int | 
 
 def copies(drafts: Sequence[Sequence[int]], device: torch.device) -> Draft:
     """Chains that were looked up."""
-    return Draft(padded(drafts, device), lengths=list(map(len, drafts)))
+    return Draft(padded(drafts, device), lengths=list(map(len, drafts)), is_free=True)
 
 
 def kept_rows(rows: Tensor, keep: Tensor | Sequence[int] | int) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..sequences import Sequences
 from ..tree_cache import TreeCache
-from .base import Drafter, kept_rows
+from .base import Drafter, Part, kept_rows
 
 
 class CachedDrafter(Drafter):
@@ -36,6 +36,16 @@ class CachedDrafter(Drafter):
     def _rows(self, longest: int) -> int:
         """Most rows written between two commits: the new ones and the drafted nodes."""
         return 2 * self.nodes(longest)
+
+    def prefill(self, sequences: Sequences, hidden: Tensor | None) -> None:
+        """Run the prompts but for their last token."""
+        self._run_prompts(sequences)
+
+    def join(self, sequences: Sequences, parts: Sequence[Part]) -> None:
+        """Copy the rows of the caches."""
+        self._known = [known for part in parts for known in part.items(part.drafter._known)]
+        self._cache.take([(part.drafter._cache, part.numbers) for part in parts])
+        self._cache.know_lengths(self._known)
 
     def _run_prompts(self, sequences: Sequences) -> None:
         """Run the prompts but for the last token of each."""

@@ -45,7 +45,7 @@ class DraftModel(CachedDrafter):
             self._sorted, self._column = token_map.long().sort()
 
     def begin(self, sequences: Sequences, *, rule: str, sampling: Sampling, longest: int) -> None:
-        """Run the prompts but for their last token."""
+        """Make the cache; `prefill` runs the prompts."""
         is_argmax = rule in ARGMAX_RULES
         greedy = Sampling.full(sequences.batch, temperature=0.0, device=sequences.tokens.device)
         self._distribution = greedy if is_argmax else self.sampling or sampling
@@ -56,7 +56,6 @@ class DraftModel(CachedDrafter):
         self._lean = LeanLlama(self.model) if LeanLlama.suits(self.model) else None
         if self._lean is not None:
             self._lean.reach(capacity)
-        self._run_prompts(sequences)
 
     def draft(self, sequences: Sequences, length: int) -> Draft:
         """One forward a token."""

@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from specdec_kernels import SampleResult, Sampling, gather_nodes, sample
 
 from ..heads import FeatureHead
 from ..sequences import Sequences
-from .base import Confidence, Outcome, kept_rows, padded
+from .base import Confidence, Outcome, Part, kept_rows, padded
 from .cached_drafter import CachedDrafter
 from .races import Race, with_runners_up
 
@@ -49,11 +50,18 @@ class FeatureDrafter(CachedDrafter):
         self._held: list[tuple[Tensor, list[int]]] = []
         self.head.reach(self._open(self.head.config, sequences, longest, some.dtype, some.device))
 
-    def prefill(self, sequences: Sequences, hidden: Tensor) -> None:
+    def prefill(self, sequences: Sequences, hidden: Tensor | None) -> None:
         """Run the prompts' pairs but for their last."""
+        assert hidden is not None
         self._hidden = hidden
         self._run_prompts(sequences)
         self._hidden = kept_rows(hidden, (sequences.lengths - 2).clamp(min=0))  # of one token: no pair, and finished
+
+    def join(self, sequences: Sequences, parts: Sequence[Part]) -> None:
+        """Take the features of new pairs too."""
+        super().join(sequences, parts)
+        lacking = [part.rows(part.drafter._lacking(part.sequences)) for part in parts]
+        self._hidden = pad_sequence([row for rows in lacking for row in rows], batch_first=True)
 
     def commit(self, sequences: Sequences, outcome: Outcome) -> None:
         """Note the features of the pairs that the step adds."""
@@ -69,9 +77,14 @@ class FeatureDrafter(CachedDrafter):
         held = [counts for _, counts in self._held]
         return [n - sum(before) for n, *before in zip(self._unseen(sequences)[1], *held, strict=True)]
 
-    def _run_unseen(self, sequences: Sequences) -> Tensor:
+    def _lacking(self, sequences: Sequences) -> Tensor:
+        """Features of the pairs that the cache lacks."""
         if self._held:
             self._hidden, self._held = self._joined([*self._held, (self._hidden, self._new_pairs(sequences))]), []
+        return self._hidden
+
+    def _run_unseen(self, sequences: Sequences) -> Tensor:
+        self._hidden = self._lacking(sequences)
         return super()._run_unseen(sequences)
 
     def _joined(self, parts: list[tuple[Tensor, list[int]]]) -> Tensor:

@@ -42,7 +42,7 @@ class IndependentDrafts(DraftModel):
         return 1 + self.chains * length
 
     def begin(self, sequences: Sequences, *, rule: str, sampling: Sampling, longest: int) -> None:
-        """Run the prompts, and lay out the chains."""
+        """Lay out the chains."""
         super().begin(sequences, rule=rule, sampling=sampling, longest=longest)
         links = torch.arange(1 + self.chains * longest, dtype=torch.int32) - self.chains
         links[: 1 + self.chains] = torch.tensor([-1, *[0] * self.chains])

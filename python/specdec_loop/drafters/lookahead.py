@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from specdec_kernels import Sampling, tree_from_lookahead, tree_from_sequences
 
 from ..sequences import Sequences
-from .base import Draft, Drafter, Outcome
+from .base import Draft, Drafter, Outcome, Part
 
 
 class Lookahead(Drafter):
@@ -54,6 +56,11 @@ class Lookahead(Drafter):
         self._links = tree_from_lookahead(self.level, self.window, 0, device=device)[1:]
         self._behind: dict[int, Tensor] = {}  # the same behind so many candidates, for each request
         self._age = torch.arange(self.pool, device=device)
+
+    def join(self, sequences: Sequences, parts: Sequence[Part]) -> None:
+        """Take windows and pools."""
+        self._rows = torch.cat([part.rows(part.drafter._rows) for part in parts])
+        self._pool = torch.cat([part.rows(part.drafter._pool) for part in parts])
 
     def draft(self, sequences: Sequences, length: int) -> Draft:
         """The guesses as candidates, the window behind them."""

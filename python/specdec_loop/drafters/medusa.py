@@ -11,7 +11,7 @@ from specdec_kernels import SampleResult, Sampling
 
 from ..heads import MedusaHeads
 from ..sequences import Sequences
-from .base import Draft, Drafter, Outcome, kept_rows
+from .base import Draft, Drafter, Outcome, Part, kept_rows
 from .fixed_tree import FixedTree, Paths, in_preorder
 from .marginals import MarginalTree
 from .races import PositionRaces, with_runners_up
@@ -36,9 +36,14 @@ class _StateDrafter(Drafter):
         some = next(self.heads.parameters())
         self._state = some.new_zeros(sequences.batch, some.shape[-1])  # of a prompt of one token there is none
 
-    def prefill(self, sequences: Sequences, hidden: Tensor) -> None:
+    def prefill(self, sequences: Sequences, hidden: Tensor | None) -> None:
         """Take the state before each prompt's last token."""
+        assert hidden is not None
         self._state = kept_rows(hidden, (sequences.lengths - 2).clamp(min=0))[:, 0]
+
+    def join(self, sequences: Sequences, parts: Sequence[Part]) -> None:
+        """Take the states."""
+        self._state = torch.cat([part.rows(part.drafter._state) for part in parts])
 
     def commit(self, sequences: Sequences, outcome: Outcome) -> None:
         """Take the state of the last accepted token."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from specdec_kernels import Sampling
 
 from ..sequences import Sequences
-from .base import Draft, Drafter, copies
+from .base import Draft, Drafter, Part, copies
 
 
 class PromptLookup(Drafter):
@@ -38,6 +40,11 @@ class PromptLookup(Drafter):
         self._after: list[dict[tuple[int, ...], int]] = [
             {} for _ in sequences.rows
         ]  # n-gram: where its last one was left
+
+    def join(self, sequences: Sequences, parts: Sequence[Part]) -> None:
+        """Take what was read."""
+        self._read = [n for part in parts for n in part.items(part.drafter._read)]
+        self._after = [places for part in parts for places in part.items(part.drafter._after)]
 
     def draft(self, sequences: Sequences, length: int) -> Draft:
         """Read what is new in each text, then copy."""

@@ -48,7 +48,7 @@ class Retrieval(Drafter):
         paths = [path for found in kept for path in [*found, *[()] * (most - len(found))]]
         candidates = padded(paths, sequences.tokens.device, length).view(sequences.batch, most, length)
         tree = tree_from_sequences(candidates, num_nodes=1 + most)
-        return Draft(tree.token_ids, parents=tree.parents, max_depth=length)
+        return Draft(tree.token_ids, parents=tree.parents, max_depth=length, lengths=list(map(len, kept)))
 
     def _most_frequent(self, row: list[int], length: int) -> list[tuple[int, ...]]:
         followed = self.store.continuations(row, length=length, shortest=self.shortest, most=self.hits)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 
 import torch
 
 from specdec_kernels import Sampling, SuffixIndex, draft_suffixes
 
 from ..sequences import Sequences
-from .base import Draft, Drafter, copies
+from .base import Draft, Drafter, Part, copies
 
 
 class SuffixDecoding(Drafter):
@@ -54,6 +55,11 @@ class SuffixDecoding(Drafter):
         self._read = [0] * sequences.batch
         self._texts = [SuffixIndex(depth=self.depth) for _ in sequences.rows]
 
+    def join(self, sequences: Sequences, parts: Sequence[Part]) -> None:
+        """Take the indexes."""
+        self._read = [n for part in parts for n in part.items(part.drafter._read)]
+        self._texts = [text for part in parts for text in part.items(part.drafter._texts)]
+
     def draft(self, sequences: Sequences, length: int) -> Draft:
         """Read what is new in each text, then follow its suffixes."""
         return copies([tokens for _, tokens in self.propose(sequences, length)], sequences.tokens.device)
@@ -78,13 +84,14 @@ class SuffixDecoding(Drafter):
         columns = (found.scores.tolist(), found.token_ids.tolist(), found.lengths.tolist())
         return [(score, tokens[:count]) for score, tokens, count in zip(*columns, strict=True)]
 
-    def end(self, sequences: Sequences) -> None:
+    def end(self, sequences: Sequences, numbers: Sequence[int]) -> None:
         """Remember the continuations for later texts."""
-        if self._past is not None:
-            for text, row, prompt in zip(self._texts, sequences.rows, sequences.prompts, strict=True):
-                text.append(row[len(text) :])
-                self._past.remember(text, prompt)
-        self._texts = []
+        if self._past is None:
+            return
+        for b in numbers:
+            text, row = self._texts[b], sequences.rows[b]
+            text.append(row[len(text) :])
+            self._past.remember(text, sequences.prompts[b])
 
     def share(self, other: Drafter) -> None:
         """Look suffixes up among the continuations of both from now on."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from specdec_kernels import Sampling
 
 from ..sequences import Sequences
-from .base import ARGMAX_RULES, Draft, Drafter, Outcome, padded
+from .base import ARGMAX_RULES, Draft, Drafter, Outcome, Part, padded
 from .suffix import SuffixDecoding
 
 FADE = 0.9  # of what was accepted, by each further step
@@ -48,9 +50,18 @@ class SuffixOr(Drafter):
         self._drafted, self._chains = 2.0, 2.0  # tokens of the other's chains, and chains
         self._asked: list[tuple[float, int]] = []  # of each request: a copy's promise or 0, and where the text ended
 
-    def prefill(self, sequences: Sequences, hidden: Tensor) -> None:
+    def prefill(self, sequences: Sequences, hidden: Tensor | None) -> None:
         """For the other drafter."""
         self.drafter.prefill(sequences, hidden)
+
+    def join(self, sequences: Sequences, parts: Sequence[Part]) -> None:
+        """Both take what was followed; the credits are those of the first part."""
+        for name in ("drafter", "suffixes"):
+            getattr(self, name).join(sequences, [part._replace(drafter=getattr(part.drafter, name)) for part in parts])
+        first: SuffixOr = parts[0].drafter
+        first._learn(parts[0].sequences)
+        self._kept, self._promised = first._kept, first._promised
+        self._drafted, self._chains = first._drafted, first._chains
 
     def draft(self, sequences: Sequences, length: int) -> Draft:
         """Copy for the requests for which that promises more; no draft of the other where it does for all."""
@@ -66,17 +77,18 @@ class SuffixOr(Drafter):
         running = sequences.running
         if all(promises[b] for b in running):
             self.drafter.skip(sequences)
-            return Draft(padded(copies, sequences.tokens.device))
+            return Draft(padded(copies, sequences.tokens.device), lengths=list(map(len, copies)))
         draft = self.drafter.draft(sequences, length)
         if draft.parents is not None:
             raise ValueError(f"SuffixOr: drafter must draft chains, but {type(self.drafter).__name__} drafts trees")
         ids = draft.token_ids
+        lengths = [len(copy) or ids.shape[1] for copy in copies]
         if any(promises[b] for b in running):
             width = max(ids.shape[1], *map(len, copies))
             ids = torch.nn.functional.pad(ids, (0, width - ids.shape[1]), value=-1)
             copied = padded(copies, ids.device, width)
             ids = torch.where(copied[:, :1] >= 0, copied, ids)
-        return Draft(ids)
+        return Draft(ids, lengths=lengths)
 
     def skip(self, sequences: Sequences) -> None:
         """The other drafter follows; what another step drafted is nobody's credit here."""
@@ -88,11 +100,11 @@ class SuffixOr(Drafter):
         """For the other drafter; suffixes follow when they are asked."""
         self.drafter.commit(sequences, outcome)
 
-    def end(self, sequences: Sequences) -> None:
+    def end(self, sequences: Sequences, numbers: Sequence[int]) -> None:
         """Both end: continuations are remembered for later texts."""
         self.drafter.clock = self.clock
-        self.drafter.end(sequences)
-        self.suffixes.end(sequences)
+        self.drafter.end(sequences, numbers)
+        self.suffixes.end(sequences, numbers)
 
     def share(self, other: Drafter) -> None:
         """Both of these with both of those."""

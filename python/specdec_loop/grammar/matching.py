@@ -151,7 +151,8 @@ class Masks:
 class DraftGrammars:
     """Keeps chains inside their grammars while they are drafted: any other draft would be rejected.
 
-    Each drafted token is read from the device.
+    Each drafted token is read from the device. A chain whose matcher raises goes on without it: the same mask is made
+    again to verify the chain, and there it ends the request.
     """
 
     def __init__(self, matchers: Sequence[Matcher | None], vocab: int) -> None:
@@ -176,9 +177,13 @@ class DraftGrammars:
         if self._is_idle:
             return logits
         rows = torch.full((len(self._matchers), -(-self._vocab // 32)), -1, dtype=torch.int32)
-        for matcher, row, is_inside in zip(self._matchers, rows, self._is_inside, strict=True):
-            if matcher is not None and is_inside and not matcher.is_terminated():
-                matcher.fill(row)
+        for b, (matcher, row) in enumerate(zip(self._matchers, rows, strict=True)):
+            if matcher is not None and self._is_inside[b] and not matcher.is_terminated():
+                try:
+                    matcher.fill(row)
+                except Exception:  # its request fails when the mask is made again
+                    self._is_inside[b] = False
+                    row.fill_(-1)
         bits = (rows.to(logits.device)[:, :, None] >> torch.arange(32, device=logits.device)) & 1
         is_allowed = bits.flatten(1)[:, : self._vocab] == 1
         return logits.masked_fill(~(is_allowed if token_map is None else is_allowed[:, token_map]), -math.inf)

@@ -2,7 +2,7 @@
 
 A step runs, in one forward, pieces of new prompts and the last token with its drafts of each other request. Then one
 call verifies all drafts, each request with its own sampling and its own random numbers: rule ``match``, under which a
-text is that of plain decoding with its seed. Every request has a drafter of its own, so any of the loop's will do.
+text is that of plain decoding with its seed. One of the loop's drafters drafts for all requests, see `Group`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from specdec_kernels import CacheLayout, TreeResult, allocate_drafts, compact_cache
 
@@ -22,14 +23,14 @@ from ..drafters import Draft, Drafter, NoDrafter, Outcome
 from ..drafters.base import CHAIN_RULES
 from ..generation import check_rotary
 from ..linear import small_batch_linear
-from ..sequences import on_host
+from ..sequences import Sequences, on_host
 from ..statistics import Clock
 from .forward import Nodes, check, forward
+from .group import Group
 from .pages import Pages
 from .request import Logprob, Reason, Request
 from .verification import Verifier, depth_of, listed, nodes_of
 
-Outcomes = list[tuple[Tensor, Tensor | None]]  # of each request, logits and features [1, nodes, ...]
 PIECE = 256  # most tokens of prompts in one step, so that a long one does not hold up the texts that grow
 
 
@@ -100,7 +101,7 @@ class Engine:
 
         Args:
             model: a transformers causal LM.
-            make_drafter: gives the drafter of a slot; None: plain decoding.
+            make_drafter: gives a new drafter of a batch; None: plain decoding.
             draft_length: most drafts of a request and step, or an `AdaptiveLength`; None: 4.
             slots: requests that run at once.
             pages: of keys and values.
@@ -110,16 +111,14 @@ class Engine:
         Raises:
             ValueError: a model or a drafter that cannot be served.
         """
-        self.slots, self._drafters = slots, [make_drafter() or NoDrafter() for _ in range(slots)]
-        first = self._drafters[0]
+        first = make_drafter() or NoDrafter()
         _check_drafter(first, budget)
-        for other in self._drafters[1:]:
-            other.share(first)
         check(model, first.features)
         self.lengths = FixedLength(4) if draft_length is None else draft_length
         self.lengths.begin(first.nodes)
         self._overhang = max(first.nodes(self.lengths.longest), 1 + self.lengths.longest)
-        self.model, self._budget, self._features = model, budget, first.features
+        self.slots, self.model, self._budget, self._features = slots, model, budget, first.features
+        self._networks = first.networks
         config = model.config.get_text_config(decoder=True)
         self.longest = pages * page_size - self._overhang
         if (most := getattr(config, "max_position_embeddings", None)) is not None:
@@ -139,6 +138,14 @@ class Engine:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.clock = Clock(model.device)
+        self._group = Group(
+            lambda: make_drafter() or NoDrafter(),
+            longest=self.lengths.longest,
+            vocab=self.vocab,
+            overhang=self._overhang,
+            device=model.device,
+            clock=self.clock,
+        )
 
     def submit(self, request: Request) -> Request:
         """Put a request behind those that wait.
@@ -171,7 +178,7 @@ class Engine:
     @contextmanager
     def ready(self) -> Iterator[None]:
         """Steps are faster within: the networks multiply few rows by `small_batch_linear`."""
-        with small_batch_linear(self.model, *self._drafters[0].networks):
+        with small_batch_linear(self.model, *self._networks):
             yield
 
     def run(self) -> None:
@@ -194,8 +201,11 @@ class Engine:
         self._verifier.begin_masks([turn.request for turn in speakers], [turn.draft for turn in speakers])
         logits, hidden = forward(self.model, self.pages, nodes, self._features)
         self.clock.mark("target")
-        said, outcomes = _of_speakers(turns, nodes, logits, hidden)
-        found = self._decide(said, logits, outcomes) if said else []
+        if hidden is not None:
+            for turn, states in zip(turns, hidden.split([len(n.ids) for n in nodes]), strict=True):
+                if turn.reads:
+                    turn.request.features.append(states)
+        found = self._decide(turns, logits, hidden) if speakers else []
         for turn in turns:
             if not turn.speaks:
                 turn.request.cached += len(turn.piece)
@@ -204,8 +214,8 @@ class Engine:
         found = [self._settled(progress) for progress in found]
         self.clock.mark("commit")
         self.clock.settle()
-        if said and not any(turn.reads for turn in turns):
-            drafted = [depth_of(turn.draft) for turn in said]
+        if speakers and not any(turn.reads for turn in turns):
+            drafted = [depth_of(turn.draft) for turn in speakers]
             accepted = [progress.accepted for progress in found]
             tokens = 1 + sum(accepted) / len(accepted)
             self.lengths.update(drafted, accepted, self.clock.latest, max(drafted), tokens)
@@ -226,9 +236,7 @@ class Engine:
                 break
             self.waiting.remove(request)
             slot = self._free.pop()
-            request.begin(
-                slot, lease, self._drafters[slot], ends=self.ends, overhang=self._overhang, device=self.model.device
-            )
+            request.begin(slot, lease, ends=self.ends, overhang=self._overhang, device=self.model.device)
             self._verifier.begin(request)
             self.running.append(request)
 
@@ -236,7 +244,8 @@ class Engine:
         self.running.remove(request)
         self.pages.release(request.lease, forget=reason == "failed")
         self._free.append(request.slot)
-        request.end(reason)
+        self._group.leave(request, reason)
+        request.reason, request.features = reason, []
 
     def _settled(self, progress: Progress) -> Progress:
         """Let a request leave whose text is complete, or failed."""
@@ -248,22 +257,25 @@ class Engine:
     # --- a step
 
     def _turns(self) -> list[Turn]:
-        """Who takes part, with which drafts."""
-        length, room, turns = self.lengths.next(), PIECE, []
+        """Who takes part, with which drafts: the group's requests, then those that read their prompts."""
+        drafts, room = self._group.draft(self.lengths.next()), PIECE
+        turns = [
+            Turn(request, request.tokens[request.cached :], draft, speaks=True, reads=False)
+            for request, draft in zip(self._group.requests, drafts, strict=True)
+        ]
         for request in self.running:
             lacking = request.tokens[request.cached :]
-            piece = lacking if request.has_spoken else lacking[:room]
-            if not request.has_spoken:
+            piece = lacking[:room]
+            if piece and not request.has_spoken:
                 room -= len(piece)
-            if piece:
-                draft = request.draft(length, self.clock)
-                turns.append(Turn(request, piece, draft, len(piece) == len(lacking), not request.has_spoken))
+                nothing = NoDrafter().draft(request.text, 0)
+                turns.append(Turn(request, piece, nothing, len(piece) == len(lacking), reads=True))
         return self._allotted(turns)
 
     def _allotted(self, turns: list[Turn]) -> list[Turn]:
         """The same with shorter chains: of copies as many columns as pay, and of all what the budget allows."""
         lengths = [0 if turn.draft.parents is not None else turn.draft.token_ids.shape[1] for turn in turns]
-        copied = [sum(turn.draft.lengths) for turn in turns if turn.draft.lengths is not None]
+        copied = [sum(turn.draft.lengths or ()) for turn in turns if turn.draft.is_free]
         if copied:
             columns = self.lengths.verified(copied)
             lengths = [min(length, columns) for length in lengths]
@@ -284,37 +296,41 @@ class Engine:
         kept = nodes_of(draft) if turn.speaks else 0
         return Nodes(ids, request.lease.pages, request.cached, kept, draft.parents)
 
-    def _decide(self, turns: list[Turn], logits: Tensor, outcomes: Outcomes) -> list[Progress]:
+    def _decide(self, turns: list[Turn], logits: Tensor, hidden: Tensor | None) -> list[Progress]:
         """Verify the drafts, and append what was said to texts and caches."""
-        requests, drafts = [turn.request for turn in turns], [turn.draft for turn in turns]
+        said = [turn for turn in turns if turn.speaks]
+        requests, drafts = [turn.request for turn in said], [turn.draft for turn in said]
         verdict = self._verifier.verify(requests, drafts, logits)
         self.clock.mark("verify")
-        followers = [
-            request.text.append(verdict.token_ids[b : b + 1], verdict.num_accepted[b : b + 1])
-            for b, request in enumerate(requests)
-        ]
+        texts = _texts(requests)
+        followers = torch.cat(
+            [text.append(verdict.token_ids[rows], verdict.num_accepted[rows]) for text, rows in texts]
+        )
         paths = verdict.path if isinstance(verdict, TreeResult) else None
         if paths is not None:
-            self._compact(requests, paths, torch.cat(followers))
-        for b, (turn, (rows, hidden)) in enumerate(zip(turns, outcomes, strict=True)):
-            path = None if turn.draft.parents is None or paths is None else paths[b : b + 1]
-            if not turn.reads:
-                turn.request.follow(Outcome(rows, followers[b], path, hidden))
+            self._compact(requests, paths, followers)
+        if grown := len(self._group.requests):
+            path = None if paths is None or drafts[0].parents is None else paths[:grown]
+            counts = [nodes_of(draft) for draft in drafts[:grown]]
+            states = None if hidden is None else _padded(hidden, counts)
+            self._group.commit(Outcome(_padded(logits, counts), followers[:grown], path, states))
         ids, status, accepted, taken = on_host(  # the one wait for the device
-            verdict.token_ids, verdict.status, verdict.num_accepted, torch.cat(followers)
+            verdict.token_ids, verdict.status, verdict.num_accepted, followers
         )
+        new = [tokens for text, rows in texts for tokens in text.take(ids[rows], status[rows], taken[rows])]
         found = []
-        for b, (turn, logprobs) in enumerate(zip(turns, listed(requests, verdict), strict=True)):
-            (new,) = turn.request.text.take(ids[b : b + 1], status[b : b + 1], taken[b : b + 1])
-            turn.request.cached += len(turn.piece) + max(len(new) - 1, 0)
-            turn.request.obey(new)
+        for turn, tokens, most, logprobs in zip(said, new, accepted, listed(requests, verdict), strict=True):
+            turn.request.cached += len(turn.piece) + max(len(tokens) - 1, 0)
+            turn.request.obey(tokens)
             if turn.reads:
-                turn.request.speak(self.lengths.longest, self.vocab)
-                found.append(Progress(turn.request, new, logprobs=logprobs[: len(new)]))
+                turn.request.has_spoken = True
+                if not turn.request.text.is_finished[0]:
+                    self._group.welcome(turn.request)
+                found.append(Progress(turn.request, tokens, logprobs=logprobs[: len(tokens)]))
                 continue
-            turn.request.learn(depth_of(turn.draft), accepted[b])
-            kept = min(accepted[b], len(new))
-            found.append(Progress(turn.request, new, kept, nodes_of(turn.draft) - 1, logprobs[: len(new)]))
+            turn.request.learn(depth_of(turn.draft), most)
+            kept = min(most, len(tokens))
+            found.append(Progress(turn.request, tokens, kept, nodes_of(turn.draft) - 1, logprobs[: len(tokens)]))
         return found
 
     def _compact(self, requests: list[Request], path: Tensor, followers: Tensor) -> None:
@@ -337,20 +353,23 @@ def _check_drafter(drafter: Drafter, budget: int | None) -> None:
         raise ValueError(f"{name} cannot be served under a budget of drafts: it drafts trees, and budgets cut chains")
 
 
-def _of_speakers(
-    turns: list[Turn], nodes: list[Nodes], logits: Tensor, hidden: Tensor | None
-) -> tuple[list[Turn], Outcomes]:
-    """The turns that a token follows, and what the forward says of each; features of prompts are put aside."""
-    states: Sequence[Tensor | None] = [None] * len(turns)
-    if hidden is not None:
-        states = hidden.split([len(n.ids) for n in nodes])
-    rows = logits.split([n.kept for n in nodes])
-    for turn, state in zip(turns, states, strict=True):
-        if turn.reads and state is not None:
-            turn.request.read(state)
-    said = [i for i, turn in enumerate(turns) if turn.speaks]
-    outcomes = [(rows[i][None], None if (state := states[i]) is None else state[None]) for i in said]
-    return [turns[i] for i in said], outcomes
+def _texts(requests: Sequence[Request]) -> list[tuple[Sequences, slice]]:
+    """Their batches, each with the place of its requests among all: the group's, and those of one new request."""
+    texts: list[tuple[Sequences, slice]] = []
+    end = 0
+    while end < len(requests):
+        text = requests[end].text
+        texts.append((text, slice(end, end + text.batch)))
+        end += text.batch
+    return texts
+
+
+def _padded(rows: Tensor, counts: Sequence[int]) -> Tensor:
+    """The first rows as ``[batch, most, size]``: so many of each request."""
+    rows = rows[: sum(counts)]
+    if min(counts) == max(counts):
+        return rows.view(len(counts), counts[0], -1)
+    return pad_sequence(list(rows.split(list(counts))), batch_first=True)
 
 
 def _cut(draft: Draft, length: int) -> Draft:

@@ -95,12 +95,7 @@ class Verifier:
             drafts: of each, ``[1, ...]``; chains, or trees and chains of no drafts.
             logits: ``[nodes, vocab]``: of each last token and of all drafts behind it.
         """
-        sampling = Sampling(
-            self._floats([r.temperature for r in requests]),
-            self._ints([r.top_k for r in requests]).int() if any(r.top_k for r in requests) else None,
-            self._floats([r.top_p for r in requests]) if any(r.top_p < 1 for r in requests) else None,
-            self._floats([r.min_p for r in requests]) if any(r.min_p for r in requests) else None,
-        )
+        sampling = sampling_of(requests, self._device)
         rng = RngKey(self._ints([r.seed for r in requests]), self._ints([len(r.tokens) for r in requests]))
         allowed, failed = self._masks.end()
         for i, error in failed.items():
@@ -205,6 +200,21 @@ def listed(requests: Sequence[Request], verdict: ChainResult | TreeResult) -> li
             places = zip(own[b], top[b], best[b], strict=True)
             found[b] = [Logprob(x, list(zip(i[:wanted], p[:wanted], strict=True))) for x, i, p in places]
     return found
+
+
+def sampling_of(requests: Sequence[Request], device: torch.device) -> Sampling:
+    """How each of them draws."""
+
+    def floats(numbers: Sequence[float]) -> Tensor:
+        return torch.tensor(numbers, dtype=torch.float32, device=device)
+
+    top_k = [r.top_k for r in requests]
+    return Sampling(
+        floats([r.temperature for r in requests]),
+        torch.tensor(top_k, dtype=torch.int32, device=device) if any(top_k) else None,
+        floats([r.top_p for r in requests]) if any(r.top_p < 1 for r in requests) else None,
+        floats([r.min_p for r in requests]) if any(r.min_p for r in requests) else None,
+    )
 
 
 def nodes_of(draft: Draft) -> int:

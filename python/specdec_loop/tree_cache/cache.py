@@ -358,6 +358,28 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         """Be told what `lengths` holds by a host that knows it anyway: masks are then as narrow as they can be."""
         self._lengths.changed(max(lengths), is_even=min(lengths) == max(lengths), is_exact=True)
 
+    def take(self, parts: Sequence[tuple[TreeCache, Sequence[int]]]) -> None:
+        """Begin with the committed rows of requests of other caches of this model, in this order.
+
+        Args:
+            parts: caches, and which requests of each; all together as many as this cache has, which is empty.
+
+        Raises:
+            ValueError: this cache is not empty, or another number of requests.
+        """
+        count = sum(len(numbers) for _, numbers in parts)
+        if count != self._lengths.batch or self._written() or self._lengths.longest:
+            fail("take", f"called on an empty cache of {count} requests", f"{self._lengths.batch} requests")
+        device = self._lengths.device
+        chosen = [(cache, torch.tensor(numbers).to(device, non_blocking=True)) for cache, numbers in parts]
+        for i, layer in enumerate(self.layers):
+            if isinstance(layer, TreeLayer):
+                layer.take([(cache.layers[i], numbers) for cache, numbers in chosen])
+        self._states.take([(cache._states, numbers) for cache, numbers in chosen])
+        self._lengths.exact = torch.cat([cache.lengths[numbers] for cache, numbers in chosen])
+        longest = max(cache._lengths.longest for cache, _ in chosen)
+        self._lengths.changed(min(longest, self._lengths.capacity), is_even=False)
+
     def truncate(self, lengths: Tensor) -> None:
         """Keep at most `lengths`, int64 ``[batch]``, rows of each request, and none since the last commit.
 

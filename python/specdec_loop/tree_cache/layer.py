@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -139,6 +140,18 @@ class TreeLayer(CacheLayerMixin):  # type: ignore[misc] # transformers has no ty
                 buffer.view(-1, buffer.shape[3]).index_copy_(0, rows, states.reshape(-1, buffer.shape[3]))
         self.written += tokens
         return self.keys.narrow(2, 0, end), self.values.narrow(2, 0, end)
+
+    def take(self, parts: Sequence[tuple[TreeLayer, Tensor]]) -> None:
+        """Copy the rows of requests of other layers."""
+        first = 0
+        for other, numbers in parts:
+            longest = min(other.lengths.longest, self.lengths.capacity)  # the longest may be one that is not taken
+            if other.is_initialized:
+                if not self.is_initialized:
+                    self.lazy_initialization(other.keys, other.values)
+                for own, rows in ((self.keys, other.keys), (self.values, other.values)):
+                    own[first : first + len(numbers), :, :longest] = rows[:, :, :longest].index_select(0, numbers)
+            first += len(numbers)
 
     def _check(self, name: str, states: Tensor, shape: tuple[int, ...]) -> None:
         if states.shape != shape:

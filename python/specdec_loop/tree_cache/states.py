@@ -7,7 +7,7 @@ was never in the state.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -145,6 +145,24 @@ class States:
         for x in (self.windows, self.states):
             if x is not None:
                 x.masked_fill_(is_cleared.view(1, -1, *[1] * (x.dim() - 2)), 0)
+
+    def take(self, parts: Sequence[tuple[States, Tensor]]) -> None:
+        """Copy the states of requests of others, whose layers these are."""
+        first = 0
+        for other, numbers in parts:
+            part = slice(first, first + len(numbers))
+            if other.windows is not None:
+                self.windows = self._taken(self.windows, other.windows, part, numbers)
+            if other.states is not None:
+                self.states = self._taken(self.states, other.states, part, numbers)
+            for own, layer in zip(self.layers, other.layers, strict=True):
+                own.is_initialized |= layer.is_initialized
+            first = part.stop
+
+    def _taken(self, own: Tensor | None, others: Tensor, part: slice, numbers: Tensor) -> Tensor:
+        own = self.zeros(others.shape[2:], others.dtype) if own is None else own
+        own[:, part] = others.index_select(1, numbers)
+        return own
 
     def reorder(self, beam_idx: Tensor) -> None:
         """Give request b what request beam_idx[b] has."""
