@@ -151,29 +151,33 @@ class Speculator:
         *args: Any, dummy_run: bool = False, **keywords: Any,
     ) -> Tensor:  # fmt: skip
         """int64 ``[requests, length]``, -1 behind the last draft: `taken` cuts these off."""
-        found = torch.full((batch.num_reqs, self.length), -1, dtype=torch.int64)
-        if dummy_run:
-            return found.to(self.device)
-        places = batch.idx_mapping[: batch.num_reqs].long()
-        totals, sampled = torch.stack((self.states.total_len.gpu[places].long(), num_sampled.long())).tolist()
-        rows = [row for row, count in enumerate(sampled) if count]
-        names = [batch.req_ids[row] for row in rows]
-        new = self.read([int(batch.idx_mapping_np[row]) for row in rows], names, [totals[row] for row in rows])
-        self.counts = dict.fromkeys(batch.req_ids, 0)
-        for row, name, drafts in zip(rows, names, self.drafter.draft(names, new, self.length), strict=True):
-            found[row, : len(drafts)] = torch.tensor(drafts, dtype=torch.int64)
-            self.counts[name] = len(drafts)
-        return found.to(self.device)
+        texts = {} if dummy_run else self.read(batch, num_sampled)
+        made = self.drafter.draft(list(texts), list(texts.values()), self.length)
+        drafts = dict(zip(texts, made, strict=True))
+        rows = [drafts.get(name, []) for name in batch.req_ids]
+        self.counts = dict(zip(batch.req_ids, map(len, rows), strict=True))
+        padded = [row + [-1] * (self.length - len(row)) for row in rows]
+        return torch.tensor(padded, dtype=torch.int64).to(self.device, non_blocking=True)
 
-    def read(self, places: list[int], names: list[str], totals: list[int]) -> list[Tensor]:
-        """New tokens of requests at these places of the tables, up to these lengths; one copy to the host."""
-        tokens, pieces = self.states.all_token_ids.gpu, []
-        for place, name, total in zip(places, names, totals, strict=True):
-            self.drafter.begin(name, int(self.states.prompt_len.np[place]))
-            pieces.append(tokens[place, self.drafter.known(name) : total])
-        if not pieces:
-            return []
-        return list(torch.cat(pieces).cpu().split([len(piece) for piece in pieces]))
+    def read(self, batch: Any, num_sampled: Tensor) -> dict[str, Tensor]:
+        """New tokens of the requests that got some in this step, in one copy to the host.
+
+        The host knows how much of a text it has, but not how many drafts were accepted: it copies as many as can be.
+        """
+        states, known = self.states, [self.drafter.known(name) for name in batch.req_ids]
+        places = batch.idx_mapping_np[: batch.num_reqs].tolist()
+        pieces = [states.total_len.gpu[batch.idx_mapping[: batch.num_reqs].long()], num_sampled[: batch.num_reqs]]
+        for place, first in zip(places, known, strict=True):
+            end = max(first, int(states.prefill_len.np[place])) + 1 + self.length
+            pieces.append(states.all_token_ids.gpu[place, first:end])
+        totals, sampled, *texts = torch.cat(pieces).cpu().split(list(map(len, pieces)))
+        found = {}
+        columns = zip(places, batch.req_ids, known, totals.tolist(), sampled.tolist(), texts, strict=True)
+        for place, name, first, total, count, tokens in columns:
+            if count:
+                self.drafter.begin(name, int(states.prompt_len.np[place]))
+                found[name] = tokens[: total - first]
+        return found
 
 
 def made(theirs: Callable[..., Any], vllm_config: Any, device: torch.device, states: Any) -> Any:
