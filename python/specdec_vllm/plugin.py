@@ -28,11 +28,12 @@ def is_sharded() -> bool:
 
 def register() -> None:
     """Put the package's sampler, verifier, draft sampler and suffix drafter in the place of vLLM's."""
-    from . import shards, suffix, v1, v2
+    from . import block, shards, suffix, v1, v2
 
     chosen = rule()
     v1.install(chosen)
     v2.install(chosen)
     suffix.install()
+    block.install()
     if is_sharded():
         shards.install()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> str:
     target = LlamaForCausalLM.from_pretrained(FOLDER / "target", dtype=torch.float32)
     target.save_pretrained(folder / "target")
     load_draft_model(FOLDER / "draft", target).save_pretrained(folder / "draft")
+    shutil.copytree(FOLDER / "dflash", folder / "head")
     return str(folder)
 
 
@@ -46,10 +49,70 @@ def plain(models: str, requests: list[dict[str, Any]]) -> list[list[int]]:
     return texts
 
 
-@pytest.mark.parametrize("speculation", ["ngram", "draft"])
+@pytest.mark.parametrize(
+    ("speculation", "runner"), [("ngram", "v1"), ("draft", "v1"), ("dflash", "v1"), ("dflash", "v2")]
+)
 def test_texts_are_those_without_speculation(
-    models: str, requests: list[dict[str, Any]], plain: list[list[int]], speculation: str
+    models: str, requests: list[dict[str, Any]], plain: list[list[int]], speculation: str, runner: str
 ) -> None:
-    result = run(models, speculation, [requests, requests[:3], requests[4:5]])
+    result = run(models, speculation, [requests, requests[:3], requests[4:5]], runner=runner)
     assert result["texts"] == [plain, plain[:3], plain[4:5]]
     assert not result["fallbacks"]
+
+
+def as_speculators(folder: Path, target: str) -> None:
+    """Rewrite the configuration of a head that is laid out as z-lab does it."""
+    config = json.loads((folder / "config.json").read_text())
+    block, length = config.pop("dflash_config"), config.pop("block_size")
+    own = {
+        "speculators_model_type": "dflash",
+        "architectures": ["DFlashDraftModel"],
+        "transformer_layer_config": config,
+        "aux_hidden_state_layer_ids": [layer + 1 for layer in block["target_layer_ids"]],
+        "mask_token_id": block["mask_token_id"],
+        "block_size": length,
+        "draft_vocab_size": config["vocab_size"],
+        "speculators_config": {
+            "algorithm": "dflash",
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": length - 1}],
+            "verifier": {"name_or_path": target, "architectures": ["LlamaForCausalLM"]},
+        },
+    }
+    (folder / "config.json").write_text(json.dumps(own))
+
+
+@pytest.mark.parametrize("form", ["z-lab", "speculators"])
+def test_a_block_head_drafts_as_in_vllm(tmp_path: Path, models: str, requests: list[dict[str, Any]], form: str) -> None:
+    """Greedy, request by request: the same text, and behind each part of it the same block."""
+    from transformers import AutoModelForCausalLM
+
+    from specdec_kernels import Sampling
+    from specdec_loop import BlockDrafter, generate
+    from specdec_loop.heads import load_dflash
+
+    if form == "speculators":
+        folder = shutil.copytree(models, tmp_path / "models")
+        as_speculators(folder / "head", models + "/target")
+        models = str(folder)
+    batches = [[r | {"temperature": 0.0}] for r in requests[:4]]
+    theirs = run(models, "dflash", batches, drafts=True)
+    target = AutoModelForCausalLM.from_pretrained(models + "/target", dtype=torch.float32).eval()
+    drafter, found = BlockDrafter(load_dflash(models + "/head", target)), {}
+    draft = drafter.draft
+
+    def noting(text: Any, length: int) -> Any:
+        made = draft(text, length)
+        found[text.ends[0] - 1] = made.token_ids[0].tolist()
+        return made
+
+    drafter.draft = noting  # type: ignore[method-assign]
+    for (one,), [said], noted in zip(batches, theirs["texts"], theirs["drafts"], strict=True):
+        found.clear()
+        made = generate(
+            target, drafter, [one["prompt"]], sampling=Sampling.full(1, temperature=0.0), rule="greedy",
+            max_new_tokens=len(said), draft_length=4, stop=(),
+        )  # fmt: skip
+        end = len(one["prompt"]) + len(said)
+        assert said == made.tokens[0]
+        assert found == {step["seen"]: step["ids"] for step in noted if step["seen"] + 1 < end}
+        assert len(found) < len(said) - 1, "no draft was ever accepted"

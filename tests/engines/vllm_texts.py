@@ -99,6 +99,7 @@ def speculative(job: dict) -> dict | None:
         "suffix": {"method": "suffix", "num_speculative_tokens": 6},
         "eagle": {"method": "eagle", "model": job["models"] + "/head", "num_speculative_tokens": 3},
         "eagle3": {"method": "eagle3", "model": job["models"] + "/head", "num_speculative_tokens": 3},
+        "dflash": {"method": "dflash", "model": job["models"] + "/head", "num_speculative_tokens": 4},
     }
     found = kinds[job["speculation"]]
     return found if found is None else found | job.get("options", {})
