@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specdec_kernels import RngKey, Sampling, sample
-from specdec_vllm import v2
+from specdec_vllm import suffix, v2
 
 VOCAB, STEPS, PLACES = 64, 3, 7
 
@@ -235,3 +235,32 @@ def test_padding_writes_no_row_of_a_request(places: list[int]) -> None:
         if place >= 0:
             expected[place, 1, :4] = logits[row]
     assert torch.equal(kept, expected)
+
+
+def test_texts_of_suffix_drafts_are_read_in_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new request, one whose prompt has tokens to go, one that returns; then a step that accepts all drafts."""
+    settings = SimpleNamespace(
+        num_speculative_tokens=STEPS, suffix_decoding_max_tree_depth=8, suffix_decoding_max_spec_factor=1.0,
+        suffix_decoding_min_token_prob=0.1, suffix_decoding_max_cached_requests=4,
+    )  # fmt: skip
+    config = SimpleNamespace(speculative_config=settings, model_config=SimpleNamespace(max_model_len=20))
+    rows = torch.arange(60, dtype=torch.int32).view(3, 20)
+    states = SimpleNamespace(
+        all_token_ids=SimpleNamespace(gpu=rows), total_len=table([17, 9, 6], torch.int32),
+        prompt_len=table([16, 4, 5], torch.int32), prefill_len=table([16, 7, 5], torch.int32),
+    )  # fmt: skip
+    speculator, copies = suffix.Speculator(config, torch.device("cpu"), states), []
+    batch = SimpleNamespace(req_ids=["a", "b", "c"], num_reqs=3, idx_mapping=torch.tensor([2, 0, 1]))
+    batch.idx_mapping_np = batch.idx_mapping.numpy()
+    to_host = Tensor.cpu
+    monkeypatch.setattr(Tensor, "cpu", lambda tensor: copies.append(1) or to_host(tensor))
+
+    def read(*sampled: int) -> dict[str, list[int]]:
+        texts = speculator.read(batch, torch.tensor(sampled, dtype=torch.int32))
+        speculator.drafter.draft(list(texts), list(texts.values()), STEPS)
+        return {name: tokens.tolist() for name, tokens in texts.items()}
+
+    assert read(1, 0, 2) == {"a": list(range(40, 46)), "c": list(range(20, 29))}
+    states.total_len.gpu += torch.tensor([0, 1, STEPS + 1], dtype=torch.int32)
+    assert read(STEPS + 1, 1, 1) == {"a": list(range(46, 50)), "b": list(range(17)), "c": [29]}
+    assert len(copies) == 2
