@@ -151,6 +151,7 @@ def engine(models: str, speculative: str, rule: str, seats: int, room: int, rank
     if made not in WORKERS:
         for llm in WORKERS.values():
             llm.llm_engine.engine_core.shutdown()
+            fork_workers()
         WORKERS.clear()
         WORKERS[made] = make_engine.__wrapped__(*made[:2], seats, room, ranks)
         WORKERS[made].collective_rpc("watch_traffic")
@@ -158,6 +159,18 @@ def engine(models: str, speculative: str, rule: str, seats: int, room: int, rank
 
 
 WORKERS: dict[Any, Any] = {}
+
+
+def fork_workers() -> None:
+    """Start no more of them as vLLM does on a CPU, each with an import of vLLM, which takes longer than their texts.
+
+    The first ones are started so: they load the plug-in themselves. Forked ones have the plug-in and the rule of here.
+    """
+    import multiprocessing
+
+    from vllm.v1.executor import multiproc_executor
+
+    multiproc_executor.get_mp_context = lambda: multiprocessing.get_context("fork")
 
 
 @cache
