@@ -53,7 +53,7 @@ __device__ inline Bracket bracket_of(const FilteredRow& f, Unknown unknown, doub
   // is the value they are tied at.
   const auto quantile = [&](float most, float slack) {
     const auto left = [&](float t) { return -below(t, false); };
-    return largest_with(kLowest, f.maximum, -most, left, slack);
+    return largest_with<Block>(kLowest, f.maximum, -most, left, slack);
   };
   const float middle = quantile(fmaxf(rest, 0.f), 0.05f * rest);
   float spread = below(middle, true);
@@ -221,13 +221,14 @@ __device__ inline Found search(const FilteredRow& f, Unknown unknown, double goa
   if (above + high >= goal) return {q.high, g.above + g.high};
   if (g.listed > kLong) return {NAN, 0.};
   const auto from = [&](float t) {
-    return above + high + (is_rank ? list_count(f, g.listed, t) : list_mass(f, g.listed, t));
+    return above + high +
+           (is_rank ? list_count<Block>(f, g.listed, t) : list_mass<Block>(f, g.listed, t));
   };
   const double inside = from(kLowest);
   if (inside + low < goal) return {NAN, 0.};
   const bool is_low = inside < goal;
-  const float t = is_low ? q.low : largest_with(fmaxf(q.low, kLowest), q.high, goal, from);
-  return {t, g.above + g.high + list_mass(f, g.listed, t) + (is_low ? g.low : 0.)};
+  const float t = is_low ? q.low : largest_with<Block>(fmaxf(q.low, kLowest), q.high, goal, from);
+  return {t, g.above + g.high + list_mass<Block>(f, g.listed, t) + (is_low ? g.low : 0.)};
 }
 
 // The same by reading the row about thirty times: rare.
@@ -239,7 +240,7 @@ __device__ inline Found search_row(const FilteredRow& f, Unknown unknown, double
   };
   const float least = fmaxf(floor, kLowest);
   if (measure(least) < goal) return {floor, whole_from(f, least).mass};
-  const float t = largest_with(least, f.maximum, goal, measure);
+  const float t = largest_with<Block>(least, f.maximum, goal, measure);
   return {t, whole_from(f, t).mass};
 }
 

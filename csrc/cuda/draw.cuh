@@ -98,7 +98,8 @@ __device__ inline Key draw_key(const Problem& p, const PairRows& r, const Race& 
   const auto log_of = [&](float w, bool is_exact) {
     return t.kind != kPair ? w : is_exact ? log_normal(w) : fast_log(w);
   };
-  best = race_blocks(race, static_cast<int>((p.vocab + kBlock - 1) / kBlock), maxima, best,
+  SPECDEC_SHARED(Bounds, bounds);
+  best = race_blocks(race, static_cast<int>((p.vocab + kBlock - 1) / kBlock), maxima, bounds, best,
                      of_block, of_eight, log_of);
   *seen = t.watch_draft ? block_reduce(saw, Or{}) : 0;
   return best;

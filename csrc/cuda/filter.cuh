@@ -36,39 +36,75 @@ struct FilteredRow {
   }
 };
 
-// F, here and in block_bound: FilteredRow, or what else knows row, maximum and most_of.
-template <class F>
-__device__ __forceinline__ int count_from(const F& f, float least) {
-  int count = 0;
-  for (int64_t i = threadIdx.x; i < f.row.blocks(); i += kThreads) {
-    count += f.most_of(i) >= least ? 1 : 0;
+// Who sums: all threads, or each warp for itself.
+struct Block {
+  static constexpr int kSize = kThreads;
+  static __device__ __forceinline__ int rank() { return static_cast<int>(threadIdx.x); }
+  template <class T>
+  static __device__ __forceinline__ T sum(T value) {
+    return block_reduce(value, Plus{});
   }
-  return block_reduce(count, Plus{});
-}
+};
+struct Warp {
+  static constexpr int kSize = 32;
+  static __device__ __forceinline__ int rank() { return static_cast<int>(threadIdx.x) % 32; }
+  template <class T>
+  static __device__ __forceinline__ T sum(T value) {
+    return warp_reduce(value, Plus{});
+  }
+};
 
-// The largest t in [low, high] with measure(t) >= goal, where measure falls with t and measure(low)
-// reaches it: a value, if measure speaks of values >= t. It may be less by a measure of `slack`.
-template <class T, class F>
-__device__ float largest_with(float low, float high, T goal, const F& measure, T slack = -1) {
-  uint32_t from = ordered_bits(low), to = ordered_bits(high);
+// The largest number in [from, to] of a measure >= goal, where the measure falls and that of `from`
+// reaches it; the search may end at one whose measure is more by `slack` at most. measure(x): by a
+// Team. Each measures at a place of its own: with warps a step leaves a ninth, with the block half.
+template <class Team, class U, class T, class F>
+__device__ U last_with(U from, U to, T goal, const F& measure, T slack = -1) {
+  constexpr int kTeams = kThreads / Team::kSize;
+  using Measured = T[kTeams];
+  SPECDEC_SHARED(Measured, measured);
   while (from < to) {
-    const uint32_t middle = from + (to - from + 1) / 2;
-    const T m = measure(from_ordered_bits(middle));
-    if (m >= goal) {
-      from = middle;
-      if (m <= goal + slack) break;
-    } else {
-      to = middle - 1;
-    }
+    const U part = (to - from) / (kTeams + 1), rest = (to - from) % (kTeams + 1);
+    const auto place = [&](int team) {
+      const U more = static_cast<U>(team) + 1;
+      return static_cast<U>(from + part * more + (more < rest ? more : rest));
+    };
+    const int team = static_cast<int>(threadIdx.x) / Team::kSize;
+    const T mine = measure(place(team));
+    if (Team::rank() == 0) measured[team] = mine;
+    __syncthreads();
+    int reached = 0;
+    while (reached < kTeams && measured[reached] >= goal) ++reached;
+    const bool is_near = reached > 0 && measured[reached - 1] <= goal + slack;
+    __syncthreads();
+    const U low = reached > 0 ? place(reached - 1) : from;
+    if (reached < kTeams) to = place(reached) - 1;
+    from = low;
+    if (is_near) break;
   }
-  return from_ordered_bits(from);
+  return from;
 }
 
-// A lower bound of the k-th largest logit that only k blocks and few more reach.
+// The largest t in [low, high] with measure(t) >= goal, as last_with: a value, if the measure is
+// one of values >= t.
+template <class Team, class T, class F>
+__device__ float largest_with(float low, float high, T goal, const F& measure, T slack = -1) {
+  const auto of_bits = [&](uint32_t bits) { return measure(from_ordered_bits(bits)); };
+  return from_ordered_bits(
+      last_with<Team>(ordered_bits(low), ordered_bits(high), goal, of_bits, slack));
+}
+
+// A lower bound of the k-th largest logit that only k blocks and few more reach. F: FilteredRow, or
+// what else knows row, maximum and most_of.
 template <class F>
 __device__ inline float block_bound(const F& f, int k) {
-  const auto count = [&](float t) { return count_from(f, t); };
-  return largest_with(kLowest, f.maximum, k, count, k / 4 + 8);
+  const auto count = [&](float t) {
+    int count = 0;
+    for (int64_t i = Block::rank(); i < f.row.blocks(); i += Block::kSize) {
+      count += f.most_of(i) >= t ? 1 : 0;
+    }
+    return Block::sum(count);
+  };
+  return largest_with<Block>(kLowest, f.maximum, k, count, k / 4 + 8);
 }
 
 // Values >= least into the list, in the order of their ids in each block; returns how many there
@@ -117,13 +153,14 @@ __device__ inline int collect(const FilteredRow& f, float least) {
   return filled;
 }
 
+template <class Team>
 __device__ inline double list_mass(const FilteredRow& f, int count, float least) {
   double mass = 0.;
-  for (int i = threadIdx.x; i < count; i += kThreads) {
+  for (int i = Team::rank(); i < count; i += Team::kSize) {
     const float l = f.scratch.list[i];
     mass += l >= least ? f.weight(l) : 0.f;
   }
-  return block_reduce(mass, Plus{});
+  return Team::sum(mass);
 }
 
 __device__ inline float list_entropy(const FilteredRow& f, int count, float least, float mass) {
@@ -136,10 +173,11 @@ __device__ inline float list_entropy(const FilteredRow& f, int count, float leas
   return logf(mass) - block_reduce(sum, Plus{}) / mass;
 }
 
+template <class Team>
 __device__ inline int list_count(const FilteredRow& f, int count, float least) {
   int own = 0;
-  for (int i = threadIdx.x; i < count; i += kThreads) own += f.scratch.list[i] >= least ? 1 : 0;
-  return block_reduce(own, Plus{});
+  for (int i = Team::rank(); i < count; i += Team::kSize) own += f.scratch.list[i] >= least ? 1 : 0;
+  return Team::sum(own);
 }
 
 __device__ inline float min_p_floor(const Parameters& s, float maximum) {
@@ -169,19 +207,19 @@ __device__ inline bool settle_from_blocks(const FilteredRow& f, RowStats* r) {
     if (count > kList) return false;
     float threshold = floor;
     if (has_rank && count >= s.top_k) {
-      const auto rank = [&](float t) { return list_count(f, count, t); };
-      threshold = largest_with(least, f.maximum, s.top_k, rank);
+      const auto rank = [&](float t) { return list_count<Warp>(f, count, t); };
+      threshold = largest_with<Warp>(least, f.maximum, s.top_k, rank);
     }
     // The list holds all that min-p and top-k keep, or a share of the row's mass.
     const bool is_whole = has_rank || !bounded || least == floor;
     if (has_edge) {
       if (!is_whole && floor > -INFINITY) continue;
-      const auto mass = [&](float t) { return list_mass(f, count, t); };
-      const double whole = is_whole ? mass(threshold) : f.total;
+      const auto mass = [&](float t) { return list_mass<Warp>(f, count, t); };
+      const double whole = is_whole ? list_mass<Block>(f, count, threshold) : f.total;
       const double goal = static_cast<double>(s.top_p) * whole;
       if (!is_whole) {
         // Four times as many blocks leave about the same share of what is not yet found.
-        const double left = f.total - mass(least),
+        const double left = f.total - list_mass<Block>(f, count, least),
                      next = before > 0. ? left * left / before : 0.2 * left;
         if (left > f.total - goal) {
           if (next > 1.25 * (f.total - goal)) return false;
@@ -189,10 +227,10 @@ __device__ inline bool settle_from_blocks(const FilteredRow& f, RowStats* r) {
           continue;
         }
       }
-      threshold = largest_with(fmaxf(threshold, least), f.maximum, goal, mass);
+      threshold = largest_with<Warp>(fmaxf(threshold, least), f.maximum, goal, mass);
     }
     r->threshold = threshold;
-    r->mass = static_cast<float>(list_mass(f, count, threshold));
+    r->mass = static_cast<float>(list_mass<Block>(f, count, threshold));
     r->entropy = list_entropy(f, count, threshold, r->mass);
     return true;
   }

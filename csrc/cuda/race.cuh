@@ -97,26 +97,18 @@ __device__ __forceinline__ float chosen(const float (&v)[8], int j) {
   return one;
 }
 
-// Key of the j-th of eight ids from `first` on; 0 if its weight is -inf.
-template <class L>
-__device__ Key exact_key(const Race& race, const float (&w)[8], int64_t first, int j,
-                         const L& log_of) {
-  const float weight = chosen(w, j);
-  if (weight == -INFINITY) return 0;
-  return score_key(log_of(weight, true), race.exponential_of(first + j), first + j);
-}
-
 // Best key of eight ids from `first` on, each of weight w[j] or -inf. Rough scores tell which of
-// the group's 64 ids can win; only those are scored exactly. All lanes of a warp call it.
+// the group's 64 ids can win; only those are scored exactly, one of a lane at once. All lanes of a
+// warp call it.
 template <class L>
 __device__ Key best_of_eight(const Race& race, const float (&w)[8], int64_t first, float least,
                              const L& log_of) {
-  float e[8], top = -INFINITY;
-  rough_noise(race, first, e);
+  float score[8], top = -INFINITY;
+  rough_noise(race, first, score);
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
-    e[j] = w[j] > -INFINITY ? log_of(w[j], false) - fast_log(e[j]) : -INFINITY;
-    top = fmaxf(top, e[j]);
+    score[j] = w[j] > -INFINITY ? log_of(w[j], false) - fast_log(score[j]) : -INFINITY;
+    top = fmaxf(top, score[j]);
   }
 #pragma unroll
   for (int mask = 1; mask < kLanes; mask *= 2) {
@@ -126,11 +118,13 @@ __device__ Key best_of_eight(const Race& race, const float (&w)[8], int64_t firs
   const float bar = top - (0.01f + 1e-5f * fabsf(top));
   unsigned may_win = 0;
 #pragma unroll
-  for (int j = 0; j < 8; ++j) may_win |= e[j] >= bar && e[j] > -INFINITY ? 1u << j : 0;
+  for (int j = 0; j < 8; ++j) may_win |= score[j] >= bar && score[j] > -INFINITY ? 1u << j : 0;
   Key best = 0;
 #pragma unroll 1
-  for (int j = 0; may_win != 0; ++j, may_win >>= 1) {
-    if ((may_win & 1) != 0) best = larger(best, exact_key(race, w, first, j, log_of));
+  for (; may_win != 0; may_win &= may_win - 1) {
+    const int j = __popc((may_win & -may_win) - 1);  // the lowest
+    const int64_t id = first + j;
+    best = larger(best, score_key(log_of(chosen(w, j), true), race.exponential_of(id), id));
   }
   return best;
 }
@@ -172,10 +166,15 @@ __device__ inline float mapped_minimum(const Race& race, int64_t block) {
 // What the blocks of a row may score. A thread keeps eight blocks behind one another, those of its
 // group lie kGroupsOf8 * 8 apart.
 constexpr int kWindow = kThreads * 8;  // blocks
+using Bounds = float[kWindow];
 
 struct BlockQueue {
-  float bound[8];
+  float* bounds;  // kWindow of them, in shared memory: a look needs the registers
   int first;
+
+  __device__ __forceinline__ float& bound(int k) const {
+    return bounds[k * kThreads + threadIdx.x];
+  }
 
   // log_weight(block, l): the largest of the block's ids, whose largest logit is l; -inf if none
   // competes.
@@ -202,17 +201,18 @@ struct BlockQueue {
       const float w = log_weight(first + j, most[j]);
       // Scores are exact, bounds within their margin.
       const float score = w - fast_log(minimum[j]);
-      bound[j] = w > -INFINITY ? score + (3e-3f + 1e-5f * fabsf(score)) : -INFINITY;
+      bound(j) = w > -INFINITY ? score + (3e-3f + 1e-5f * fabsf(score)) : -INFINITY;
     }
   }
   // The group's best bound and its block, which leaves the queue if the bound reaches `least`.
   __device__ int pop(float least) {
-    float top = bound[0];
+    float top = -INFINITY;
     int block = first;
 #pragma unroll
-    for (int k = 1; k < 8; ++k) {
-      block = bound[k] > top ? first + k : block;
-      top = fmaxf(bound[k], top);
+    for (int k = 0; k < 8; ++k) {
+      const float one = bound(k);
+      block = one > top ? first + k : block;
+      top = fmaxf(one, top);
     }
 #pragma unroll
     for (int mask = 1; mask < kLanes; mask *= 2) {
@@ -222,9 +222,29 @@ struct BlockQueue {
       top = fmaxf(other, top);
     }
     if (top == -INFINITY || top < least) return -1;
-#pragma unroll
-    for (int k = 0; k < 8; ++k) bound[k] = first + k == block ? -INFINITY : bound[k];
+    const int mine = block - first;
+    if (mine >= 0 && mine < 8) bound(mine) = -INFINITY;
     return block;
+  }
+  // The next kGroupsOf8 blocks that reach `least`, whichever threads keep them, a group one; -1 for
+  // a group that gets none. All threads call it.
+  __device__ int share(float least) {
+    using Shared = int[kGroupsOf8];
+    SPECDEC_SHARED(Shared, shared);
+    const float bar = fmaxf(least, kLowest);
+    int own = 0, total;
+#pragma unroll 1  // its registers are a look's
+    for (int k = 0; k < 8; ++k) own += bound(k) >= bar ? 1 : 0;
+    int at = block_exclusive_sum(own, &total);
+#pragma unroll 1
+    for (int k = 0; k < 8 && at < kGroupsOf8; ++k) {
+      if (bound(k) < bar) continue;
+      shared[at++] = first + k;
+      bound(k) = -INFINITY;
+    }
+    __syncthreads();
+    const int group = static_cast<int>(threadIdx.x) / kLanes;
+    return group < total ? shared[group] : -1;
   }
 };
 
@@ -237,16 +257,17 @@ __device__ __forceinline__ bool warp_looks(int block) {
 }
 
 // Best key of a row of `blocks` blocks and `best`, to all threads. weights(first, w): weights of
-// eight ids, -inf where one is out.
+// eight ids, -inf where one is out. The best block of each group comes first: mostly the winner is
+// among them, and what its score leaves of a row (16 blocks) is one more look.
 template <class F, class G, class L = IsLogWeight>
-__device__ Key race_blocks(const Race& race, int blocks, const LogitRow& maxima, Key best,
-                           const F& log_weight, const G& weights, const L& log_of = {}) {
+__device__ Key race_blocks(const Race& race, int blocks, const LogitRow& maxima, float* bounds,
+                           Key best, const F& log_weight, const G& weights, const L& log_of = {}) {
   for (int window = 0; window < blocks; window += kWindow) {
-    BlockQueue queue;
+    BlockQueue queue{bounds, 0};
     queue.fill(race, window, blocks, maxima, log_weight);
-    for (;;) {
+    for (bool is_first = true;; is_first = false) {
       const float least = key_score(best);
-      const int block = queue.pop(least);
+      const int block = is_first ? queue.pop(least) : queue.share(least);
       Key key = 0;
       if (warp_looks(block)) {
         float w[8];
@@ -290,12 +311,12 @@ __device__ inline void block_top_keys(const NineKeys& mine, int n, Key* out) {
 
 // best[0..n): the n best keys of a row, in order; 0 where fewer compete. n <= kThreads.
 template <class F, class G>
-__device__ void race_for_best(const Race& race, int blocks, const LogitRow& maxima, int n,
-                              Key* best, const F& log_weight, const G& weights) {
+__device__ void race_for_best(const Race& race, int blocks, const LogitRow& maxima, float* bounds,
+                              int n, Key* best, const F& log_weight, const G& weights) {
   for (int i = threadIdx.x; i < n; i += kThreads) best[i] = 0;
   __syncthreads();
   for (int window = 0; window < blocks; window += kWindow) {
-    BlockQueue queue;
+    BlockQueue queue{bounds, 0};
     queue.fill(race, window, blocks, maxima, log_weight);
     for (;;) {
       const int block = queue.pop(key_score(best[n - 1]));
@@ -307,7 +328,12 @@ __device__ void race_for_best(const Race& race, int blocks, const LogitRow& maxi
         weights(keys.first, keys.score);
 #pragma unroll 1
         for (int j = 0; j < 8; ++j) {
-          const float one = key_score(exact_key(race, keys.score, keys.first, j, IsLogWeight{}));
+          const float weight = chosen(keys.score, j);
+          float one = -INFINITY;
+          if (weight > -INFINITY) {
+            const int64_t id = keys.first + j;
+            one = key_score(score_key(weight, race.exponential_of(id), id));
+          }
 #pragma unroll
           for (int k = 0; k < 8; ++k) keys.score[k] = j == k ? one : keys.score[k];
         }

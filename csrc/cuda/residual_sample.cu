@@ -6,7 +6,7 @@
 namespace specdec {
 namespace {
 
-__global__ void __launch_bounds__(kThreads) draw_kernel(const __grid_constant__ Problem p) {
+__global__ void __launch_bounds__(kThreads, 2) draw_kernel(const __grid_constant__ Problem p) {
   SPECDEC_SHARED(PairTask, task);
   const int64_t b = blockIdx.x;
   after_last_kernel();

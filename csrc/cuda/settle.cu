@@ -170,26 +170,28 @@ __device__ inline void load_weights(const Problem& p, const Row& row, const RowS
 template <bool kEdited>
 static __device__ SPECDEC_NOINLINE void race_for_samples(const Problem& p, const Row& row,
                                                          const RowStats& r, const Race& race,
-                                                         Key* best) {
+                                                         float* bounds, Key* best) {
   race_for_best(
       race, static_cast<int>(row.blocks()), block_maxima_of(p, row.slot, row.type<kEdited>()),
-      p.num_samples, best, [&](int /*block*/, float most) { return log_weight(row, r, most); },
+      bounds, p.num_samples, best,
+      [&](int /*block*/, float most) { return log_weight(row, r, most); },
       [&](int64_t first, float (&w)[8]) { load_weights<kEdited>(p, row, r, first, w); });
 }
 
 // The winner of a row's race, and the next best where several samples are drawn.
 template <bool kEdited>
-__device__ inline Key race_row(const Problem& p, const Row& row, const RowStats& r, Key* best) {
+__device__ inline Key race_row(const Problem& p, const Row& row, const RowStats& r, float* bounds,
+                               Key* best) {
   SPECDEC_SHARED(Race, race);
   if (threadIdx.x == 0) race = row_race(p, row);
   __syncthreads();
   if (p.task == Task::kSample && p.num_samples > 1) {
-    race_for_samples<kEdited>(p, row, r, race, best);
+    race_for_samples<kEdited>(p, row, r, race, bounds, best);
     return best[0];
   }
   return race_blocks(
-      race, static_cast<int>(row.blocks()), block_maxima_of(p, row.slot, row.type<kEdited>()), 0,
-      [&](int /*block*/, float most) { return log_weight(row, r, most); },
+      race, static_cast<int>(row.blocks()), block_maxima_of(p, row.slot, row.type<kEdited>()),
+      bounds, 0, [&](int /*block*/, float most) { return log_weight(row, r, most); },
       [&](int64_t first, float (&w)[8]) { load_weights<kEdited>(p, row, r, first, w); });
 }
 
@@ -209,6 +211,10 @@ __global__ void __launch_bounds__(kThreads) stats_kernel(const __grid_constant__
   if (threadIdx.x % 32 == 0) p.work.rows.store(slot, r);
 }
 
+struct RaceScratch {
+  Bounds list;
+};
+
 // kFilters: rows may have filters, or edits.
 template <bool kFilters>
 __global__ void __launch_bounds__(kThreads, kFilters ? 2 : 3)
@@ -217,6 +223,8 @@ __global__ void __launch_bounds__(kThreads, kFilters ? 2 : 3)
   SPECDEC_SHARED(Row, row);
   SPECDEC_SHARED(RowStats, r);
   SPECDEC_SHARED(Best, best);
+  using Scratch = std::conditional_t<kFilters, FilterScratch, RaceScratch>;
+  SPECDEC_SHARED(Scratch, scratch);
   const int64_t slot = blockIdx.x;
   after_last_kernel();
   if (threadIdx.x < kMaxSamples) best[threadIdx.x] = 0;
@@ -240,7 +248,6 @@ __global__ void __launch_bounds__(kThreads, kFilters ? 2 : 3)
   }
   if constexpr (kFilters) {
     if (!r.bad && !s.greedy && s.filters()) {
-      SPECDEC_SHARED(FilterScratch, scratch);
       RowStats mine = r;
       const FilteredRow f{p,       row,          block_maxima_of(p, slot, row.type()),
                           scratch, mine.maximum, mine.mass};
@@ -259,7 +266,7 @@ __global__ void __launch_bounds__(kThreads, kFilters ? 2 : 3)
     }
   }
   if (!r.bad && row.is_target && !s.greedy && races_rows(p)) {
-    const Key key = race_row<kFilters>(p, row, r, best);
+    const Key key = race_row<kFilters>(p, row, r, scratch.list, best);
     if (threadIdx.x == 0) r.key = key;
     __syncthreads();
   }

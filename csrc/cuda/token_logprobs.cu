@@ -86,18 +86,12 @@ __device__ inline int count_ids(const Looked& f, float least) {
 
 // The largest key that `wanted` of those listed reach.
 __device__ inline Key nth_key(const Lists& lists, int listed, int wanted) {
-  Key from = kNobody, to = ~Key{0} >> 1;
-  while (from < to) {
-    const Key middle = from + (to - from + 1) / 2;
+  const auto count = [&](Key least) {
     int own = 0;
-    for (int i = threadIdx.x; i < listed; i += kThreads) own += lists.key[i] >= middle ? 1 : 0;
-    if (block_reduce(own, Plus{}) >= wanted) {
-      from = middle;
-    } else {
-      to = middle - 1;
-    }
-  }
-  return from;
+    for (int i = Warp::rank(); i < listed; i += Warp::kSize) own += lists.key[i] >= least ? 1 : 0;
+    return Warp::sum(own);
+  };
+  return last_with<Warp>(kNobody, ~Key{0} >> 1, wanted, count);
 }
 
 // The largest `wanted` keys of those listed, in order; 0 behind the last.

@@ -139,7 +139,7 @@ __device__ inline Outcome walk_weights(const Problem& p, const Request& q, int64
           p.work.weights.load(b * (p.max_draft + 1) + accepted)};
 }
 
-__global__ void __launch_bounds__(kThreads) chain_kernel(const __grid_constant__ Problem p) {
+__global__ void __launch_bounds__(kThreads, 2) chain_kernel(const __grid_constant__ Problem p) {
   SPECDEC_SHARED(Request, q);
   SPECDEC_SHARED(Position, at);
   after_last_kernel();
@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(kThreads) weights_kernel(const __grid_constant
   if (!q.target.greedy) weigh(p, q, b);
 }
 
-__global__ void __launch_bounds__(kThreads) block_kernel(const __grid_constant__ Problem p) {
+__global__ void __launch_bounds__(kThreads, 2) block_kernel(const __grid_constant__ Problem p) {
   SPECDEC_SHARED(Request, q);
   SPECDEC_SHARED(Position, at);
   after_last_kernel();

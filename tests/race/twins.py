@@ -44,7 +44,7 @@ TWINS = (
         """
   if (!TWIN) __syncthreads();
   return all;""",
-        "verify_chain typical none",
+        "verify_chain topm",
     ),
     Twin(
         "scan: its shared memory is used again without a barrier",
