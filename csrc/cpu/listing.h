@@ -55,4 +55,17 @@ inline Listing listing_of(int64_t top, SPECDEC_LISTING_ARGS) {
           out_top_ids.scalar_type() == ScalarType::Long, output<float>(out_top_logprobs)};
 }
 
+// An op's parameters and where its tokens are listed: the structure of `<op>_listed`.
+template <class P>
+struct Listed {
+  P op;
+  Listing listing;
+};
+
+// It as a kernel, of what the op does with a listing or without.
+template <class P, void (*run)(const P&, const Listing&)>
+void run_listed(const Listed<P>& p, const Tensor& /*like*/) {
+  run(p.op, p.listing);
+}
+
 }  // namespace specdec::cpu

@@ -116,16 +116,9 @@ void sample(const SampleParams& p, const Tensor& /*like*/) { draw(p, {}); }
       token_map, allowed, SPECDEC_EDITS_NAMES(), logprobs_mode, out_token_ids, out_logprobs,       \
       out_logsumexp, out_threshold, out_status
 
-struct ListedSample {
-  SampleParams sample;
-  Listing listing;
-};
-
-ListedSample listed_params(int64_t top, SPECDEC_SAMPLE_ARGS, SPECDEC_LISTING_ARGS) {
+Listed<SampleParams> listed_params(int64_t top, SPECDEC_SAMPLE_ARGS, SPECDEC_LISTING_ARGS) {
   return {sample_params(SPECDEC_SAMPLE_NAMES), listing_of(top, SPECDEC_LISTING_NAMES)};
 }
-
-void sample_listed(const ListedSample& p, const Tensor& /*like*/) { draw(p.sample, p.listing); }
 
 }  // namespace
 }  // namespace specdec::cpu
@@ -133,7 +126,8 @@ void sample_listed(const ListedSample& p, const Tensor& /*like*/) { draw(p.sampl
 STABLE_TORCH_LIBRARY_IMPL(SPECDEC_NAMESPACE, CPU, m) {
   m.impl("sample_out.cpu",
          TORCH_BOX((&specdec::Boxed<specdec::sample_params, specdec::cpu::sample>::call)));
-  m.impl(
-      "sample_listed_out.cpu",
-      TORCH_BOX((&specdec::Boxed<specdec::cpu::listed_params, specdec::cpu::sample_listed>::call)));
+  m.impl("sample_listed_out.cpu",
+         TORCH_BOX((&specdec::Boxed<
+                    specdec::cpu::listed_params,
+                    specdec::cpu::run_listed<specdec::SampleParams, specdec::cpu::draw>>::call)));
 }

@@ -278,17 +278,9 @@ void verify_chain(const VerifyChainParams& p, const Tensor& /*like*/) { verify(p
       top_m, max_distance, min_block, logprobs_mode, out_token_ids, out_num_accepted, out_status,  \
       out_logprobs
 
-struct ListedChain {
-  VerifyChainParams chain;
-  Listing listing;
-};
-
-ListedChain listed_params(int64_t top, SPECDEC_VERIFY_CHAIN_ARGS, SPECDEC_LISTING_ARGS) {
+Listed<VerifyChainParams> listed_params(int64_t top, SPECDEC_VERIFY_CHAIN_ARGS,
+                                        SPECDEC_LISTING_ARGS) {
   return {verify_chain_params(SPECDEC_VERIFY_CHAIN_NAMES), listing_of(top, SPECDEC_LISTING_NAMES)};
-}
-
-void verify_chain_listed(const ListedChain& p, const Tensor& /*like*/) {
-  verify(p.chain, p.listing);
 }
 
 }  // namespace
@@ -298,8 +290,8 @@ STABLE_TORCH_LIBRARY_IMPL(SPECDEC_NAMESPACE, CPU, m) {
   m.impl(
       "verify_chain_out.cpu",
       TORCH_BOX((&specdec::Boxed<specdec::verify_chain_params, specdec::cpu::verify_chain>::call)));
-  m.impl(
-      "verify_chain_listed_out.cpu",
-      TORCH_BOX(
-          (&specdec::Boxed<specdec::cpu::listed_params, specdec::cpu::verify_chain_listed>::call)));
+  m.impl("verify_chain_listed_out.cpu",
+         TORCH_BOX((&specdec::Boxed<specdec::cpu::listed_params,
+                                    specdec::cpu::run_listed<specdec::VerifyChainParams,
+                                                             specdec::cpu::verify>>::call)));
 }

@@ -269,16 +269,10 @@ void verify_tree(const VerifyTreeParams& p, const Tensor& /*like*/) { verify(p, 
       SPECDEC_EDITS_NAMES(draft_), typical_epsilon, typical_delta, logprobs_mode, out_token_ids, \
       out_path, out_num_accepted, out_status, out_logprobs
 
-struct ListedTree {
-  VerifyTreeParams tree;
-  Listing listing;
-};
-
-ListedTree listed_params(int64_t top, SPECDEC_VERIFY_TREE_ARGS, SPECDEC_LISTING_ARGS) {
+Listed<VerifyTreeParams> listed_params(int64_t top, SPECDEC_VERIFY_TREE_ARGS,
+                                       SPECDEC_LISTING_ARGS) {
   return {verify_tree_params(SPECDEC_VERIFY_TREE_NAMES), listing_of(top, SPECDEC_LISTING_NAMES)};
 }
-
-void verify_tree_listed(const ListedTree& p, const Tensor& /*like*/) { verify(p.tree, p.listing); }
 
 }  // namespace
 }  // namespace specdec::cpu
@@ -287,8 +281,8 @@ STABLE_TORCH_LIBRARY_IMPL(SPECDEC_NAMESPACE, CPU, m) {
   m.impl(
       "verify_tree_out.cpu",
       TORCH_BOX((&specdec::Boxed<specdec::verify_tree_params, specdec::cpu::verify_tree>::call)));
-  m.impl(
-      "verify_tree_listed_out.cpu",
-      TORCH_BOX(
-          (&specdec::Boxed<specdec::cpu::listed_params, specdec::cpu::verify_tree_listed>::call)));
+  m.impl("verify_tree_listed_out.cpu",
+         TORCH_BOX((&specdec::Boxed<specdec::cpu::listed_params,
+                                    specdec::cpu::run_listed<specdec::VerifyTreeParams,
+                                                             specdec::cpu::verify>>::call)));
 }
