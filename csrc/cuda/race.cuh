@@ -97,6 +97,15 @@ __device__ __forceinline__ float chosen(const float (&v)[8], int j) {
   return one;
 }
 
+// Key of the j-th of eight ids from `first` on; 0 if its weight is -inf.
+template <class L>
+__device__ Key exact_key(const Race& race, const float (&w)[8], int64_t first, int j,
+                         const L& log_of) {
+  const float weight = chosen(w, j);
+  if (weight == -INFINITY) return 0;
+  return score_key(log_of(weight, true), race.exponential_of(first + j), first + j);
+}
+
 // Best key of eight ids from `first` on, each of weight w[j] or -inf. Rough scores tell which of
 // the group's 64 ids can win; only those are scored exactly, one of a lane at once. All lanes of a
 // warp call it.
@@ -123,8 +132,7 @@ __device__ Key best_of_eight(const Race& race, const float (&w)[8], int64_t firs
 #pragma unroll 1
   for (; may_win != 0; may_win &= may_win - 1) {
     const int j = __popc((may_win & -may_win) - 1);  // the lowest
-    const int64_t id = first + j;
-    best = larger(best, score_key(log_of(chosen(w, j), true), race.exponential_of(id), id));
+    best = larger(best, exact_key(race, w, first, j, log_of));
   }
   return best;
 }
@@ -328,12 +336,7 @@ __device__ void race_for_best(const Race& race, int blocks, const LogitRow& maxi
         weights(keys.first, keys.score);
 #pragma unroll 1
         for (int j = 0; j < 8; ++j) {
-          const float weight = chosen(keys.score, j);
-          float one = -INFINITY;
-          if (weight > -INFINITY) {
-            const int64_t id = keys.first + j;
-            one = key_score(score_key(weight, race.exponential_of(id), id));
-          }
+          const float one = key_score(exact_key(race, keys.score, keys.first, j, IsLogWeight{}));
 #pragma unroll
           for (int k = 0; k < 8; ++k) keys.score[k] = j == k ? one : keys.score[k];
         }
