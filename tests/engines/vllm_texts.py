@@ -233,6 +233,31 @@ def noted_drafts() -> Iterator[list[dict]]:
         SpecDecodeBaseProposer.propose = propose
 
 
+def own_drafts(
+    target: Any, drafter: Any, prompt: list[int], *, tokens: int, length: int
+) -> tuple[list[int], dict[int, list[int]]]:
+    """A greedy text of the decoding loop, and each chain it drafted by how much of the text the target had seen."""
+    from specdec_kernels import Sampling
+    from specdec_loop.generation import generate
+
+    draft, found = drafter.draft, {}
+
+    def noting(text: Any, longest: int) -> Any:
+        made = draft(text, longest)
+        found[text.ends[0] - 1] = made.token_ids[0].tolist()
+        return made
+
+    drafter.draft = noting
+    try:
+        made = generate(
+            target, drafter, [prompt], sampling=Sampling.full(1, temperature=0.0), rule="greedy",
+            max_new_tokens=tokens, draft_length=length, stop=(),
+        )  # fmt: skip
+    finally:
+        drafter.draft = draft
+    return made.tokens[0], found
+
+
 @contextlib.contextmanager
 def counted() -> Iterator[Counter[str]]:
     """Drafts that vLLM's scheduler had verified, those that were accepted, and requests that it pre-empted."""

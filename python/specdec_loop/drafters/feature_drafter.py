@@ -60,8 +60,10 @@ class FeatureDrafter(CachedDrafter):
     def join(self, sequences: Sequences, parts: Sequence[Part]) -> None:
         """Take the features of new pairs too."""
         super().join(sequences, parts)
-        lacking = [part.rows(part.drafter._lacking(part.sequences)) for part in parts]
-        self._hidden = pad_sequence([row for rows in lacking for row in rows], batch_first=True)
+        for part in parts:
+            part.drafter._join_held(part.sequences)
+        lacking = [row for part in parts for row in part.rows(part.drafter._hidden)]
+        self._hidden = pad_sequence(lacking, batch_first=True)
 
     def commit(self, sequences: Sequences, outcome: Outcome) -> None:
         """Note the features of the pairs that the step adds."""
@@ -77,14 +79,13 @@ class FeatureDrafter(CachedDrafter):
         held = [counts for _, counts in self._held]
         return [n - sum(before) for n, *before in zip(self._unseen(sequences)[1], *held, strict=True)]
 
-    def _lacking(self, sequences: Sequences) -> Tensor:
-        """Features of the pairs that the cache lacks."""
+    def _join_held(self, sequences: Sequences) -> None:
+        """Have the features of all pairs that the cache lacks in one tensor."""
         if self._held:
             self._hidden, self._held = self._joined([*self._held, (self._hidden, self._new_pairs(sequences))]), []
-        return self._hidden
 
     def _run_unseen(self, sequences: Sequences) -> Tensor:
-        self._hidden = self._lacking(sequences)
+        self._join_held(sequences)
         return super()._run_unseen(sequences)
 
     def _joined(self, parts: list[tuple[Tensor, list[int]]]) -> Tensor:
