@@ -32,7 +32,9 @@ bison, flex and nvcc: two minutes on two free cores. A patch there mends these f
 
 `tools/simulate/ptx.py` rewrites today's PTX into what the simulator reads: memory orders and cache hints go; `lop3`,
 `redux`, conversions to and from bfloat16, `cp.async`, `ldmatrix` and `mma` (bfloat16) become other instructions. nvcc
-inlines all functions of the CUDA sources: the simulator passes structures of called ones wrongly.
+inlines all functions of the CUDA sources: the simulator passes structures of called ones wrongly. For timed launches
+`tools/simulate/schedule.py` orders the instructions of each basic block as an assembler would: the simulator issues
+those of a warp as they stand, and PTX uses a value right behind the exponential that makes it.
 
 ## What is checked
 
@@ -45,8 +47,8 @@ LIMITS = """## What the simulator cannot see
 
 * Memory is sequentially consistent: a missing fence changes nothing. `make race` looks for those.
 * Blocks of one launch run one after another where no cycle is counted; a missing barrier shows in timed runs only.
-* PTX is executed, not machine code: the assembler's schedule, its registers and what it fuses are not seen. Arguments
-  are read from memory.
+* PTX is executed, not machine code: the assembler's registers and what it fuses are not seen, and its schedule only
+  within basic blocks. Arguments are read from memory. A packed maximum of bfloat16 costs eight instructions, not one.
 * No tensor cores: `mma` is done by shuffles and `fma` (`tree_attention` in bfloat16), its rounding is not the GPU's.
   No copies of Hopper (`cp.async.bulk`, `mbarrier`, `wgmma`), no clusters, streams or graphs.
 * `cp.async` and `ldmatrix` are replaced by loads that wait. Kernels that hold them (`tree_attention`, and with filters

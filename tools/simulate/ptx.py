@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from typing import NamedTuple
+
+from .schedule import scheduled
 
 HINTS = re.compile(
     r"\.(?:L1::\w+|L2::\w+|level::\w+|relaxed|acquire|release|acq_rel|weak|volatile|evict_\w+|noftz|gpu|sys|cta|cluster|"
@@ -69,7 +72,8 @@ def lower(text: str, timed: bool = False) -> str:
     text = re.sub(r"\.ptr(\s+\.\w+)?\s+\.align\s+\d+", "", text)
     text = re.sub(r"\{\s*(%\w+)\s*\}", r"\1", text)  # a vector of one
     parts = re.split(r"(?m)^(?=\s*(?:\.visible\s+|\.weak\s+)?\.(?:entry|func)\b)", text)
-    return "\n".join(line for i, part in enumerate(parts) for line in _Body(part, i).lines()) + "\n"
+    bodies = [list(_Body(part, i, timed).lines()) for i, part in enumerate(parts)]
+    return "\n".join(line for body in bodies for line in (scheduled(body) if timed else body)) + "\n"
 
 
 def _plain(text: str) -> str:
@@ -106,8 +110,8 @@ def operands(text: str) -> list[str]:
 class _Body:
     """One function, or what stands before the first."""
 
-    def __init__(self, text: str, number: int) -> None:
-        self.text, self.number, self.count = text, number, 0
+    def __init__(self, text: str, number: int, timed: bool) -> None:
+        self.text, self.number, self.timed, self.count = text, number, timed, 0
         predicates = re.findall(r"\|\s*(%p\d+)", text)
         # A second result of shfl that nobody reads stays away: the timing model stumbles over it.
         self.unread = {p for p in predicates if len(re.findall(rf"{p}\b", text)) == 1}
@@ -131,7 +135,7 @@ class _Body:
             ("bar.warp", "cp.async.commit", "cp.async.wait")
         ):
             return
-        made = _replacement(opcode, given)
+        made = _replacement(opcode, given, self.timed)
         if kind == "fence":
             yield f"{guard}membar.gl;"
         elif kind in ("atom", "red") and guard:
@@ -156,14 +160,16 @@ class _Body:
         """Instructions with registers of their own."""
         self.count += 1
         name = f"%own_{self.number}_{self.count}_"
-        count = 1 + max(int(n) for line in made for n in re.findall(r"\$(\d+)", line))
-        yield from ("{", f".reg .b32 {name}<{count}>;", f".reg .pred {name}p;")
+        count = 1 + max((int(n) for line in made for n in re.findall(r"\$(\d+)", line)), default=0)
+        yield from (f".reg .b32 {name}<{count}>;", f".reg .pred {name}p;")
         yield from (guard + line.replace("$", name) + ";" for line in made)
-        yield "}"
 
 
-def _replacement(opcode: str, given: list[str]) -> list[str] | None:
-    """Known instructions that do what an unknown one does; $0, $1, ... are free registers and $p a predicate."""
+def _replacement(opcode: str, given: list[str], timed: bool) -> list[str] | None:
+    """Known instructions that do what an unknown one does; $0, $1, ... are free registers and $p a predicate.
+
+    Rows of timed calls hold no NaN: no time is spent on keeping it.
+    """
     if opcode == "lop3.b32":
         return _lop3(*given)
     if opcode.startswith("redux.sync"):
@@ -174,10 +180,11 @@ def _replacement(opcode: str, given: list[str]) -> list[str] | None:
             steps += [f"shfl.sync.bfly.b32 $1, $0, {lane}, 31, {lanes}", f"{operation}.{kind} $0, $0, $1"]
         return [*steps, f"mov.b32 {result}, $0"]
     if opcode == "max.NaN.f32":
-        result, a, b = given
-        return [f"max.f32 $0, {a}, {b}", f"setp.nan.f32 $p, {a}, {b}", f"selp.f32 {result}, 0f7FFFFFFF, $0, $p"]
-    if opcode in ("max.NaN.bf16x2", "max.NaN.f16x2"):
-        return _max_halves(*given, infinity=0x7F80 if "bf16" in opcode else 0x7C00)
+        return _max_with_nan(*given, timed)
+    if opcode == "max.NaN.bf16x2":
+        return _max_bf16(*given, timed)
+    if opcode == "max.NaN.f16x2":
+        return _max_fp16(*given)
     if opcode == "cvt.f32.bf16":
         return [f"cvt.u32.u16 $0, {given[1]}", "shl.b32 $0, $0, 16", f"mov.b32 {given[0]}, $0"]
     if opcode == "cvt.rn.bf16.f32":
@@ -200,8 +207,23 @@ def _replacement(opcode: str, given: list[str]) -> list[str] | None:
     return None
 
 
-def _max_halves(result: str, a: str, b: str, infinity: int) -> list[str]:
-    """The larger of each of two 16-bit numbers by the order of their bits, above all of which stands NaN."""
+def _max_with_nan(result: str, a: str, b: str, timed: bool) -> list[str]:
+    if timed:
+        return [f"max.f32 {result}, {a}, {b}"]
+    return [f"max.f32 $9, {a}, {b}", f"setp.nan.f32 $p, {a}, {b}", f"selp.f32 {result}, 0f7FFFFFFF, $9, $p"]
+
+
+def _max_bf16(result: str, a: str, b: str, timed: bool) -> list[str]:
+    """The larger of each of two bfloat16, as float32."""
+    return [
+        f"shl.b32 $0, {a}, 16", f"shl.b32 $1, {b}, 16", *_max_with_nan("$0", "$0", "$1", timed), "shr.u32 $0, $0, 16",
+        f"and.b32 $2, {a}, 0xffff0000", f"and.b32 $3, {b}, 0xffff0000", *_max_with_nan("$2", "$2", "$3", timed),
+        "and.b32 $2, $2, 0xffff0000", f"or.b32 {result}, $0, $2",
+    ]  # fmt: skip
+
+
+def _max_fp16(result: str, a: str, b: str) -> list[str]:
+    """The larger of each of two float16 by the order of their bits, above all of which stands NaN."""
     steps = []
     for shift, kept in ((0, "$6"), (16, "$7")):
         for value, half, key in ((a, "$0", "$1"), (b, "$2", "$3")):
@@ -209,7 +231,7 @@ def _max_halves(result: str, a: str, b: str, infinity: int) -> list[str]:
                 f"shr.u32 {half}, {value}, {shift}", f"and.b32 {half}, {half}, 65535", f"and.b32 $4, {half}, 32767",
                 f"add.u32 {key}, $4, 32768", "sub.u32 $5, 32767, $4",
                 f"setp.gt.u32 $p, {half}, 32767", f"selp.b32 {key}, $5, {key}, $p",
-                f"setp.gt.u32 $p, $4, {infinity}", f"selp.b32 {key}, 65536, {key}, $p",
+                "setp.gt.u32 $p, $4, 0x7c00", f"selp.b32 {key}, 65536, {key}, $p",
             ]  # fmt: skip
         steps += ["setp.ge.u32 $p, $1, $3", f"selp.b32 {kept}, $0, $2, $p"]
     return [*steps, "shl.b32 $7, $7, 16", f"or.b32 {result}, $6, $7"]
@@ -310,12 +332,38 @@ def _to_bf16(result: str, value: str) -> list[str]:
 
 
 def _lop3(result: str, a: str, b: str, c: str, table: str) -> list[str]:
-    """Any function of three bits: the terms of its truth table, or-ed."""
-    steps = ["mov.b32 $0, 0"]
-    for row in range(8):
-        if int(table, 0) >> row & 1:
-            steps.append("mov.b32 $1, -1")
-            for value, is_set in ((a, row & 4), (b, row & 2), (c, row & 1)):
-                steps += [f"and.b32 $1, $1, {value}"] if is_set else [f"not.b32 $2, {value}", "and.b32 $1, $1, $2"]
-            steps.append("or.b32 $0, $0, $1")
-    return [*steps, f"mov.b32 {result}, $0"]
+    """Any function of three bits, by the shortest formula of two-operand instructions."""
+    names, steps = {0x00: "0", 0xFF: "-1", 0xAA: c, 0xCC: b, 0xF0: a}, list[str]()
+
+    def value(wanted: int) -> str:
+        if wanted in names:
+            return names[wanted]
+        _, operation, operands = _formulas()[wanted]
+        given = [value(one) for one in operands]
+        names[wanted] = f"${len(steps)}"
+        steps.append(f"{operation}.b32 {names[wanted]}, {', '.join(given)}")
+        return names[wanted]
+
+    found = value(int(table, 0))
+    if not steps:
+        return [f"mov.b32 {result}, {found}"]
+    steps[-1] = steps[-1].replace(found, result, 1)
+    return steps
+
+
+@cache
+def _formulas() -> dict[int, tuple[int, str, tuple[int, ...]]]:
+    """Of each truth table of three bits: how many instructions it takes, the last one, and the tables it reads."""
+    found = {table: (0, "", ()) for table in (0x00, 0xFF, 0xAA, 0xCC, 0xF0)}
+    operations = {"and": int.__and__, "or": int.__or__, "xor": int.__xor__}
+    for cost in range(1, 8):
+        known = list(found.items())
+        made = [(0xFF ^ x, 1 + n, "not", (x,)) for x, (n, _, _) in known]
+        made += [
+            (how(x, y), 1 + n + m, name, (x, y)) for x, (n, _, _) in known for y, (m, _, _) in known
+            for name, how in operations.items() if n + m < cost
+        ]  # fmt: skip
+        for table, count, name, operands in made:
+            if count <= cost:
+                found.setdefault(table, (count, name, operands))
+    return found
