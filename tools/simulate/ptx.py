@@ -181,12 +181,16 @@ def _replacement(opcode: str, given: list[str], timed: bool) -> list[str] | None
         return [*steps, f"mov.b32 {result}, $0"]
     if opcode == "max.NaN.f32":
         return _max_with_nan(*given, timed)
+    if opcode == "max.NaN.bf16":
+        result, a, b = given
+        wide = [line for name, x in (("$0", a), ("$1", b)) for line in _wide_bf16(name, x)]
+        return [*wide, *_max_with_nan("$0", "$0", "$1", timed), "shr.u32 $0, $0, 16", f"cvt.u16.u32 {result}, $0"]
     if opcode == "max.NaN.bf16x2":
         return _max_bf16(*given, timed)
     if opcode == "max.NaN.f16x2":
         return _max_fp16(*given)
     if opcode == "cvt.f32.bf16":
-        return [f"cvt.u32.u16 $0, {given[1]}", "shl.b32 $0, $0, 16", f"mov.b32 {given[0]}, $0"]
+        return [*_wide_bf16("$0", given[1]), f"mov.b32 {given[0]}, $0"]
     if opcode == "cvt.rn.bf16.f32":
         return [*_to_bf16("$0", given[1]), f"cvt.u16.u32 {given[0]}, $0"]
     if opcode == "cvt.rn.bf16x2.f32":
@@ -205,6 +209,10 @@ def _replacement(opcode: str, given: list[str], timed: bool) -> list[str] | None
     if opcode.startswith("mma"):
         return _multiply(opcode, *map(_listed, given))
     return None
+
+
+def _wide_bf16(result: str, value: str) -> list[str]:
+    return [f"cvt.u32.u16 {result}, {value}", f"shl.b32 {result}, {result}, 16"]
 
 
 def _max_with_nan(result: str, a: str, b: str, timed: bool) -> list[str]:
@@ -354,7 +362,7 @@ def _lop3(result: str, a: str, b: str, c: str, table: str) -> list[str]:
 @cache
 def _formulas() -> dict[int, tuple[int, str, tuple[int, ...]]]:
     """Of each truth table of three bits: how many instructions it takes, the last one, and the tables it reads."""
-    found = {table: (0, "", ()) for table in (0x00, 0xFF, 0xAA, 0xCC, 0xF0)}
+    found: dict[int, tuple[int, str, tuple[int, ...]]] = dict.fromkeys((0x00, 0xFF, 0xAA, 0xCC, 0xF0), (0, "", ()))
     operations = {"and": int.__and__, "or": int.__or__, "xor": int.__xor__}
     for cost in range(1, 8):
         known = list(found.items())

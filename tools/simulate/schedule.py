@@ -1,7 +1,7 @@
 """The order that an assembler gives instructions: the simulator issues those of a warp in the order of its PTX.
 
-nvcc and Triton write PTX in the order of the source, so that a value is used right behind the exponential that makes it;
-ptxas then moves independent instructions between them. This is its first step alone, a list schedule of each basic
+nvcc and Triton write PTX in the order of the source: a value is used right behind the exponential that makes it, and
+ptxas moves independent instructions between the two. This is its first step alone, a list schedule of each basic
 block: among the instructions whose operands are there, the one with the longest path to the end goes first. Registers
 are not counted.
 """
