@@ -49,8 +49,10 @@ struct Race {
   GlobalVector<int32_t> token_map;  // noise is indexed by target id
   int64_t size;                     // ids
 
-  __device__ float exponential_of(int64_t id) const {
-    return noise_of(noise, token_map ? token_map.load(id) : id);
+  // block: that of the id, where there is no token_map.
+  __device__ float exponential_of(int64_t id, const BlockNoise& block) const {
+    if (token_map) return noise_of(noise, token_map.load(id));
+    return noise_in(block, id, noise_word(noise, id));
   }
 };
 
@@ -60,19 +62,31 @@ __device__ __forceinline__ float rough_exponential(uint32_t word) {
   return x < 0.05f ? x + x * x * (0.5f + 0.34f * x) : -fast_log(1.f - x);
 }
 
+// Noise of the block of 64 ids from which eight lanes have eight ids each: even lanes make the word
+// of the minimum, odd ones that of the place. All lanes of a warp call it; nothing with a
+// token_map.
+__device__ __forceinline__ BlockNoise group_noise(const Race& race, int64_t first) {
+  if (race.token_map) return {};
+  const auto block = static_cast<uint32_t>(first) / kNoiseBlock;
+  const bool is_odd = threadIdx.x % 2 != 0;
+  const uint32_t own = noise_word(race.noise, (is_odd ? kPlaces : kMinima) + block);
+  const uint32_t other = __shfl_xor_sync(0xffffffffu, own, 1);
+  return {block_minimum(is_odd ? other : own), static_cast<int>((is_odd ? own : other) % 64)};
+}
+
 // E of eight ids from `first` on, within 1e-3; those of a token_map are exact.
-__device__ inline void rough_noise(const Race& race, int64_t first, float (&e)[kLanes]) {
+__device__ inline void rough_noise(const Race& race, const BlockNoise& block, int64_t first,
+                                   float (&e)[kLanes]) {
   if (race.token_map) {
 #pragma unroll 1
     for (int j = 0; j < 8; ++j) {
-      const float one = first + j < race.size ? race.exponential_of(first + j) : 1.f;
+      const float one = first + j < race.size ? race.exponential_of(first + j, block) : 1.f;
 #pragma unroll
       for (int k = 0; k < 8; ++k) e[k] = j == k ? one : e[k];
     }
     return;
   }
   const auto id = static_cast<uint32_t>(first);
-  const BlockNoise block = block_noise(race.noise, id / kNoiseBlock);
   const int least = block.place - static_cast<int>(id % kNoiseBlock);
 #pragma unroll
   for (int quad = 0; quad < 8; quad += 4) {
@@ -89,6 +103,8 @@ struct IsLogWeight {
   __device__ float operator()(float w, bool /*is_exact*/) const { return w; }
 };
 
+__device__ __forceinline__ int lowest_bit(unsigned bits) { return __popc((bits & -bits) - 1); }
+
 // v[j] without a place in memory.
 __device__ __forceinline__ float chosen(const float (&v)[8], int j) {
   float one = v[0];
@@ -97,13 +113,14 @@ __device__ __forceinline__ float chosen(const float (&v)[8], int j) {
   return one;
 }
 
-// Key of the j-th of eight ids from `first` on; 0 if its weight is -inf.
+// Key of the j-th of eight ids from `first` on, which lie in `block`; 0 if its weight is -inf.
 template <class L>
-__device__ Key exact_key(const Race& race, const float (&w)[8], int64_t first, int j,
-                         const L& log_of) {
+__device__ Key exact_key(const Race& race, const BlockNoise& block, const float (&w)[8],
+                         int64_t first, int j, const L& log_of) {
   const float weight = chosen(w, j);
   if (weight == -INFINITY) return 0;
-  return score_key(log_of(weight, true), race.exponential_of(first + j), first + j);
+  const int64_t id = first + j;
+  return score_key(log_of(weight, true), race.exponential_of(id, block), id);
 }
 
 // Best key of eight ids from `first` on, each of weight w[j] or -inf. Rough scores tell which of
@@ -113,7 +130,8 @@ template <class L>
 __device__ Key best_of_eight(const Race& race, const float (&w)[8], int64_t first, float least,
                              const L& log_of) {
   float score[8], top = -INFINITY;
-  rough_noise(race, first, score);
+  const BlockNoise block = group_noise(race, first);
+  rough_noise(race, block, first, score);
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
     score[j] = w[j] > -INFINITY ? log_of(w[j], false) - fast_log(score[j]) : -INFINITY;
@@ -131,8 +149,8 @@ __device__ Key best_of_eight(const Race& race, const float (&w)[8], int64_t firs
   Key best = 0;
 #pragma unroll 1
   for (; may_win != 0; may_win &= may_win - 1) {
-    const int j = __popc((may_win & -may_win) - 1);  // the lowest
-    best = larger(best, exact_key(race, w, first, j, log_of));
+    const int j = lowest_bit(may_win);
+    best = larger(best, exact_key(race, block, w, first, j, log_of));
   }
   return best;
 }
@@ -240,13 +258,13 @@ struct BlockQueue {
     using Shared = int[kGroupsOf8];
     SPECDEC_SHARED(Shared, shared);
     const float bar = fmaxf(least, kLowest);
-    int own = 0, total;
-#pragma unroll 1  // its registers are a look's
-    for (int k = 0; k < 8; ++k) own += bound(k) >= bar ? 1 : 0;
-    int at = block_exclusive_sum(own, &total);
+    unsigned may_win = 0;
+#pragma unroll
+    for (int k = 0; k < 8; ++k) may_win |= bound(k) >= bar ? 1u << k : 0;
+    int total, at = block_exclusive_sum(__popc(may_win), &total);
 #pragma unroll 1
-    for (int k = 0; k < 8 && at < kGroupsOf8; ++k) {
-      if (bound(k) < bar) continue;
+    for (; may_win != 0 && at < kGroupsOf8; may_win &= may_win - 1) {
+      const int k = lowest_bit(may_win);
       shared[at++] = first + k;
       bound(k) = -INFINITY;
     }
@@ -329,6 +347,7 @@ __device__ void race_for_best(const Race& race, int blocks, const LogitRow& maxi
     for (;;) {
       const int block = queue.pop(key_score(best[n - 1]));
       NineKeys keys;
+      const BlockNoise noise = group_noise(race, block >= 0 ? block * int64_t{kNoiseBlock} : 0);
 #pragma unroll
       for (float& score : keys.score) score = -INFINITY;
       keys.first = block * kNoiseBlock + static_cast<int>(threadIdx.x) % kLanes * 8;
@@ -336,7 +355,8 @@ __device__ void race_for_best(const Race& race, int blocks, const LogitRow& maxi
         weights(keys.first, keys.score);
 #pragma unroll 1
         for (int j = 0; j < 8; ++j) {
-          const float one = key_score(exact_key(race, keys.score, keys.first, j, IsLogWeight{}));
+          const float one =
+              key_score(exact_key(race, noise, keys.score, keys.first, j, IsLogWeight{}));
 #pragma unroll
           for (int k = 0; k < 8; ++k) keys.score[k] = j == k ? one : keys.score[k];
         }
