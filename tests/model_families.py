@@ -127,6 +127,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "DeepSeek V2": ("DeepseekV2ForCausalLM", {**MOE, **MLA}),
     "DeepSeek V3": ("DeepseekV3ForCausalLM", {**MOE, **MLA}),
     "DeepSeek V3.2": ("DeepseekV32ForCausalLM", {**MOE, **MLA}),
+    "Kimi Linear": ("KimiLinearForCausalLM", {**MOE, **MLA, **STATE, "linear_head_dim": 8, "linear_num_heads": 2}),
+    "Bailing hybrid": (
+        "BailingHybridForCausalLM",
+        {**MOE, **MLA, **STATE, "linear_head_dim": 8, "linear_num_heads": 2},
+    ),
     "Phi 1, 2": ("PhiForCausalLM", {}),
     "Phi 3, 4": ("Phi3ForCausalLM", SLIDES),
     "Phi 3, LongRoPE": ("Phi3ForCausalLM", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 64}),
@@ -185,8 +190,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "NemotronHForCausalLM",
         {**STATE, "mamba_num_heads": 8, "mamba_head_dim": 8, "ssm_state_size": 8, "n_groups": 1},
     ),
+    "Zamba 2": (
+        "Zamba2ForCausalLM",
+        {
+            "num_hidden_layers": 3, "layers_block_type": ["mamba", "hybrid", "mamba"], "n_mamba_heads": 8,
+            "mamba_d_state": 8, "mamba_headdim": 8, "mamba_ngroups": 1, "num_mem_blocks": 1,
+            "attention_hidden_size": 64, "attention_head_dim": 16, "num_key_value_heads": 4, "adapter_rank": 4,
+        },
+    ),
     "LFM 2": ("Lfm2ForCausalLM", CONV),
     "LFM 2 MoE": ("Lfm2MoeForCausalLM", {**MOE, **CONV, "num_dense_layers": 1}),
+    "LFM 3": ("Lfm3ForCausalLM", {**MOE, **CONV}),
     "RWKV": ("RwkvForCausalLM", {"attention_hidden_size": 32}),
     "MiniMax": ("MiniMaxForCausalLM", {**MOE, **STATE}),
 }  # fmt: skip

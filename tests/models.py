@@ -54,6 +54,15 @@ RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {  # some layers are, or all
         },
     ),
     "qwen3.5": ("Qwen3_5", DELTA),
+    "kimi_linear": (
+        "KimiLinear",
+        {
+            "num_hidden_layers": 3, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "linear_head_dim": 8, "linear_num_heads": 2, "num_key_value_heads": 4, "kv_lora_rank": 16,
+            "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "num_local_experts": 4,
+            "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+        },
+    ),
     "lfm2": ("Lfm2", {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]}),
     "bamba": ("Bamba", {**MAMBA, "attn_layer_indices": [1]}),
     "granite": (
@@ -86,7 +95,7 @@ def model(family: str = "llama", attention: str = "sdpa", seed: int = 0) -> Any:
     config_class = getattr(transformers, f"{stem}TextConfig", None) or getattr(transformers, f"{stem}Config")
     kind = getattr(transformers, f"{stem}ForCausalLM")
     attention = attention if kind._supports_sdpa else "eager"  # no layer attends
-    config = config_class(**SIZES, **special, attn_implementation=attention, initializer_range=0.15)
+    config = config_class(**SIZES | special, attn_implementation=attention, initializer_range=0.15)
     torch.manual_seed(seed)
     made = kind(config).eval().requires_grad_(False)
     made.generation_config.eos_token_id = None

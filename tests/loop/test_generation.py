@@ -258,7 +258,7 @@ def test_a_dynamic_rotary_table_must_not_grow() -> None:
         generate(network, PromptLookup(), [[3] * 12], **options, draft_length=2)
 
 
-@pytest.mark.parametrize("family", ["Nemotron H", "BLOOM", "BERT"])
+@pytest.mark.parametrize("family", ["Nemotron H", "Zamba 2", "BLOOM", "BERT"])
 def test_a_model_that_is_not_served_is_refused_as_target_and_as_draft(family: str) -> None:
     network, sampling = build(*FAMILIES[family]), Sampling.full(1, temperature=0.0)
     refusal = rf"TreeCache: {type(network).__name__} is not served: "

@@ -59,7 +59,7 @@ def test_a_state_that_has_read_too_much_is_seen() -> None:
 
 
 @pytest.mark.parametrize("rows", [5, 1])
-@pytest.mark.parametrize("family", ["qwen3_next", "bamba"])
+@pytest.mark.parametrize("family", ["qwen3_next", "kimi_linear", "bamba"])
 def test_a_chain_that_is_kept_whole_is_not_replayed(family: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The forward has made the states after it; one accepted token fewer, and they are made from the inputs."""
     network, calls = model(family), []
@@ -76,7 +76,7 @@ def test_a_chain_that_is_kept_whole_is_not_replayed(family: str, rows: int, monk
     assert_close(whole._states.states, replayed._states.states, "states", CLOSE)
 
 
-@pytest.mark.parametrize("family", ["qwen3_next", "lfm2", "bamba"])
+@pytest.mark.parametrize("family", ["qwen3_next", "kimi_linear", "lfm2", "bamba"])
 def test_a_tree_that_grows_level_by_level_is_the_whole_one(family: str) -> None:
     """Siblings, children, children's children, behind texts of several lengths."""
     network, draw, lengths, width = model(family), random.Random(1), [9, 4, 1], 3
@@ -211,8 +211,9 @@ def test_caches_and_servers_without_states_are_refused() -> None:
         check(network)
 
 
-def test_bounded_time_steps_are_refused() -> None:
-    network = model_families.build(*model_families.FAMILIES["Nemotron H"])
+@pytest.mark.parametrize("family", ["Nemotron H", "Zamba 2"])
+def test_bounded_time_steps_are_refused(family: str) -> None:
+    network = model_families.build(*model_families.FAMILIES[family])
     with pytest.raises(ValueError, match="bounds its time steps in forwards of several tokens"):
         check_model(network.config, network)
 

@@ -25,6 +25,8 @@ METHODS = {  # function of a modeling file: the method of `StateLayer` in its pl
     "causal_conv1d_fn": ("convolve", "hidden_states"),
     "torch_chunk_gated_delta_rule": ("delta_rule", "initial_state"),
     "torch_recurrent_gated_delta_rule": ("delta_rule", "initial_state"),
+    "chunk_kimi_delta_attention": ("delta_rule", "initial_state"),
+    "recurrent_kimi_delta_attention": ("delta_rule", "initial_state"),
     "mamba2_chunk_scan": ("scan", "initial_states"),
     "mamba2_selective_state_update": ("scan_one", "state"),
     "mamba_selective_scan": ("select", "z"),
@@ -88,16 +90,24 @@ def path_weights(log_decay: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
     """What is left, at a node, of the state before the tree and of what each node wrote.
 
     Args:
-        log_decay: float32 ``[batch, nodes, heads]``.
+        log_decay: float32 ``[batch, nodes, heads, 1 or d_k]``.
         seen: bool ``[batch, nodes, nodes]``: ancestors, and itself.
 
     Returns:
-        With G the sum of the decays down to a node: ``exp(G_i)``, ``[batch, heads, nodes, 1]``, and
-        ``exp(G_i - G_j)``, ``[batch, heads, nodes, nodes]``, 0 where j is not seen.
+        With G the sum of the decays down to a node: ``exp(G_i)``, ``[batch, heads, nodes, 1 or d_k]``, and
+        ``exp(G_i - G_j)``, ``[batch, heads, nodes, nodes, 1 or d_k]``, 0 where j is not seen.
     """
-    total = (seen.float() @ log_decay).transpose(1, 2)
-    between = total[..., :, None] - total[..., None, :]
-    return total.exp()[..., None], between.masked_fill(~seen[:, None], float("-inf")).exp()
+    total = (seen.float() @ log_decay.flatten(2)).view_as(log_decay).transpose(1, 2)
+    between = total[..., :, None, :] - total[..., None, :, :]
+    return total.exp(), between.masked_fill(~seen[:, None, :, :, None], float("-inf")).exp()
+
+
+def _products(x: Tensor, y: Tensor, between: Tensor) -> Tensor:
+    """``w_ij (x_i . y_j)``, the weights inside the sum where each number of a key has its own."""
+    if between.shape[-1] == 1:
+        return (x @ y.mT) * between[..., 0]
+    products: Tensor = torch.einsum("bhic,bhjc,bhijc->bhij", x, y, between)
+    return products
 
 
 def delta_along_paths(
@@ -107,14 +117,14 @@ def delta_along_paths(
 
     With w_ij = exp(G_i - G_j), ``S_i = exp(G_i) S + sum_j w_ij k_j u_j^T`` over the nodes j that i sees, and
     ``u_i = beta_i (v_i - exp(G_i) S^T k_i - sum_{j != i} w_ij (k_i . k_j) u_j)``: a triangular system, for parents come
-    before their children.
+    before their children. In Kimi's rule G has a number for each of a key's.
 
     Args:
         state: float32 ``[batch, heads, d_k, d_v]`` before the tree.
         queries: float32 ``[batch, last nodes, heads, d_k]``.
         keys: float32 ``[batch, nodes, heads, d_k]``.
         values: float32 ``[batch, nodes, heads, d_v]``.
-        log_decay: float32 ``[batch, nodes, heads]``.
+        log_decay: float32 ``[batch, nodes, heads]``, or ``[batch, nodes, heads, d_k]``.
         beta: float32 ``[batch, nodes, heads]``.
         seen: bool ``[batch, nodes, nodes]``: ancestors, and itself.
 
@@ -122,12 +132,12 @@ def delta_along_paths(
         ``[batch, last nodes, heads, d_v]``.
     """
     q, k, v = (x.transpose(1, 2) for x in (queries, keys, values))
-    kept, between = path_weights(log_decay, seen)
+    kept, between = path_weights(log_decay if log_decay.dim() == 4 else log_decay[..., None], seen)
     rate = beta.transpose(1, 2)[..., None]
-    system = rate * (k @ k.transpose(-1, -2)) * between
-    u: Tensor = torch.linalg.solve_triangular(system, rate * (v - kept * (k @ state)), upper=False, unitriangular=True)
+    system, given = rate * _products(k, k, between), rate * (v - (kept * k) @ state)
+    u: Tensor = torch.linalg.solve_triangular(system, given, upper=False, unitriangular=True)
     new = -q.shape[2]
-    out: Tensor = kept[:, :, new:] * (q @ state) + ((q @ k.transpose(-1, -2)) * between[:, :, new:]) @ u
+    out: Tensor = (kept[:, :, new:] * q) @ state + _products(q, k, between[:, :, new:]) @ u
     return out.transpose(1, 2)
 
 
@@ -148,9 +158,9 @@ def sums_along_paths(
         ``[batch, last nodes, heads, d_k]``.
     """
     q, k, v = (x.transpose(1, 2) for x in (queries, keys, values))
-    kept, between = path_weights(log_decay, seen)
+    kept, between = path_weights(log_decay[..., None], seen)
     new = -q.shape[2]
-    out = kept[:, :, new:] * (q @ state.mT) + ((q @ v.mT) * between[:, :, new:]) @ k
+    out = kept[:, :, new:] * (q @ state.mT) + _products(q, v, between[:, :, new:]) @ k
     return out.transpose(1, 2)
 
 

@@ -253,8 +253,8 @@ class StateLayer(LinearAttentionCacheLayerMixin):  # type: ignore[misc] # transf
         beta: Tensor,
         use_qk_l2norm_in_kernel: bool = False,
         **arguments: Any,
-    ) -> tuple[Tensor, Tensor | None]:
-        """The gated delta rule of transformers' functions: outputs ``[batch, nodes, heads, d_v]``."""
+    ) -> tuple[Tensor, Tensor]:
+        """The gated delta rule of transformers' functions, and Kimi's: outputs ``[batch, nodes, heads, d_v]``."""
         q, k = (x.float() for x in (query, key))
         if use_qk_l2norm_in_kernel:
             q, k = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in (q, k))
@@ -269,7 +269,7 @@ class StateLayer(LinearAttentionCacheLayerMixin):  # type: ignore[misc] # transf
         q, k = (x.repeat_interleave(heads // x.shape[2], 2) for x in (q * q.shape[-1] ** -0.5, kept["keys"]))
         seen = self.states.paths.seen()
         out = delta_along_paths(before, q, k, kept["values"], kept["log_decay"], kept["beta"], seen)
-        return out.to(query.dtype), None
+        return out.to(query.dtype), before  # the state of a tree's nodes is not one
 
     def scan(
         self,

@@ -14,13 +14,16 @@ from .recurrence import modeling_file
 LAYER_TYPES = ("full_attention", "sliding_attention")
 RECURRENT_TYPES = ("conv", "hybrid", "linear_attention")  # of the families below; hybrid: beside attention
 RECURRENT = {  # model types whose recurrent layers are served: function of their modeling file
+    "bailing_hybrid": "chunk_kimi_delta_attention",
     "bamba": "mamba2_chunk_scan",
     "falcon_h1": "mamba2_chunk_scan",
     "falcon_mamba": "mamba_selective_scan",
     "granitemoehybrid": "mamba2_chunk_scan",
     "jamba": "mamba_selective_scan",
+    "kimi_linear": "chunk_kimi_delta_attention",
     "lfm2": "causal_conv1d_fn",
     "lfm2_moe": "causal_conv1d_fn",
+    "lfm3": "causal_conv1d_fn",
     "mamba": "mamba_selective_scan",
     "mamba2": "mamba2_chunk_scan",
     "nemotron_h": "mamba2_chunk_scan",
@@ -28,7 +31,9 @@ RECURRENT = {  # model types whose recurrent layers are served: function of thei
     "qwen3_5_moe_text": "torch_chunk_gated_delta_rule",
     "qwen3_5_text": "torch_chunk_gated_delta_rule",
     "qwen3_next": "torch_chunk_gated_delta_rule",
+    "zamba2": "mamba2_chunk_scan",
 }
+LEAST_STEPS = ("nemotron_h", "zamba2")  # their layers bound time steps by config.time_step_min
 WITHOUT_ROWS = ("falcon_mamba", "mamba", "mamba2")  # their forwards take `cache_params` alone, and no positions
 STATE = "its state is recurrent, and a rejected draft cannot be taken out of it"
 INDEX = "it chooses keys by an index that a TreeCache does not keep"
@@ -117,7 +122,7 @@ def _check_recurrent(name: str, decoder: Any) -> None:
     if decoder.model_type not in WITHOUT_ROWS and not set(decoder.layer_types) & {*LAYER_TYPES, "hybrid"}:
         _refuse(name, "none of its layers attends, and a TreeCache counts the rows of one")
     bounds = getattr(decoder, "time_step_limit", None) or FREE
-    if decoder.model_type == "nemotron_h":
+    if decoder.model_type in LEAST_STEPS:
         bounds = (decoder.time_step_min, FREE[1])
     if tuple(bounds) != FREE:
         _refuse(name, BOUNDED)
