@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from ._edits import BLOCK, RowEdits, TokenCounts
+from ._edits import BLOCK, Edits, RowEdits, TokenCounts
 from ._sparse import MAX_KEPT, SparseRows
 from ._types import Kept, RngKey, Sampling
 
@@ -35,6 +35,21 @@ def _fits(have: Sequence[int], want: Sequence[int | str]) -> bool:
         if have[i] != size and not isinstance(size, str):
             return False
     return True
+
+
+# Fields of Edits: dtype, and shape behind the batch.
+_EDITS: dict[str, tuple[torch.dtype, tuple[str, ...]]] = {
+    "bias_ids": (torch.int32, ("n",)),
+    "bias": (torch.float32, ("n",)),
+    "repetition": (torch.float32, ()),
+    "frequency": (torch.float32, ()),
+    "presence": (torch.float32, ()),
+    "slots": (torch.int32, ()),
+    "stop_ids": (torch.int32, ("n",)),
+    "min_tokens": (torch.int32, ()),
+    "bad_words": (torch.int32, ("words", "length")),
+    "tail": (torch.int32, ("tokens",)),
+}
 
 
 class Checker:
@@ -167,6 +182,36 @@ class Checker:
         self.dense(f"{name}.edit_values", value.edit_values, (torch.float32,), (3, rows, "room"))
         return value
 
+    def any_edits(self, name: str, value: Any, batch: int, rows: int, vocab: int) -> RowEdits | Edits:
+        """The same, or what each request of a batch asks for."""
+        if isinstance(value, Edits):
+            return self.request_edits(name, value, batch)
+        return self.edits(name, value, rows, vocab)
+
+    def request_edits(self, name: str, value: Edits, batch: int) -> Edits:
+        """What each request of a batch asks for."""
+        for field, (dtype, shape) in _EDITS.items():
+            part = getattr(value, field)
+            if part is not None:
+                self.dense(f"{name}.{field}", part, (dtype,), (batch, *shape))
+        for pair in (("bias_ids", "bias"), ("stop_ids", "min_tokens")):
+            missing = [field for field in pair if getattr(value, field) is None]
+            if len(missing) == 1:
+                fail(self.op, f"{name}.{missing[0]}", f"given: {pair[0]} and {pair[1]} go together", None)
+        if value.bias_ids is not None and value.bias is not None and value.bias_ids.shape != value.bias.shape:
+            fail(self.op, f"{name}.bias", f"{list(value.bias_ids.shape)}, one for each id", list(value.bias.shape))
+        if value.bad_words is not None:
+            words, length = value.bad_words.shape[1:]
+            if length == 0:
+                fail(self.op, f"{name}.bad_words", "[batch, words, length] with length >= 1", [batch, words, length])
+            tail = 0 if value.tail is None else value.tail.shape[1]
+            if tail < length - 1:
+                fail(self.op, f"{name}.tail", f"[batch, {length - 1}] or more: what stands before a bad word", tail)
+        self.token_counts(f"{name}.counts", value.counts)
+        if value.counts.token_ids is not None and value.slots is None and value.counts.token_ids.shape[0] < batch:
+            fail(self.op, f"{name}.slots", "given where counts has fewer slots than requests", None)
+        return value
+
     def token_counts(self, name: str, value: Any) -> None:
         """Both tensors of TokenCounts, or neither."""
         if not isinstance(value, TokenCounts):
@@ -183,11 +228,23 @@ class Checker:
         """The same for draft rows, whose columns must be ids."""
         if value is None:
             return RowEdits()
+        return self.edits("draft_edits", value, rows, self._edited_columns(value, draft_logits, token_map))
+
+    def any_draft_edits(
+        self, value: Any, draft_logits: Tensor | None, batch: int, rows: int, token_map: Tensor | None
+    ) -> RowEdits | Edits:
+        """The same, or what each request of a batch asks for."""
+        if value is None:
+            return RowEdits()
+        return self.any_edits("draft_edits", value, batch, rows, self._edited_columns(value, draft_logits, token_map))
+
+    def _edited_columns(self, value: Any, draft_logits: Tensor | None, token_map: Tensor | None) -> int:
         if draft_logits is None:
             fail(self.op, "draft_logits", "given with draft_edits", None)
         if token_map is not None:
-            fail(self.op, "draft_edits", "None where token_map is given: edits name ids, not columns", "RowEdits")
-        return self.edits("draft_edits", value, rows, draft_logits.shape[-1])
+            got = type(value).__name__
+            fail(self.op, "draft_edits", "None where token_map is given: edits name ids, not columns", got)
+        return draft_logits.shape[-1]
 
     def choice(self, name: str, value: Any, options: Any) -> Any:
         """The code of a named option."""

@@ -95,6 +95,10 @@ class Edits(NamedTuple):
         """Whether a penalty looks at the tokens so far."""
         return self.repetition is not None or self.frequency is not None or self.presence is not None
 
+    def flat(self) -> tuple[Tensor | None, ...]:
+        """Its tensors as arguments of an operator."""
+        return (*self[:5], *self.counts, *self[6:])
+
     def room(self, drafts: int) -> int:
         """Most ids of a row behind so many drafts that these edits can change."""
         lists = [part.shape[1] for part in (self.bias_ids, self.stop_ids, self.bad_words) if part is not None]

@@ -253,8 +253,12 @@ def edited_calls(vocab: int, batch: int, filters: str) -> list[Call]:
         return rows(first, end, tree.keywords["token_ids"], parents=tree.keywords["parents"])
 
     drawn = sample_calls(vocab, batch, filters, 0)[0]
-    every = zip((chain, tree, drawn), (of_chain, of_tree, rows), strict=True)
-    return [call._replace(name=f"edits {call.name}", edited=edited) for call, edited in every]
+
+    def of_requests(first: int, end: int) -> dict[str, Any]:
+        return {"edits": edits}
+
+    every = ((chain, of_chain), (tree, of_tree), (drawn, rows), (chain, of_requests), (tree, of_requests))
+    return [call._replace(name=f"{edited.__name__} edits {call.name}", edited=edited) for call, edited in every]
 
 
 def ratio_calls(vocab: int, batch: int, filters: str) -> list[Call]:

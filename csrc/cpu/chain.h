@@ -1,6 +1,7 @@
 // Where the ids and rows of each request of a chain lie, dense or flat.
 #pragma once
 #include "draw.h"
+#include "request_edits.h"
 
 namespace specdec::cpu {
 
@@ -20,6 +21,8 @@ struct Chain {
   int64_t slot, first;  // flat: cu_draft[slot]
   int64_t length;       // ids that may be read; the draft may end earlier
   bool bad, lost;       // bad offsets; no row is read: the first one is unknown, or not active
+  RequestEdits* wanted = nullptr;  // edits that are made as rows are read; or null
+  bool wanted_of_drafts = false;   // of draft rows too
 
   int64_t id(int64_t i) const {
     return layout->cu_draft ? layout->ids.at(0, first + i) : layout->ids.at(slot, i);
@@ -30,15 +33,20 @@ struct Chain {
   }
   RowSource target(int64_t i, bool masked = true) const {  // masked: and edited
     const int32_t* bits = masked ? layout->allowed.row(row(i)) : nullptr;
-    const RowEdits edits = masked ? layout->edits.row(row(i)) : RowEdits{};
+    const OneRowEdits edits = masked ? this->edits(i) : OneRowEdits{};
     return layout->cu_draft ? row_source(layout->target, 0, row(i), bits, edits)
                             : row_source(layout->target, slot, i, bits, edits);
   }
   int64_t draft_number(int64_t i) const {  // of draft row i among all
     return layout->cu_draft ? first + i : slot * layout->max_draft + i;
   }
+  OneRowEdits edits(int64_t i) const {
+    if (wanted) return wanted->row(i);
+    return layout->edits.row(row(i));
+  }
   RowSource draft(int64_t i) const {
-    const RowEdits edits = layout->draft_edits.row(row(i));
+    OneRowEdits edits = layout->draft_edits.row(row(i));
+    if (wanted_of_drafts) edits = wanted->row(i);
     return layout->cu_draft ? row_source(layout->draft, 0, first + i, nullptr, edits)
                             : row_source(layout->draft, slot, i, nullptr, edits);
   }
@@ -46,6 +54,16 @@ struct Chain {
     return layout->cu_draft ? m.at(0, first + i) : m.at(slot, i);
   }
 };
+
+// The drafts that may be read.
+inline Drafts drafts_of(const Chain& chain) {
+  Drafts drafts{{-1}, {-1}};
+  for (int64_t i = 0; i < chain.length; ++i) {
+    drafts.ids.push_back(chain.id(i));
+    drafts.parent.push_back(static_cast<int32_t>(i));
+  }
+  return drafts;
+}
 
 inline Chain chain_of(const ChainLayout& layout, int64_t slot) {
   Chain c{&layout, slot, 0, layout.max_draft, false, false};

@@ -50,7 +50,8 @@ struct Scores {
 #define SPECDEC_LISTING_ARGS Tensor out_ranks, Tensor out_top_ids, Tensor out_top_logprobs
 #define SPECDEC_LISTING_NAMES out_ranks, out_top_ids, out_top_logprobs
 
-inline Listing listing_of(int64_t top, SPECDEC_LISTING_ARGS) {
+inline Listing listing_of(int64_t top, SPECDEC_LISTING_ARGS) {  // top: -1 for none
+  if (top < 0) return {};
   return {top, output<int32_t>(out_ranks), output<void>(out_top_ids),
           out_top_ids.scalar_type() == ScalarType::Long, output<float>(out_top_logprobs)};
 }

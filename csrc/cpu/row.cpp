@@ -123,10 +123,22 @@ void sum_alone(Job& job, int t, const float* tile) {
   if (job.ask.entropy) job.tile_log[t] = s.sum_log;
 }
 
+// Of a tile after the next. Many short streams: the machine's own prefetcher comes too late for
+// them.
+void prefetch(const TileEdits& listed) {
+  constexpr int kAhead = 2 * kTileBlocks;
+  prefetch_lines(listed.bits + kAhead, kTileBlocks * sizeof *listed.bits);
+  prefetch_lines(listed.start + kAhead, kTileBlocks * sizeof *listed.start);
+  for (const float* plane : {listed.bias, listed.repetition, listed.minus}) {
+    prefetch_lines(plane + kAhead, sizeof *plane);
+  }
+}
+
 // The logits that edits list of a tile, before and after.
 struct EditedLogits {
   alignas(64) float before[kTile], after[kTile];
   int padded = 0;
+  float max = 0.f;  // of the tile
 
   // Maxima of the tile's blocks follow. False where a logit is NaN.
   bool take(const RowSource& row, int t, float* blocks);
@@ -137,21 +149,19 @@ struct EditedLogits {
 };
 
 bool EditedLogits::take(const RowSource& row, int t, float* blocks) {
-  const RowEdits& edits = row.edits;
+  const OneRowEdits& edits = row.edits;
   const RawTile tile = row.own_tile(t);
   const int64_t first = int64_t{t} * kTileBlocks;
   const int32_t* start = edits.start + first;
   const float* bias = edits.values + *start;
-  const TileEdits listed{edits.bits + first, start, bias, bias + edits.plane,
+  const TileEdits listed{edits.offsets ? edits.offsets + *start : nullptr,
+                         edits.bits + first,
+                         start,
+                         bias,
+                         bias + edits.plane,
                          bias + 2 * edits.plane};
-  // Many short streams: the machine's own prefetcher comes too late for them.
-  constexpr int kAhead = 2 * kTileBlocks;
   prefetch_lines(static_cast<const char*>(tile.logits) + kTile * element_size(row.type), 2048);
-  prefetch_lines(listed.bits + kAhead, kTileBlocks * sizeof *listed.bits);
-  prefetch_lines(start + kAhead, kTileBlocks * sizeof *start);
-  for (const float* plane : {listed.bias, listed.repetition, listed.minus}) {
-    prefetch_lines(plane + kAhead, sizeof *plane);
-  }
+  if (!edits.offsets) prefetch(listed);
   const auto found = tiles().edit[tile.index()](tile.logits, listed, before, after, blocks);
   padded = (found.count + kPad - 1) / kPad * kPad;
   for (uint32_t lost = found.lost; lost != 0; lost &= lost - 1) {
@@ -160,6 +170,7 @@ bool EditedLogits::take(const RowSource& row, int t, float* blocks) {
     const float* logits = row.span((first + k) * kEditBlock, kEditBlock, buffer);
     tiles().digest[0](logits, kEditBlock, &blocks[k]);
   }
+  max = found.lost == 0 ? found.max : *std::max_element(blocks, blocks + kTileBlocks);
   return !found.nan;
 }
 
@@ -186,7 +197,7 @@ bool examine_edited(Job& job, int t) {
     if (before.sum > all.sum / 2 || after.max > highest) return false;
     job.tile_sum[t] = (all.sum - before.sum) + after.sum;
   }
-  law.tile_max[t] = *std::max_element(blocks, blocks + kTileBlocks);
+  law.tile_max[t] = edited.max;
   return true;
 }
 
@@ -347,7 +358,7 @@ float RowSource::own_logit(int64_t id) const {
 }
 
 RowSource row_source(const Logits& logits, int64_t b, int64_t i, const int32_t* allowed,
-                     const RowEdits& edits) {
+                     const OneRowEdits& edits) {
   return {static_cast<const char*>(logits.data) + logits.offset(b, i) * element_size(logits.type),
           logits.type, logits.vocab, allowed, edits};
 }

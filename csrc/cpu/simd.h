@@ -62,6 +62,10 @@ SPECDEC_INLINE int compress(F v, Mask m, float* out) {
   _mm512_storeu_ps(out, _mm512_maskz_compress_ps(m, v));  // out has room for a whole vector
   return __builtin_popcount(m);
 }
+SPECDEC_INLINE int compress(I v, Mask m, int32_t* out) {
+  _mm512_storeu_si512(out, _mm512_maskz_compress_epi32(m, (__m512i)v));
+  return __builtin_popcount(m);
+}
 
 #else
 

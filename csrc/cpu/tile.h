@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "../common/edit_params.h"
 #include "../common/logmath.h"
 #include "../common/params.h"
 #include "attention.h"
@@ -56,8 +57,9 @@ struct SumMax {
 
 // The entries that edits list of a whole tile.
 struct TileEdits {
-  const int64_t* bits;                     // [kTileBlocks]
-  const int32_t* start;                    // [kTileBlocks + 1]
+  const uint16_t* ids;   // of each entry, as an offset, readable kLanes behind; null: see bits
+  const int64_t* bits;   // [kTileBlocks]
+  const int32_t* start;  // [kTileBlocks + 1]
   const float *bias, *repetition, *minus;  // of each entry
 };
 
@@ -65,6 +67,22 @@ struct EditedTile {
   int count;      // of entries
   bool nan;       // after the edits
   uint32_t lost;  // bits: blocks whose largest logit became smaller
+  float max;      // of the blocks, where none was lost
+};
+
+// The list of what a request edits, made of bits and counts: whole tiles of them.
+struct EditList {
+  // Entries of a table of counts that are ids of the row [first, first + vocab), less `first`. The
+  // results have room for as many as the table.
+  int (*take)(const CountTables& tables, int64_t slot, int64_t first, int64_t vocab,
+              int32_t* offsets, int32_t* counts);
+  // How many bits there are before each of n words, and in all of them.
+  void (*number)(const int64_t* bits, int n, int32_t* start);
+  // Offset of each bit in its tile; writes up to two more.
+  void (*offsets)(const int64_t* bits, const int32_t* start, int tiles, uint16_t* offsets);
+  // Counts of offsets in the row at their places in the list.
+  void (*place)(const int64_t* bits, const int32_t* start, const int32_t* offsets,
+                const int32_t* counts, int n, int32_t* out);
 };
 
 struct Bracketed {
@@ -91,6 +109,7 @@ struct TileTable {
   // given the tile and the maxima of its blocks, which rise with them.
   EditedTile (*edit[3])(const void* logits, const TileEdits& edits, float* before, float* after,
                         float* blocks);
+  EditList edit_list;
   // Copies low <= l < high to `out`, which has room for n + kPad, and sums the weights of these and
   // of l >= high; none may exceed w.max.
   Bracketed (*bracket)(const float* tile, int n, const Weighting& w, float low, float high,

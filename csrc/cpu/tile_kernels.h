@@ -132,78 +132,7 @@ SumMax tile_exp_sum(const void* logits, int n, const ExpShift& shift, float* blo
   return {sum.total(), lane_max(best)};
 }
 
-// The ids that edits list, as offsets; writes up to two more than it returns. Which they are is
-// chance: a branch is taken for words of more than two alone.
-SPECDEC_INLINE int list_ids(const TileEdits& edits, uint16_t* ids) {
-  uint32_t empty = 0;
-  for (int k = 0; k < kTileBlocks; k += kWidth) {
-    empty |= lane_bits(at_most(load<I>(edits.start + k + 1), load<I>(edits.start + k))) << k;
-  }
-  int n = 0;
-  for (uint32_t words = ~empty; words != 0; words &= words - 1) {
-    const int k = __builtin_ctz(words);
-    auto left = static_cast<uint64_t>(edits.bits[k]);
-    const auto take = [&]() SPECDEC_ALWAYS_INLINE {
-      ids[n] = static_cast<uint16_t>(k * kEditBlock + __builtin_ctzll(left | (uint64_t{1} << 63)));
-      n += left != 0;
-      left &= left - 1;
-    };
-    take();
-    take();
-    while (left != 0) take();
-  }
-  return n;
-}
-
-// edited_logit, lane by lane.
-SPECDEC_INLINE F edited(F logit, F bias, F repetition, F minus) {
-  const F v = logit + bias;
-  const F changed = select(lt(F{}, v), v / repetition, v * repetition) - minus;
-  return select(eq(bias, splat(-kInf)), bias, changed);
-}
-
-template <LogitType kType>
-EditedTile tile_edit(const void* logits, const TileEdits& edits, float* before, float* after,
-                     float* blocks) {
-  using Raw = std::conditional_t<kType == LogitType::kFloat32, float, uint16_t>;
-  uint16_t ids[kTile + kLanes];
-  const int n = list_ids(edits, ids);
-  std::memset(ids + n, 0, kLanes * sizeof *ids);
-  F lane{};
-  for (int j = 0; j < kWidth; ++j) lane[j] = static_cast<float>(j);
-  Mask nan = no_lane();
-  uint32_t lost = 0;
-  for (int i = 0; i < n; i += kWidth) {
-    Raw raw[kWidth];
-    float most[kWidth];
-    for (int j = 0; j < kWidth; ++j) {
-      raw[j] = static_cast<const Raw*>(logits)[ids[i + j]];
-      most[j] = blocks[ids[i + j] / kNoiseBlock];
-    }
-    const Mask real = lt(lane, splat(static_cast<float>(n - i)));
-    const F was = load_logits<kType>(raw, 0), largest = load<F>(most);
-    const F now = edited(was, load_where(real, edits.bias + i),
-                         load_where(real, edits.repetition + i), load_where(real, edits.minus + i));
-    store(before + i, select(real, was, splat(-kInf)));
-    store(after + i, select(real, now, splat(-kInf)));
-    nan = nan | (real & either_nan(now, now));
-    for (uint32_t left = lane_bits(real & eq(was, largest) & lt(now, was)); left != 0;
-         left &= left - 1) {
-      lost |= 1u << ids[i + __builtin_ctz(left)] / kNoiseBlock;
-    }
-    for (uint32_t left = lane_bits(real & lt(largest, now)); left != 0; left &= left - 1) {
-      const int at = i + __builtin_ctz(left);
-      float& block = blocks[ids[at] / kNoiseBlock];
-      block = after[at] > block ? after[at] : block;
-    }
-  }
-  const int end = (n + kWidth - 1) / kWidth * kWidth;
-  for (int i = end; i % kPad != 0; i += kWidth) {
-    store(before + i, splat(-kInf));
-    store(after + i, splat(-kInf));
-  }
-  return {n, any(nan), lost};
-}
+#include "tile_edits.h"
 
 // Weighting, spread over lanes.
 struct Weigh {
@@ -351,6 +280,7 @@ constexpr TileTable kTable = {
                 tile_exp_sum<LogitType::kFloat16>},
     .edit = {tile_edit<LogitType::kFloat32>, tile_edit<LogitType::kBFloat16>,
              tile_edit<LogitType::kFloat16>},
+    .edit_list = {take_counted, number_marked, list_marked, place_counts},
     .bracket = tile_bracket,
     .count = tile_count,
     .find = tile_find,

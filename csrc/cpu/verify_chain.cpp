@@ -11,8 +11,9 @@
 
 namespace specdec::cpu {
 
-ChainWalk::ChainWalk(const VerifyChainParams& p, const Listing& listing, const ChainLayout& layout,
-                     const std::vector<int32_t>& inverse, int64_t slot, const Team& team)
+ChainWalk::ChainWalk(const VerifyChainParams& p, const Listing& listing, const WantedEdits& wanted,
+                     const ChainLayout& layout, const std::vector<int32_t>& inverse, int64_t slot,
+                     const Team& team)
     : p_(p),
       scores_{p.logprobs_mode, p.logprobs, listing},
       layout_(layout),
@@ -23,6 +24,11 @@ ChainWalk::ChainWalk(const VerifyChainParams& p, const Listing& listing, const C
       draft_params_(row_params(p.draft_sampling, slot)),
       slot_(slot) {
   if (chain_.bad) status_ |= kBadLayout;
+  if (wanted.is_given) {
+    edits_.emplace(wanted.lists, slot, drafts_of(chain_));
+    chain_.wanted = &*edits_;
+    chain_.wanted_of_drafts = wanted.of_drafts;
+  }
   const bool by_argmax =
       p.rule == Rule::kGreedy || p.rule == Rule::kTopM || p.rule == Rule::kDistance;
   if (by_argmax) {  // argmax decoding reads no sampling parameter
@@ -256,16 +262,18 @@ void ChainWalk::write(int64_t token) {
 
 namespace {
 
-void verify(const VerifyChainParams& p, const Listing& listing) {
+void verify(const VerifyChainParams& p, const Listing& listing, const WantedEdits& wanted) {
   const ChainLayout layout{p.batch,  p.max_draft,   p.total,          p.draft_ids,
                            p.target, p.draft,       p.cu_draft,       p.allowed,
                            p.edits,  p.draft_edits, p.sampling.active};
   const std::vector<int32_t> inverse =
       p.draft ? invert(p.token_map, p.draft.vocab, p.target.vocab) : std::vector<int32_t>{};
   for_requests(p.batch, [&](int64_t slot, const Team& team) {
-    ChainWalk(p, listing, layout, inverse, slot, team).run();
+    ChainWalk(p, listing, wanted, layout, inverse, slot, team).run();
   });
 }
+
+void verify(const VerifyChainParams& p, const Listing& listing) { verify(p, listing, {}); }
 
 void verify_chain(const VerifyChainParams& p, const Tensor& /*like*/) { verify(p, {}); }
 
@@ -283,6 +291,12 @@ Listed<VerifyChainParams> listed_params(int64_t top, SPECDEC_VERIFY_CHAIN_ARGS,
   return {verify_chain_params(SPECDEC_VERIFY_CHAIN_NAMES), listing_of(top, SPECDEC_LISTING_NAMES)};
 }
 
+Edited<VerifyChainParams> edited_params(int64_t top, SPECDEC_WANTED_ARGS, SPECDEC_VERIFY_CHAIN_ARGS,
+                                        SPECDEC_LISTING_ARGS) {
+  return {verify_chain_params(SPECDEC_VERIFY_CHAIN_NAMES), listing_of(top, SPECDEC_LISTING_NAMES),
+          wanted_edits(target_logits.size(target_logits.dim() - 1), SPECDEC_WANTED_NAMES)};
+}
+
 }  // namespace
 }  // namespace specdec::cpu
 
@@ -293,5 +307,9 @@ STABLE_TORCH_LIBRARY_IMPL(SPECDEC_NAMESPACE, CPU, m) {
   m.impl("verify_chain_listed_out.cpu",
          TORCH_BOX((&specdec::Boxed<specdec::cpu::listed_params,
                                     specdec::cpu::run_listed<specdec::VerifyChainParams,
+                                                             specdec::cpu::verify>>::call)));
+  m.impl("verify_chain_edited_out.cpu",
+         TORCH_BOX((&specdec::Boxed<specdec::cpu::edited_params,
+                                    specdec::cpu::run_edited<specdec::VerifyChainParams,
                                                              specdec::cpu::verify>>::call)));
 }

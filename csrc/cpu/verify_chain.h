@@ -1,7 +1,9 @@
 // One request of verify_chain while it is walked; shared by the rules.
 #pragma once
+#include <optional>
+
 #include "chain.h"
-#include "listing.h"
+#include "request_edits.h"
 
 namespace specdec::cpu {
 
@@ -9,8 +11,9 @@ enum class How { kNothing, kPlain, kResidual };
 
 class ChainWalk {
  public:
-  ChainWalk(const VerifyChainParams& p, const Listing& listing, const ChainLayout& layout,
-            const std::vector<int32_t>& inverse, int64_t slot, const Team& team);
+  ChainWalk(const VerifyChainParams& p, const Listing& listing, const WantedEdits& wanted,
+            const ChainLayout& layout, const std::vector<int32_t>& inverse, int64_t slot,
+            const Team& team);
 
   void run();
 
@@ -48,6 +51,7 @@ class ChainWalk {
   const std::vector<int32_t>& inverse_;
   const Team& team_;
   Chain chain_;
+  std::optional<RequestEdits> edits_;  // made as rows are read
   RowParams target_params_, draft_params_, processed_;
   int64_t slot_;
 

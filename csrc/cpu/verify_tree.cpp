@@ -11,10 +11,11 @@
 
 namespace specdec::cpu {
 
-TreeWalk::TreeWalk(const VerifyTreeParams& p, const Listing& listing,
+TreeWalk::TreeWalk(const VerifyTreeParams& p, const Listing& listing, const WantedEdits& wanted,
                    const std::vector<int32_t>& inverse, int64_t slot, const Team& team)
     : p_(p),
       scores_{p.logprobs_mode, p.logprobs, listing},
+      wanted_(wanted),
       inverse_(inverse),
       team_(team),
       slot_(slot),
@@ -28,6 +29,11 @@ TreeWalk::TreeWalk(const VerifyTreeParams& p, const Listing& listing,
   if (!p.replacement && has_twins()) tree_.keep_root_only();
   status_ = tree_.status();
   rank_ = tree_.ranks();
+  if (wanted.is_given) {
+    Drafts drafts{{}, tree_.parent};
+    for (int64_t n = 0; n < p.nodes; ++n) drafts.ids.push_back(id(n));
+    edits_.emplace(wanted.lists, slot, std::move(drafts));
+  }
   if (p.rule == TreeRule::kGreedy) {  // argmax decoding reads no sampling parameter
     target_params_ = RowParams{};
     target_params_.greedy = true;
@@ -92,10 +98,20 @@ void TreeWalk::flag_outside_children(int64_t n) {
   for (const int64_t child : tree_.children(n)) flag_outside(child);
 }
 
+OneRowEdits TreeWalk::edits(int64_t n) {
+  if (edits_) return edits_->row(n);
+  return p_.edits.row(slot_ * p_.nodes + n);
+}
+
+OneRowEdits TreeWalk::draft_edits(int64_t n) {
+  if (edits_ && wanted_.of_drafts) return edits_->row(n);
+  return p_.draft_edits.row(slot_ * p_.nodes + n);
+}
+
 bool TreeWalk::examine_row(int64_t n, Purpose purpose, bool with_draft) {
   RowLaw& row = laws_[n];
   const int64_t number = slot_ * p_.nodes + n;
-  row.source = row_source(p_.target, slot_, n, p_.allowed.row(number), p_.edits.row(number));
+  row.source = row_source(p_.target, slot_, n, p_.allowed.row(number), edits(n));
   row.params = target_params_;
   const bool filtered = target_params_.filtered(p_.target.vocab);
   const bool is_only_drawn = purpose == Purpose::kDrawn && !filtered;
@@ -109,7 +125,7 @@ bool TreeWalk::examine_row(int64_t n, Purpose purpose, bool with_draft) {
   }
   if (with_draft) {
     drafted_ = RowLaw{};
-    drafted_.source = row_source(p_.draft, slot_, n, nullptr, p_.draft_edits.row(number));
+    drafted_.source = row_source(p_.draft, slot_, n, nullptr, draft_edits(n));
     drafted_.params = draft_params_;
     asks[1] = {&drafted_, true};
   }
@@ -251,13 +267,15 @@ void TreeWalk::write(int64_t token) {
 
 namespace {
 
-void verify(const VerifyTreeParams& p, const Listing& listing) {
+void verify(const VerifyTreeParams& p, const Listing& listing, const WantedEdits& wanted) {
   const std::vector<int32_t> inverse =
       p.draft ? invert(p.token_map, p.draft.vocab, p.target.vocab) : std::vector<int32_t>{};
   for_requests(p.batch, [&](int64_t slot, const Team& team) {
-    TreeWalk(p, listing, inverse, slot, team).run();
+    TreeWalk(p, listing, wanted, inverse, slot, team).run();
   });
 }
+
+void verify(const VerifyTreeParams& p, const Listing& listing) { verify(p, listing, {}); }
 
 void verify_tree(const VerifyTreeParams& p, const Tensor& /*like*/) { verify(p, {}); }
 
@@ -274,6 +292,12 @@ Listed<VerifyTreeParams> listed_params(int64_t top, SPECDEC_VERIFY_TREE_ARGS,
   return {verify_tree_params(SPECDEC_VERIFY_TREE_NAMES), listing_of(top, SPECDEC_LISTING_NAMES)};
 }
 
+Edited<VerifyTreeParams> edited_params(int64_t top, SPECDEC_WANTED_ARGS, SPECDEC_VERIFY_TREE_ARGS,
+                                       SPECDEC_LISTING_ARGS) {
+  return {verify_tree_params(SPECDEC_VERIFY_TREE_NAMES), listing_of(top, SPECDEC_LISTING_NAMES),
+          wanted_edits(target_logits.size(target_logits.dim() - 1), SPECDEC_WANTED_NAMES)};
+}
+
 }  // namespace
 }  // namespace specdec::cpu
 
@@ -284,5 +308,9 @@ STABLE_TORCH_LIBRARY_IMPL(SPECDEC_NAMESPACE, CPU, m) {
   m.impl("verify_tree_listed_out.cpu",
          TORCH_BOX((&specdec::Boxed<specdec::cpu::listed_params,
                                     specdec::cpu::run_listed<specdec::VerifyTreeParams,
+                                                             specdec::cpu::verify>>::call)));
+  m.impl("verify_tree_edited_out.cpu",
+         TORCH_BOX((&specdec::Boxed<specdec::cpu::edited_params,
+                                    specdec::cpu::run_edited<specdec::VerifyTreeParams,
                                                              specdec::cpu::verify>>::call)));
 }

@@ -1,16 +1,18 @@
 // One request of verify_tree while it is walked; shared by the rules.
 #pragma once
+#include <optional>
+
 #include "../common/tree_params.h"
 #include "draw.h"
-#include "listing.h"
+#include "request_edits.h"
 #include "tree.h"
 
 namespace specdec::cpu {
 
 class TreeWalk {
  public:
-  TreeWalk(const VerifyTreeParams& p, const Listing& listing, const std::vector<int32_t>& inverse,
-           int64_t slot, const Team& team);
+  TreeWalk(const VerifyTreeParams& p, const Listing& listing, const WantedEdits& wanted,
+           const std::vector<int32_t>& inverse, int64_t slot, const Team& team);
 
   void run();
 
@@ -41,6 +43,8 @@ class TreeWalk {
   bool has_draft_row() const { return p_.draft && !target_params_.greedy && !draft_params_.greedy; }
   // The examined drafted_ over target ids; a point mass, whose id is still to be set, without.
   DraftRow draft_row() const;
+  OneRowEdits edits(int64_t n);
+  OneRowEdits draft_edits(int64_t n);
 
   // Draws of the token after node n.
   NoiseStream stream(int64_t n) const;
@@ -55,12 +59,14 @@ class TreeWalk {
 
   const VerifyTreeParams& p_;
   const Scores scores_;
+  const WantedEdits& wanted_;
   const std::vector<int32_t>& inverse_;
   const Team& team_;
   int64_t slot_;
   Tree tree_;
   RowParams target_params_, draft_params_, processed_;
   bool is_active_;
+  std::optional<RequestEdits> edits_;  // made as rows are read
 
   int32_t status_ = 0;
   int64_t stand_ = 0;

@@ -13,19 +13,6 @@ from ..._edits import BLOCK, Edits, RowEdits, TokenCounts
 from ..._op import Op, Shape
 from . import reference
 
-_FIELDS: dict[str, tuple[torch.dtype, tuple[str, ...]]] = {
-    "bias_ids": (torch.int32, ("n",)),
-    "bias": (torch.float32, ("n",)),
-    "repetition": (torch.float32, ()),
-    "frequency": (torch.float32, ()),
-    "presence": (torch.float32, ()),
-    "slots": (torch.int32, ()),
-    "stop_ids": (torch.int32, ("n",)),
-    "min_tokens": (torch.int32, ()),
-    "bad_words": (torch.int32, ("words", "length")),
-    "tail": (torch.int32, ("tokens",)),
-}
-
 
 def _shapes(
     batch: int, vocab: int, draft_ids: Tensor | None, parents: object, cu_draft: Tensor | None, max_draft: int,
@@ -105,13 +92,12 @@ def edit_rows(
         fail(name, "draft_ids", "given with parents and cu_draft", None)
     if only_last and (parents is not None or cu_draft is not None):
         fail(name, "only_last", "False with parents and cu_draft", True)
-    _check_edits(check, edits, batch)
+    check.request_edits("edits", edits, batch)
     if active is not None:
         check.vector("active", active, torch.bool, batch)
     check.size("first_id", first_id, 0)
     check.size("vocab", vocab, 1)
-    flat = (*edits[:5], *edits.counts, *edits[6:])
-    arguments = (batch, vocab, draft_ids, parents, cu_draft, width, only_last, *flat, active, first_id)
+    arguments = (batch, vocab, draft_ids, parents, cu_draft, width, only_last, *edits.flat(), active, first_id)
     if out is not None and not isinstance(out, RowEdits):
         fail(name, "out", "a RowEdits", type(out).__name__)
     given: Any = None if out is None else tuple(out)
@@ -129,26 +115,3 @@ def _layout(check: Checker, draft_ids: Any, parents: Any, cu_draft: Any, max_dra
     batch, nodes = check.parents(parents)
     check.dense("draft_ids", draft_ids, ID_DTYPES, (batch, nodes))
     return batch, nodes - 1
-
-
-def _check_edits(check: Checker, edits: Edits, batch: int) -> None:
-    for field, (dtype, shape) in _FIELDS.items():
-        value = getattr(edits, field)
-        if value is not None:
-            check.dense(f"edits.{field}", value, (dtype,), (batch, *shape))
-    for pair in (("bias_ids", "bias"), ("stop_ids", "min_tokens")):
-        missing = [field for field in pair if getattr(edits, field) is None]
-        if len(missing) == 1:
-            fail(check.op, f"edits.{missing[0]}", f"given: {pair[0]} and {pair[1]} go together", None)
-    if edits.bias_ids is not None and edits.bias is not None and edits.bias_ids.shape != edits.bias.shape:
-        fail(check.op, "edits.bias", f"{list(edits.bias_ids.shape)}, one for each id", list(edits.bias.shape))
-    if edits.bad_words is not None:
-        words, length = edits.bad_words.shape[1:]
-        if length == 0:
-            fail(check.op, "edits.bad_words", "[batch, words, length] with length >= 1", [batch, words, length])
-        tail = 0 if edits.tail is None else edits.tail.shape[1]
-        if tail < length - 1:
-            fail(check.op, "edits.tail", f"[batch, {length - 1}] or more: what stands before a bad word", tail)
-    check.token_counts("edits.counts", edits.counts)
-    if edits.counts.token_ids is not None and edits.slots is None and edits.counts.token_ids.shape[0] < batch:
-        fail(check.op, "edits.slots", "given where counts has fewer slots than requests", None)

@@ -11,7 +11,8 @@ from torch import Tensor
 from ... import _shards
 from ..._check import Checker, fail, outputs
 from ..._codes import CHAIN_RULES, LOGPROBS, REJECTED_FROM, Backend, ChainRule, Logprobs, RejectedFrom
-from ..._edits import RowEdits
+from ..._edited import EXTRAS, Layout, edited_shapes, edits_given, nothing_listed
+from ..._edits import Edits, RowEdits
 from ..._mixed_rules import MixedRules, rule_names, run_rules
 from ..._op import Op, Shape, Tensors
 from ..._scores import chain_rows, check_top, listing_shapes, run_listed
@@ -58,8 +59,13 @@ def _listed_shapes(top: int, *rest: Any) -> tuple[Shape, ...]:
     return *shapes, *listing_shapes(shapes[0], top)
 
 
+def _edited_shapes(top: int, *rest: Any) -> tuple[Shape, ...]:
+    return edited_shapes(top, _shapes(*rest[EXTRAS - 1 :]))
+
+
 op = Op(reference.verify_chain, _shapes, results=ChainResult._fields[:4])
 listed = Op(reference.verify_chain_listed, _listed_shapes, results=ChainResult._fields, backends=("cpu",))
+edited = Op(reference.verify_chain_edited, _edited_shapes, results=ChainResult._fields, backends=("cpu",))
 
 
 def verify_chain(
@@ -78,8 +84,8 @@ def verify_chain(
     rejected_from: RejectedFrom = "residual",
     token_map: Tensor | None = None,
     allowed: Tensor | None = None,
-    edits: RowEdits | None = None,
-    draft_edits: RowEdits | None = None,
+    edits: Edits | RowEdits | None = None,
+    draft_edits: Edits | RowEdits | None = None,
     typical_epsilon: float = 0.09,
     typical_delta: float = 0.3,
     top_m: int = 1,
@@ -122,7 +128,8 @@ def verify_chain(
         rejected_from: ``"residual"``, or ``"target"`` to draw a rejected position from p (biased; rule ``ratio``).
         token_map: int32 ``[draft_vocab]``: target id of each draft column, injective.
         allowed: int32 ``[target rows, ceil(vocab / 32)]``: bit v % 32 of word v // 32 allows id v; before filters.
-        edits: what `edit_rows` made of the target rows: biases, penalties and bans of each request.
+        edits: biases, penalties and bans of each request: its `Edits`, or what `edit_rows` made of the target rows. On
+            the CPU `Edits` cost less: those of a row are made when the row is read.
         draft_edits: the edits that the drafts were drawn with, numbered as target rows: mostly the same ones, since
             draft row i follows the same text as target row i. Not with `token_map`.
         typical_epsilon: rule ``typical`` accepts x iff ``p(x) > min(epsilon, delta exp(-entropy))``.
@@ -185,8 +192,11 @@ def verify_chain(
     shards = _shards.shards_of(name, group, vocab_offsets, vocab, backend)
     rows = draft_ids.shape[0] + batch if cu_draft is not None else batch * (width + 1)
     allowed = check.allowed(allowed, rows, vocab if shards is None else shards.size)
-    edited = check.edits("edits", edits, rows, vocab)
-    draft_edited = check.draft_edits(draft_edits, draft_logits, rows, token_map)
+    both = edits_given(
+        op, edited, check.any_edits("edits", edits, batch, rows, vocab),
+        check.any_draft_edits(draft_edits, draft_logits, batch, rows, token_map),
+        Layout(draft_ids, None, cu_draft, width), vocab, active=sampling.active, shards=shards, backend=backend,
+    )  # fmt: skip
     if "block" in rules and rng.step is None:
         fail(name, "rng.step", "given for rule 'block': position alone biases it", None)
     if over_acceptance is not None and "ratio" not in rules:
@@ -199,13 +209,18 @@ def verify_chain(
         check.size(knob, value, least)
     typical = check.number("typical_epsilon", typical_epsilon, 0), check.number("typical_delta", typical_delta, 0)
     which, first = (op, ()) if top is None else (listed, (check_top(check, top, mode),))
+    if extras := both.extras(top):
+        which, first = edited, extras
     given = outputs(name, out, ChainResult, "logprobs", torch.float32, is_wanted=bool(mode))
+    told = len(op.results if top is None else listed.results)
+    if given is not None:
+        given = (*given[:told], *(nothing_listed(draft_ids) if which is edited and top is None else ()))
 
     def arguments(one: ChainRule, its: Sampling) -> tuple[Any, ...]:
         return (
             *first, draft_ids, target_logits, draft_logits, *stats, cu_draft, width, *its, *drafted, *rng,
             CHAIN_RULES[one], over_acceptance if one == "ratio" else 0.0, from_target and one == "ratio", token_map,
-            *kept, allowed, *edited, *draft_edited, *typical, top_m, max_distance, min_block, mode,
+            *kept, allowed, *both.rows, *both.draft_rows, *typical, top_m, max_distance, min_block, mode,
         )  # fmt: skip
 
     def call(args: tuple[Any, ...], given: Tensors | None) -> Tensors:
@@ -213,14 +228,12 @@ def verify_chain(
             decide: Callable[..., Tensors] = reference.decide if top is None else reference.decide_listed
             sharded: Tensors = which.deliver(args, decide(*which.structured(args), shards), given)
             return sharded
-        if top is not None:
+        if which is listed:
             return run_listed(op, listed, _rows_of, args, device=draft_ids.device, backend=backend, out=given)
-        results: Tensors = op(*args, device=draft_ids.device, backend=backend, out=given)
+        results: Tensors = which(*args, device=draft_ids.device, backend=backend, out=given)
         return results
 
-    token_ids, num_accepted, status, logprob, *listing = run_rules(
-        which, rule, sampling, arguments, call, given and given[: len(which.results)]
-    )
+    token_ids, num_accepted, status, logprob, *listing = run_rules(which, rule, sampling, arguments, call, given)[:told]
     return ChainResult(token_ids, num_accepted, status, logprob if mode else None, *listing)
 
 

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from ... import _chains, _rows, _scores, _trees, _walks
 from ..._codes import CHAIN_RULES, RESIDUAL_PURPOSE, Status
+from ..._edited import NO_TOP, Layout, nothing_listed, with_rows
+from ..._edits import Edits
 from ..._nodes import Drafted, Nodes, at
 from ..._types import ChainArguments, Kept
 from ..._vocabulary import Vocabulary, added
@@ -77,6 +79,17 @@ def verify_chain_listed(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """The same with `top`: the results of `verify_chain`, then ranks, top_ids and top_logprobs of its tokens."""
     return decide_listed(top, given, Vocabulary(given.target_logits.shape[-1]))
+
+
+def verify_chain_edited(
+    top: int, wanted_edits: Edits, are_of_drafts: bool, given: ChainArguments
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """The same with `Edits` of requests in place of those of rows; listed where `top` is not negative."""
+    layout = Layout(given.draft_ids, None, given.cu_draft, given.max_draft)
+    given = with_rows(given, wanted_edits, are_of_drafts, layout)
+    if top != NO_TOP:
+        return verify_chain_listed(top, given)
+    return *verify_chain(given), *nothing_listed(given.draft_ids)
 
 
 def decide_listed(

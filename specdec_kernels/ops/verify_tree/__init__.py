@@ -11,7 +11,8 @@ from torch import Tensor
 from ... import _shards
 from ..._check import ID_DTYPES, Checker, fail, outputs
 from ..._codes import LOGPROBS, TREE_RULES, Backend, Logprobs, TreeRule
-from ..._edits import RowEdits
+from ..._edited import EXTRAS, Layout, edited_shapes, edits_given, nothing_listed
+from ..._edits import Edits, RowEdits
 from ..._mixed_rules import MixedRules, rule_names, run_rules
 from ..._op import Op, Shape, Tensors
 from ..._scores import check_top, listing_shapes, run_listed, tree_rows
@@ -60,8 +61,13 @@ def _listed_shapes(top: int, *rest: Any) -> tuple[Shape, ...]:
     return *shapes, *listing_shapes(shapes[0], top)
 
 
+def _edited_shapes(top: int, *rest: Any) -> tuple[Shape, ...]:
+    return edited_shapes(top, _shapes(*rest[EXTRAS - 1 :]))
+
+
 op = Op(reference.verify_tree, _shapes, results=TreeResult._fields[:5])
 listed = Op(reference.verify_tree_listed, _listed_shapes, results=TreeResult._fields, backends=("cpu",))
+edited = Op(reference.verify_tree_edited, _edited_shapes, results=TreeResult._fields, backends=("cpu",))
 
 
 def verify_tree(
@@ -78,8 +84,8 @@ def verify_tree(
     replacement: bool = False,
     token_map: Tensor | None = None,
     allowed: Tensor | None = None,
-    edits: RowEdits | None = None,
-    draft_edits: RowEdits | None = None,
+    edits: Edits | RowEdits | None = None,
+    draft_edits: Edits | RowEdits | None = None,
     typical_epsilon: float = 0.09,
     typical_delta: float = 0.3,
     logprobs: Logprobs | None = None,
@@ -125,7 +131,7 @@ def verify_tree(
             a tree malformed.
         token_map: int32 ``[draft_vocab]``: target id of each draft column, injective.
         allowed: int32 ``[batch * nodes, ceil(vocab / 32)]`` packed bits, one row per target row.
-        edits: what `edit_rows` made of the target rows, with `parents`.
+        edits: `Edits` of the requests, or what `edit_rows` made of the target rows, with `parents`.
         draft_edits: the edits that the candidates were drawn with, mostly the same ones; not with `token_map`.
         typical_epsilon: of rule ``typical``.
         typical_delta: of rule ``typical``.
@@ -184,20 +190,28 @@ def verify_tree(
     token_map = check.token_map(token_map, draft_vocab, vocab)
     shards = _shards.shards_of(name, group, vocab_offsets, vocab, backend)
     allowed = check.allowed(allowed, batch * nodes, vocab if shards is None else shards.size)
-    edited = check.edits("edits", edits, batch * nodes, vocab)
-    draft_edited = check.draft_edits(draft_edits, draft_logits, batch * nodes, token_map)
+    both = edits_given(
+        op, edited, check.any_edits("edits", edits, batch, batch * nodes, vocab),
+        check.any_draft_edits(draft_edits, draft_logits, batch, batch * nodes, token_map),
+        Layout(token_ids, parents, None, nodes - 1), vocab, active=sampling.active, shards=shards, backend=backend,
+    )  # fmt: skip
     if max_children is not None:
         check.size("max_children", max_children, 1)
         if shards is None or "recursive" not in rules:
             fail(name, "max_children", "None but for rule 'recursive' with a group", max_children)
     typical = check.number("typical_epsilon", typical_epsilon, 0), check.number("typical_delta", typical_delta, 0)
     which, first = (op, ()) if top is None else (listed, (check_top(check, top, mode),))
+    if extras := both.extras(top):
+        which, first = edited, extras
     given = outputs(name, out, TreeResult, "logprobs", torch.float32, is_wanted=bool(mode))
+    told = len(op.results if top is None else listed.results)
+    if given is not None:
+        given = (*given[:told], *(nothing_listed(token_ids) if which is edited and top is None else ()))
 
     def arguments(one: TreeRule, its: Sampling) -> tuple[Any, ...]:
         return (
             *first, token_ids, parents, target_logits, draft_logits, max_depth, *its, *drafted, *rng, TREE_RULES[one],
-            replacement and one == "recursive", token_map, *kept, allowed, *edited, *draft_edited, *typical, mode,
+            replacement and one == "recursive", token_map, *kept, allowed, *both.rows, *both.draft_rows, *typical, mode,
         )  # fmt: skip
 
     def call(args: tuple[Any, ...], given: Tensors | None) -> Tensors:
@@ -205,14 +219,14 @@ def verify_tree(
             decide: Callable[..., Tensors] = reference.decide if top is None else reference.decide_listed
             sharded: Tensors = which.deliver(args, decide(*which.structured(args), shards, max_children), given)
             return sharded
-        if top is not None:
+        if which is listed:
             return run_listed(op, listed, _rows_of, args, device=parents.device, backend=backend, out=given)
-        results: Tensors = op(*args, device=parents.device, backend=backend, out=given)
+        results: Tensors = which(*args, device=parents.device, backend=backend, out=given)
         return results
 
-    emitted, path, num_accepted, status, logprob, *listing = run_rules(
-        which, rule, sampling, arguments, call, given and given[: len(which.results)]
-    )
+    emitted, path, num_accepted, status, logprob, *listing = run_rules(which, rule, sampling, arguments, call, given)[
+        :told
+    ]
     return TreeResult(emitted, path, num_accepted, status, logprob if mode else None, *listing)
 
 

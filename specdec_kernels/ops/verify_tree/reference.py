@@ -12,6 +12,8 @@ from torch import Tensor
 
 from ... import _rows, _scores, _trees, _walks
 from ..._codes import TREE_RULES, Status
+from ..._edited import NO_TOP, Layout, nothing_listed, with_rows
+from ..._edits import Edits
 from ..._nodes import Drafted, Nodes, at
 from ..._types import TreeArguments
 from ..._vocabulary import Vocabulary
@@ -86,6 +88,17 @@ def verify_tree_listed(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The same with `top`: the results of `verify_tree`, then ranks, top_ids and top_logprobs of its tokens."""
     return decide_listed(top, given, Vocabulary(given.target_logits.shape[-1]))
+
+
+def verify_tree_edited(
+    top: int, wanted_edits: Edits, are_of_drafts: bool, given: TreeArguments
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """The same with `Edits` of requests in place of those of rows; listed where `top` is not negative."""
+    layout = Layout(given.token_ids, given.parents, None, given.parents.shape[1] - 1)
+    given = with_rows(given, wanted_edits, are_of_drafts, layout)
+    if top != NO_TOP:
+        return verify_tree_listed(top, given)
+    return *verify_tree(given), *nothing_listed(given.token_ids)
 
 
 def decide_listed(

@@ -1,0 +1,208 @@
+#include "request_edits.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "race.h"
+#include "tile.h"
+
+namespace specdec::cpu {
+namespace {
+
+// One of two numbers, without a branch: which ids were generated is chance.
+float chosen(bool first, float a, float b) {
+  const uint32_t mask = first ? ~0u : 0u;
+  return bits_float((float_bits(a) & mask) | (float_bits(b) & ~mask));
+}
+
+}  // namespace
+
+std::vector<int64_t> Drafts::path(int64_t node) const {
+  std::vector<int64_t> path;
+  for (int64_t n = node; n > 0; n = parent[n]) {
+    if (ids[n] != -1) path.push_back(ids[n]);
+  }
+  std::reverse(path.begin(), path.end());
+  return path;
+}
+
+RequestEdits::RequestEdits(const EditRowsParams& p, int64_t b, Drafts drafts)
+    : p_(p),
+      b_(b),
+      drafts_(std::move(drafts)),
+      penalties_{p.repetition.get(b, 1.f), p.frequency.get(b, 0.f), p.presence.get(b, 0.f)} {}
+
+OneRowEdits RequestEdits::row(int64_t node) {
+  list();
+  if (is_empty()) return {};
+  const auto size = static_cast<int64_t>(bias_.size());
+  if (offsets_.empty()) {
+    offsets_.resize(size + kPad);
+    tiles().edit_list.offsets(bits(), start(), bits_.size() / kTileBlocks, offsets_.data());
+    values_.resize(drafts_.ids.size());
+  }
+  std::unique_ptr<float[]>& values = values_[node];
+  if (!values) {
+    values.reset(new float[3 * size]);
+    write_values(node, values.get(), size);
+  }
+  return {{bits(), start(), values.get(), p_.blocks, size, size}, offsets_.data()};
+}
+
+void RequestEdits::list() {
+  if (is_listed_) return;
+  is_listed_ = true;
+  if (!has_any()) return;
+  bits_.assign((p_.vocab + kTile - 1) / kTile * kTileBlocks, 0);
+  const Counted text = counted();
+  for (int i = 0; i < text.size; ++i) mark(text.columns[i]);
+  for_ids([&](int64_t id) {
+    const int64_t v = column(id);
+    if (v >= 0) mark(v);
+  });
+  start_.resize(bits_.size() + 1);
+  tiles().edit_list.number(bits(), bits_.size(), start_.data());
+  const int32_t size = start_.back();
+  counts_.assign(size, 0);
+  bias_.assign(size, 0.f);
+  repetition_.resize(size);
+  minus_.resize(size);
+  biases([&](int64_t id, float bias) {
+    const int64_t i = find(id);
+    if (i >= 0) bias_[i] = bias;
+  });
+  tiles().edit_list.place(bits(), start(), text.columns.get(), text.counts.get(), text.size,
+                          counts_.data());
+  for (int32_t& count : counts_) count = std::max(count, count & 1);
+  penalise(counts_.data(), size, repetition_.data(), minus_.data());
+}
+
+void RequestEdits::write_values(int64_t node, float* values, int64_t plane) const {
+  float *bias = values, *repetition = values + plane, *minus = values + 2 * plane;
+  std::copy(bias_.begin(), bias_.end(), bias);
+  std::copy(repetition_.begin(), repetition_.end(), repetition);
+  std::copy(minus_.begin(), minus_.end(), minus);
+  const std::vector<int64_t> path = drafts_.path(node);
+  for (const int64_t id : path) {
+    const int64_t i = penalties_.any() ? find(id) : -1;
+    if (i < 0) continue;
+    const int32_t count =
+        counts_[i] + 2 * static_cast<int32_t>(std::count(path.begin(), path.end(), id));
+    penalise(&count, 1, repetition + i, minus + i);
+  }
+  const auto ban = [&](int64_t id) {
+    const int64_t i = find(id);
+    if (i >= 0) bias[i] = -kInf;
+  };
+  if (static_cast<int64_t>(path.size()) < p_.min_tokens.get(b_, 0)) stops(ban);
+  words([&](const int32_t* word) {
+    if (meets(word, path)) ban(word[p_.length - 1]);
+  });
+}
+
+// What the penalties make of n counts. Those that are off are 1, and 0 and 0.
+void RequestEdits::penalise(const int32_t* counts, size_t n, float* repetition,
+                            float* minus) const {
+  const Penalties by = penalties_;
+  for (size_t i = 0; i < n; ++i) {
+    const int32_t generated = counts[i] >> 1;
+    const float less = add_rn(mul_rn(by.frequency, static_cast<float>(generated)), by.presence);
+    repetition[i] = chosen(counts[i] > 0, by.repetition, 1.f);
+    minus[i] = chosen(generated > 0, less, 0.f);
+  }
+}
+
+template <class F>
+void RequestEdits::biases(const F& f) const {
+  for (int64_t i = 0; i < p_.bias_ids.size; ++i) f(p_.bias_ids.row(b_)[i], p_.bias.row(b_)[i]);
+}
+
+template <class F>
+void RequestEdits::stops(const F& f) const {
+  for (int64_t i = 0; i < p_.stop_ids.size; ++i) f(p_.stop_ids.row(b_)[i]);
+}
+
+template <class F>
+void RequestEdits::words(const F& f) const {
+  for (int64_t i = 0; i < p_.bad_words.size; i += p_.length) f(p_.bad_words.row(b_) + i);
+}
+
+// Every id that some row may change, but for those of the text so far.
+template <class F>
+void RequestEdits::for_ids(const F& f) const {
+  biases([&](int64_t id, float) { f(id); });
+  stops(f);
+  words([&](const int32_t* word) { f(word[p_.length - 1]); });
+  if (penalties_.any()) std::for_each(drafts_.ids.begin() + 1, drafts_.ids.end(), f);
+}
+
+bool RequestEdits::has_any() const {
+  bool any = penalties_.any();
+  for_ids([&](int64_t id) { any |= column(id) >= 0; });
+  return any;
+}
+
+RequestEdits::Counted RequestEdits::counted() const {
+  const int64_t slot = p_.slots.get(b_, static_cast<int32_t>(b_));
+  if (!penalties_.any() || slot < 0 || slot >= p_.counts.slots) return {};
+  Counted text;
+  text.columns.reset(new int32_t[p_.counts.capacity]);
+  text.counts.reset(new int32_t[p_.counts.capacity]);
+  text.size = tiles().edit_list.take(p_.counts, slot, p_.first_id, p_.vocab, text.columns.get(),
+                                     text.counts.get());
+  return text;
+}
+
+int64_t RequestEdits::column(int64_t id) const {
+  const int64_t v = id - p_.first_id;
+  return id >= 0 && v >= 0 && v < p_.vocab ? v : -1;
+}
+
+int64_t RequestEdits::find(int64_t id) const {
+  const int64_t v = column(id);
+  if (v < 0) return -1;
+  const uint64_t mine = uint64_t{1} << (v % kEditBlock);
+  const auto bits = static_cast<uint64_t>(bits_[v / kEditBlock]);
+  return (bits & mine) != 0 ? start_[v / kEditBlock] + std::popcount(bits & (mine - 1)) : -1;
+}
+
+void RequestEdits::mark(int64_t column) {
+  bits_[column / kEditBlock] |= int64_t{1} << (column % kEditBlock);
+}
+
+bool RequestEdits::meets(const int32_t* word, const std::vector<int64_t>& path) const {
+  const auto size = static_cast<int64_t>(path.size());
+  for (int64_t back = 0; back + 1 < p_.length; ++back) {
+    const int32_t wanted = word[p_.length - 2 - back];
+    const int64_t i = p_.tail.size - 1 - (back - size);  // before the drafts
+    const int64_t last = back < size ? path[size - 1 - back] : i < 0 ? -1 : p_.tail.row(b_)[i];
+    if (wanted != -1 && wanted != last) return false;
+  }
+  return true;
+}
+
+WantedEdits wanted_edits(int64_t vocab, SPECDEC_WANTED_ARGS) {
+  EditRowsParams p{};
+  p.vocab = vocab;
+  p.blocks = (vocab + kEditBlock - 1) / kEditBlock;
+  p.bias_ids = lists_of<int32_t>(bias_ids);
+  p.bias = lists_of<float>(bias);
+  p.repetition = vector_of<float>(repetition);
+  p.frequency = vector_of<float>(frequency);
+  p.presence = vector_of<float>(presence);
+  if (counted_ids && counts) {
+    p.counts = {static_cast<const int32_t*>(counted_ids->const_data_ptr()),
+                static_cast<const int32_t*>(counts->const_data_ptr()), counted_ids->size(0),
+                counted_ids->size(1)};
+  }
+  p.slots = vector_of<int32_t>(slots);
+  p.stop_ids = lists_of<int32_t>(stop_ids);
+  p.min_tokens = vector_of<int32_t>(min_tokens);
+  p.bad_words = lists_of<int32_t>(bad_words);
+  p.length = bad_words ? bad_words->size(2) : 0;
+  p.tail = lists_of<int32_t>(tail);
+  const bool is_given = bias_ids || repetition || frequency || presence || stop_ids || bad_words;
+  return {p, is_given, of_drafts};
+}
+
+}  // namespace specdec::cpu

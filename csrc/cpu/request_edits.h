@@ -1,0 +1,109 @@
+// What one request changes of its logits. The ids are listed once for all rows of the request,
+// since those differ in a few; a row has its own counts and bans on top, and is made when it is
+// read.
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "../torch/edit_args.h"
+#include "listing.h"
+
+namespace specdec::cpu {
+
+// The drafts of a request by node. Node 0 is the text so far, and its id is not looked at.
+struct Drafts {
+  std::vector<int64_t> ids;
+  std::vector<int32_t> parent;  // -1 where there is none
+
+  // The ids that stand between the text and the row of a node; -1 is no token.
+  std::vector<int64_t> path(int64_t node) const;
+};
+
+class RequestEdits {
+ public:
+  RequestEdits(const EditRowsParams& p, int64_t b, Drafts drafts);
+
+  // The edits of a node's row; they live as long as this does. One thread at a time.
+  OneRowEdits row(int64_t node);
+  // Writes bias, repetition and minus of what is listed, `plane` floats apart.
+  void write_values(int64_t node, float* values, int64_t plane) const;
+
+  // What every row lists: see RowEdits. Nothing where the request changes nothing.
+  void list();
+  bool is_empty() const { return bits_.empty(); }
+  const int64_t* bits() const { return bits_.data(); }
+  const int32_t* start() const { return start_.data(); }
+
+ private:
+  struct Penalties {
+    float repetition, frequency, presence;
+    bool any() const { return repetition != 1.f || frequency != 0.f || presence != 0.f; }
+  };
+  struct Counted {  // of the text so far, of ids that are columns
+    std::unique_ptr<int32_t[]> columns, counts;
+    int size = 0;
+  };
+
+  void penalise(const int32_t* counts, size_t n, float* repetition, float* minus) const;
+  template <class F>
+  void biases(const F& f) const;  // f(id, bias)
+  template <class F>
+  void stops(const F& f) const;
+  template <class F>
+  void words(const F& f) const;  // f(its ids)
+  template <class F>
+  void for_ids(const F& f) const;
+  bool has_any() const;
+  Counted counted() const;
+  int64_t column(int64_t id) const;  // -1 where the row has none
+  int64_t find(int64_t id) const;    // its place in the list; -1: it is not listed
+  void mark(int64_t column);
+  bool meets(const int32_t* word, const std::vector<int64_t>& path) const;
+
+  const EditRowsParams& p_;
+  int64_t b_;
+  Drafts drafts_;
+  Penalties penalties_;
+  bool is_listed_ = false;
+  std::vector<int64_t> bits_;  // of whole tiles
+  std::vector<int32_t> start_;
+  std::vector<uint16_t> offsets_;  // of what is listed, in its tile
+  std::vector<int32_t> counts_;    // of what is listed, in the text: 2 * generated + in_prompt
+  std::vector<float> bias_, repetition_, minus_;
+  std::vector<std::unique_ptr<float[]>> values_;  // of the rows that were made
+};
+
+// The edits of a call's requests, whose rows are made when they are read.
+struct WantedEdits {
+  EditRowsParams lists{};
+  bool is_given = false;
+  bool of_drafts = false;  // the draft rows have them too
+};
+
+#define SPECDEC_WANTED_ARGS                                                          \
+  OptTensor bias_ids, OptTensor bias, OptTensor repetition, OptTensor frequency,     \
+      OptTensor presence, OptTensor counted_ids, OptTensor counts, OptTensor slots,  \
+      OptTensor stop_ids, OptTensor min_tokens, OptTensor bad_words, OptTensor tail, \
+      bool of_drafts
+
+#define SPECDEC_WANTED_NAMES                                                             \
+  bias_ids, bias, repetition, frequency, presence, counted_ids, counts, slots, stop_ids, \
+      min_tokens, bad_words, tail, of_drafts
+
+WantedEdits wanted_edits(int64_t vocab, SPECDEC_WANTED_ARGS);
+
+// An op's parameters, where its tokens are listed, and wanted edits: of `<op>_edited`.
+template <class P>
+struct Edited {
+  P op;
+  Listing listing;
+  WantedEdits wanted;
+};
+
+// It as a kernel.
+template <class P, void (*run)(const P&, const Listing&, const WantedEdits&)>
+void run_edited(const Edited<P>& p, const Tensor& /*like*/) {
+  run(p.op, p.listing, p.wanted);
+}
+
+}  // namespace specdec::cpu

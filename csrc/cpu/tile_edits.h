@@ -1,0 +1,166 @@
+// Edits of tiles, and the list of what a request edits. Included by tile_kernels.h.
+
+// Entries of a table of counts that are ids of the row, as offsets from `first`. Which they are is
+// chance, so that no branch asks for it.
+int take_counted(const CountTables& tables, int64_t slot, int64_t first, int64_t vocab,
+                 int32_t* offsets, int32_t* counts) {
+  const int32_t* ids = tables.ids + slot * tables.capacity;
+  const int32_t* of = tables.counts + slot * tables.capacity;
+  if (first > INT32_MAX) return 0;
+  int n = 0;
+  int64_t i = 0;
+#if SPECDEC_WIDTH == 16
+  const I least = I{} + static_cast<int32_t>(first);
+  const I most = I{} + static_cast<int32_t>(std::min<int64_t>(first + vocab, INT32_MAX) - 1);
+  for (; i + kWidth <= tables.capacity; i += kWidth) {
+    const I id = load<I>(ids + i);
+    const Mask here = at_most(least, id) & at_most(id, most);
+    compress(id - least, here, offsets + n);
+    n += compress(load<I>(of + i), here, counts + n);
+  }
+#endif
+  for (; i < tables.capacity; ++i) {
+    const int64_t v = ids[i] - first;
+    offsets[n] = static_cast<int32_t>(v);
+    counts[n] = of[i];
+    n += ids[i] >= 0 && v >= 0 && v < vocab;
+  }
+  return n;
+}
+
+// The ids of a tile that are listed, as offsets; writes up to two more than it returns. Which they
+// are is chance: a branch is taken for words of more than two alone.
+SPECDEC_INLINE int list_ids(const int64_t* bits, const int32_t* start, uint16_t* ids) {
+  uint32_t empty = 0;
+  for (int k = 0; k < kTileBlocks; k += kWidth) {
+    empty |= lane_bits(at_most(load<I>(start + k + 1), load<I>(start + k))) << k;
+  }
+  int n = 0;
+  for (uint32_t words = ~empty; words != 0; words &= words - 1) {
+    const int k = __builtin_ctz(words);
+    auto left = static_cast<uint64_t>(bits[k]);
+    const auto take = [&]() SPECDEC_ALWAYS_INLINE {
+      ids[n] = static_cast<uint16_t>(k * kEditBlock + __builtin_ctzll(left | (uint64_t{1} << 63)));
+      n += left != 0;
+      left &= left - 1;
+    };
+    take();
+    take();
+    while (left != 0) take();
+  }
+  return n;
+}
+
+void number_marked(const int64_t* bits, int n, int32_t* start) {
+  int32_t size = 0;
+  for (int k = 0; k < n; ++k) {
+    start[k] = size;
+    size += __builtin_popcountll(static_cast<uint64_t>(bits[k]));
+  }
+  start[n] = size;
+}
+
+void list_marked(const int64_t* bits, const int32_t* start, int tiles, uint16_t* ids) {
+  for (int t = 0; t < tiles; ++t) {
+    list_ids(bits + t * kTileBlocks, start + t * kTileBlocks, ids + start[t * kTileBlocks]);
+  }
+}
+
+void place_counts(const int64_t* bits, const int32_t* start, const int32_t* offsets,
+                  const int32_t* counts, int n, int32_t* out) {
+  for (int i = 0; i < n; ++i) {
+    const uint32_t v = offsets[i], k = v / kEditBlock;
+    const uint64_t below = (uint64_t{1} << (v % kEditBlock)) - 1;
+    out[start[k] + __builtin_popcountll(static_cast<uint64_t>(bits[k]) & below)] = counts[i];
+  }
+}
+
+// edited_logit, lane by lane.
+SPECDEC_INLINE F edited(F logit, F bias, F repetition, F minus) {
+  const F v = logit + bias;
+  const F changed = select(lt(F{}, v), v / repetition, v * repetition) - minus;
+  return select(eq(bias, splat(-kInf)), bias, changed);
+}
+
+// Logits of a tile, and the largest of their blocks, at kWidth offsets.
+template <LogitType kType>
+SPECDEC_INLINE void gather_logits(const void* logits, const float* blocks, const uint16_t* ids,
+                                  F* logit, F* largest) {
+#if SPECDEC_WIDTH == 16
+  const I at = (I)_mm512_cvtepu16_epi32((__m256i)load<H>(ids));
+  *largest = (F)_mm512_permutex2var_ps(load<F>(blocks), (__m512i)(at / kNoiseBlock),
+                                       load<F>(blocks + kWidth));
+  if constexpr (kType == LogitType::kFloat32) {
+    *logit = _mm512_i32gather_ps((__m512i)at, logits, 4);
+  } else {
+    const I pairs = (I)_mm512_i32gather_epi32((__m512i)(at >> 1), logits, 4);
+    const U raw = ((U)pairs >> (U)((at & 1) << 4)) & 0xffffu;
+    *logit = kType == LogitType::kBFloat16 ? (F)(raw << 16)
+                                           : from_half((H)_mm512_cvtepi32_epi16((__m512i)raw));
+  }
+#else
+  using Raw = std::conditional_t<kType == LogitType::kFloat32, float, uint16_t>;
+  Raw raw[kWidth];
+  float most[kWidth];
+  for (int j = 0; j < kWidth; ++j) {
+    raw[j] = static_cast<const Raw*>(logits)[ids[j]];
+    most[j] = blocks[ids[j] / kNoiseBlock];
+  }
+  *logit = load_logits<kType>(raw, 0);
+  *largest = load<F>(most);
+#endif
+}
+
+// Of the blocks of a tile.
+SPECDEC_INLINE float largest_of(const float* blocks) {
+  float lane[kLanes];
+  for (int i = 0; i < kLanes; ++i) {
+    lane[i] = blocks[i] > blocks[i + kLanes] ? blocks[i] : blocks[i + kLanes];
+  }
+  for (int step = kLanes / 2; step > 0; step /= 2) {
+    for (int i = 0; i < step; ++i) lane[i] = lane[i] > lane[i + step] ? lane[i] : lane[i + step];
+  }
+  return lane[0];
+}
+
+template <LogitType kType>
+EditedTile tile_edit(const void* logits, const TileEdits& edits, float* before, float* after,
+                     float* blocks) {
+  uint16_t own[kTile + kLanes];
+  const uint16_t* ids = edits.ids;
+  const int n = edits.start[kTileBlocks] - edits.start[0];
+  if (!ids) {
+    list_ids(edits.bits, edits.start, own);
+    std::memset(own + n, 0, kLanes * sizeof *own);
+    ids = own;
+  }
+  F lane{};
+  for (int j = 0; j < kWidth; ++j) lane[j] = static_cast<float>(j);
+  Mask nan = no_lane();
+  uint32_t lost = 0;
+  for (int i = 0; i < n; i += kWidth) {
+    const Mask real = lt(lane, splat(static_cast<float>(n - i)));
+    F was, largest;
+    gather_logits<kType>(logits, blocks, ids + i, &was, &largest);
+    const F now = edited(was, load_where(real, edits.bias + i),
+                         load_where(real, edits.repetition + i), load_where(real, edits.minus + i));
+    store(before + i, select(real, was, splat(-kInf)));
+    store(after + i, select(real, now, splat(-kInf)));
+    nan = nan | (real & either_nan(now, now));
+    for (uint32_t left = lane_bits(real & eq(was, largest) & lt(now, was)); left != 0;
+         left &= left - 1) {
+      lost |= 1u << ids[i + __builtin_ctz(left)] / kNoiseBlock;
+    }
+    for (uint32_t left = lane_bits(real & lt(largest, now)); left != 0; left &= left - 1) {
+      const int at = i + __builtin_ctz(left);
+      float& block = blocks[ids[at] / kNoiseBlock];
+      block = after[at] > block ? after[at] : block;
+    }
+  }
+  const int end = (n + kWidth - 1) / kWidth * kWidth;
+  for (int i = end; i % kPad != 0; i += kWidth) {
+    store(before + i, splat(-kInf));
+    store(after + i, splat(-kInf));
+  }
+  return {n, any(nan), lost, largest_of(blocks)};
+}
