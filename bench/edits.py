@@ -1,13 +1,13 @@
 """Requests with every edit at once, PyTorch's dense way to apply them, and what they cost a step.
 
-Half of a text is the prompt. `python -m bench.edits` prints the least CPU time of one thread: of verification without
-edits, of `edit_rows`, of verification with its result, and of PyTorch's edits: float32 copies of all rows, changed in
-place as engines do.
+Half of a text is the prompt. `python -m bench.edits` prints CPU times of one thread, medians of interleaved calls: of
+verification without edits, with `Edits` of all requests and of one of them, with what `edit_rows` makes before, and of
+PyTorch's edits: float32 copies of all rows, changed in place as engines do.
 """
 
 from __future__ import annotations
 
-import math
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from .rows import DTYPES, Filters, chain
 from .trees import MAX_DEPTH, TreeCase, tree_input
 
 WORD = 3  # tokens of a bad word
-CALLS = 30
+CALLS = 60
 
 
 @dataclass(frozen=True)
@@ -110,12 +110,24 @@ def dense(x: EditInput, logits: Tensor) -> Tensor:
 def main() -> None:
     """Print the table, one thread."""
     torch.set_num_threads(1)
-    print("| case | plain, ms | edit_rows | edited | both / plain | PyTorch's edits | / both |")
-    print("|---|--:|--:|--:|--:|--:|--:|")
+    print("| case | plain, ms | edits | / plain | of one request | / plain | edit_rows, then | / plain | PyTorch's |")
+    print("|---|--:|--:|--:|--:|--:|--:|--:|--:|")
     for dtype in ("fp32", "bf16"):
         for rule in ("greedy", "match", "ratio", "block"):
             _chains(EditCase("edit_rows"), dtype, rule)
         _trees(EditCase("edit_rows", batch=8), dtype)
+
+
+def of_one(edits: Edits) -> Edits:
+    """The same where nobody but the first request asks for anything."""
+    assert edits.repetition is not None and edits.frequency is not None and edits.presence is not None
+    is_first = torch.arange(len(edits.repetition), device=edits.repetition.device) == 0
+    off = {"repetition": 1.0, "frequency": 0.0, "presence": 0.0, "bias_ids": -1, "stop_ids": -1, "bad_words": -1}
+    kept = {}
+    for name, value in off.items():
+        part: Tensor = getattr(edits, name)
+        kept[name] = torch.where(is_first.view(-1, *[1] * (part.dim() - 1)), part, torch.full_like(part, value))
+    return edits._replace(**kept)
 
 
 def _chains(case: EditCase, dtype: str, rule: str) -> None:
@@ -130,6 +142,7 @@ def _chains(case: EditCase, dtype: str, rule: str) -> None:
     }  # fmt: skip
     _print(
         f"{case.words}, {dtype}, {rule}",
+        x.edits,
         lambda: edit_rows(x.edits, x.draft_ids, vocab=case.vocab),
         lambda edits: verify_chain(x.draft_ids, rows.target, draft, edits=edits, **named),
         lambda: dense(x, rows.target),
@@ -143,6 +156,7 @@ def _trees(case: EditCase, dtype: str) -> None:
     named = {"max_depth": MAX_DEPTH, "sampling": made.sampling, "rng": made.rng, "rule": "match"}
     _print(
         f"{tree.words}, {case.text} tokens",
+        edits,
         lambda: edit_rows(edits, made.token_ids, parents=made.parents, vocab=case.vocab),
         lambda edits: verify_tree(made.token_ids, made.parents, made.target, edits=edits, **named),
         None,
@@ -150,24 +164,22 @@ def _trees(case: EditCase, dtype: str) -> None:
 
 
 def _print(
-    words: str, rows: Callable[[], RowEdits], verify: Callable[[RowEdits | None], object],
+    words: str, edits: Edits, rows: Callable[[], RowEdits], verify: Callable[[Edits | RowEdits | None], object],
     dense: Callable[[], object] | None,
 ) -> None:  # fmt: skip
-    edited = rows()
+    one = of_one(edits)
     calls: dict[str, Callable[[], object]] = {
-        "plain": lambda: verify(None), "edit_rows": rows, "edited": lambda: verify(edited),
+        "plain": lambda: verify(None), "edits": lambda: verify(edits), "one": lambda: verify(one),
+        "rows": lambda: verify(rows()),
     }  # fmt: skip
-    p = dict.fromkeys(calls, math.inf)
+    times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(CALLS):
-        p = {name: min(p[name], _cpu_time(call)) for name, call in calls.items()}
-    both = p["edit_rows"] + p["edited"]
-    theirs = None if dense is None else min(_cpu_time(dense) for _ in range(3))
-    rest = "" if theirs is None else f" {theirs:.0f} | {theirs / both:.0f} |"
-    print(
-        f"| {words} | {p['plain']:.2f} | {p['edit_rows']:.2f} | {p['edited']:.2f} | {both / p['plain']:.2f} |"
-        f"{rest or ' | |'}",
-        flush=True,
-    )
+        for name, call in calls.items():
+            times[name].append(_cpu_time(call))
+    plain, *others = (statistics.median(part) for part in times.values())
+    cells = [f"{part:.2f} | {part / plain:.2f}" for part in others]
+    theirs = "" if dense is None else f"{min(_cpu_time(dense) for _ in range(3)):.0f}"
+    print(f"| {words} | {plain:.2f} | {' | '.join(cells)} | {theirs} |", flush=True)
 
 
 def _cpu_time(call: Callable[[], object]) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdec_kernels import Edits, RowEdits, TokenCounts, count_tokens, edit_rows
+from specdec_kernels import Edits, TokenCounts, count_tokens
 
 from .sequences import Sequences
 
@@ -38,18 +38,18 @@ class TextEdits:
             self._counts = TokenCounts.empty(sequences.batch, known.shape[1] + sequences.room, device=device)
             count_tokens(self._counts, known.contiguous(), is_prompt=True)
 
-    def rows(self, sequences: Sequences, ids: Tensor, parents: Tensor | None, vocab: int) -> RowEdits:
-        """Edits of the rows that verify a draft: those of a chain, or of the nodes of a tree."""
-        edits = self._edits
+    def now(self, sequences: Sequences) -> Edits:
+        """Edits with counts, tail and `min_tokens` of the texts so far."""
+        edits, device = self._edits, sequences.tokens.device
         if self._counts is not None:
             edits = edits._replace(counts=self._counts)
         if edits.min_tokens is not None:
             edits = edits._replace(min_tokens=(edits.min_tokens - (sequences.lengths - self._prompts)).int())
         if self._length > 1:
-            place = sequences.lengths[:, None] - torch.arange(self._length - 1, 0, -1, device=ids.device)
+            place = sequences.lengths[:, None] - torch.arange(self._length - 1, 0, -1, device=device)
             tail = torch.where(place >= 0, sequences.tokens.gather(1, place.clamp(min=0)), -1)
             edits = edits._replace(tail=tail.int())
-        return edit_rows(edits, ids, vocab=vocab, parents=parents)
+        return edits
 
     def grown(self, token_ids: Tensor) -> None:
         """Count what a step emitted, ``[batch, width]``, -1 behind the last."""

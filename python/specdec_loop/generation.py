@@ -289,9 +289,8 @@ def _decide(
     edited: TextEdits | None,
     allowed: Tensor | None,
 ) -> ChainResult | TreeResult:
-    vocab = logits.shape[2]
+    edits = None if edited is None else edited.now(sequences)
     if draft.parents is None:
-        rows = None if edited is None else edited.rows(sequences, draft.token_ids, None, vocab)
         return verify_chain(
             draft.token_ids,
             logits,
@@ -304,13 +303,12 @@ def _decide(
             rule=cast(ChainRule, rule if rule in CHAIN_RULES else "match"),
             token_map=draft.token_map,
             allowed=allowed,
-            edits=rows,
+            edits=edits,
             logprobs=logprobs,
             **options,
         )
     ids, parents = _candidates(draft)
     assert parents is not None
-    rows = None if edited is None else edited.rows(sequences, ids, parents, vocab)
     return verify_tree(
         ids,
         parents,
@@ -324,7 +322,7 @@ def _decide(
         replacement=draft.replacement,
         token_map=draft.token_map,
         allowed=allowed,
-        edits=rows,
+        edits=edits,
         logprobs=logprobs,
         **options,
     )

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from specdec_kernels import Edits, RowEdits, TokenCounts, count_tokens, edit_rows
+from specdec_kernels import Edits, TokenCounts, count_tokens
 
 LONGEST = 64  # tokens of a bad word; requests with longer ones are vLLM's
 
@@ -134,14 +134,8 @@ class Wishes(NamedTuple):
             torch.tensor(slots, dtype=torch.int64).to(device, non_blocking=True),
         )
 
-    def rows(
-        self, texts: Texts | None, position: Tensor, draft_ids: Tensor | None, cu_draft: Tensor | None, max_draft: int,
-        vocab: int, first_id: int = 0,
-    ) -> RowEdits | None:  # fmt: skip
-        """Edits of the rows that decide a step whose first token stands at `position` of each text.
-
-        The rows are of `vocab` ids from `first_id` on.
-        """
+    def at(self, texts: Texts | None, position: Tensor) -> Edits | None:
+        """What changes in a step whose first token stands at `position` of each text."""
         edits = self.edits
         if edits == Edits():
             return None
@@ -154,11 +148,7 @@ class Wishes(NamedTuple):
             assert texts is not None
             before = edits.bad_words.shape[2] - 1
             edits = edits._replace(tail=texts.recent[self.slots][:, LONGEST - 1 - before :].contiguous())
-        if draft_ids is None:
-            return edit_rows(edits, vocab=vocab, first_id=first_id)
-        return edit_rows(
-            edits, draft_ids, vocab=vocab, cu_draft=cu_draft, max_draft=max_draft, first_id=first_id
-        )  # fmt: skip
+        return edits
 
 
 def bits_of(allowed: Sequence[Sequence[int] | None], vocab: int) -> Tensor | None:

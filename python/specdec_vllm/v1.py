@@ -17,7 +17,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_kernels import ChainResult, ChainRule, DrawPurpose, RngKey, SampleResult, Sampling, sample, verify_chain
+from specdec_kernels import (
+    ChainResult,
+    ChainRule,
+    DrawPurpose,
+    RngKey,
+    SampleResult,
+    Sampling,
+    edit_rows,
+    sample,
+    verify_chain,
+)
 
 from .edits import Texts, Wishes, changes_rows, needs_text, padded
 from .patch import original, replace
@@ -167,7 +177,9 @@ def sampled(rule: ChainRule, theirs: Callable[..., Any], runner: Any, logits: Te
     if spec is None:
         rng, edits, allowed = RngKey(batch.seed, position), None, None
         if wishes is not None:
-            edits = wishes.rows(editing.texts, position, None, None, 0, logits.shape[1], first_id(shards))
+            changes = wishes.at(editing.texts, position)
+            if changes is not None:
+                edits = edit_rows(changes, vocab=logits.shape[1], first_id=first_id(shards))
             allowed = wishes.allowed
         result: SampleResult | ChainResult = sample(
             logits, sampling=batch.sampling, rng=rng, purpose="target", edits=edits, allowed=allowed, **listing(runner),
@@ -253,8 +265,7 @@ def verified(
     cu_draft = torch.nn.functional.pad(spec.cu_num_draft_tokens, (1, 0))
     edits, allowed = None, None
     if wishes is not None:
-        texts, longest, width = runner.specdec_editing.texts, spec.max_spec_len, logits.shape[1]
-        edits = wishes.rows(texts, position, spec.draft_token_ids, cu_draft, longest, width, first_id(shards))
+        edits = wishes.at(runner.specdec_editing.texts, position)
         allowed = None if wishes.allowed is None else wishes.allowed[row_owner(cu_draft, len(logits))]
     result = verify_chain(
         spec.draft_token_ids,

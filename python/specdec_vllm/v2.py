@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_kernels import ChainRule, RngKey, Sampling, sample, verify_chain
+from specdec_kernels import ChainRule, RngKey, Sampling, edit_rows, sample, verify_chain
 
 from .edits import Texts, Wishes, changes_rows, needs_text
 from .patch import replace
@@ -177,7 +177,8 @@ def sampled(
     editing, vocab = editing_of(sampler), logits.shape[1]
     wishes = editing.of(sampler, places_np, vocab, sampler.num_speculative_tokens)
     if wishes is not None:
-        edits, allowed = wishes.rows(editing.texts, position, None, None, 0, vocab), wishes.allowed
+        changes, allowed = wishes.at(editing.texts, position), wishes.allowed
+        edits = None if changes is None else edit_rows(changes, vocab=vocab)
     rng = RngKey(seed, position)
     drawn = sample(logits, sampling=sampling, rng=rng, purpose="target", edits=edits, allowed=allowed)
     ids = drawn.token_ids[:, 0].clamp(min=0)
@@ -229,7 +230,7 @@ def verified(
     editing = editing_of(sampler)
     wishes = editing.of(sampler, places_np, vocab, steps)
     if wishes is not None:
-        edits = wishes.rows(editing.texts, position, draft_ids, cu_draft, steps, vocab)
+        edits = wishes.at(editing.texts, position)
         row = torch.arange(len(logits), device=logits.device)
         request = torch.searchsorted(cu_num_logits[1:].long(), row, right=True).clamp(max=batch - 1)
         allowed = None if wishes.allowed is None else wishes.allowed[request]

@@ -81,6 +81,7 @@ def test_rows_are_those_of_vllms_penalties_at_every_position(seed: int) -> None:
     from vllm import SamplingParams
     from vllm.model_executor.layers.utils import apply_penalties
 
+    from specdec_kernels import edit_rows
     from specdec_vllm.edits import Texts, Wishes, padded
 
     g, vocab, drafts = torch.Generator().manual_seed(seed), 97, 4
@@ -101,8 +102,9 @@ def test_rows_are_those_of_vllms_penalties_at_every_position(seed: int) -> None:
     wishes = Wishes.of(params, [len(p) for p in prompts], slots, vocab, "cpu")
     logits, drafted = torch.randn(4, drafts + 1, vocab, generator=g), torch.randint(9, (4, drafts), generator=g)
     cu_draft = torch.arange(0, 4 * drafts + 1, drafts, dtype=torch.int32)
-    rows = wishes.rows(texts, length, drafted.flatten(), cu_draft, drafts, vocab)
-    assert rows is not None
+    edits = wishes.at(texts, length)
+    assert edits is not None
+    rows = edit_rows(edits, drafted.flatten(), vocab=vocab, cu_draft=cu_draft, max_draft=drafts)
     ours = rows.apply(logits.flatten(0, 1)).view_as(logits)
     for row in range(drafts + 1):
         now = [[*ids, *drafted[i, :row].tolist()] for i, ids in enumerate(outputs)]

@@ -16,7 +16,6 @@ from specdec_kernels import (
     TokenCounts,
     TreeResult,
     count_tokens,
-    edit_rows,
     verify_chain,
     verify_tree,
 )
@@ -113,9 +112,6 @@ class Verifier:
         counts = [draft.token_ids.shape[1] for draft in step.drafts]
         flat = torch.cat([draft.token_ids[0] for draft in step.drafts])
         ends = self._ints([0, *counts]).cumsum(0).int()
-        rows = None
-        if step.edits is not None:
-            rows = edit_rows(step.edits, flat, vocab=self._vocab, cu_draft=ends, max_draft=max(counts))
         return verify_chain(
             flat,
             step.logits,
@@ -125,7 +121,7 @@ class Verifier:
             rng=step.rng,
             rule="match",
             allowed=step.allowed,
-            edits=rows,
+            edits=step.edits,
             logprobs=None if step.top is None else "raw",
             top=step.top,
         )
@@ -145,9 +141,6 @@ class Verifier:
                 parents[b, 1:count] = torch.arange(count - 1, device=self._device)
             rows[b, :count] = step.logits[first : first + count]
             first += nodes_of(draft)
-        edits = None
-        if step.edits is not None:
-            edits = edit_rows(step.edits, ids, vocab=self._vocab, parents=parents)
         return verify_tree(
             ids,
             parents,
@@ -157,7 +150,7 @@ class Verifier:
             rng=step.rng,
             rule="match",
             allowed=step.allowed,
-            edits=edits,
+            edits=step.edits,
             logprobs=None if step.top is None else "raw",
             top=step.top,
         )
