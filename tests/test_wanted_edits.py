@@ -156,23 +156,22 @@ def test_a_grammar_comes_after_the_edits(backend: str, device: str) -> None:
     compare(verify_chain, {**given, "allowed": bits}, layout, device, make_edits(5, 300, seed=9))
 
 
-@pytest.mark.parametrize("count", [1, 2, 5])
-@pytest.mark.parametrize("batch", [1, 5])
-def test_results_do_not_depend_on_threads(isa: str, threads: None, count: int, batch: int) -> None:
+@pytest.mark.parametrize("batch", [1, 3])
+def test_results_do_not_depend_on_threads(isa: str, threads: None, batch: int) -> None:
     """A batch of one splits its rows over the threads: 20 tiles are enough for that."""
-    vocab, dtype = 20 * 2048 + 70, torch.bfloat16
+    vocab = 20 * 2048 + 70
     for rule in ("match", "block"):
-        case = make_chain(batch, 3, vocab, rule=rule, dtype=dtype, filters="top_k")
+        case = make_chain(batch, 2, vocab, rule=rule, dtype=torch.bfloat16, filters="top_k")
         given = {
             "draft_ids": case.draft_ids, "target_logits": case.target_logits, "draft_logits": case.draft_logits,
             **case.keywords, "logprobs": "processed", "edits": make_edits(batch, vocab, seed=10), "backend": "cpu",
         }  # fmt: skip
-        torch.set_num_threads(1)
-        alone = verify_chain(**given)
-        torch.set_num_threads(count)
-        assert_same(verify_chain(**given), alone, ChainResult._fields)
         rows = edit_rows(given["edits"], case.draft_ids, vocab=vocab, backend="cpu")
-        assert_same(verify_chain(**{**given, "edits": rows}), alone, ChainResult._fields)
+        torch.set_num_threads(1)
+        alone = verify_chain(**{**given, "edits": rows})
+        for count in (1, 2, 5):
+            torch.set_num_threads(count)
+            assert_same(verify_chain(**given), alone, ChainResult._fields)
 
 
 class Calls(TorchDispatchMode):
