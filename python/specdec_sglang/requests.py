@@ -36,6 +36,8 @@ def seed_of(request: Any) -> int:
 
 def made(result: None, info: Any, batch: Any, vocab_size: int) -> None:
     """After `adjusted_from_schedule_batch`: note the seeds. Deterministic inference has its own for all requests."""
+    for request in batch.reqs:
+        request.specdec_step = None  # it starts, or starts again
     if info.sampling_seed is not None:
         info.specdec_seed = info.sampling_seed
         return

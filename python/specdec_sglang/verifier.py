@@ -14,6 +14,7 @@ from torch import Tensor
 
 from specdec_kernels import ChainRule, RngKey, Sampling, TreeRule, tree_from_links, verify_chain, verify_tree
 
+from .penalties import keep, penalize
 from .plugin import Rule
 from .requests import NO_SEEDS, leave, parameters, seeds_of
 
@@ -73,7 +74,7 @@ def verified(
         )
         return found
     nodes = verify_input.draft_token_num
-    logits = edit(logits_output.next_token_logits, info, grammar_mask, nodes)
+    logits = edit(logits_output.next_token_logits, verify_input, batch, grammar_mask)
     seed = seeds_of(info)
     assert seed is not None
     position = batch.seq_lens.long() + 1  # the root is the last committed token
@@ -85,21 +86,21 @@ def verified(
         accepted = decide_chain(cast(ChainRule, rule), verify_input, target, info, rng)
     results = written(accepted, verify_input.retrieve_index, len(logits))
     agree(results)
+    if info.acc_additive_penalties is not None:
+        keep(batch, results[0][results[2].long()].where(results[2] >= 0, -1))
     return results
 
 
-def edit(logits: Tensor, info: Any, grammar_mask: Any, nodes: int) -> Tensor:
-    """Penalties (of committed tokens), biases and a grammar's mask, in place and in SGLang's order."""
-    from sglang.srt.sampling.penaltylib.repetition_penalty import apply_scaling_penalties
+def edit(logits: Tensor, verify_input: Any, batch: Any, grammar_mask: Any) -> Tensor:
+    """Penalties, biases and a grammar's mask, in place and in SGLang's order."""
     from sglang.srt.utils.async_probe import sanitize_nan_logits
 
+    info = batch.sampling_info
     sanitize_nan_logits(logits, "verify: target model logits")
     if info.acc_additive_penalties is not None:
-        logits.add_(info.acc_additive_penalties.repeat_interleave(nodes, dim=0))
-    if info.acc_scaling_penalties is not None:
-        apply_scaling_penalties(logits, info.acc_scaling_penalties.repeat_interleave(nodes, dim=0))
+        penalize(logits, verify_input, batch)
     if info.logit_bias is not None:
-        logits.add_(info.logit_bias.repeat_interleave(nodes, dim=0))
+        logits.add_(info.logit_bias.repeat_interleave(verify_input.draft_token_num, dim=0))
     if grammar_mask is not None:
         grammar_mask.apply(logits)
     return logits

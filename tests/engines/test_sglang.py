@@ -361,27 +361,85 @@ class Forbid(BaseGrammarObject):
 
 
 @pytest.mark.usefixtures("on_xpu")
-def test_penalties_biases_and_grammars_reach_the_logits_as_in_sglang() -> None:
+def test_biases_and_grammars_reach_the_logits_as_in_sglang() -> None:
     g = torch.Generator().manual_seed(6)
-    reqs = [
-        request("a", temperature=0.0, logit_bias={"3": 4.0, "5": -2.0}),
-        request("b", temperature=0.9, frequency_penalty=0.5, presence_penalty=0.3),
-        request("c", temperature=0.9, repetition_penalty=1.4),
-    ]
+    reqs = [request("a", temperature=0.0, logit_bias={"3": 4.0, "5": -2.0}), request("b"), request("c")]
     batch = Batch(reqs)
-    info = batch.sampling_info
-    assert info.acc_additive_penalties is not None and info.logit_bias is not None
-    info.acc_additive_penalties = torch.randn(3, VOCAB, generator=g)
-    info.acc_scaling_penalties = 1 + torch.rand(3, VOCAB, generator=g)
     logits = torch.randn(3, len(TREE), VOCAB, generator=g)
     ids = torch.stack([torch.randperm(VOCAB, generator=g)[: len(TREE)] for _ in range(3)])
     grammar = GrammarMask(Forbid(), (torch.arange(VOCAB) % 2 == 1).expand(3 * len(TREE), -1))
     mine, their = output(logits.clone()), output(logits.clone())
-    with torch.compiler.set_stance("force_eager"):
-        predict, _, index = eagle_utils.eagle_sample(eagle_input(ids), batch, mine, grammar)
-        eagle_utils.eagle_sample.__wrapped__(eagle_input(ids), batch, their, grammar)
+    predict, _, index = eagle_utils.eagle_sample(eagle_input(ids), batch, mine, grammar)
+    eagle_utils.eagle_sample.__wrapped__(eagle_input(ids), batch, their, grammar)
     assert torch.equal(mine.next_token_logits, their.next_token_logits)
     assert not (predict % 2).any() and (predict[index[:, 0].long()] % 2 == 0).all()
+
+
+def penalized() -> list[SimpleNamespace]:
+    """Requests with every penalty, alone and together, of several lengths, and one without."""
+    reqs = [
+        request("a", frequency_penalty=0.5),
+        request("b", presence_penalty=-0.3, repetition_penalty=1.4),
+        request("c", frequency_penalty=0.7, presence_penalty=0.9, repetition_penalty=0.8),
+        request("d", stop_token_ids=[4, 9]),
+        request("e"),
+    ]
+    reqs[3].sampling_params.min_new_tokens = 4  # normalizing it would need a tokenizer
+    for i, one in enumerate(reqs):
+        one.output_ids = [3, 3, 7, 11, 3][i:]
+        one.eos_token_ids, one.tokenizer = {2}, SimpleNamespace(additional_stop_token_ids={5}, eos_token_id=2)
+    return reqs
+
+
+def decoded(one: SimpleNamespace, ids: list[int], row: Tensor) -> Tensor:
+    """Logits of plain decoding behind these tokens: SGLang's own penalizers, fed token by token."""
+    batch = Batch([SimpleNamespace(**vars(one))])  # it starts again, the request does not
+    info = SamplingBatchInfo.from_schedule_batch(batch, VOCAB)
+    for token in ids:
+        info.penalizer_orchestrator.cumulate_output_tokens(torch.tensor([token]))
+    row = row.clone()[None]
+    info.copy_for_forward().apply_logits_bias(row)
+    return row[0]
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize("again", [False, True])
+def test_penalties_at_a_node_are_those_of_plain_decoding(is_late: bool, again: bool) -> None:
+    """Also where the host does not have the last step's tokens yet, and in the second step."""
+    g = torch.Generator().manual_seed(10)
+    reqs = penalized()
+    batch = Batch(reqs, torch.tensor([1 + len(one.output_ids) for one in reqs]))
+    late = [1] * len(reqs)
+    with torch.compiler.set_stance("force_eager"):
+        for _ in range(1 + again):
+            logits, texts = torch.randn(len(reqs), len(TREE), VOCAB, generator=g), [one.output_ids for one in reqs]
+            ids = plausible_tree(batch, logits, g)
+            ids[:, 6] = ids[:, 0] = torch.tensor([text[-1] for text in texts])  # drafts repeat the text
+            if is_late:
+                for one, missing in zip(reqs, late, strict=True):
+                    one.output_ids = one.output_ids[:-missing]
+            made = output(logits.clone())
+            predict, lens, index = eagle_utils.eagle_sample(eagle_input(ids), batch, made)
+            edited = made.next_token_logits.view_as(logits)
+            for b, one in enumerate(reqs):
+                for node in range(len(TREE)):
+                    path, at = [], node
+                    while at:
+                        path.insert(0, int(ids[b, at]))
+                        at = TREE[at]
+                    wanted = decoded(one, texts[b] + path, logits[b, node])
+                    torch.testing.assert_close(edited[b, node], wanted, rtol=0, atol=1e-6)
+                one.output_ids = texts[b] + [int(predict[row]) for row in index[b] if row >= 0]
+            batch.seq_lens, late = batch.seq_lens + lens, lens.tolist()
+            assert max(late) > 1
+
+
+def test_a_request_that_starts_again_has_no_step() -> None:
+    reqs = penalized()
+    for one in reqs:
+        one.specdec_step = torch.tensor([1, 2])
+    Batch(reqs)
+    assert all(one.specdec_step is None for one in reqs)
 
 
 def test_log_probabilities_are_those_of_the_emitted_tokens() -> None:
