@@ -16,7 +16,8 @@ def rule() -> Rule:
     for known in RULES:
         if name == known:
             return known
-    raise ValueError(f"SPECDEC_SGLANG_RULE must be one of {', '.join(RULES)}, got {name!r}")
+    # SGLang logs an exception of a plug-in, and would go on without it.
+    raise SystemExit(f"SPECDEC_SGLANG_RULE must be one of {', '.join(RULES)}, got {name!r}")
 
 
 @functools.cache  # a second registration would hook the hooks

@@ -53,22 +53,20 @@ def run(models: str, speculation: str, batches: list[list[dict[str, Any]]], rule
 def start(job: dict[str, Any]) -> Any:
     import sglang
 
-    folder = Path(job["models"])
-    kind = job["speculation"].split()[0]
-    options = SPECULATIONS[job["speculation"]] | job.get("options", {})
+    folder, kind = Path(job["models"]), job["speculation"].split()[0]
+    options = {
+        "model_path": str(folder / "target"),
+        "device": "cpu",
+        "dtype": "bfloat16",
+        "skip_tokenizer_init": True,
+        "log_level": "warning",  # the plug-in says what it leaves to SGLang
+        "max_running_requests": 8,
+        "max_total_tokens": 8192,
+        "disable_radix_cache": True,
+    }
     if kind not in ("none", "ngram"):
         options["speculative_draft_model_path"] = str(folder / kind)
-    return sglang.Engine(
-        model_path=str(folder / "target"),
-        device="cpu",
-        dtype="bfloat16",
-        skip_tokenizer_init=True,
-        max_running_requests=8,
-        max_total_tokens=8192,
-        disable_radix_cache=True,
-        log_level="info",
-        **options,
-    )
+    return sglang.Engine(**options | SPECULATIONS[job["speculation"]] | job.get("options", {}))
 
 
 def serve(job: dict[str, Any]) -> dict[str, Any]:
@@ -77,7 +75,7 @@ def serve(job: dict[str, Any]) -> dict[str, Any]:
     for batch in job["batches"]:
         prompts = [one.pop("prompt") for one in batch]
         begun = time.perf_counter()
-        outputs = engine.generate(input_ids=prompts, sampling_params=batch, return_logprob=job.get("scores", False))
+        outputs = engine.generate(input_ids=prompts, sampling_params=batch, return_logprob=True)
         seconds.append(time.perf_counter() - begun)
         texts.append([list(one["output_ids"]) for one in outputs])
         steps.append([one["meta_info"].get("spec_verify_ct", 0) for one in outputs])
@@ -86,6 +84,7 @@ def serve(job: dict[str, Any]) -> dict[str, Any]:
     return {"texts": texts, "steps": steps, "scores": scores, "seconds": seconds}
 
 
-sglang_loader.install()
+if __name__ in ("__main__", "__mp_main__"):
+    sglang_loader.install()
 if __name__ == "__main__":
     print("RESULT " + json.dumps(serve(json.loads(sys.stdin.read()))), flush=True)

@@ -572,5 +572,5 @@ def test_the_rule_is_one_that_exists(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECDEC_SGLANG_RULE", "target_only")
     assert plugin.rule() == "target_only"
     monkeypatch.setenv("SPECDEC_SGLANG_RULE", "typical")
-    with pytest.raises(ValueError, match="SPECDEC_SGLANG_RULE must be one of match, target_only, ratio, block"):
+    with pytest.raises(SystemExit, match="SPECDEC_SGLANG_RULE must be one of match, target_only, ratio, block"):
         plugin.rule()

@@ -104,52 +104,99 @@ def requests() -> list[dict[str, Any]]:
     return [request(PROMPTS[i % 4], sampling_seed=20 + i, **each) for i, each in enumerate(parameters)]
 
 
-def text_of(one: dict[str, Any]) -> list[int]:
-    """Plain decoding without an engine: the logits of the last token, and `sample`."""
+@pytest.fixture(scope="session")
+def penalized() -> list[dict[str, Any]]:
+    """Greedy and seeded requests whose penalties change the text."""
+    parameters: list[dict[str, Any]] = [
+        {"temperature": 0.0, "frequency_penalty": 0.7},
+        {"temperature": 0.8, "presence_penalty": 1.5},
+        {"temperature": 0.0, "repetition_penalty": 1.3},
+        {"temperature": 0.8},
+    ]
+    return [request(PROMPTS[i], sampling_seed=40 + i, **each) for i, each in enumerate(parameters)]
+
+
+def text_of(one: dict[str, Any]) -> tuple[list[int], list[float]]:
+    """Plain decoding without an engine: the logits of the last token, and `sample`. Tokens, their log-probabilities."""
     embedding, head = weights(1)
-    logits = embedding @ head.T
+    logits, scores, prompt = embedding @ head.T, [], one["prompt"]
     for token, bias in one.get("logit_bias", {}).items():
         logits[:, int(token)] += bias
     sampling = Sampling.full(
         1, temperature=one["temperature"], top_k=one.get("top_k"), top_p=one.get("top_p"), min_p=one.get("min_p")
     )
-    text = list(one["prompt"])
+    text, counts = list(prompt), torch.zeros(VOCAB)
     for _ in range(TOKENS):
+        row = logits[text[-1]] - one.get("frequency_penalty", 0) * counts
+        row = row - one.get("presence_penalty", 0) * (counts > 0)
+        scale = torch.where(counts > 0, one.get("repetition_penalty", 1.0), 1.0)
+        row = torch.where(row < 0, row * scale, row / scale)
         rng = RngKey(torch.tensor([one["sampling_seed"]]), torch.tensor([len(text)]))
-        drawn = sample(logits[text[-1:]], sampling=sampling, rng=rng, purpose="target")
-        text.append(int(drawn.token_ids))
-    return text[len(one["prompt"]) :]
+        token = int(sample(row[None], sampling=sampling, rng=rng, purpose="target").token_ids)
+        text.append(token)
+        counts[token] += 1
+        scores.append(float((row / (one["temperature"] or 1)).log_softmax(-1)[token]))
+    return text[len(prompt) :], scores
 
 
-@pytest.fixture(scope="session")
-def texts(requests: list[dict[str, Any]]) -> list[list[int]]:
-    return [text_of(one) for one in requests]
+def texts_of(batch: list[dict[str, Any]]) -> list[list[int]]:
+    return [text_of(one)[0] for one in batch]
+
+
+def check(found: dict[str, Any], batches: list[list[dict[str, Any]]]) -> None:
+    """Texts and log-probabilities of an engine; no batch was left to SGLang's own code."""
+    assert found["texts"] == [texts_of(batch) for batch in batches]
+    for batch, scores in zip(batches, found["scores"], strict=True):
+        for one, listed in zip(batch, scores, strict=True):
+            assert [score for score, *_ in listed] == pytest.approx(text_of(one)[1], abs=1e-4)
+    assert "left to SGLang" not in found["log"]
 
 
 def test_plain_texts_are_those_of_their_seeds(
-    models: str, requests: list[dict[str, Any]], texts: list[list[int]]
+    models: str, requests: list[dict[str, Any]], penalized: list[dict[str, Any]]
 ) -> None:
-    found = run(models, "none", [requests, requests[2:4], requests[:1]])
-    assert found["texts"] == [texts, texts[2:4], texts[:1]]
-    assert "left to SGLang" not in found["log"]
+    """Under overlap scheduling SGLang counts one token too late for its penalties."""
+    batches = [requests, requests[2:4], requests[:1], penalized]
+    check(run(models, "none", batches, options={"disable_overlap_schedule": True}), batches)
+    check(run(models, "none", batches[:3]), batches[:3])
 
 
 @pytest.mark.parametrize("speculation", ["ngram", "draft", "draft tree", "eagle", "eagle tree"])
 def test_texts_are_those_without_speculation(
-    models: str, requests: list[dict[str, Any]], texts: list[list[int]], speculation: str
+    models: str, requests: list[dict[str, Any]], penalized: list[dict[str, Any]], speculation: str
 ) -> None:
-    found = run(models, speculation, [requests, requests[2:4], requests[:1]])
-    assert found["texts"] == [texts, texts[2:4], texts[:1]]
+    batches = [requests, requests[2:4], requests[:1], penalized]
+    found = run(models, speculation, batches)
+    check(found, batches)
     assert sum(found["steps"][0]) < 0.9 * (TOKENS - 1) * len(requests), "hardly a draft was accepted"
+
+
+def test_texts_do_not_depend_on_seats_chunks_and_prefixes(
+    models: str, requests: list[dict[str, Any]], penalized: list[dict[str, Any]]
+) -> None:
+    """More requests than seats, prompts in chunks, prefixes from the cache."""
+    batches = [requests + penalized, requests[::-1], penalized]
+    options = {"max_running_requests": 3, "chunked_prefill_size": 4, "disable_radix_cache": False}
+    check(run(models, "draft tree", batches, options=options), batches)
+
+
+@pytest.mark.parametrize(
+    ("rule", "speculation"), [("target_only", "draft tree"), ("ratio", "draft"), ("block", "eagle")]
+)
+def test_a_text_of_the_other_rules_depends_on_its_request_alone(
+    models: str, requests: list[dict[str, Any]], rule: str, speculation: str
+) -> None:
+    """Greedy texts are those of plain decoding."""
+    found = run(models, speculation, [requests, requests[2:4], requests[:1]], rule=rule)
+    first = found["texts"][0]
+    assert found["texts"][1:] == [first[2:4], first[:1]]
+    assert first[0] == text_of(requests[0])[0] and first[1:] != texts_of(requests[1:])
     assert "left to SGLang" not in found["log"]
 
 
-def test_without_the_plugin_speculation_on_a_cpu_is_greedy(
-    models: str, requests: list[dict[str, Any]], texts: list[list[int]]
-) -> None:
+def test_without_the_plugin_speculation_on_a_cpu_is_greedy(models: str, requests: list[dict[str, Any]]) -> None:
     """Behind its first token, which the prompt gives, the text of a sampled request is that of a greedy one."""
     found = run(models, "draft", [requests[1:3]], rule="off")["texts"][0]
     for one, text in zip(requests[1:3], found, strict=True):
-        greedy = text_of(one | {"temperature": 0.0, "prompt": one["prompt"] + text[:1]})
-        assert text[1:] == greedy[:-1]
-    assert all(text[1:] != plain[1:] for text, plain in zip(found, texts[1:3], strict=True))
+        greedy, _ = text_of(one | {"temperature": 0.0, "prompt": one["prompt"] + text[:1]})
+        assert text[1:] == greedy[:-1] != text_of(one)[0][1:]
