@@ -33,6 +33,8 @@ def register() -> None:
     HookRegistry.register(f"{info}.adjusted_filter_batch", requests.filtered, HookType.AFTER)
     HookRegistry.register(f"{info}.adjusted_merge_batch", requests.merged, HookType.AFTER)
     HookRegistry.register(f"{info}.copy_for_forward", requests.copied, HookType.AFTER)
+    manager = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
+    HookRegistry.register(f"{manager}._send_one_request", requests.numbered, HookType.BEFORE)
     HookRegistry.register("sglang.srt.layers.sampler.Sampler.forward", sampler.sampled, HookType.AROUND)
     HookRegistry.register(
         "sglang.srt.speculative.eagle_utils.eagle_sample",

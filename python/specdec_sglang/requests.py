@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import logging
 from collections import Counter
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ from specdec_kernels import Sampling
 
 logger = logging.getLogger("sglang.srt.specdec_kernels")
 fallbacks: Counter[str] = Counter()  # batches left to SGLang, by reason
+copies: ContextVar[tuple[Any, int]] = ContextVar("copies", default=(None, 0))  # parameters, and copies sent before
 
 NO_SEEDS = "rows that no request made (a warm-up)"
 
@@ -32,6 +35,18 @@ def seed_of(request: Any) -> int:
         return int(given)
     digest = hashlib.blake2b(str(request.rid).encode(), digest_size=7).digest()
     return int.from_bytes(digest, "big")
+
+
+def numbered(manager: Any, sent: Any) -> None:
+    """Before `_send_one_request`: the n copies of a request share its parameters; copy i gets the seed + i."""
+    params = sent.sampling_params
+    if params.sampling_seed is None or params.n == 1:
+        return
+    last, number = copies.get()
+    number = number + 1 if last is params else 0
+    copies.set((params, number))
+    sent.sampling_params = copy.copy(params)
+    sent.sampling_params.sampling_seed = (params.sampling_seed + number + 2**63) % 2**64 - 2**63
 
 
 def made(result: None, info: Any, batch: Any, vocab_size: int) -> None:

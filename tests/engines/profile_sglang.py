@@ -19,7 +19,7 @@ from sglang_texts import request, run
 
 FOLDER = Path(__file__).parents[2] / "python/models"
 PROMPTS = ["def __init__(self, name):\n", "import os\n", "for key, value in items:\n    if key", "class Reader:\n"]
-SPECULATIONS = ("none", "ngram", "draft", "draft tree", "eagle", "eagle tree")
+SPECULATIONS = ("none", "ngram", "draft", "draft tree", "eagle")
 TOKENS = 200
 
 

@@ -5,6 +5,7 @@ No model runs: an engine on a CPU needs SGLang's CPU kernels, which are not in t
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import logging
 import math
@@ -176,7 +177,7 @@ def test_sglang_loads_the_plugin_and_its_workers_call_the_hooks() -> None:
     ours = {t for t, found in hooks.items() if any(s is not None and s.plugin_name == "specdec" for _, _, s in found)}
     assert {t.rsplit(".", 1)[-1] for t in ours} == {
         "adjusted_from_schedule_batch", "adjusted_filter_batch", "adjusted_merge_batch", "copy_for_forward", "forward",
-        "eagle_sample",
+        "eagle_sample", "_send_one_request",
     }  # fmt: skip
     assert ours <= hook_registry.HookRegistry._patched
     plugin.register()  # once is enough
@@ -478,6 +479,23 @@ def test_ngram_trees_are_filled_up_with_equal_nodes() -> None:
     third = plain(batch, logits[:, 2], batch.seq_lens + 2).long()
     walks = [([0, 1, 2], [int(a), int(b), int(c)]) for a, b, c in zip(first, second, third, strict=True)]
     check_walks(verify(tree, batch, logits.clone()), walks, 6)
+
+
+def test_copies_of_a_seeded_request_have_seeds_of_their_own() -> None:
+    """As SGLang makes them: one that fills the cache, then n with shared parameters; each manager's call is a task."""
+
+    def seeds(n: int, seed: int | None, times: int) -> list[int | None]:
+        shared, found = SamplingParams(n=n, sampling_seed=seed), []
+        for params in [copy.copy(shared)] + [shared] * times:
+            sent = SimpleNamespace(sampling_params=params)
+            requests.numbered(None, sent)
+            found.append(sent.sampling_params.sampling_seed)
+        assert shared.sampling_seed == seed
+        return found
+
+    assert seeds(3, 7, 3) == [7, 7, 8, 9]
+    assert seeds(2, 2**63 - 1, 2) == [2**63 - 1, 2**63 - 1, -(2**63)]
+    assert seeds(1, 7, 1) == [7, 7] and seeds(2, None, 2) == [None] * 3
 
 
 def test_a_row_of_nan_gives_an_id_and_harms_nobody() -> None:

@@ -174,10 +174,15 @@ def test_texts_are_those_without_speculation(
 def test_texts_do_not_depend_on_seats_chunks_and_prefixes(
     models: str, requests: list[dict[str, Any]], penalized: list[dict[str, Any]]
 ) -> None:
-    """More requests than seats, prompts in chunks, prefixes from the cache."""
+    """More requests than seats, prompts in chunks, prefixes from the cache; and copies of one request."""
     batches = [requests + penalized, requests[::-1], penalized]
     options = {"max_running_requests": 3, "chunked_prefill_size": 4, "disable_radix_cache": False}
-    check(run(models, "draft tree", batches, options=options), batches)
+    copied = requests[1] | {"n": 3}
+    found = run(models, "draft tree", [*batches, [copied]], options=options)
+    last, seed = found["texts"].pop(), copied["sampling_seed"]
+    assert last == texts_of([copied | {"sampling_seed": seed + i} for i in range(3)])
+    found["scores"].pop()
+    check(found, batches)
 
 
 @pytest.mark.parametrize(
@@ -200,3 +205,8 @@ def test_without_the_plugin_speculation_on_a_cpu_is_greedy(models: str, requests
     for one, text in zip(requests[1:3], found, strict=True):
         greedy, _ = text_of(one | {"temperature": 0.0, "prompt": one["prompt"] + text[:1]})
         assert text[1:] == greedy[:-1] != text_of(one)[0][1:]
+
+
+def test_what_is_left_to_sglang_is_said_in_its_log(models: str, requests: list[dict[str, Any]]) -> None:
+    found = run(models, "draft tree", [requests[1:2]], rule="ratio")
+    assert "batches with trees, under ratio are left to SGLang's own code" in found["log"]
