@@ -16,7 +16,7 @@ from typing import Any
 import sglang_loader
 
 TOKENS = 40
-LONGEST = 300  # seconds of a job
+LONGEST = 600  # seconds of a job
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "SGLANG_USE_CPU_ENGINE": "1"}
 # A tree of two children a node, and chains; n-grams are trees by themselves.
 TREE = {"speculative_num_steps": 3, "speculative_eagle_topk": 2, "speculative_num_draft_tokens": 7}

@@ -1,6 +1,6 @@
 """The plug-in in SGLang's own functions, from its wheel: batches, sampler, verifier and hooks are the real ones.
 
-No model runs: an engine on a CPU needs SGLang's CPU kernels, which are not in the wheel. Logits are the tests' own.
+No model runs (test_sglang_engine.py runs some): logits are the tests' own.
 """
 
 from __future__ import annotations
