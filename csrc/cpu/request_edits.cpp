@@ -182,27 +182,10 @@ bool RequestEdits::meets(const int32_t* word, const std::vector<int64_t>& path) 
 }
 
 WantedEdits wanted_edits(int64_t vocab, SPECDEC_WANTED_ARGS) {
-  EditRowsParams p{};
-  p.vocab = vocab;
-  p.blocks = (vocab + kEditBlock - 1) / kEditBlock;
-  p.bias_ids = lists_of<int32_t>(bias_ids);
-  p.bias = lists_of<float>(bias);
-  p.repetition = vector_of<float>(repetition);
-  p.frequency = vector_of<float>(frequency);
-  p.presence = vector_of<float>(presence);
-  if (counted_ids && counts) {
-    p.counts = {static_cast<const int32_t*>(counted_ids->const_data_ptr()),
-                static_cast<const int32_t*>(counts->const_data_ptr()), counted_ids->size(0),
-                counted_ids->size(1)};
-  }
-  p.slots = vector_of<int32_t>(slots);
-  p.stop_ids = lists_of<int32_t>(stop_ids);
-  p.min_tokens = vector_of<int32_t>(min_tokens);
-  p.bad_words = lists_of<int32_t>(bad_words);
-  p.length = bad_words ? bad_words->size(2) : 0;
-  p.tail = lists_of<int32_t>(tail);
+  EditRowsParams lists = edits_params(vocab, SPECDEC_REQUEST_EDITS_NAMES);
+  lists.blocks = (vocab + kEditBlock - 1) / kEditBlock;
   const bool is_given = bias_ids || repetition || frequency || presence || stop_ids || bad_words;
-  return {p, is_given, of_drafts};
+  return {lists, is_given, of_drafts};
 }
 
 }  // namespace specdec::cpu

@@ -80,15 +80,8 @@ struct WantedEdits {
   bool of_drafts = false;  // the draft rows have them too
 };
 
-#define SPECDEC_WANTED_ARGS                                                          \
-  OptTensor bias_ids, OptTensor bias, OptTensor repetition, OptTensor frequency,     \
-      OptTensor presence, OptTensor counted_ids, OptTensor counts, OptTensor slots,  \
-      OptTensor stop_ids, OptTensor min_tokens, OptTensor bad_words, OptTensor tail, \
-      bool of_drafts
-
-#define SPECDEC_WANTED_NAMES                                                             \
-  bias_ids, bias, repetition, frequency, presence, counted_ids, counts, slots, stop_ids, \
-      min_tokens, bad_words, tail, of_drafts
+#define SPECDEC_WANTED_ARGS SPECDEC_REQUEST_EDITS_ARGS, bool of_drafts
+#define SPECDEC_WANTED_NAMES SPECDEC_REQUEST_EDITS_NAMES, of_drafts
 
 WantedEdits wanted_edits(int64_t vocab, SPECDEC_WANTED_ARGS);
 
