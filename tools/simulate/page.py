@@ -84,8 +84,9 @@ def timed(content: dict[str, Any]) -> Iterator[str]:
         "bandwidth. The first launch finds cold caches. `bytes a cycle` counts what the rule must read; for the copy,\n"
         "what it reads and writes. Rivals are given the float32 rows that they ask for; their PyTorch operations\n"
         "around the kernels are not counted. vLLM's filters are left out.\n\n"
-        "**One row is where our draws are slow.** They run fewer instructions than vLLM's, in one block a request:\n"
-        "the other multiprocessors wait. vLLM draws noise for every id, in a block for each 1,024 of them.\n"
+        "**One row is where our draws are slow.** They run fewer instructions than vLLM's, in one block a request,\n"
+        "while the other multiprocessors wait: `ratio` takes twice vLLM's cycles. vLLM draws noise for every id,\n"
+        "in a block for each 1,024 of them.\n"
     )
     for configuration, found in content["timed"].items():
         yield f"### {CONFIGURATIONS[configuration]} (simulated)\n"
