@@ -83,3 +83,15 @@ def edited(logits: Tensor, edits: Edits, b: int, drafts: list[int]) -> list[floa
             if 0 <= last < vocab and rest == stands:
                 row[last] = -INF
     return row.tolist()
+
+
+TOGETHER = {  # fields of Edits that are one edit, by the field that names it
+    "bias": ("bias_ids", "bias"), "stop_ids": ("stop_ids", "min_tokens"), "bad_words": ("bad_words", "tail"),
+    "repetition": ("repetition", "counts", "slots"), "frequency": ("frequency", "counts", "slots"),
+    "presence": ("presence",),
+}  # fmt: skip
+
+
+def alone(every: Edits, field: str) -> Edits:
+    """The edit that a field names and no other; nothing where it names none."""
+    return Edits(**{name: getattr(every, name) for name in TOGETHER.get(field, ())})

@@ -9,7 +9,7 @@ import pytest
 import torch
 from cases import RULES, make_chain, make_rng
 from check import assert_same
-from edit_cases import make_edits
+from edit_cases import TOGETHER, alone, make_edits
 from op_calls import moved
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -98,15 +98,10 @@ def test_trees(backend: str, device: str, rule: str) -> None:
 @pytest.mark.parametrize("field", Edits._fields)
 def test_each_edit_alone(backend: str, device: str, field: str) -> None:
     every = make_edits(5, 300, seed=5)
-    together = {
-        "bias": ("bias_ids", "bias"), "stop_ids": ("stop_ids", "min_tokens"), "bad_words": ("bad_words", "tail"),
-        "repetition": ("repetition", "counts", "slots"), "frequency": ("frequency", "counts", "slots"),
-        "presence": ("presence",),
-    }  # fmt: skip
-    edits = Edits(**{name: getattr(every, name) for name in together.get(field, ())})
+    edits = alone(every, field)
     given, layout = chain_given("match", 300)
     got = compare(verify_chain, given, {**layout, "draft_ids": given["draft_ids"]}, device, edits)
-    if field not in together:
+    if field not in TOGETHER:
         plain = verify_chain(**moved(given, device))
         assert_same(got, plain, ChainResult._fields)
 

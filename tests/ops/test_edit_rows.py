@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from edit_cases import edited, make_edits
+from edit_cases import TOGETHER, alone, edited, make_edits
 from op_calls import moved
 
 from specdec_kernels import Edits, RowEdits, TokenCounts, edit_rows
@@ -98,19 +98,14 @@ def test_parts_of_the_vocabulary(backend: str, device: str) -> None:
 @pytest.mark.parametrize("field", Edits._fields)
 def test_each_edit_alone(backend: str, device: str, field: str) -> None:
     every = make_edits(3, 50, seed=6)
-    together = {
-        "bias": ("bias_ids", "bias"), "stop_ids": ("stop_ids", "min_tokens"), "bad_words": ("bad_words", "tail"),
-        "repetition": ("repetition", "counts", "slots"), "frequency": ("frequency", "counts", "slots"),
-        "presence": ("presence",),
-    }  # fmt: skip
-    edits = Edits(**{name: getattr(every, name) for name in together.get(field, ())})
+    edits = alone(every, field)
     g = torch.Generator().manual_seed(6)
     logits, drafts = torch.randn(3, 4, 50, generator=g), torch.randint(0, 50, (3, 3), generator=g)
     rows = check(device, logits, edits, drafts)
     for b in range(3):
         for i in range(4):
             assert rows[4 * b + i].tolist() == edited(logits[b, i], edits, b, drafts[b, :i].tolist())
-    assert torch.equal(rows, logits.flatten(0, 1)) != (field in together)
+    assert torch.equal(rows, logits.flatten(0, 1)) != (field in TOGETHER)
 
 
 def test_a_request_that_is_not_active_has_no_edits(backend: str, device: str) -> None:
