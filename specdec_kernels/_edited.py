@@ -19,7 +19,8 @@ from ._types import ChainArguments, TreeArguments
 from ._vocabulary import Vocabulary
 
 NO_TOP = -1  # no token is listed
-EXTRAS = 1 + len(Edits().flat()) + 1  # arguments of `<op>_edited` before those of the op: top, edits, are_of_drafts
+NO_EDITS = Edits()  # made once: most calls have none
+EXTRAS = 1 + len(NO_EDITS.flat()) + 1  # arguments of `<op>_edited` before those of the op: top, edits, are_of_drafts
 
 
 class Layout(NamedTuple):
@@ -48,7 +49,7 @@ class EditsGiven(NamedTuple):
 
     def extras(self, top: int | None) -> tuple[Any, ...]:
         """Arguments of `<op>_edited` before those of the op; none where no row is made by it."""
-        if all(part is None for part in self.wanted.flat()):
+        if self.wanted is NO_EDITS or all(part is None for part in self.wanted.flat()):
             return ()
         return (NO_TOP if top is None else top, *self.wanted.flat(), self.are_of_drafts)
 
@@ -62,7 +63,7 @@ def edits_given(
     def make(asked: Edits) -> RowEdits:
         return edited_rows(asked, layout, vocab, active, 0 if shards is None else shards.first, backend)
 
-    wanted, are_same = Edits(), False
+    wanted, are_same = NO_EDITS, False
     if isinstance(edits, Edits):
         if isinstance(draft_edits, Edits):
             are_same = all(one is other for one, other in zip(edits.flat(), draft_edits.flat(), strict=True))

@@ -15,7 +15,7 @@ from specdec_kernels._triton import launch as host
 from tools.simulate import gpgpusim, page, ptx, results
 from tools.simulate.gpgpusim import Fault, Simulator, absence
 from tools.simulate.memory import Watch, extent
-from tools.simulate.schedule import scheduled
+from tools.simulate.schedule import halved, scheduled
 
 MASK = 2**32 - 1
 
@@ -135,6 +135,18 @@ def test_a_schedule_keeps_what_instructions_depend_on() -> None:
         assert scheduled(kept) == kept
     loads = ["mov.b32 %r7, 1;", "mov.b32 %r8, %r7;", "ld.global.nc.b32 %r1, [%rd1];", "st.global.b32 [%rd2], %r8;"]
     assert scheduled(loads)[0] == loads[2]  # memory that nobody writes
+
+
+def test_halves_of_a_product_are_two_products() -> None:
+    product = ["mul.wide.u32 %rd1, %r1, -766435501;", "shr.u64 %rd2, %rd1, 32;"]
+    halves = ["cvt.u32.u64 %r2, %rd2;", "cvt.u32.u64 %r3, %rd1;"]
+    low, high = "mul.lo.u32 %r3, %r1, -766435501;", "mul.hi.u32 %r2, %r1, -766435501;"
+    assert halved([*product, *halves, "add.u32 %r4, %r2, %r3;"]) == [low, high, "add.u32 %r4, %r2, %r3;"]
+    assert halved([*product, halves[0]]) == [high]
+    assert halved([product[0], halves[1]]) == [low]
+    for use in ("add.u64 %rd3, %rd1, 1;", "add.u64 %rd3, %rd2, 1;", "@%p1 cvt.u32.u64 %r5, %rd1;", halves[1]):
+        kept = [*product, *halves, use]
+        assert halved(kept) == kept
 
 
 def test_only_timed_launches_are_scheduled() -> None:

@@ -51,7 +51,10 @@ SPECDEC_HD PhiloxWords noise_words(const NoiseStream& s, uint32_t quad) {
 }
 
 SPECDEC_HD uint32_t noise_word(const NoiseStream& s, int64_t index) {
-  return noise_words(s, static_cast<uint32_t>(index >> 2)).word[index & 3];
+  const PhiloxWords w = noise_words(s, static_cast<uint32_t>(index >> 2));
+  const uint32_t even = (index & 2) != 0 ? w.word[2] : w.word[0];  // an array's place is memory
+  const uint32_t odd = (index & 2) != 0 ? w.word[3] : w.word[1];
+  return (index & 1) != 0 ? odd : even;
 }
 
 // u = (word >> 8) 2^-24 in [0, 1): an acceptance coin. A chain has one a position, index 0.

@@ -1,5 +1,5 @@
 // 32 KB of a row in the registers of a thread block, in the dtype of the row: eight loads of 16
-// bytes a thread, all under way before the first is used.
+// bytes a thread, all under way before the first is used; or one tile of it.
 #pragma once
 #include "problem.cuh"
 
@@ -66,12 +66,12 @@ __device__ __forceinline__ Words ragged_words(const LogitRow& row, int64_t i, in
 }
 
 // A chunk that the row does not fill, or of a row that is not aligned.
-template <LogitType kType>
+template <LogitType kType, int kCount>
 __device__ __forceinline__ void load_ragged(const LogitRow& row, int64_t base, int64_t size,
-                                            Words (&v)[kLoads]) {
+                                            Words (&v)[kCount]) {
   using C = Chunk<kType>;
 #pragma unroll
-  for (int i = 0; i < kLoads; ++i) {
+  for (int i = 0; i < kCount; ++i) {
     const int64_t first = base + C::offset(i);
     if (row.is_aligned() && first + C::kPer <= size) {
       v[i] = row.template words_at<16 / C::kPer>(first);
@@ -81,16 +81,16 @@ __device__ __forceinline__ void load_ragged(const LogitRow& row, int64_t base, i
   }
 }
 
-// All of a whole chunk of an aligned row; else what is there, and -inf.
-template <LogitType kType>
-__device__ __forceinline__ void load_chunk(const LogitRow& row, int64_t base, int64_t size,
-                                           Words (&v)[kLoads]) {
+// All of some whole tiles of an aligned row; else what is there, and -inf.
+template <LogitType kType, int kCount>
+__device__ __forceinline__ void load_tiles(const LogitRow& row, int64_t base, int64_t size,
+                                           Words (&v)[kCount]) {
   using C = Chunk<kType>;
   constexpr int kBytes = 16 / C::kPer;
-  if (row.is_aligned() && base + C::kIds <= size) {
+  if (row.is_aligned() && base + kCount / C::kOfTile * kTile <= size) {
     const LogitRow own = row.from(base + C::offset(0), kBytes);
 #pragma unroll
-    for (int i = 0; i < kLoads; ++i) v[i] = own.template words_at<kBytes>(C::step(i));
+    for (int i = 0; i < kCount; ++i) v[i] = own.template words_at<kBytes>(C::step(i));
     return;
   }
   load_ragged<kType>(row, base, size, v);

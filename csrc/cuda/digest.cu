@@ -2,8 +2,8 @@
 //   maximum, mass = sum exp((l - maximum) / T), entropy = sum e^s s with s = (l - maximum) / T,
 // and the same two numbers of the unmasked logits at temperature 1; of each block of 64 ids its
 // largest logit, in the dtype of the row. NaN stays.
-//   grid = [batch * rows * chunks]; a thread block owns 32 KB of a row, and loads all of it before
-//   it uses any; a warp owns 512 consecutive ids of each tile
+//   grid = [batch * rows * shares]; a thread block owns 32 KB of a row, or a tile where rows are
+//   few, and loads all of it before it uses any; a warp owns 512 consecutive ids of each tile
 #include "chunk.cuh"
 #include "kernels.h"
 #include "rows.cuh"
@@ -188,18 +188,19 @@ struct Share {  // of a thread block
 template <LogitType kType>  // by the first warp
 __device__ inline void find_share(const Problem& p, Share* shared) {
   using C = Chunk<kType>;
-  const unsigned chunks = static_cast<unsigned>(p.tiles + C::kTiles - 1) / C::kTiles;
-  const unsigned slot = blockIdx.x / chunks, chunk = blockIdx.x - slot * chunks;
+  const unsigned tiles = p.digests_tiles ? 1 : C::kTiles;
+  const unsigned shares = (static_cast<unsigned>(p.tiles) + tiles - 1) / tiles;
+  const unsigned slot = blockIdx.x / shares, share = blockIdx.x - slot * shares;
   const Row row = make_row(p, slot);
   if (threadIdx.x != 0) return;
   Share t;
-  t.base = chunk * int64_t{C::kIds};
+  t.base = share * tiles * int64_t{kTile};
   t.active = row.active && t.base < row.size && row.values.logits.type() == kType;
   t.is_target = row.is_target;
   t.values = row.values;
   t.slot = slot;
   t.size = row.size;
-  t.first_tile = static_cast<int>(chunk) * C::kTiles;
+  t.first_tile = static_cast<int>(share * tiles);
   t.tiles = row.tiles() - t.first_tile;
   t.maxima = p.work.maxima + slot * p.maxima_bytes + t.base / kBlock * (16 / C::kPer);
   // Neither 0 (T infinite) nor infinite.
@@ -207,29 +208,23 @@ __device__ inline void find_share(const Problem& p, Share* shared) {
   *shared = t;
 }
 
-template <LogitType kType, unsigned kFlags>
-__global__ void __launch_bounds__(kThreads, 4) digest_kernel(const __grid_constant__ Problem p) {
+template <LogitType kType, unsigned kFlags, int kTiles>
+__device__ __forceinline__ void digest_tiles(const Problem& p, const Share& t) {
   constexpr bool kMass = (kFlags & kWantsMass) != 0, kEntropy = (kFlags & kWantsEntropy) != 0;
   constexpr bool kRaw = (kFlags & kWantsRaw) != 0, kMasked = (kFlags & kIsMasked) != 0;
   using C = Chunk<kType>;
-  using Parts = WarpParts<C::kTiles, kMass, kEntropy>;
-  using RawParts = WarpParts<C::kTiles, kRaw, false>;
-  SPECDEC_SHARED(Share, t);
+  using Parts = WarpParts<kTiles, kMass, kEntropy>;
+  using RawParts = WarpParts<kTiles, kRaw, false>;
   SPECDEC_SHARED(Parts, parts);
   SPECDEC_SHARED(RawParts, raw_parts);
-  after_last_kernel();
-  if (threadIdx.x < 32) find_share<kType>(p, &t);
-  __syncthreads();
-  if (!t.active) return;
-
-  Words v[kLoads];
-  load_chunk<kType>(t.values.logits, t.base, t.size, v);
+  Words v[kTiles * C::kOfTile];
+  load_tiles<kType>(t.values.logits, t.base, t.size, v);
   const int warp = threadIdx.x / 32;
   const Global<uint8_t> maxima = t.maxima + warp * (kTileBlocks / kWarps * (16 / C::kPer));
-  float most[C::kTiles], raw_most[C::kTiles] = {};
-  Sums sums[C::kTiles] = {}, raw_sums[C::kTiles] = {};
+  float most[kTiles], raw_most[kTiles] = {};
+  Sums sums[kTiles] = {}, raw_sums[kTiles] = {};
 #pragma unroll
-  for (int tile = 0; tile < C::kTiles; ++tile) {
+  for (int tile = 0; tile < kTiles; ++tile) {
     Words* of_tile = v + tile * C::kOfTile;
     if constexpr (kRaw) {
       if (t.is_target) {
@@ -257,7 +252,7 @@ __global__ void __launch_bounds__(kThreads, 4) digest_kernel(const __grid_consta
   if constexpr (kRaw) raw_parts.store(raw_most, raw_sums, kLog2E);
   __syncthreads();
   if (threadIdx.x >= 32) return;
-  const int mine = static_cast<int>(threadIdx.x) % (C::kTiles * kWarps), tile = mine / kWarps;
+  const int mine = static_cast<int>(threadIdx.x) % (kTiles * kWarps), tile = mine / kWarps;
   Partial out{};
   const Sums all = parts.merged(mine, t.scale, &out.maximum);
   out.mass = all.mass;
@@ -267,10 +262,28 @@ __global__ void __launch_bounds__(kThreads, 4) digest_kernel(const __grid_consta
   p.work.partials.store(t.slot * p.tiles + t.first_tile + tile, out);
 }
 
+template <LogitType kType, unsigned kFlags>
+__global__ void __launch_bounds__(kThreads, 4) digest_kernel(const __grid_constant__ Problem p) {
+  SPECDEC_SHARED(Share, t);
+  after_last_kernel();
+  if (threadIdx.x < 32) find_share<kType>(p, &t);
+  __syncthreads();
+  if (!t.active) return;
+  if (p.digests_tiles) return digest_tiles<kType, kFlags, 1>(p, t);
+  digest_tiles<kType, kFlags, Chunk<kType>::kTiles>(p, t);
+}
+
+// Thread blocks that leave some of an A100's 108 multiprocessors idle: a quarter of a chunk each is
+// done in half of the time.
+constexpr int64_t kFewBlocks = 108;
+
 template <LogitType kType>
-void launch_typed(const Problem& p, Stream stream) {
+void launch_typed(const Problem& problem, Stream stream) {
+  Problem p = problem;
   const int64_t chunks = (p.tiles + Chunk<kType>::kTiles - 1) / Chunk<kType>::kTiles;
-  const int64_t blocks = p.batch * (p.target_rows + p.draft_rows) * chunks;
+  const int64_t rows = p.batch * (p.target_rows + p.draft_rows);
+  p.digests_tiles = rows * chunks < kFewBlocks;
+  const int64_t blocks = rows * (p.digests_tiles ? p.tiles : chunks);
   const auto go = [&](auto flags) {
     launch_phase(digest_kernel<kType, flags.value>, blocks, kThreads, stream, p);
   };

@@ -29,40 +29,28 @@ __device__ inline Key best_listed(const Problem& p, const Race& race, int64_t b,
   return block_reduce(best, Larger{});
 }
 
-// Log-weights of eight ids of a plain row, or of one where x has lost some of its weight.
-__device__ inline void plain_weights(const PairTask& t, int64_t first, float (&w)[8]) {
-  const Law& law = t.target;
-#pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    const bool competes = w[j] >= law.threshold && (law.only < 0 || law.only == first + j);
-    w[j] = competes ? mul_rn(sub_rn(w[j], law.maximum), law.inv_t) : -INFINITY;
-    if (t.kind == kPoint && first + j == t.x) w[j] = add_rn(w[j], t.point_left);
-  }
-}
-
-// Weights of eight ids of a pair; 0: out.
-__device__ inline void pair_weights(const PairTask& t, int64_t first, const float (&q)[8],
-                                    float (&w)[8]) {
-  const Law target = t.target, draft = t.draft;
-  const float a = t.a, b = t.b;
-#pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    const float bq = mul_rn(b, draft.at(q[j], first + j));
-    w[j] = sub_rn(mul_rn(a, target.at(w[j], first + j)), bq);
-    if (!(w[j] >= kTiny)) w[j] = -INFINITY;
-  }
-}
-
 // What the draft logits were that a draw has looked at.
 enum Seen : int { kSawBad = 1, kSawFinite = 2 };
 
-__device__ inline int seen_in(const float (&q)[8]) {
-  int saw = 0;
-#pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    saw |= q[j] != q[j] || q[j] == INFINITY ? kSawBad : q[j] > -INFINITY ? kSawFinite : 0;
+__device__ inline int seen_in(float q) {
+  return q != q || q == INFINITY ? kSawBad : q > -INFINITY ? kSawFinite : 0;
+}
+
+// Log-weight of an id with this target logit; -inf: out.
+__device__ inline float drawn_weight(const Problem& p, const PairRows& r, int64_t b, int64_t id,
+                                     float logit, int* seen) {
+  const PairTask& t = r.task;
+  const Law& law = t.target;
+  if (t.num_listed > 0 && is_listed(p, b, t.num_listed, id)) return -INFINITY;
+  if (t.kind != kPair) {
+    if (!(logit >= law.threshold) || (law.only >= 0 && law.only != id)) return -INFINITY;
+    const float weight = mul_rn(sub_rn(logit, law.maximum), law.inv_t);
+    return t.kind == kPoint && id == t.x ? add_rn(weight, t.point_left) : weight;
   }
-  return saw;
+  const float q = r.draft_at(p, id);
+  *seen |= seen_in(q);
+  const float weight = sub_rn(mul_rn(t.a, law.at(logit, id)), mul_rn(t.b, t.draft.at(q, id)));
+  return weight >= kTiny ? log_normal(weight) : -INFINITY;
 }
 
 // Best key of a pair of rows; 0: nothing is left.
@@ -70,39 +58,26 @@ __device__ inline Key draw_key(const Problem& p, const PairRows& r, const Race& 
                                int* seen) {
   const PairTask& t = r.task;
   const Law& law = t.target;
-  const LogitRow maxima = block_maxima_of(p, p.row_slot(b, t.slot), r.target.type());
-  const float log_scale = t.kind == kPair ? fast_log(fmaxf(t.a, 0.f)) + fast_log(law.scale) : 0.f;
-  const auto of_block = [&](int block, float most) {
-    if (law.only >= 0) return law.only / kBlock == block ? 1e30f : -INFINITY;
-    return most >= law.threshold ? (most - law.maximum) * law.inv_t + log_scale : -INFINITY;
-  };
+  SPECDEC_SHARED(RaceScratch, scratch);
   int saw = 0;
-  const auto of_eight = [&](int64_t first, float (&w)[8]) {
-    r.target.load8(first, p.vocab, w);
-    if (t.kind == kPair) {
-      float q[8];
-      r.load_draft8(p, first, q);
-      if (t.watch_draft) saw |= seen_in(q);
-      pair_weights(t, first, q, w);
-    } else {
-      plain_weights(t, first, w);
-    }
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      if (t.num_listed > 0 && w[j] > -INFINITY && is_listed(p, b, t.num_listed, first + j)) {
-        w[j] = -INFINITY;
-      }
-    }
-  };
-  Key best = t.kind == kPair && t.num_listed > 0 ? best_listed(p, race, b, t.num_listed) : 0;
-  const auto log_of = [&](float w, bool is_exact) {
-    return t.kind != kPair ? w : is_exact ? log_normal(w) : fast_log(w);
-  };
-  SPECDEC_SHARED(Bounds, bounds);
-  best = race_blocks(race, static_cast<int>((p.vocab + kBlock - 1) / kBlock), maxima, bounds, best,
-                     of_block, of_eight, log_of);
+  Winner winner{t.kind == kPair && t.num_listed > 0 ? best_listed(p, race, b, t.num_listed) : 0};
+  if (law.only >= 0) {
+    const float weight = drawn_weight(p, r, b, law.only, r.target.at(law.only), &saw);
+    winner.key = larger(winner.key, key_of(weight, law.only));
+  } else {
+    const float scale = t.kind == kPair ? fast_log(fmaxf(t.a, 0.f)) + fast_log(law.scale) : 0.f;
+    const Entrants entrants{
+        law.maximum,
+        law.inv_t,
+        scale,
+        law.threshold,
+        [&](int64_t first, float (&v)[8]) { r.target.load8(first, p.vocab, v); },
+        [&](int64_t id, float logit) { return drawn_weight(p, r, b, id, logit, &saw); }};
+    run_race(race, static_cast<int>((p.vocab + kBlock - 1) / kBlock),
+             block_maxima_of(p, p.row_slot(b, t.slot), r.target.type()), scratch, winner, entrants);
+  }
   *seen = t.watch_draft ? block_reduce(saw, Or{}) : 0;
-  return best;
+  return winner.key;
 }
 
 __device__ inline float drafted_logit(const Problem& p, const PairRows& r) {

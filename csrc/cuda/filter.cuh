@@ -17,7 +17,10 @@ constexpr int kList = 4096;           // values beside them
 constexpr int kLong = kList + kKept;  // values of a sample, or between the ends of a bracket
 
 struct FilterScratch {
-  float list[kLong];  // the maxima behind the first kList, while there are any
+  union {
+    float list[kLong];  // the maxima behind the first kList, while there are any
+    RaceScratch race;   // behind the filters
+  };
   int block[kMostBlocks];
 };
 

@@ -10,24 +10,21 @@ struct PairRows {
   int64_t kept;  // the first of the row's candidates
   KeptIds ids;   // of them, for a draw
 
-  __device__ void load_kept8(const Problem& p, int64_t first, float* v) const {
-#pragma unroll
-    for (int j = 0; j < 8; ++j) v[j] = -INFINITY;
-    for (int i = 0; i < p.draft_vocab; ++i) {
-      const int place = ids[i] - static_cast<int>(first);
-      if (ids[i] < 0 || place < 0 || place >= 8) continue;
-      const float logit = draft.at(i);
-#pragma unroll
-      for (int j = 0; j < 8; ++j) v[j] = place == j ? logit : v[j];
+  // Draft logit of a target id; -inf: it has none.
+  __device__ float draft_at(const Problem& p, int64_t id) const {
+    if (p.is_kept) {
+      int place = -1;
+      for (int i = 0; i < p.draft_vocab; ++i) place = ids[i] == id ? i : place;
+      return place < 0 ? -INFINITY : draft.at(place);
     }
+    if (!p.token_map) return id < p.draft_vocab ? draft.at(id) : -INFINITY;
+    const int64_t column = column_of(p, id);
+    return column < 0 ? -INFINITY : draft.at(column);
   }
 
   // Draft logits of eight target ids.
-  template <bool kEdited = true, bool kKept = true>
+  template <bool kEdited = true>
   __device__ void load_draft8(const Problem& p, int64_t first, float* v) const {
-    if constexpr (kKept) {
-      if (p.is_kept) return load_kept8(p, first, v);
-    }
     if (!p.token_map) return draft.load_unmasked8<kEdited>(first, p.draft_vocab, v);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
@@ -73,8 +70,7 @@ __device__ inline void load_pair_tile(const Problem& p, const PairRows& r, int64
     r.target.load8<kEdited>(first_of(base, run), p.vocab, v + 8 * run);
   if (r.task.kind != kPair) return;
 #pragma unroll
-  for (int run = 0; run < 2; ++run)
-    r.load_draft8<kEdited, false>(p, first_of(base, run), l + 8 * run);
+  for (int run = 0; run < 2; ++run) r.load_draft8<kEdited>(p, first_of(base, run), l + 8 * run);
 }
 
 __device__ inline float pair_q(const PairTask& t, float logit, int64_t id) {

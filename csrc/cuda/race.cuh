@@ -1,8 +1,9 @@
 // Races: the id with the largest log-weight - log E(id) wins, ties to the lowest id. One 64-bit key
 // orders them all: 62..31: score, order preserving; 30..0: 2^31 - 1 - id. Key 0: nobody competes.
 //
-// No id of a block of 64 can beat (its largest log-weight) - log(its smallest E). A thread block
-// looks into the blocks of a row by descending bound, kGroupsOf8 at once, until none can win.
+// No id of a block of 64 can beat (its largest log-weight) - log(its smallest E): a thread block
+// looks only into the blocks whose bound reaches the best score so far, and scores only the ids
+// whose own weight does with that E. These are 64 Exp(1) ids of a row, whatever its weights are.
 #pragma once
 #include "../common/noise.h"
 #include "rows.cuh"
@@ -49,10 +50,8 @@ struct Race {
   GlobalVector<int32_t> token_map;  // noise is indexed by target id
   int64_t size;                     // ids
 
-  // block: that of the id, where there is no token_map.
-  __device__ float exponential_of(int64_t id, const BlockNoise& block) const {
-    if (token_map) return noise_of(noise, token_map.load(id));
-    return noise_in(block, id, noise_word(noise, id));
+  __device__ float exponential_of(int64_t id) const {
+    return noise_of(noise, token_map ? token_map.load(id) : id);
   }
 };
 
@@ -62,98 +61,7 @@ __device__ __forceinline__ float rough_exponential(uint32_t word) {
   return x < 0.05f ? x + x * x * (0.5f + 0.34f * x) : -fast_log(1.f - x);
 }
 
-// Noise of the block of 64 ids from which eight lanes have eight ids each: even lanes make the word
-// of the minimum, odd ones that of the place. All lanes of a warp call it; nothing with a
-// token_map.
-__device__ __forceinline__ BlockNoise group_noise(const Race& race, int64_t first) {
-  if (race.token_map) return {};
-  const auto block = static_cast<uint32_t>(first) / kNoiseBlock;
-  const bool is_odd = threadIdx.x % 2 != 0;
-  const uint32_t own = noise_word(race.noise, (is_odd ? kPlaces : kMinima) + block);
-  const uint32_t other = __shfl_xor_sync(0xffffffffu, own, 1);
-  return {block_minimum(is_odd ? other : own), static_cast<int>((is_odd ? own : other) % 64)};
-}
-
-// E of eight ids from `first` on, within 1e-3; those of a token_map are exact.
-__device__ inline void rough_noise(const Race& race, const BlockNoise& block, int64_t first,
-                                   float (&e)[kLanes]) {
-  if (race.token_map) {
-#pragma unroll 1
-    for (int j = 0; j < 8; ++j) {
-      const float one = first + j < race.size ? race.exponential_of(first + j, block) : 1.f;
-#pragma unroll
-      for (int k = 0; k < 8; ++k) e[k] = j == k ? one : e[k];
-    }
-    return;
-  }
-  const auto id = static_cast<uint32_t>(first);
-  const int least = block.place - static_cast<int>(id % kNoiseBlock);
-#pragma unroll
-  for (int quad = 0; quad < 8; quad += 4) {
-    const PhiloxWords w = noise_words(race.noise, (id + quad) >> 2);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      e[quad + j] = block.minimum + (quad + j == least ? 0.f : rough_exponential(w.word[j]));
-    }
-  }
-}
-
-// How the log-weight of a weight w > -inf is had; a rough one is within 1e-3.
-struct IsLogWeight {
-  __device__ float operator()(float w, bool /*is_exact*/) const { return w; }
-};
-
 __device__ __forceinline__ int lowest_bit(unsigned bits) { return __popc((bits & -bits) - 1); }
-
-// v[j] without a place in memory.
-__device__ __forceinline__ float chosen(const float (&v)[8], int j) {
-  float one = v[0];
-#pragma unroll
-  for (int k = 1; k < 8; ++k) one = j == k ? v[k] : one;
-  return one;
-}
-
-// Key of the j-th of eight ids from `first` on, which lie in `block`; 0 if its weight is -inf.
-template <class L>
-__device__ Key exact_key(const Race& race, const BlockNoise& block, const float (&w)[8],
-                         int64_t first, int j, const L& log_of) {
-  const float weight = chosen(w, j);
-  if (weight == -INFINITY) return 0;
-  const int64_t id = first + j;
-  return score_key(log_of(weight, true), race.exponential_of(id, block), id);
-}
-
-// Best key of eight ids from `first` on, each of weight w[j] or -inf. Rough scores tell which of
-// the group's 64 ids can win; only those are scored exactly, one of a lane at once. All lanes of a
-// warp call it.
-template <class L>
-__device__ Key best_of_eight(const Race& race, const float (&w)[8], int64_t first, float least,
-                             const L& log_of) {
-  float score[8], top = -INFINITY;
-  const BlockNoise block = group_noise(race, first);
-  rough_noise(race, block, first, score);
-#pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    score[j] = w[j] > -INFINITY ? log_of(w[j], false) - fast_log(score[j]) : -INFINITY;
-    top = fmaxf(top, score[j]);
-  }
-#pragma unroll
-  for (int mask = 1; mask < kLanes; mask *= 2) {
-    top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, mask));
-  }
-  top = fmaxf(top, least);
-  const float bar = top - (0.01f + 1e-5f * fabsf(top));
-  unsigned may_win = 0;
-#pragma unroll
-  for (int j = 0; j < 8; ++j) may_win |= score[j] >= bar && score[j] > -INFINITY ? 1u << j : 0;
-  Key best = 0;
-#pragma unroll 1
-  for (; may_win != 0; may_win &= may_win - 1) {
-    const int j = lowest_bit(may_win);
-    best = larger(best, exact_key(race, block, w, first, j, log_of));
-  }
-  return best;
-}
 
 // Minima of the noise of eight blocks from `first` on, within 1e-3.
 __device__ inline void rough_minima(const Race& race, int first, float (&minimum)[8]) {
@@ -192,21 +100,48 @@ __device__ inline float mapped_minimum(const Race& race, int64_t block) {
 // What the blocks of a row may score. A thread keeps eight blocks behind one another, those of its
 // group lie kGroupsOf8 * 8 apart.
 constexpr int kWindow = kThreads * 8;  // blocks
-using Bounds = float[kWindow];
+constexpr int kMarked = 2 * kThreads;
+
+struct Bounded {
+  int block;  // -1: none
+  float bound;
+};
+struct Marked {
+  int id;  // -1: none
+  float logit;
+};
+
+struct RaceScratch {  // in shared memory: a look needs the registers
+  float bounds[kWindow];
+  Bounded looks[kThreads];  // blocks to look into
+  Marked marked[kMarked];   // ids to score
+  int count;                // of them, and of those that found no room
+};
+
+// The ids of a row. The log-weight of a logit l is (l - maximum) inv_t + shift at most; out: l <
+// threshold. load8(first, v): logits of eight ids, -inf: out. weight(id, logit): the log-weight.
+template <class L, class W>
+struct Entrants {
+  float maximum, inv_t, shift, threshold;
+  L load8;
+  W weight;
+
+  __device__ __forceinline__ float above(float logit) const { return (logit - maximum) * inv_t; }
+  __device__ __forceinline__ float bound(float logit) const {
+    return logit >= threshold && logit > -INFINITY ? above(logit) + shift : -INFINITY;
+  }
+};
 
 struct BlockQueue {
-  float* bounds;  // kWindow of them, in shared memory: a look needs the registers
-  int first;
+  RaceScratch& scratch;
+  int window, first;
 
   __device__ __forceinline__ float& bound(int k) const {
-    return bounds[k * kThreads + threadIdx.x];
+    return scratch.bounds[k * kThreads + threadIdx.x];
   }
 
-  // log_weight(block, l): the largest of the block's ids, whose largest logit is l; -inf if none
-  // competes.
-  template <class F>
-  __device__ void fill(const Race& race, int window, int blocks, const LogitRow& maxima,
-                       const F& log_weight) {
+  template <class E>
+  __device__ void fill(const Race& race, int blocks, const LogitRow& maxima, const E& entrants) {
     const int lane = threadIdx.x % kLanes, place = static_cast<int>(threadIdx.x) / kLanes * 8;
     first = window + (place + lane * (kGroupsOf8 * 8));
     float minimum[8] = {}, most[8];
@@ -224,148 +159,204 @@ struct BlockQueue {
     }
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      const float w = log_weight(first + j, most[j]);
+      const float w = entrants.bound(most[j]);
       // Scores are exact, bounds within their margin.
       const float score = w - fast_log(minimum[j]);
       bound(j) = w > -INFINITY ? score + (3e-3f + 1e-5f * fabsf(score)) : -INFINITY;
     }
   }
-  // The group's best bound and its block, which leaves the queue if the bound reaches `least`.
-  __device__ int pop(float least) {
-    float top = -INFINITY;
-    int block = first;
+  // The best bound of the group and its block.
+  __device__ Bounded top() const {
+    Bounded best{-1, -INFINITY};
 #pragma unroll
     for (int k = 0; k < 8; ++k) {
       const float one = bound(k);
-      block = one > top ? first + k : block;
-      top = fmaxf(one, top);
+      if (one > best.bound) best = {first + k, one};
     }
 #pragma unroll
     for (int mask = 1; mask < kLanes; mask *= 2) {
-      const float other = __shfl_xor_sync(0xffffffffu, top, mask);
-      const int its = __shfl_xor_sync(0xffffffffu, block, mask);
-      block = other > top || (other == top && its < block) ? its : block;
-      top = fmaxf(other, top);
+      const float other = __shfl_xor_sync(0xffffffffu, best.bound, mask);
+      const int its = __shfl_xor_sync(0xffffffffu, best.block, mask);
+      if (other > best.bound || (other == best.bound && its < best.block)) best = {its, other};
     }
-    if (top == -INFINITY || top < least) return -1;
-    const int mine = block - first;
-    if (mine >= 0 && mine < 8) bound(mine) = -INFINITY;
-    return block;
+    return best;
   }
-  // The next kGroupsOf8 blocks that reach `least`, whichever threads keep them, a group one; -1 for
-  // a group that gets none. All threads call it.
+  // Copies the block of the best bound of each group to scratch.looks; returns how many groups
+  // there are.
+  __device__ int share_tops() const {
+    const Bounded best = top();
+    if (threadIdx.x % kLanes == 0) scratch.looks[threadIdx.x / kLanes] = best;
+    return kGroupsOf8;
+  }
+  // Moves up to kThreads blocks that reach `least` to scratch.looks; returns how many reach it. All
+  // threads call it.
   __device__ int share(float least) {
-    using Shared = int[kGroupsOf8];
-    SPECDEC_SHARED(Shared, shared);
     const float bar = fmaxf(least, kLowest);
     unsigned may_win = 0;
 #pragma unroll
     for (int k = 0; k < 8; ++k) may_win |= bound(k) >= bar ? 1u << k : 0;
     int total, at = block_exclusive_sum(__popc(may_win), &total);
 #pragma unroll 1
-    for (; may_win != 0 && at < kGroupsOf8; may_win &= may_win - 1) {
+    for (; may_win != 0 && at < kThreads; may_win &= may_win - 1) {
       const int k = lowest_bit(may_win);
-      shared[at++] = first + k;
+      scratch.looks[at++] = {first + k, bound(k)};
       bound(k) = -INFINITY;
     }
-    __syncthreads();
-    const int group = static_cast<int>(threadIdx.x) / kLanes;
-    return group < total ? shared[group] : -1;
+    return total;
+  }
+  __device__ void put_back(const Bounded& look) const {
+    const int place = look.block - window, lane = place / (kGroupsOf8 * 8);
+    const int group = place % (kGroupsOf8 * 8) / 8;
+    scratch.bounds[place % 8 * kThreads + group * kLanes + lane] = look.bound;
   }
 };
 
-// Whether a group of the warp looks into a block.
-__device__ __forceinline__ bool warp_looks(int block) {
-  int looks = block >= 0 ? 1 : 0;
-  looks |= __shfl_xor_sync(0xffffffffu, looks, 8);
-  looks |= __shfl_xor_sync(0xffffffffu, looks, 16);
-  return looks != 0;
-}
-
-// Best key of a row of `blocks` blocks and `best`, to all threads. weights(first, w): weights of
-// eight ids, -inf where one is out. The best block of each group comes first: mostly the winner is
-// among them, and what its score leaves of a row (16 blocks) is one more look.
-template <class F, class G, class L = IsLogWeight>
-__device__ Key race_blocks(const Race& race, int blocks, const LogitRow& maxima, float* bounds,
-                           Key best, const F& log_weight, const G& weights, const L& log_of = {}) {
-  for (int window = 0; window < blocks; window += kWindow) {
-    BlockQueue queue{bounds, 0};
-    queue.fill(race, window, blocks, maxima, log_weight);
-    for (bool is_first = true;; is_first = false) {
-      const float least = key_score(best);
-      const int block = is_first ? queue.pop(least) : queue.share(least);
-      Key key = 0;
-      if (warp_looks(block)) {
-        float w[8];
-        const int64_t first = block * int64_t{kNoiseBlock} + threadIdx.x % kLanes * 8;
+// Of a block, which eight lanes share: the id of the largest logit and that of the smallest E.
+// Together those of the best bounds come close to the winner.
+__device__ inline unsigned mark_favourites(const Race& race, const float (&v)[8], int64_t first) {
+  const auto block = static_cast<uint32_t>(first) / kNoiseBlock;
+  const auto place = static_cast<int>(noise_word(race.noise, kPlaces + block) % kNoiseBlock);
+  float top = -INFINITY;
 #pragma unroll
-        for (int j = 0; j < 8; ++j) w[j] = -INFINITY;
-        if (block >= 0) weights(first, w);
-        key = best_of_eight(race, w, block >= 0 ? first : 0, least, log_of);
-        if (block >= 0) key = larger(key, kNobody);
-      }
-      key = block_reduce(key, Larger{});
-      best = larger(best, key);
-      if (key == 0) break;
-    }
-  }
-  return best > kNobody ? best : 0;
-}
-
-// Keys of eight ids, by their exact scores, and one more.
-struct NineKeys {
-  float score[8];  // -inf: out
-  int first;
-  Key other;
-};
-
-// out[0..n) = the n largest keys of the block in order. Keys are distinct but for 0.
-__device__ inline void block_top_keys(const NineKeys& mine, int n, Key* out) {
-  Key last = ~Key{0};
-  for (int i = 0; i < n; ++i) {
-    Key best = mine.other < last ? mine.other : 0;
-#pragma unroll 1  // eight keys at once are more than the registers hold
-    for (int j = 0; j < 8; ++j) {
-      const Key one = key_of(chosen(mine.score, j), mine.first + j);
-      if (one < last && one > best) best = one;
-    }
-    if (last != 0) last = block_reduce(best, Larger{});
-    if (threadIdx.x == 0) out[i] = last;
-  }
-  __syncthreads();
-}
-
-// best[0..n): the n best keys of a row, in order; 0 where fewer compete. n <= kThreads.
-template <class F, class G>
-__device__ void race_for_best(const Race& race, int blocks, const LogitRow& maxima, float* bounds,
-                              int n, Key* best, const F& log_weight, const G& weights) {
-  for (int i = threadIdx.x; i < n; i += kThreads) best[i] = 0;
-  __syncthreads();
-  for (int window = 0; window < blocks; window += kWindow) {
-    BlockQueue queue{bounds, 0};
-    queue.fill(race, window, blocks, maxima, log_weight);
-    for (;;) {
-      const int block = queue.pop(key_score(best[n - 1]));
-      NineKeys keys;
-      const BlockNoise noise = group_noise(race, block >= 0 ? block * int64_t{kNoiseBlock} : 0);
+  for (const float one : v) top = fmaxf(top, one);
 #pragma unroll
-      for (float& score : keys.score) score = -INFINITY;
-      keys.first = block * kNoiseBlock + static_cast<int>(threadIdx.x) % kLanes * 8;
-      if (block >= 0) {
-        weights(keys.first, keys.score);
+  for (int mask = 1; mask < kLanes; mask *= 2) {
+    top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, mask));
+  }
+  unsigned largest = 0, luckiest = 0;
+#pragma unroll
+  for (int j = 7; j >= 0; --j) {
+    if (v[j] == top) largest = 1u << j;
+    if (static_cast<int>(first) % kNoiseBlock + j == place) luckiest = 1u << j;
+  }
+  return top > -INFINITY ? largest | luckiest : 0;
+}
+
+// v[j] without a place in memory.
+__device__ __forceinline__ float chosen(const float (&v)[8], int j) {
+  float one = v[0];
+#pragma unroll
+  for (int k = 1; k < 8; ++k) one = j == k ? v[k] : one;
+  return one;
+}
+
+// Lists the ids that are marked among eight of each lane, those of a group or, where there is no
+// room, none of them. All lanes of a warp call it.
+__device__ inline bool list_marked(RaceScratch& scratch, const float (&v)[8], int64_t first,
+                                   unsigned marks) {
+  const int lane = threadIdx.x % kLanes, own = __popc(marks);
+  int upto = own, at = 0;
+#pragma unroll
+  for (int delta = 1; delta < kLanes; delta *= 2) {
+    const int before = __shfl_up_sync(0xffffffffu, upto, delta);
+    if (lane >= delta) upto += before;
+  }
+  if (lane == kLanes - 1 && upto > 0) {
+    at = atomicAdd(&scratch.count, upto);
+    if (at + upto > kMarked) at = -1;
+  }
+  at = __shfl_sync(0xffffffffu, at, static_cast<int>(threadIdx.x) % 32 | (kLanes - 1));
+  if (at < 0) return false;
+  at += upto - own;
 #pragma unroll 1
-        for (int j = 0; j < 8; ++j) {
-          const float one =
-              key_score(exact_key(race, noise, keys.score, keys.first, j, IsLogWeight{}));
+  for (; marks != 0; marks &= marks - 1) {
+    const int j = lowest_bit(marks);
+    scratch.marked[at++] = {static_cast<int>(first) + j, chosen(v, j)};
+  }
+  return true;
+}
+
+// Lists ids of the blocks in scratch.looks: the favourites, or all that may reach `least`.
+template <class E>
+__device__ void look_into(const BlockQueue& queue, int count, const Race& race,
+                          const LogitRow& maxima, bool is_first, float least, const E& entrants) {
+  const int group = static_cast<int>(threadIdx.x) / kLanes, lane = threadIdx.x % kLanes;
+  const int of_warp = group / (32 / kLanes) * (32 / kLanes);
+#pragma unroll 1
+  for (int i = 0; i + of_warp < count; i += kGroupsOf8) {
+    const Bounded look = i + group < count ? queue.scratch.looks[i + group] : Bounded{-1, 0.f};
+    const int64_t first = look.block * int64_t{kNoiseBlock} + lane * 8;
+    float v[8];
+    unsigned marks = 0;
 #pragma unroll
-          for (int k = 0; k < 8; ++k) keys.score[k] = j == k ? one : keys.score[k];
-        }
-      }
-      if (block_reduce(block >= 0 ? 1 : 0, Or{}) == 0) break;
-      const int mine = static_cast<int>(threadIdx.x);
-      keys.other = mine < n ? best[mine] : 0;
+    for (float& one : v) one = -INFINITY;
+    if (look.block >= 0) entrants.load8(first, v);
+    if (is_first) {
+      marks = mark_favourites(race, v, first);
+    } else if (look.block >= 0) {
+      const float luck = look.bound - entrants.above(maxima.at(look.block));
+      const float bar = fmaxf(least - luck, kLowest);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) marks |= entrants.above(v[j]) >= bar ? 1u << j : 0;
+    }
+    const bool is_listed = list_marked(queue.scratch, v, first, marks);
+    if (!is_listed && lane == 0) queue.put_back(look);
+  }
+}
+
+constexpr int kScored = kMarked / kThreads;  // ids that a thread scores
+
+// The winner of a race alone.
+struct Winner {
+  Key key;
+  __device__ float least() const { return key_score(key); }
+  __device__ void add(Key one, int /*number*/) { key = larger(key, one); }
+  __device__ void merge() { key = block_reduce(key, Larger{}); }
+};
+
+// The n best keys in order, 0 where fewer compete; n <= kThreads.
+struct Winners {
+  int n;
+  Key* keys;              // in shared memory
+  Key scored[kScored]{};  // by this thread
+  __device__ float least() const { return key_score(keys[n - 1]); }
+  __device__ void add(Key one, int number) {
+#pragma unroll
+    for (int k = 0; k < kScored; ++k) scored[k] = k == number ? one : scored[k];
+  }
+  __device__ void merge() {
+    const int mine = static_cast<int>(threadIdx.x);
+    const Key kept = mine < n ? keys[mine] : 0;
+    Key last = ~Key{0};
+    __syncthreads();
+    for (int i = 0; i < n; ++i) {  // keys are distinct but for those that were scored again
+      Key best = kept < last ? kept : 0;
+#pragma unroll
+      for (const Key one : scored) best = one < last && one > best ? one : best;
+      if (last != 0) last = block_reduce(best, Larger{});
+      if (threadIdx.x == 0) keys[i] = last;
+    }
+    __syncthreads();
+  }
+};
+
+// Runs the race of a row of `blocks` blocks on from `best`, a Winner or Winners. Favourites come
+// first: what their scores leave of a row is mostly one more look.
+template <class Best, class E>
+__device__ void run_race(const Race& race, int blocks, const LogitRow& maxima, RaceScratch& scratch,
+                         Best& best, const E& entrants) {
+  for (int window = 0; window < blocks; window += kWindow) {
+    BlockQueue queue{scratch, window, 0};
+    queue.fill(race, blocks, maxima, entrants);
+    for (bool is_first = window == 0, is_over = false; !is_over; is_first = false) {
+      const float least = best.least();
+      const int found = is_first ? queue.share_tops() : queue.share(least);
+      if (found == 0) break;
+      if (threadIdx.x == 0) scratch.count = 0;
+      for (int i = threadIdx.x; i < kMarked; i += kThreads) scratch.marked[i].id = -1;
       __syncthreads();
-      block_top_keys(keys, n, best);
+      look_into(queue, found < kThreads ? found : kThreads, race, maxima, is_first, least,
+                entrants);
+      __syncthreads();
+#pragma unroll 1
+      for (int k = 0; k < kScored; ++k) {
+        const Marked one = scratch.marked[k * kThreads + threadIdx.x];
+        if (one.id < 0) continue;
+        const float e = race.exponential_of(one.id), weight = entrants.weight(one.id, one.logit);
+        if (weight > -INFINITY) best.add(score_key(weight, e, one.id), k);
+      }
+      is_over = !is_first && found <= kThreads && scratch.count <= kMarked;
+      best.merge();
     }
   }
 }

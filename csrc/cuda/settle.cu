@@ -154,45 +154,45 @@ __device__ __forceinline__ float log_weight(const Row& row, const RowStats& r, f
   return mul_rn(sub_rn(l, r.maximum), row.parameters.inv_t);
 }
 
-// Log-weights of eight ids; -inf where one is out.
-template <bool kEdited>
-__device__ inline void load_weights(const Problem& p, const Row& row, const RowStats& r,
-                                    int64_t first, float (&w)[8]) {
-  row.load8<kEdited>(first, w);
-#pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    w[j] = log_weight(row, r, w[j]);
-    if (w[j] > -INFINITY && is_excluded(p, row.b, first + j)) w[j] = -INFINITY;
-  }
+template <bool kEdited, class Best>
+__device__ inline void run_row(const Problem& p, const Row& row, const RowStats& r,
+                               const Race& race, RaceScratch& scratch, Best& best) {
+  const Entrants entrants{r.maximum,
+                          row.parameters.inv_t,
+                          0.f,
+                          r.threshold,
+                          [&](int64_t first, float (&v)[8]) { row.load8<kEdited>(first, v); },
+                          [&](int64_t id, float logit) {
+                            return is_excluded(p, row.b, id) ? -INFINITY
+                                                             : log_weight(row, r, logit);
+                          }};
+  run_race(race, static_cast<int>(row.blocks()), block_maxima_of(p, row.slot, row.type<kEdited>()),
+           scratch, best, entrants);
 }
 
 // best[0..num_samples) of a row. Out of line: it needs more registers than the race for one.
 template <bool kEdited>
 static __device__ SPECDEC_NOINLINE void race_for_samples(const Problem& p, const Row& row,
                                                          const RowStats& r, const Race& race,
-                                                         float* bounds, Key* best) {
-  race_for_best(
-      race, static_cast<int>(row.blocks()), block_maxima_of(p, row.slot, row.type<kEdited>()),
-      bounds, p.num_samples, best,
-      [&](int /*block*/, float most) { return log_weight(row, r, most); },
-      [&](int64_t first, float (&w)[8]) { load_weights<kEdited>(p, row, r, first, w); });
+                                                         RaceScratch& scratch, Key* best) {
+  Winners winners{static_cast<int>(p.num_samples), best};
+  run_row<kEdited>(p, row, r, race, scratch, winners);
 }
 
 // The winner of a row's race, and the next best where several samples are drawn.
 template <bool kEdited>
-__device__ inline Key race_row(const Problem& p, const Row& row, const RowStats& r, float* bounds,
-                               Key* best) {
+__device__ inline Key race_row(const Problem& p, const Row& row, const RowStats& r,
+                               RaceScratch& scratch, Key* best) {
   SPECDEC_SHARED(Race, race);
   if (threadIdx.x == 0) race = row_race(p, row);
   __syncthreads();
   if (p.task == Task::kSample && p.num_samples > 1) {
-    race_for_samples<kEdited>(p, row, r, race, bounds, best);
+    race_for_samples<kEdited>(p, row, r, race, scratch, best);
     return best[0];
   }
-  return race_blocks(
-      race, static_cast<int>(row.blocks()), block_maxima_of(p, row.slot, row.type<kEdited>()),
-      bounds, 0, [&](int /*block*/, float most) { return log_weight(row, r, most); },
-      [&](int64_t first, float (&w)[8]) { load_weights<kEdited>(p, row, r, first, w); });
+  Winner winner{0};
+  run_row<kEdited>(p, row, r, race, scratch, winner);
+  return winner.key;
 }
 
 // A warp a row.
@@ -211,8 +211,8 @@ __global__ void __launch_bounds__(kThreads) stats_kernel(const __grid_constant__
   if (threadIdx.x % 32 == 0) p.work.rows.store(slot, r);
 }
 
-struct RaceScratch {
-  Bounds list;
+struct SettleScratch {
+  RaceScratch race;
 };
 
 // kFilters: rows may have filters, or edits.
@@ -223,7 +223,7 @@ __global__ void __launch_bounds__(kThreads, kFilters ? 2 : 3)
   SPECDEC_SHARED(Row, row);
   SPECDEC_SHARED(RowStats, r);
   SPECDEC_SHARED(Best, best);
-  using Scratch = std::conditional_t<kFilters, FilterScratch, RaceScratch>;
+  using Scratch = std::conditional_t<kFilters, FilterScratch, SettleScratch>;
   SPECDEC_SHARED(Scratch, scratch);
   const int64_t slot = blockIdx.x;
   after_last_kernel();
@@ -266,7 +266,7 @@ __global__ void __launch_bounds__(kThreads, kFilters ? 2 : 3)
     }
   }
   if (!r.bad && row.is_target && !s.greedy && races_rows(p)) {
-    const Key key = race_row<kFilters>(p, row, r, scratch.list, best);
+    const Key key = race_row<kFilters>(p, row, r, scratch.race, best);
     if (threadIdx.x == 0) r.key = key;
     __syncthreads();
   }

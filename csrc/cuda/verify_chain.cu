@@ -14,14 +14,17 @@ namespace {
 
 constexpr int kVerdicts = 4, kGoesOn = 0x7fffffff;
 
-struct Outcome {  // of a walk; in all threads but for `at`, which is shared
+struct Outcome {  // of a walk; a barrier comes before what it shares is read
   int accepted, verdict, status;
   float scale;  // of the target in the residual
 };
 
 // The token that follows, and all outputs. at: the position that is drawn from.
-__device__ inline void finish(const Problem& p, const Request& q, int64_t b, const Outcome& o,
+__device__ inline void finish(const Problem& p, const Request& q, int64_t b, const Outcome& walked,
                               const Position& at) {
+  SPECDEC_SHARED(Outcome, o);  // a draw needs the registers
+  if (threadIdx.x == 0) o = walked;
+  __syncthreads();
   int64_t known = -1;
   if (q.target.greedy || is_argmax_rule(p)) {
     known = at.row.argmax;
@@ -54,7 +57,6 @@ __device__ inline Outcome walk(const Problem& p, const Request& q, int64_t b, Po
     status |= block_reduce(i <= last / kVerdicts ? f.status : 0, Or{});
     if (i == last / kVerdicts) *shared = at;
   }
-  __syncthreads();
   return {last / kVerdicts, last % kVerdicts, status, 1.f};
 }
 
@@ -133,7 +135,6 @@ __device__ inline Outcome walk_weights(const Problem& p, const Request& q, int64
   }
   accepted = block_reduce(accepted, Larger{});
   if (threadIdx.x == 0) *shared = load_position(p, q, b, accepted);
-  __syncthreads();
   const int end = state.usable_bonus != 0 ? kEnd : kStop;
   return {accepted, accepted == state.length ? end : int{kReject}, state.status,
           p.work.weights.load(b * (p.max_draft + 1) + accepted)};

@@ -61,25 +61,34 @@ TWINS = (
         "samples: the best keys are read without a barrier",
         "race.cuh",
         """
-    if (threadIdx.x == 0) out[i] = last;
-  }
-  __syncthreads();""",
+      if (threadIdx.x == 0) keys[i] = last;
+    }
+    __syncthreads();""",
         """
-    if (threadIdx.x == 0) out[i] = last;
-  }
-  if (!TWIN) __syncthreads();""",
+      if (threadIdx.x == 0) keys[i] = last;
+    }
+    if (!TWIN) __syncthreads();""",
         "sample plain 5",
     ),
     Twin(
-        "walk: the position that is drawn from is read without a barrier",
+        "race: ids are scored before they are listed",
+        "race.cuh",
+        """
+                entrants);
+      __syncthreads();""",
+        """
+                entrants);
+      if (!TWIN) __syncthreads();""",
+        "sample plain 1",
+    ),
+    Twin(
+        "walk: what a walk found is read without a barrier",
         "verify_chain.cu",
         """
-    if (i == last / kVerdicts) *shared = at;
-  }
+  if (threadIdx.x == 0) o = walked;
   __syncthreads();""",
         """
-    if (i == last / kVerdicts) *shared = at;
-  }
+  if (threadIdx.x == 0) o = walked;
   if (!TWIN) __syncthreads();""",
         "verify_chain ratio none",
     ),

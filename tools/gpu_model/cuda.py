@@ -29,10 +29,10 @@ from compile_cuda import FLAGS, INCLUDE, Usage, parse, short_name  # noqa: E402
 
 BUILD = ROOT / "build" / "gpu-model"
 DRAFT = 5
-# Paths for rows of another dtype, in code that picks its dtype at run time, and for rows that are not aligned.
+# Paths for rows of another dtype, in code that picks its dtype at run time, for rows that are not aligned, and for few.
 OTHER_DTYPES = (
     r"kFloat32|0x1p30f /|is_aligned && first|count_read\(4\)|count_read\(2\)|i \* 4|at\(i \+ j\)|scaled|rest\b|"
-    r"load_ragged|half_at|word_at"
+    r"load_ragged|half_at|word_at|digests_tiles"
 )
 # Flat rows, of which there is no call here; trees, whose rows are found in another way.
 OTHER_LAYOUTS = r"open_flat|find_tree_row"
@@ -40,22 +40,23 @@ OTHER_LAYOUTS = r"open_flat|find_tree_row"
 HOST = re.compile(
     r"^#ifdef SPECDEC_HOST\n(?:(?!#else|#endif).*\n)*(?:#else\n((?:(?!#endif).*\n)*))?#endif", re.MULTILINE
 )
-# By one thread, or one warp of eight.
+# By one thread, or one warp of eight. A race scores about 64 ids a turn, a quarter of the threads; of its two places a
+# thread has one then, and the count takes both.
 ONE_THREAD = (
     r"if \(.*threadIdx\.x == 0|threadIdx\.x < 32|load_pair\(|make_row\(|find_share|load_request|merge_warps|"
-    r"\.merged\(|partials\.store|plain_stats\("
+    r"\.merged\(|partials\.store|plain_stats\(|exponential_of\(one|score_key\(weight"
 )
 # Here every warp has a row of its own.
 EVERY_WARP = "stats_kernel<0>"
 RARE = (
-    r"apply_list|token_map|mapped_minimum|column|is_excluded|i < count|is_among_largest|race_for_best|write_sample|"
-    r"is_listed|num_listed|watch_draft|has_stats|active\.get|find_argmax|plain_weights|search_row|logprob|drafted_logit|edit"
+    r"apply_list|token_map|mapped_minimum|column|is_excluded|i < count|is_among_largest|race_for_samples|write_sample|"
+    r"is_listed|num_listed|watch_draft|has_stats|active\.get|find_argmax|search_row|logprob|drafted_logit|edit"
 )
 # Loops that turn once: over the 131072 ids that a race has bounds of, over 256 positions, over 32 tiles or ids; and a
 # draw that finds something at its first look.
 ONE_TURN = r"window \+= kWindow|base \+= (kThreads|32)|tile \+= 32|width; i \+= kThreads|\+\+look"
-# A race looks into blocks; its next turn finds no bound that reaches the best score, and all warps skip the look.
-FIRST_TURN = r"best_of_eight\(|weights\(first, w\)"
+# A race looks for favourites first, and into the blocks that these have left then.
+FIRST_TURN = r"mark_favourites\(race"
 
 
 class Part(NamedTuple):

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
 
-from .schedule import scheduled
+from .schedule import halved, scheduled
 
 HINTS = re.compile(
     r"\.(?:L1::\w+|L2::\w+|level::\w+|relaxed|acquire|release|acq_rel|weak|volatile|evict_\w+|noftz|gpu|sys|cta|cluster|"
@@ -73,7 +73,7 @@ def lower(text: str, timed: bool = False) -> str:
     text = re.sub(r"\{\s*(%\w+)\s*\}", r"\1", text)  # a vector of one
     parts = re.split(r"(?m)^(?=\s*(?:\.visible\s+|\.weak\s+)?\.(?:entry|func)\b)", text)
     bodies = [list(_Body(part, i, timed).lines()) for i, part in enumerate(parts)]
-    return "\n".join(line for body in bodies for line in (scheduled(body) if timed else body)) + "\n"
+    return "\n".join(line for body in bodies for line in (scheduled(halved(body)) if timed else body)) + "\n"
 
 
 def _plain(text: str) -> str:

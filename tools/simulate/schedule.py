@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import re
+from collections import Counter
 from typing import NamedTuple
 
 # Cycles until a result can be used, as the simulator's configurations of Ampere have them; 5 for the rest.
@@ -45,6 +46,36 @@ def scheduled(lines: list[str]) -> list[str]:
         made.append(line)
         block = []
     return made + _ordered(block)
+
+
+def halved(lines: list[str]) -> list[str]:
+    """The lines, with `mul.lo` and `mul.hi` in place of products of 64 bits whose halves alone are used, each once.
+
+    To an assembler a half of a product is a register; in PTX it is one more shift and two conversions.
+    """
+    text = "\n".join(lines)
+    count = Counter(REGISTER.findall(text))
+    high = {m[2]: m[1] for m in re.finditer(r"(?m)^\s*shr\.u64 (%\w+), (%\w+), 32;$", text)}
+    low = {m[2]: m[1] for m in re.finditer(r"(?m)^\s*cvt\.u32\.u64 (%\w+), (%\w+);$", text)}
+    made, gone = dict[str, str](), set[str]()
+    for product, factors in re.findall(r"(?m)^\s*mul\.wide\.u32 (%\w+), (.*);$", text):
+        half = high.get(product, "")
+        halves = [name for name in (low.get(product), low.get(half)) if name is not None]
+        ends = 1 + (product in low) + (half != "")  # places where the product may stand
+        if count[product] != ends or (half and (count[half] != 2 or half not in low)) or not halves:
+            continue
+        names = {"lo": low.get(product), "hi": low.get(half)}
+        made[product] = "\n".join(f"mul.{part}.u32 {name}, {factors};" for part, name in names.items() if name)
+        gone |= {product, half}
+    kept = []
+    for line in lines:
+        found = INSTRUCTION.fullmatch(line.strip())
+        given = REGISTER.findall(found[3]) if found else []
+        if found and found[2] == "mul.wide.u32" and given[0] in made:
+            kept += made[given[0]].split("\n")
+        elif not (found and found[2] in ("shr.u64", "cvt.u32.u64") and given[1] in gone):
+            kept.append(line)
+    return kept
 
 
 def _latency(opcode: str) -> int:
