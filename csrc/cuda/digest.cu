@@ -185,31 +185,30 @@ struct Share {  // of a thread block
   int first_tile, tiles;  // tiles: that the row has from there on
 };
 
-template <LogitType kType>  // by the first warp
-__device__ inline void find_share(const Problem& p, Share* shared) {
-  using C = Chunk<kType>;
-  const unsigned tiles = p.digests_tiles ? 1 : C::kTiles;
-  const unsigned shares = (static_cast<unsigned>(p.tiles) + tiles - 1) / tiles;
+template <int kTiles>  // by the first warp
+__device__ inline void find_share(const Problem& p, LogitType type, Share* shared) {
+  const unsigned shares = static_cast<unsigned>(p.tiles + kTiles - 1) / kTiles;
   const unsigned slot = blockIdx.x / shares, share = blockIdx.x - slot * shares;
   const Row row = make_row(p, slot);
   if (threadIdx.x != 0) return;
   Share t;
-  t.base = share * tiles * int64_t{kTile};
-  t.active = row.active && t.base < row.size && row.values.logits.type() == kType;
+  t.base = share * kTiles * int64_t{kTile};
+  t.active = row.active && t.base < row.size && row.values.logits.type() == type;
   t.is_target = row.is_target;
   t.values = row.values;
   t.slot = slot;
   t.size = row.size;
-  t.first_tile = static_cast<int>(share * tiles);
+  t.first_tile = static_cast<int>(share) * kTiles;
   t.tiles = row.tiles() - t.first_tile;
-  t.maxima = p.work.maxima + slot * p.maxima_bytes + t.base / kBlock * (16 / C::kPer);
+  t.maxima = p.work.maxima + slot * p.maxima_bytes +
+             t.base / kBlock * (type == LogitType::kFloat32 ? 4 : 2);
   // Neither 0 (T infinite) nor infinite.
   t.scale = fmaxf(fminf(row.parameters.inv_t * kLog2E, 3e38f), 1e-45f);
   *shared = t;
 }
 
 template <LogitType kType, unsigned kFlags, int kTiles>
-__device__ __forceinline__ void digest_tiles(const Problem& p, const Share& t) {
+__device__ __forceinline__ void digest(const Problem& p) {
   constexpr bool kMass = (kFlags & kWantsMass) != 0, kEntropy = (kFlags & kWantsEntropy) != 0;
   constexpr bool kRaw = (kFlags & kWantsRaw) != 0, kMasked = (kFlags & kIsMasked) != 0;
   using C = Chunk<kType>;
@@ -217,6 +216,12 @@ __device__ __forceinline__ void digest_tiles(const Problem& p, const Share& t) {
   using RawParts = WarpParts<kTiles, kRaw, false>;
   SPECDEC_SHARED(Parts, parts);
   SPECDEC_SHARED(RawParts, raw_parts);
+  SPECDEC_SHARED(Share, t);
+  after_last_kernel();
+  if (threadIdx.x < 32) find_share<kTiles>(p, kType, &t);
+  __syncthreads();
+  if (!t.active) return;
+
   Words v[kTiles * C::kOfTile];
   load_tiles<kType>(t.values.logits, t.base, t.size, v);
   const int warp = threadIdx.x / 32;
@@ -264,13 +269,12 @@ __device__ __forceinline__ void digest_tiles(const Problem& p, const Share& t) {
 
 template <LogitType kType, unsigned kFlags>
 __global__ void __launch_bounds__(kThreads, 4) digest_kernel(const __grid_constant__ Problem p) {
-  SPECDEC_SHARED(Share, t);
-  after_last_kernel();
-  if (threadIdx.x < 32) find_share<kType>(p, &t);
-  __syncthreads();
-  if (!t.active) return;
-  if (p.digests_tiles) return digest_tiles<kType, kFlags, 1>(p, t);
-  digest_tiles<kType, kFlags, Chunk<kType>::kTiles>(p, t);
+  digest<kType, kFlags, Chunk<kType>::kTiles>(p);
+}
+
+template <LogitType kType, unsigned kFlags>
+__global__ void __launch_bounds__(kThreads, 4) tile_kernel(const __grid_constant__ Problem p) {
+  digest<kType, kFlags, 1>(p);
 }
 
 // Thread blocks that leave some of an A100's 108 multiprocessors idle: a quarter of a chunk each is
@@ -278,14 +282,14 @@ __global__ void __launch_bounds__(kThreads, 4) digest_kernel(const __grid_consta
 constexpr int64_t kFewBlocks = 108;
 
 template <LogitType kType>
-void launch_typed(const Problem& problem, Stream stream) {
-  Problem p = problem;
+void launch_typed(const Problem& p, Stream stream) {
   const int64_t chunks = (p.tiles + Chunk<kType>::kTiles - 1) / Chunk<kType>::kTiles;
   const int64_t rows = p.batch * (p.target_rows + p.draft_rows);
-  p.digests_tiles = rows * chunks < kFewBlocks;
-  const int64_t blocks = rows * (p.digests_tiles ? p.tiles : chunks);
   const auto go = [&](auto flags) {
-    launch_phase(digest_kernel<kType, flags.value>, blocks, kThreads, stream, p);
+    if (rows * chunks < kFewBlocks) {
+      return launch_phase(tile_kernel<kType, flags.value>, rows * p.tiles, kThreads, stream, p);
+    }
+    launch_phase(digest_kernel<kType, flags.value>, rows * chunks, kThreads, stream, p);
   };
   const auto with_mask = [&](auto flags) {
     if (p.allowed) return go(std::integral_constant<unsigned, flags.value | kIsMasked>{});

@@ -208,7 +208,6 @@ struct Problem {
   Global<const int64_t> exclude_ids;  // [batch, num_exclude]
   int64_t num_exclude, exclude_row_stride, exclude_stride;
   GlobalVector<int32_t> token_map;
-  bool digests_tiles;  // a thread block takes a tile of a row, not 32 KB
   bool is_kept;        // draft rows hold candidates alone
   GlobalIds kept_ids;  // [draft rows, draft_vocab]
   Global<const float> kept_logsumexp;

@@ -168,6 +168,23 @@ def test_a_third_child_is_tried_against_what_one_rejection_left(backend: str, de
     assert len(drawn) > 50 and bool((drawn >= 2).all())  # nothing is left of 0 and 1
 
 
+@pytest.mark.parametrize(
+    ("rule", "replacement"),
+    [("recursive", False), ("recursive", True), ("greedy_multi_draft", False), ("traversal", False)],
+)
+def test_siblings_behind_two_rejections(backend: str, device: str, rule: str, replacement: bool) -> None:
+    """Four drawn siblings, mostly rejected: what a rejection leaves is divided by what the draft has left."""
+    batch, vocab, g = 40, 9, torch.Generator().manual_seed(5)
+    target, draft = (2 * torch.randn(batch, 5, vocab, generator=g) for _ in range(2))
+    drawn = draft[:, 0].softmax(-1).multinomial(4, replacement, generator=g)
+    ids = torch.cat([torch.full((batch, 1), 8), drawn], 1)
+    keywords = {"sampling": Sampling(), "draft_sampling": Sampling(), "rng": make_rng(batch), "max_depth": 1}
+    case = TreeCase(ids, torch.tensor([[-1, 0, 0, 0, 0]] * batch), target, draft, keywords)
+    path = compare(case, device, rule=rule, replacement=replacement).path[:, 0]
+    assert int((path == -1).sum()) > batch // 10
+    assert int((path >= 3).sum()) > (0 if rule == "traversal" else batch // 20)
+
+
 # --- a chain is a tree
 
 CHAIN_RULES = [
