@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -96,16 +97,16 @@ def other_chains() -> Iterator[tuple[str, Case]]:
 
 
 def digests() -> Iterator[tuple[str, Case]]:
-    """Every dtype with everything that a digest may hold: masses, entropy, raw masses, packed bits."""
+    """Every dtype with everything that a digest may hold, of few rows and of many: their blocks have other shares."""
     held = (("greedy", None), ("ratio", None), ("typical", None), ("ratio", "raw"), ("typical", "raw"))
-    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+    for batch, dtype in itertools.product((2, 28), (torch.float32, torch.bfloat16, torch.float16)):
         for rule, logprobs in held:
-            for allowed in (None, everything_allowed(8)):
-                chain = make_chain(2, 3, WIDE, rule=rule, dtype=dtype)
+            for allowed in (None, everything_allowed(4 * batch)):
+                chain = make_chain(batch, 3, WIDE, rule=rule, dtype=dtype)
                 keywords = chain.keywords | {"logprobs": logprobs, "allowed": allowed}
                 call = (chain.draft_ids, chain.target_logits, chain.draft_logits), keywords
                 kind = f"{rule} {dtype} {logprobs} {'all' if allowed is None else 'allowed'}"
-                yield f"verify_chain digest {kind}", bound("verify_chain", call)
+                yield f"verify_chain digest {kind} of {batch}", bound("verify_chain", call)
 
 
 def samples() -> Iterator[tuple[str, Case]]:
