@@ -154,9 +154,10 @@ def test_an_id_outside_the_vocabulary_ends_the_draft(backend: str, device: str, 
     assert int(result.status[0]) == 4 and int(result.num_accepted[0]) == 0
 
 
-def test_zero_draft_probability_is_rejected_and_flagged(backend: str, device: str) -> None:
+@pytest.mark.parametrize("rule", ["ratio", "block"])
+def test_zero_draft_probability_is_rejected_and_flagged(backend: str, device: str, rule: str) -> None:
     target, draft = [[0.0, 0.0, 0.0]] * 2, [[0.0, -INF, 0.0]]
-    tokens, accepted, status = one([1], target, draft, device=device)
+    tokens, accepted, status = one([1], target, draft, device=device, rule=rule)
     assert (accepted, status) == (0, 16) and tokens[0] == 1  # the residual is all on the id the draft never proposes
 
 
@@ -170,6 +171,23 @@ def test_zero_target_probability_is_never_accepted_not_even_with_coin_zero(backe
         knobs = {"top_m": 3} if rule == "topm" else {"max_distance": 3} if rule == "distance" else {}
         result = one([1], [[0.0, -INF, 0.0]] * 2, [[0.0, 0.0, 0.0]], rng=moved, rule=rule, device=device, **knobs)
         assert result[1] == 0 and result[0][0] in (0, 2)
+
+
+def test_a_coin_has_24_bits(backend: str, device: str) -> None:
+    """Coins k / 2^24 with small odd k against p = (k -+ 1/2) / 2^24; with 23 bits the first would accept."""
+    rng = RngKey(torch.arange(8192), torch.full((8192,), 5))
+    k = random_words(rng, purpose="coin", index=torch.zeros(1, dtype=torch.int64))[:, 0] >> 8
+    chosen = (k < 2**15) & (k % 2 == 1)
+    k, seed = k[chosen].double(), rng.seed[chosen].to(device)
+    assert len(k) > 5
+    for accepts, edge in ((0, k - 0.5), (1, k + 0.5)):
+        p = edge / 2**24
+        target = torch.stack([p.log(), (1 - p).log()], 1).float()[:, None].expand(-1, 2, -1).contiguous().to(device)
+        result = verify_chain(
+            torch.zeros(len(k), 1, dtype=torch.int64, device=device), target, None, sampling=Sampling(),
+            rng=RngKey(seed, torch.full_like(seed, 5), torch.zeros_like(seed)), rule="ratio",
+        )  # fmt: skip
+        assert result.num_accepted.tolist() == [accepts] * len(k)
 
 
 def test_bad_layouts_are_flagged_and_harm_nobody(backend: str, device: str) -> None:

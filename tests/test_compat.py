@@ -203,6 +203,19 @@ def test_a_coin_of_zero_accepts_no_impossible_token() -> None:
     assert count.item() == 0 and predicts[0] == 1
 
 
+def test_rejected_twins_leave_nothing_of_their_token() -> None:
+    """Two siblings of one token, rejected: (p - 2 p(0))+ has nothing below 0. Both thresholds are 1 unless given."""
+    target = torch.tensor([[[0.3, 0.3, 0.4]] * 3])
+    links = tree_links(torch.tensor([[-1, 0, 0]]), engine="sglang")
+    predicts, index, count = results(1, 3, 2)
+    coins, last = torch.full((1, 3), 0.9), torch.tensor([0.2])
+    ids = torch.tensor([[2, 0, 0]])
+    sglang.tree_speculative_sampling_target_only(
+        predicts, index, count, ids, *links, coins, last, target, torch.zeros_like(target)
+    )
+    assert count.item() == 0 and predicts[0] == 1
+
+
 def fixture_tree() -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """(candidates, the three links, argmax behind each node) of SGLang's own tests: siblings 4, 1 of the second."""
     candidates = torch.tensor([[0, 1, 2, 3, 4, 5], [7, 8, 9, 10, 11, 12]])

@@ -42,6 +42,9 @@ def test_public_words_are_philox_of_the_documented_counter() -> None:
     rng = RngKey(*(torch.tensor([v]) for v in (seed, counter[1] + 5 * 2**32, counter[2])))
     index = 4 * counter[0] + torch.arange(4)
     assert random_words(rng, purpose=name, index=index, lane=lane)[0].tolist() == list(result)
+    assert torch.equal(
+        random_words(rng, purpose=name, index=index), random_words(rng, purpose=name, index=index, lane=0)
+    )
 
 
 def test_target_words_do_not_depend_on_the_step() -> None:

@@ -86,6 +86,12 @@ def test_drafts_are_those_of_counting(seed: int) -> None:
             texts[step % 3], rows[step % 3] = SuffixIndex(depth=depth, capacity=own_room), []
 
 
+def test_a_factor_of_zero_drafts_nothing() -> None:
+    text = SuffixIndex()
+    text.append([1, 2, 3, 1, 2, 3])
+    assert drafted([text], [[1, 2]], 4, factor=0.0) == [(0.0, [])]
+
+
 def test_without_a_memory_a_text_has_its_own_drafts() -> None:
     text = SuffixIndex()
     text.append([1, 2, 3, 1, 2, 3, 1, 2, 4])

@@ -52,7 +52,7 @@ def test_full_trees_have_medusas_numbers() -> None:
     assert int(layout.status) == 0
     assert set(layout.leaf_paths.flatten().tolist()) == set(range(22))
     assert int(tree_mask(tree.parents[None]).mask.sum()) == 1 + 3 * 2 + 6 * 3 + 12 * 4
-    assert tree.tree_indices(top_k=4)[-1] == 1 + 2 * 4 + 1
+    assert tree.tree_indices(top_k=4)[-1] == 1 + 2 * 4 + 1 and tree.tree_indices(top_k=4)[0] == 0
 
 
 @pytest.mark.parametrize(

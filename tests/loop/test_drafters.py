@@ -135,8 +135,12 @@ def test_lookahead_runs_the_tokens_of_the_paper() -> None:
     for level, window, guesses in ((2, 1, 1), (3, 5, 2), (5, 7, 4)):
         drafter = Lookahead(level, window, guesses)
         drafter.begin(text_of([1, 2]), rule="greedy", sampling=Sampling(), longest=level - 1)
-        ids = drafter.draft(text_of([1, 2]), level - 1).token_ids
-        assert ids.shape[1] <= drafter.nodes(level - 1) == (level - 1) * (window + guesses)
+        draft = drafter.draft(text_of([1, 2]), level - 1)
+        assert draft.token_ids.shape[1] <= drafter.nodes(level - 1) == (level - 1) * (window + guesses)
+        assert draft.parents is not None and draft.candidates is not None
+        first = draft.candidates  # of the window, which hangs on the root and on itself
+        for node, parent in enumerate(draft.parents[0, first:].tolist(), first):
+            assert parent == 0 or first <= parent < node
 
 
 def test_a_draft_model_may_have_another_vocabulary() -> None:

@@ -59,6 +59,14 @@ def test_tokens_are_taken_up_to_the_first_gap() -> None:
     assert not any(text.is_finished)
 
 
+def test_the_slowest_are_within_a_tenth_of_most_to_go() -> None:
+    sequences = new_text(20)
+    append(sequences, [[5, -1, -1, -1], [5, 6, -1, -1]])
+    assert (sequences.left, sequences.slowest) == (19, [0, 1])
+    append(sequences, [[5, -1, -1, -1], [5, 6, 7, -1]])
+    assert (sequences.left, sequences.slowest) == (18, [0])
+
+
 def test_the_limit_cuts_a_step() -> None:
     text = new_text(limit=4)
     assert append(text, [[5, 6, 7], [5, -1, -1]]) == [3, 1]

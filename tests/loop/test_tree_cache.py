@@ -210,6 +210,13 @@ def test_crop_of_a_ragged_batch_and_reset() -> None:
     assert not any(bool(layer.keys.any()) for layer in requests.cache.layers)
 
 
+def test_a_cache_takes_requests_only_while_it_is_empty() -> None:
+    requests = Requests(model(), PROMPTS, random.Random(1))
+    parts = [(requests.cache, range(len(PROMPTS)))]
+    with pytest.raises(ValueError, match="take must be called on an empty cache of 3 requests"):
+        requests.cache.take(parts)
+
+
 # --- memory
 
 

@@ -291,6 +291,14 @@ def test_raw_logprobs_are_the_softmax_of_all_logits(backend: str, device: str) -
     torch.testing.assert_close(result.logprobs.cpu(), want, rtol=1e-5, atol=2e-5)
 
 
+def test_the_last_id_of_the_last_word_may_be_the_only_one(backend: str, device: str) -> None:
+    allowed = torch.tensor([[0, -(2**31)]], dtype=torch.int32, device=device)
+    rng = RngKey(*(torch.tensor([v], device=device) for v in (7, 5, 0)))
+    logits = torch.zeros(1, 64, device=device)
+    result = sample(logits, sampling=Sampling(), rng=rng, purpose="target", allowed=allowed)
+    assert result.token_ids.tolist() == [[63]]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -298,6 +306,7 @@ def test_raw_logprobs_are_the_softmax_of_all_logits(backend: str, device: str) -
         ({"num_samples": 0}, r"num_samples must be an int in \[1, 64\], got 0"),
         ({"num_samples": 65}, r"num_samples must be an int in \[1, 64\], got 65"),
         ({"lane": -1}, r"lane must be an int in \[0, 2\^30\)"),
+        ({"lane": 2**30}, r"lane must be an int in \[0, 2\^30\)"),
         ({"logprobs": None}, "logprobs must be one of 'processed', 'raw', got None"),
         ({"exclude_ids": torch.zeros(3).long()}, r"exclude_ids must be \[3, n\], got \[3\]"),
         ({"token_map": torch.zeros(9)}, "token_map must be int32, got float32"),

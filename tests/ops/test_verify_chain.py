@@ -45,6 +45,18 @@ def test_disjoint_distributions_reject_and_draw_from_the_target(backend: str, de
     assert accepted == 0 and tokens[0] in (0, 1) and status == 0
 
 
+@pytest.mark.parametrize("rule", ["ratio", "block"])
+def test_filters_of_the_draft_alone(backend: str, device: str, rule: str) -> None:
+    """The target has none: the draft row's law still has its own."""
+    case = make_chain(40, 3, 50, rule=rule)
+    assert case.draft_logits is not None
+    case.draft_ids.copy_(case.draft_logits.argmax(-1))
+    case.keywords |= {"sampling": Sampling(), "draft_sampling": Sampling.full(40, top_k=2)}
+    filtered = compare(case, device)
+    case.keywords |= {"draft_sampling": Sampling()}
+    assert not torch.equal(filtered.num_accepted, compare(case, device).num_accepted)
+
+
 COIN_HALF = (1, 44038657)  # seed, position of a coin that is exactly 1 / 2 (found by search)
 
 
