@@ -34,7 +34,8 @@ bison, flex and nvcc: two minutes on two free cores. A patch there mends these f
 `redux`, conversions to and from bfloat16, `cp.async`, `ldmatrix` and `mma` (bfloat16) become other instructions. nvcc
 inlines all functions of the CUDA sources: the simulator passes structures of called ones wrongly. For timed launches
 `tools/simulate/schedule.py` orders the instructions of each basic block as an assembler would: the simulator issues
-those of a warp as they stand, and PTX uses a value right behind the exponential that makes it.
+those of a warp as they stand, and PTX uses a value right behind the exponential that makes it. Halves of a product of
+64 bits, which are registers to an assembler, are products of their own.
 
 ## What is checked
 
@@ -84,9 +85,10 @@ def timed(content: dict[str, Any]) -> Iterator[str]:
         "bandwidth. The first launch finds cold caches. `bytes a cycle` counts what the rule must read; for the copy,\n"
         "what it reads and writes. Rivals are given the float32 rows that they ask for; their PyTorch operations\n"
         "around the kernels are not counted. vLLM's filters are left out.\n\n"
-        "**One row is where our draws are slow.** They run fewer instructions than vLLM's, in one block a request,\n"
-        "while the other multiprocessors wait: `ratio` takes twice vLLM's cycles. vLLM draws noise for every id,\n"
-        "in a block for each 1,024 of them.\n"
+        "**One row is where our draws are slow.** They run a third of the instructions of vLLM's, in one block a\n"
+        "request, while the other multiprocessors wait: `ratio` takes 1.5 times vLLM's cycles in CUDA (three launches\n"
+        "against five; the gaps between launches are not counted) and 3.5 times in Triton. vLLM draws noise for every\n"
+        "id, in a block for each 1,024 of them.\n"
     )
     for configuration, found in content["timed"].items():
         yield f"### {CONFIGURATIONS[configuration]} (simulated)\n"
