@@ -217,7 +217,6 @@ __device__ __forceinline__ void digest(const Problem& p) {
   SPECDEC_SHARED(Parts, parts);
   SPECDEC_SHARED(RawParts, raw_parts);
   SPECDEC_SHARED(Share, t);
-  after_last_kernel();
   if (threadIdx.x < 32) find_share<kTiles>(p, kType, &t);
   __syncthreads();
   if (!t.active) return;
@@ -269,11 +268,13 @@ __device__ __forceinline__ void digest(const Problem& p) {
 
 template <LogitType kType, unsigned kFlags>
 __global__ void __launch_bounds__(kThreads, 4) digest_kernel(const __grid_constant__ Problem p) {
+  after_last_kernel();
   digest<kType, kFlags, Chunk<kType>::kTiles>(p);
 }
 
 template <LogitType kType, unsigned kFlags>
 __global__ void __launch_bounds__(kThreads, 4) tile_kernel(const __grid_constant__ Problem p) {
+  after_last_kernel();
   digest<kType, kFlags, 1>(p);
 }
 
