@@ -40,8 +40,8 @@ MANY = (
     "residual_distribution",
     "every_shape",
 )  # hundreds of requests
-# What smaller vocabularies do not reach: sums and races over tiles, rows beyond their lists.
-ALWAYS = ("several_tiles",)
+# What smaller calls do not reach: sums and races over tiles, rows beyond their lists or found bad late, tree levels.
+ALWAYS = ("several_tiles", "found_late", "level_by_level")
 
 
 def _device(backend: str) -> str:

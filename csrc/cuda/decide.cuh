@@ -53,10 +53,11 @@ __device__ inline int64_t draft_column(const Problem& p, const Chain& c, int64_t
   return -1;
 }
 
-// Log-probability of an id with this logit, of a row that is not greedy.
+// Log-probability of an id with this logit, of a row that is not greedy. Rounded after each step: a
+// compiler would fuse it in one kernel and not in another.
 __device__ __forceinline__ float logprob_of(const RowStats& r, const Parameters& s, float logit) {
   if (!(logit >= r.threshold) || logit == -INFINITY) return -INFINITY;
-  return (logit - r.maximum) * s.inv_t - logf(r.mass);
+  return sub_rn(mul_rn(sub_rn(logit, r.maximum), s.inv_t), logf(r.mass));
 }
 
 // Log-probability of an id under the law that the mode names; the raw one knows no edits.

@@ -36,6 +36,22 @@ __device__ inline int seen_in(float q) {
   return q != q || q == INFINITY ? kSawBad : q > -INFINITY ? kSawFinite : 0;
 }
 
+// What the draft logits of eight target ids are.
+__device__ inline int seen_in_eight(const Problem& p, const PairRows& r, int64_t first) {
+  int seen = 0;
+  if (p.is_kept) {
+    for (int i = 0; i < p.draft_vocab; ++i) {
+      if (r.ids[i] >= first && r.ids[i] < first + 8) seen |= seen_in(r.draft.at(i));
+    }
+    return seen;
+  }
+  float q[8];
+  r.load_draft8(p, first, q);
+#pragma unroll
+  for (const float one : q) seen |= seen_in(one);
+  return seen;
+}
+
 // Log-weight of an id with this target logit; -inf: out.
 __device__ inline float drawn_weight(const Problem& p, const PairRows& r, int64_t b, int64_t id,
                                      float logit, int* seen) {
@@ -71,7 +87,10 @@ __device__ inline Key draw_key(const Problem& p, const PairRows& r, const Race& 
         law.inv_t,
         scale,
         law.threshold,
-        [&](int64_t first, float (&v)[8]) { r.target.load8(first, p.vocab, v); },
+        [&](int64_t first, float (&v)[8]) {
+          r.target.load8(first, p.vocab, v);
+          if (t.watch_draft) saw |= seen_in_eight(p, r, first);
+        },
         [&](int64_t id, float logit) { return drawn_weight(p, r, b, id, logit, &saw); }};
     run_race(race, static_cast<int>((p.vocab + kBlock - 1) / kBlock),
              block_maxima_of(p, p.row_slot(b, t.slot), r.target.type()), scratch, winner, entrants);

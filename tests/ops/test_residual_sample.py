@@ -48,7 +48,7 @@ def test_a_thousand_seeds_draw_alike(backend: str, device: str, is_slow: bool) -
 def test_draws_follow_the_residual_distribution(backend: str, device: str, is_slow: bool) -> None:
     batch = 1500 if is_slow else 100_000
     one = make_residual(1, 9)
-    probs = run(residual_probs, "cpu", one).probs[0]
+    probs = run(residual_probs, device, one).probs[0].cpu()
     case: dict[str, Any] = {k: v.expand(batch, -1) if "logits" in k else v for k, v in one.items()}
     case["sampling"] = case["draft_sampling"] = Sampling()
     found = run(residual_sample, device, {**case, "rng": make_rng(batch)})

@@ -125,7 +125,7 @@ def test_typical_takes_medusas_path(backend: str, device: str) -> None:
     batch = 40
     case = make_tree(batch, 14, 30, rule="typical", drafts="point", ragged=True, closeness=0.3)
     result = compare(case, device, typical_epsilon=0.05, typical_delta=0.2)
-    leaves = tree_layout(case.parents).leaf_paths
+    leaves = tree_layout(case.parents, backend="reference").leaf_paths
     for b in range(batch):
         p = case.target_logits[b].double().softmax(-1)
         path, accepted = medusa_typical(p, case.token_ids[b], leaves[b], 0.05, 0.2)
@@ -288,7 +288,16 @@ def test_a_thousand_and_twenty_four_nodes(backend: str, device: str) -> None:
 @pytest.mark.parametrize("filters", ["none", "top_p", "min_p"])
 def test_several_tiles(backend: str, device: str, is_slow: bool, filters: str) -> None:
     for rule in ("match", "typical", "recursive"):
-        compare(make_tree(2 if is_slow else 20, 4, 9999, rule=rule, filters=filters).to(device), device)
+        compare(make_tree(2 if is_slow else 20, 4, 9999, rule=rule, filters=filters), device)
+
+
+@pytest.mark.parametrize("rule", [rule for rule in TREE_RULES if rule != "traversal"])
+def test_a_wide_tree_is_read_level_by_level(backend: str, device: str, rule: str) -> None:
+    """So large that reading the rows of all nodes first would cost more than another round of kernels."""
+    is_interpreted = backend == "triton" and device == "cpu"
+    case = make_tree(2 if is_interpreted else 48, 32, 7500, max_depth=1, rule=rule)
+    result = compare(case, device, **({"typical_epsilon": 1e-4} if rule == "typical" else {}))
+    assert int(result.num_accepted.max()) == 1
 
 
 def test_masks_and_reduced_vocabularies_mean_what_they_say(backend: str, device: str) -> None:

@@ -23,7 +23,7 @@ from native.build import build  # noqa: E402
 
 KEPT_TESTS = (  # test_devices.py of tests/gpu runs in the fast tier, as test_other_device.py
     "tests/gpu/test_caches.py",
-    "tests/gpu/test_handshake.py",
+    "tests/gpu/test_repeats.py",
     "tests/ops/test_gather_nodes.py",
 )
 PLANTED = """
@@ -51,7 +51,7 @@ exec "$last" "$@"
 TOOLS = {"compute-sanitizer": SANITIZER, "ncu": NCU, "nvidia-smi": "#!/bin/sh\necho 580.0\n", "nvcc": "#!/bin/sh\n"}
 # Text of the copy that is replaced: fewer repeats, fewer ids, the GPUs in every test process.
 CHANGES = {
-    "tests/gpu/test_handshake.py": [
+    "tests/gpu/test_repeats.py": [
         ("REPEATS = 1000", "REPEATS = 10"),
         ("VOCAB = 128256", "VOCAB = 2400"),
         ("[1, 7, 256]", "[1, 2]"),

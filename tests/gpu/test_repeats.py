@@ -1,4 +1,4 @@
-"""Stress of the one cross-block handshake (csrc/cuda/handshake.cuh), where `make race` has only its model."""
+"""The same bits a thousand times, on several streams and in a graph: what `make race` looks for, on a GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = [
 
 
 REPEATS = 1000
-VOCAB = 128256  # 32 blocks meet for each row
+VOCAB = 128256  # eight blocks or more leave a digest of each row
 
 
 def rng_of(batch: int) -> RngKey:
@@ -25,7 +25,7 @@ def rng_of(batch: int) -> RngKey:
 @pytest.mark.parametrize("batch", [1, 7, 256])
 @pytest.mark.parametrize("filters", [{}, {"top_k": 50, "top_p": 0.95}], ids=["plain", "filters"])
 def test_a_thousand_repeats_give_the_same_bits(batch: int, filters: dict[str, float]) -> None:
-    """A partial that is not yet visible would change a sum or a winner."""
+    """A part that is not yet visible would change a sum or a winner."""
     logits = 3 * torch.randn(batch, VOCAB, device="cuda", dtype=torch.bfloat16)
     sampling = Sampling.full(batch, temperature=0.8, **filters, device="cuda")
     rng = rng_of(batch)
@@ -39,8 +39,8 @@ def test_a_thousand_repeats_give_the_same_bits(batch: int, filters: dict[str, fl
     assert int(differing) == 0
 
 
-def test_streams_do_not_share_tickets() -> None:
-    """Two streams run the same op at once; a shared counter would let a block decide too early."""
+def test_streams_do_not_share_scratch() -> None:
+    """Two streams run the same op at once."""
     batch, draft, vocab = 16, 4, VOCAB // 4
     target = 3 * torch.randn(batch, draft + 1, vocab, device="cuda")
     drafted = target[:, :draft] + torch.randn(batch, draft, vocab, device="cuda")
@@ -61,7 +61,7 @@ def test_streams_do_not_share_tickets() -> None:
 
 
 def test_a_graph_replays_beside_its_stream() -> None:
-    """A capture brings its own tickets, so replays and eager calls may overlap."""
+    """A capture brings its own scratch, so replays and eager calls may overlap."""
     batch, vocab = 8, VOCAB // 2 - 7  # rows that are not 16-byte aligned
     logits = 3 * torch.randn(batch, vocab, device="cuda", dtype=torch.float16)
     sampling, rng = Sampling.full(batch, temperature=0.7, top_p=0.9, device="cuda"), rng_of(batch)
