@@ -11,7 +11,7 @@ import triton.language as tl
 
 from .noise import BLOCK
 from .plan import P_NUMBER, P_OFFSET, planned
-from .rows import as_asked, has_changes, load_logits, of_width, without_changes
+from .rows import Rows, as_asked, has_changes, load_logits
 
 # Of a tile, float32: maximum, sum exp z with z = (logit - maximum) / T, sum z exp z; and without mask at T = 1 the
 # maximum and sum exp z.
@@ -20,23 +20,18 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 class Digest(NamedTuple):
-    """Digests of all rows, and what `settle` makes of each."""
+    """Digests of all rows, and what `settle` makes of each.
 
+    A kernel that is not specialised on the sizes gets them apart: `Digest(rows, tiles, *digest[2:])`.
+    """
+
+    rows: Any
+    tiles: Any
     tile: Any  # float32 [T_FIELDS, rows, tiles]
     blocks: Any  # largest logit of each block of a target row, [rows, tiles * blocks of a tile], in their dtype
     draft_blocks: Any  # ... of a draft row
     record_f: Any  # float32 [rows, R_FIELDS]
     record_i: Any  # int32 [rows, Q_FIELDS]
-    rows: Any  # 0 but in kernels that get it apart: see `sized`
-    tiles: Any
-
-
-@triton.jit
-def sized(digest, rows, tiles):
-    """A digest with its sizes, which a launch passes apart: a kernel is not specialised on them."""
-    return Digest(
-        digest.tile, digest.blocks, digest.draft_blocks, digest.record_f, digest.record_i, rows, tiles
-    )  # fmt: skip
 
 
 @triton.jit
@@ -125,7 +120,7 @@ def _stream(
             rows, blocks, digest.tile, planes, at, tile, offset, number, inv_t, MASS, ENTROPY, RAW, False, False, TILE
         )  # fmt: skip
     else:
-        plain = without_changes(rows)
+        plain = Rows(rows.vocab, rows.ptr, rows.request, rows.row, rows.allowed, rows.allowed_row, None, rows.aligned)
         _stream_plain(digest, plain, blocks, at, tile, offset, number, inv_t, MASS, ENTROPY, RAW, ALIGNED, TILE)
 
 
@@ -136,7 +131,7 @@ def digest_kernel(
     DRAFT_ALIGNED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Digests of the planned rows. Grid: rows * tiles; a program streams one tile."""
-    digest, target = sized(digest, count, tiles), of_width(target, vocab)
+    digest, target = Digest(count, tiles, *digest[2:]), Rows(vocab, *target[1:])
     pid = tl.program_id(0).to(tl.int64)
     row = pid // tiles
     tile = (pid % tiles).to(tl.int32)
@@ -147,7 +142,8 @@ def digest_kernel(
             _stream(digest, target, digest.blocks, pid, tile, offset, number, inv_t, MASS, ENTROPY, RAW, ALIGNED, TILE)
         else:
             if DRAFT:
+                rows = Rows(draft_vocab, *draft[1:])
                 _stream(
-                    digest, of_width(draft, draft_vocab), digest.draft_blocks, pid, tile, offset, -1 - number, inv_t,
+                    digest, rows, digest.draft_blocks, pid, tile, offset, -1 - number, inv_t,
                     True, False, False, DRAFT_ALIGNED, TILE,
                 )  # fmt: skip

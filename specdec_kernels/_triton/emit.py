@@ -9,16 +9,9 @@ from .laws import law_of
 from .noise import log, noise_of
 from .plan import P_NUMBER, P_OFFSET, P_POSITION, planned
 from .race import better, race_scores, winner
-from .settle import view_of
-from .visit import TINY, draw
+from .settle import maxima_of
+from .visit import TINY, Rest, View, draw
 from .walk import FIXED, NOTHING, POINT, RESIDUAL
-
-
-@triton.jit
-def target_view(call, row, TILE: tl.constexpr):
-    """A planned target row, as `visit.race` takes it."""
-    offset, number = planned(call.plan, row, P_OFFSET), planned(call.plan, row, P_NUMBER)
-    return view_of(call.ws, call.ws.blocks, call.target, row, offset, number, TILE)
 
 
 @triton.jit
@@ -39,14 +32,16 @@ def draw_next(
     call, b, row, how, status, token, inv_t, rest, is_late, exclude, excluded, weights,
     PAIRS: tl.constexpr, TILE: tl.constexpr, NP: tl.constexpr,
 ):  # fmt: skip
-    """(token, status): drawn as `how` says; `token` stays where it is known. rest: `visit.Rest` or None.
+    """(token, status): drawn as `how` says; `token` stays where it is known. rest: `visit.Rest`.
 
     What is excluded counts where a point mass was rejected; in a residual too if it has weights of its own. An empty
     residual, and a point mass without which nothing is left, are drawn from p; so is a late one: a residual whose
     draft row turned out bad.
     """
     if (how != NOTHING) & (how != FIXED):
-        view, law = target_view(call, row, TILE), law_of(call.ws, row)
+        offset, number = planned(call.plan, row, P_OFFSET), planned(call.plan, row, P_NUMBER)
+        view = View(call.target, offset, number, maxima_of(call.ws, call.ws.blocks, row, TILE))
+        law = law_of(call.ws, row)
         position = planned(call.plan, row, P_POSITION)
         best = tl.full([], float("-inf"), tl.float32)
         if PAIRS:
@@ -63,7 +58,7 @@ def draw_next(
         count = tl.where(how == POINT, excluded, 0)
         going = tl.where(best > float("-inf"), 0, 1)
         while going > 0:
-            best, token = draw(view, law, inv_t, call.noise, b, position, None, exclude, count, RESIDUAL_PURPOSE)
+            best, token = draw(view, law, inv_t, call.noise, b, position, Rest(), exclude, count, RESIDUAL_PURPOSE)
             going = tl.where((best > float("-inf")) | (count == 0), 0, 1)
             status |= tl.where(going > 0, S_EMPTY, 0)
             count = count * 0

@@ -10,11 +10,11 @@ of the row by one program, never a wrong result.
 import triton
 import triton.language as tl
 
-from .digest import sized
+from .digest import Digest
 from .noise import BLOCK
 from .plan import P_NUMBER, P_OFFSET, planned
 from .records import OPEN, Q_FIELDS, Q_STATE, R_MASS, R_MAX, get_record_f, get_record_i, weights
-from .rows import as_asked, fact, key_of, load_logits, logits_at, of_width, sampling_of, value_of
+from .rows import Rows, as_asked, fact, key_of, load_logits, logits_at, sampling_of, value_of
 from .thresholds import UNIT, edge_of, kth_of, lowest_key, mass_of, min_p_threshold, units
 
 # Sums of a tile of an open row, int64: how many lie inside, above, at the high and at the low end; mass and entropy sum
@@ -143,7 +143,7 @@ def gather_kernel(
     ENTROPY: tl.constexpr, FILTERS: tl.constexpr, DRAFT_FILTERS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Reads open rows once more. Grid: rows * tiles; programs of other rows leave at once."""
-    digest, target = sized(digest, count, tiles), of_width(target, vocab)
+    digest, target = Digest(count, tiles, *digest[2:]), Rows(vocab, *target[1:])
     pid = tl.program_id(0).to(tl.int64)
     row = pid // digest.tiles
     tile = (pid % digest.tiles).to(tl.int32)
@@ -159,7 +159,7 @@ def gather_kernel(
                     _gather_tile(digest, work, target, row, tile, offset, number, how, ENTROPY, TILE)
             else:
                 if DRAFT_FILTERS:
-                    rows = of_width(draft, draft_vocab)
+                    rows = Rows(draft_vocab, *draft[1:])
                     inv_t, t, _, _, floor, _, _, _ = sampling_of(draft_sampling, b, draft_vocab)
                     how = (inv_t, t, floor)
                     _gather_tile(digest, draft_work, rows, row, tile, offset, -1 - number, how, False, TILE)

@@ -70,8 +70,8 @@ def look(
     if draft is not None:
         draft_blocks = blocks if _dtype(draft) == blocks.dtype else torch.empty_like(blocks, dtype=_dtype(draft))
     digest = Digest(
-        make(T_FIELDS.value, rows, tiles), blocks, draft_blocks, make(rows, R_FIELDS.value),
-        make(rows, Q_FIELDS.value, dtype=torch.int32), 0, tiles,
+        0, tiles, make(T_FIELDS.value, rows, tiles), blocks, draft_blocks, make(rows, R_FIELDS.value),
+        make(rows, Q_FIELDS.value, dtype=torch.int32),
     )  # fmt: skip
     return Look(
         digest, Plan(make(rows, P_FIELDS.value, dtype=torch.int64), make(rows)),

@@ -85,6 +85,7 @@ def residual_tile(pairs, scaled, b, tile, x, point, is_row, inv_t, greedy, ROWS:
 @host.entry
 def mass_kernel(pairs, scaled, sums, ROWS: tl.constexpr, TILE: tl.constexpr):
     """Sum and largest of (a p - b q)+ of each tile, [2, batch, tiles]. Grid: batch * tiles."""
+    pairs = Pairs(*pairs)
     pid = tl.program_id(0).to(tl.int64)
     tiles = pairs.ws.tiles
     b = pid // tiles

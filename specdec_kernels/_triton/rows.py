@@ -17,12 +17,15 @@ class Changes(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Logit rows of all requests: row i of request b starts at b * request + i * row."""
+    """Logit rows of all requests: row i of request b starts at b * request + i * row.
 
+    A kernel of planned rows gets the width apart: `Rows(vocab, *rows[1:])`.
+    """
+
+    vocab: Any
     ptr: Any
     request: Any  # stride between requests, a `launch.size`; 0 in a flat layout
     row: Any  # stride between rows
-    vocab: Any
     allowed: Any  # int32 bits [rows, ceil(vocab / 32)] or None
     allowed_row: Any  # stride between its rows, a `launch.size`
     changes: Any = None  # `Changes`
@@ -36,20 +39,6 @@ class Noise(NamedTuple):
     position: Any
     step: Any
     lane: Any
-
-
-@triton.jit
-def of_width(rows, vocab):
-    """Planned rows: their places stand in the plan, their width is passed apart."""
-    return Rows(rows.ptr, 0, 0, vocab, rows.allowed, rows.allowed_row, rows.changes)
-
-
-@triton.jit
-def without_changes(rows):
-    """The same rows as the model gave them, for tiles that no edit touches."""
-    return Rows(
-        rows.ptr, rows.request, rows.row, rows.vocab, rows.allowed, rows.allowed_row, None, rows.aligned
-    )  # fmt: skip
 
 
 @triton.jit

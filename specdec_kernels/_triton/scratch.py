@@ -61,7 +61,7 @@ def rows_of(
     allowed_stride = 0 if allowed is None else allowed.stride(0)
     is_aligned = batch_stride % 16 == 0 and row_stride % 16 == 0 and logits.data_ptr() % 16 == 0
     rows = Rows(
-        logits, host.size(batch_stride), row_stride, logits.shape[-1], allowed,
+        logits.shape[-1], logits, host.size(batch_stride), row_stride, allowed,
         host.size(allowed_stride), aligned=16 if is_aligned else None,
     )  # fmt: skip
     return rows if edits is None else changed(rows, edits, 0 if flat else logits.shape[1], cu_draft)

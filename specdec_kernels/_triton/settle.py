@@ -7,7 +7,7 @@ Tiles are merged in index order, so a sum depends on the row alone.
 import triton
 import triton.language as tl
 
-from .digest import T_ENTROPY, T_MAX, T_RAW_MAX, T_RAW_SUM, T_SUM, larger, largest, sized
+from .digest import T_ENTROPY, T_MAX, T_RAW_MAX, T_RAW_SUM, T_SUM, Digest, larger, largest
 from .gather import close_row, open_row
 from .laws import law_of
 from .noise import BLOCK
@@ -26,18 +26,18 @@ from .records import (
     put_law,
     weights,
 )
-from .rows import fact, logits_at, of_width, sampling_of
+from .rows import Rows, fact, logits_at, sampling_of
 from .thresholds import by_scanning, from_blocks
-from .visit import SPAN, View, draw, ids_of_blocks, next_blocks, span_blocks, span_maxima
+from .visit import SPAN, Rest, View, draw, ids_of_blocks, next_blocks, span_blocks, span_maxima
 
 TILES = tl.constexpr(64)  # tiles that are merged at once
 NOBODY = tl.constexpr(0x7FFFFFFF)
 
 
 @triton.jit
-def view_of(digest, blocks, rows, row, offset, number, TILE: tl.constexpr):
-    """A planned row."""
-    return View(rows, offset, number, blocks + row * digest.tiles * (TILE // BLOCK))
+def maxima_of(digest, blocks, row, TILE: tl.constexpr):
+    """Where the maxima of a row's blocks stand."""
+    return blocks + row * digest.tiles * (TILE // BLOCK)
 
 
 @triton.jit
@@ -194,21 +194,21 @@ def _settle_planned(
     offset = planned(plan, row, P_OFFSET)
     is_target = row % (NT + ND) < NT
     if is_target & (offset >= 0):
-        view = view_of(digest, digest.blocks, target, row, offset, planned(plan, row, P_NUMBER), TILE)
+        view = View(target, offset, planned(plan, row, P_NUMBER), maxima_of(digest, digest.blocks, row, TILE))
         fresh = _settle(digest, view, work, row, sampling, b, MASS, ENTROPY, RAW, FILTERS, AGAIN, TILE)
         if PURPOSE >= 0:
             inv_t, _, _, _, _, _, greedy, _ = sampling_of(sampling, b, target.vocab)
             if fresh & (greedy == 0) & (get_record_i(digest, row, Q_STATE, row >= 0) == GOOD):
                 position = planned(plan, row, P_POSITION)
-                _score, token = draw(view, law_of(digest, row), inv_t, noise, b, position, None, None, 0, PURPOSE)
+                _score, token = draw(view, law_of(digest, row), inv_t, noise, b, position, Rest(), None, 0, PURPOSE)
                 tl.store(digest.record_i + row * Q_FIELDS + Q_WINNER, token)
         if RANKS:
             drafted = planned(plan, row, P_DRAFTED)
             tl.store(digest.record_i + row * Q_FIELDS + Q_RANK, rank_of(view, drafted.to(tl.int32), top_m))
     if DRAFT:
         if (is_target == 0) & (offset >= 0):
-            rows = of_width(draft, draft_vocab)
-            view = view_of(digest, digest.draft_blocks, rows, row, offset, -1 - planned(plan, row, P_NUMBER), TILE)
+            rows, number = Rows(draft_vocab, *draft[1:]), -1 - planned(plan, row, P_NUMBER)
+            view = View(rows, offset, number, maxima_of(digest, digest.draft_blocks, row, TILE))
             _settle(digest, view, draft_work, row, draft_sampling, b, True, False, False, DRAFT_FILTERS, AGAIN, TILE)
 
 
@@ -234,8 +234,8 @@ def settle_kernel(
 ):  # fmt: skip
     """Records of the planned rows; PURPOSE names the noise of the draw of each target row, -1 for none. Grid: rows."""
     _settle_planned(
-        sized(digest, count, tiles), plan, work, draft_work, of_width(target, vocab), draft, sampling, draft_sampling,
-        draft_vocab, NT, ND, noise, top_m,
+        Digest(count, tiles, *digest[2:]), plan, work, draft_work, Rows(vocab, *target[1:]), draft, sampling,
+        draft_sampling, draft_vocab, NT, ND, noise, top_m,
         PURPOSE, RANKS, MASS, ENTROPY, RAW, FILTERS, DRAFT_FILTERS, DRAFT, False, TILE,
     )  # fmt: skip
 
@@ -250,6 +250,7 @@ def settle_again_kernel(
 ):  # fmt: skip
     """Records of the rows that `gather_kernel` read once more. Grid: rows."""
     _settle_planned(
-        sized(digest, count, tiles), plan, work, draft_work, of_width(target, vocab), draft, sampling, draft_sampling,
-        draft_vocab, NT, ND, noise, 0, PURPOSE, False, False, False, False, FILTERS, DRAFT_FILTERS, DRAFT, True, TILE,
+        Digest(count, tiles, *digest[2:]), plan, work, draft_work, Rows(vocab, *target[1:]), draft, sampling,
+        draft_sampling, draft_vocab, NT, ND, noise, 0,
+        PURPOSE, False, False, False, False, FILTERS, DRAFT_FILTERS, DRAFT, True, TILE,
     )  # fmt: skip

@@ -103,6 +103,7 @@ def open_kernel(
     ROWS: tl.constexpr, NP: tl.constexpr,
 ):  # fmt: skip
     """Checks the tree, ranks its nodes, empties the results, queues and plans the root, or all nodes. Grid: batch."""
+    call = Walk(*call)
     b = tl.program_id(0).to(tl.int64)
     n = tl.arange(0, NP)
     parent, depth, bad = tree_of(call.parents, b, size_of(call.nodes), size_of(call.max_depth), NP)

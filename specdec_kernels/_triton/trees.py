@@ -50,6 +50,11 @@ def total(a, b):
 
 
 @triton.jit
+def smaller(a, b):
+    return tl.minimum(a, b)
+
+
+@triton.jit
 def with_ancestors(values, parent, nodes, combine: tl.constexpr, NP: tl.constexpr):
     """Each node's value combined with those of all its ancestors; a root's must be neutral or combine with itself."""
     n = tl.arange(0, NP)

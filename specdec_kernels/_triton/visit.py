@@ -26,16 +26,16 @@ class View(NamedTuple):
 
 
 class Rest(NamedTuple):
-    """What a residual a p - b q takes from a target row: a draft row over target ids."""
+    """What a residual a p - b q takes from a target row: a draft row over target ids; `Rest()` takes nothing."""
 
-    draft: Any
-    columns: Any
-    offset: Any
-    number: Any
-    law: Any
-    inv_t: Any
-    a: Any
-    b: Any
+    draft: Any = None
+    columns: Any = None
+    offset: Any = None
+    number: Any = None
+    law: Any = None
+    inv_t: Any = None
+    a: Any = None
+    b: Any = None
 
 
 GROUPS, EACH = tl.constexpr(32), tl.constexpr(64)  # groups, and blocks of each
@@ -131,7 +131,7 @@ def _bounds(view, law, inv_t, rest, least, noise, b, position, start, count, PUR
     """What the score of no id of a block can exceed, [GROUPS, EACH]."""
     maxima = span_maxima(view.blocks, start, count)
     bounds = (maxima - law[0]) * inv_t
-    if rest is not None:
+    if rest.a is not None:
         most = tl.maximum(rest.a * law[2], TINY)
         bounds += tl.log(most) + RESIDUAL_MARGIN
     if least is None:
@@ -154,7 +154,7 @@ def _scores(
     x = logits_at(view.rows, view.offset, view.number, v, there)
     competes = kept(x, law[3])
     logweight = (x - law[0]) * inv_t
-    if rest is not None:
+    if rest.a is not None:
         y = draft_logits_at(rest.draft, rest.columns, rest.offset, rest.number, v, there)
         weight = rest.a * prob(x, law, inv_t) - rest.b * prob(y, rest.law, rest.inv_t)
         competes = weight >= TINY
@@ -178,7 +178,7 @@ def race(
 ):  # fmt: skip
     """(scores, ids, columns), [NP], of the n ids with the largest log-weight - log E; -inf, -1, -1 past the last.
 
-    exclude: ids that do not compete. Weights are p, or with `rest` a p - b q, which a p bounds.
+    exclude: ids that do not compete. Weights are p, or with a `Rest` a p - b q, which a p bounds.
     """
     best = tl.full([NP], float("-inf"), tl.float32)
     names, places = tl.full([NP], -1, tl.int32), tl.full([NP], -1, tl.int32)

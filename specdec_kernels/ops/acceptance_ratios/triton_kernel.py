@@ -23,6 +23,7 @@ from ..._types import RatioArguments
 @host.entry
 def _decide_kernel(pairs, sums, ratio, overlap, status, NT, ND, ROWS: tl.constexpr, KP: tl.constexpr):
     """Ratio = min(1, p(x) / q(x)), and overlap: p(x) of a point mass, 0 of no row. Grid: batch."""
+    pairs = Pairs(*pairs)
     b = tl.program_id(0).to(tl.int64)
     NR = NT + ND
     ids, k, bad_id, first, bad, lost = chain_of(pairs.chain, b, pairs.target.vocab, KP)
@@ -71,6 +72,7 @@ def _decide_kernel(pairs, sums, ratio, overlap, status, NT, ND, ROWS: tl.constex
 @host.entry
 def _overlap_kernel(pairs, sums, NT, ND, TILE: tl.constexpr, KP: tl.constexpr):
     """Sum_v min(p(v), q(v)) of each tile of the drafted positions. Grid: batch * width * tiles."""
+    pairs = Pairs(*pairs)
     pid = tl.program_id(0).to(tl.int64)
     tiles = pairs.ws.tiles
     tile = (pid % tiles).to(tl.int32)

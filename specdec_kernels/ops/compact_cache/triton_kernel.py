@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..._triton import cache
 from ..._triton import launch as host
-from ..._triton.cache import copy_rows, item_of, locate
+from ..._triton.cache import Views, copy_rows, item_of, locate
 from ..._triton.codes import S_LAYOUT
 
 
@@ -21,6 +21,7 @@ def _compact_kernel(
 
     Grid: batch * tensors * splits; a program owns some columns of the rows of one request in one tensor.
     """
+    views = Views(*views)
     b, tensor, split = item_of(views)
     count, length = tl.load(num_accepted + b), tl.load(lengths + b).to(tl.int64)
     nodes = path + b * columns - 1  # nodes[d] is the node at depth d

@@ -8,6 +8,7 @@ from torch import Tensor
 from ..._triton import launch as host
 from ..._triton import scratch
 from ..._triton.codes import S_EMPTY
+from ..._triton.pairs import Pairs
 from ..._triton.residual import mass_of, pairs_of, residual_case, residual_tile
 from ..._triton.visit import TINY
 from ..._types import ResidualArguments
@@ -16,6 +17,7 @@ from ..._types import ResidualArguments
 @host.entry
 def _write_kernel(pairs, scaled, sums, batch, mass, status, probs, ROWS: tl.constexpr, TILE: tl.constexpr):
     """Probs = (a p - b q)+ / mass, p where that is empty, 0 on a bad row. Grid: batch * tiles, a tile a program."""
+    pairs = Pairs(*pairs)
     pid = tl.program_id(0).to(tl.int64)
     tile = (pid % pairs.ws.tiles).to(tl.int32)
     b = pid // pairs.ws.tiles

@@ -11,14 +11,16 @@ from ..._triton import launch as host
 from ..._triton import scratch
 from ..._triton.chains import number_of, row_offset
 from ..._triton.codes import S_EMPTY
-from ..._triton.emit import target_view
 from ..._triton.laws import kept, law_of, prob
 from ..._triton.noise import log, noise_of
+from ..._triton.pairs import Pairs
+from ..._triton.plan import P_NUMBER, P_OFFSET, planned
 from ..._triton.race import better, race_scores
 from ..._triton.records import Q_ARG, get_record_i
 from ..._triton.residual import mass_of, pairs_of, residual_case
 from ..._triton.rows import logits_at, sampling_of
-from ..._triton.visit import TINY, Rest, draw
+from ..._triton.settle import maxima_of
+from ..._triton.visit import TINY, Rest, View, draw
 from ..._types import ResidualArguments, RngKey
 
 
@@ -44,6 +46,7 @@ def _draw_kernel(
     Where q is a point mass at x the other ids keep their plain log-weights (as verify_chain draws). An empty residual
     is drawn from p.
     """
+    pairs = Pairs(*pairs)
     b = tl.program_id(0).to(tl.int64)
     x, point, is_row, bad, code, inv_t, greedy = residual_case(pairs, scaled, b, ROWS)
     row = 2 * b if ROWS else b
@@ -53,7 +56,9 @@ def _draw_kernel(
     tl.store(status + b, tl.where(empty, code | S_EMPTY, code))
     token = get_record_i(pairs.ws, row, Q_ARG, b >= 0)
     if (bad == 0) & (greedy == 0):
-        view, law = target_view(pairs, row, TILE), law_of(pairs.ws, row)
+        offset, number = planned(pairs.plan, row, P_OFFSET), planned(pairs.plan, row, P_NUMBER)
+        view = View(pairs.target, offset, number, maxima_of(pairs.ws, pairs.ws.blocks, row, TILE))
+        law = law_of(pairs.ws, row)
         position = tl.load(noise.position + b)
         subtracts = (tl.load(scaled.b + b) != 0) & (empty == 0)
         best = tl.full([], float("-inf"), tl.float32)
@@ -73,7 +78,7 @@ def _draw_kernel(
             own = None
             if scaled.ids is not None:
                 own = scaled.ids + b
-            best, token = draw(view, law, inv_t, noise, b, position, None, own, excluded, PURPOSE)
+            best, token = draw(view, law, inv_t, noise, b, position, Rest(), own, excluded, PURPOSE)
             if is_point:
                 score = _score_of(pairs, scaled, noise, b, x, view, law, inv_t, PURPOSE)
                 best, token = better(best, token, score, x.to(tl.int32), is_point)

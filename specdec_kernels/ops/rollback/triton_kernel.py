@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..._triton import cache
 from ..._triton import launch as host
-from ..._triton.cache import item_of, locate, zero_rows
+from ..._triton.cache import Views, item_of, locate, zero_rows
 from ..._triton.codes import S_LAYOUT
 
 ENTRIES = 64  # of a table that a program reads at once
@@ -48,6 +48,7 @@ def _zero_kernel(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNIT: tl.constexpr, ELEMENT: tl.constexpr,
 ):  # fmt: skip
     """Zeros behind the new length, as far as there are pages. Grid: batch * tensors * splits."""
+    views = Views(*views)
     b, tensor, split = item_of(views)
     new, _, end, acts, _ = _tail_of(blocks, lengths, num_accepted, b, max_tail, ENTRIES)
     if acts:

@@ -19,8 +19,8 @@ from ..._triton.plan import P_NUMBER, P_OFFSET, P_POSITION, planned
 from ..._triton.race import pop
 from ..._triton.records import BAD, Q_ARG, Q_STATE, R_MASS, R_RAW, get_record_f, get_record_i
 from ..._triton.rows import is_active, logits_at, sampling_of
-from ..._triton.settle import view_of
-from ..._triton.visit import GROUPS, is_excluded, least_kernel, race
+from ..._triton.settle import maxima_of
+from ..._triton.visit import GROUPS, Rest, View, is_excluded, least_kernel, race
 from ..._types import SampleArguments
 
 
@@ -50,7 +50,8 @@ def _draw_kernel(
     active = is_active(sampling, b)
     bad = (active == 0) | (get_record_i(digest, b, Q_STATE, b >= 0) == BAD)  # an inactive row has no record
     law = law_of(digest, b)
-    view = view_of(digest, digest.blocks, target, b, planned(plan, b, P_OFFSET), planned(plan, b, P_NUMBER), TILE)
+    offset, number = planned(plan, b, P_OFFSET), planned(plan, b, P_NUMBER)
+    view = View(target, offset, number, maxima_of(digest, digest.blocks, b, TILE))
     exclude = None
     if out.exclude is not None:
         exclude = out.exclude + b * out.excluded
@@ -68,7 +69,7 @@ def _draw_kernel(
         if out.token_map is not None:
             least = out.least + b * out.blocks
         best, ids, columns = race(
-            view, law, inv_t, noise, b, planned(plan, b, P_POSITION), None, exclude, out.excluded, out.token_map,
+            view, law, inv_t, noise, b, planned(plan, b, P_POSITION), Rest(), exclude, out.excluded, out.token_map,
             least, n, PURPOSE, NP,
         )  # fmt: skip
     log_mass = tl.log(get_record_f(digest, b, R_MASS, b >= 0))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..._triton import cache
 from ..._triton import launch as host
-from ..._triton.cache import copy_rows, item_of, locate
+from ..._triton.cache import Views, copy_rows, item_of, locate
 from ..._triton.codes import S_LAYOUT
 
 
@@ -20,6 +20,7 @@ def _select_kernel(
 
     Grid: batch * tensors * splits; a program owns some columns of the states of one request in one tensor.
     """
+    views = Views(*views)
     b, tensor, split = item_of(views)
     count = tl.load(num_accepted + b).to(tl.int64) + tl.zeros([1], tl.int64)
     moves = count > 0

@@ -9,7 +9,7 @@ from torch import Tensor
 from ..._triton import launch as host
 from ..._triton.codes import S_LAYOUT
 from ..._triton.rows import key_of
-from ..._triton.trees import Candidates, at_nodes, padded, put_candidate, put_none, tree_of, with_ancestors
+from ..._triton.trees import Candidates, at_nodes, padded, put_candidate, put_none, smaller, tree_of, with_ancestors
 
 
 @triton.jit
@@ -25,7 +25,7 @@ def _select_kernel(token_ids, parents, scores, out, candidates, num_nodes, NP: t
     token = tl.load(token_ids + at, mask=n < candidates, other=-1)
     score = tl.load(scores + at, mask=n < candidates, other=float("-inf")).to(tl.float32)
     score = tl.where((parent >= 0) & (token >= 0) & (score == score), score, float("-inf"))
-    score = with_ancestors(tl.where(n == 0, float("inf"), score), parent, candidates, tl.minimum, NP)
+    score = with_ancestors(tl.where(n == 0, float("inf"), score), parent, candidates, smaller, NP)
 
     order = (~key_of(score)).to(tl.int64) * NP + n  # ascending: the best first
     last = tl.gather(tl.sort(order), n * 0 + tl.minimum(num_nodes, NP) - 1, 0)

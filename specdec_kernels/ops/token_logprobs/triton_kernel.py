@@ -20,9 +20,9 @@ from ..._triton.noise import BLOCK
 from ..._triton.plan import P_NUMBER, P_OFFSET, planned
 from ..._triton.records import BAD, Q_ARG, Q_STATE, R_MASS, get_record_f, get_record_i
 from ..._triton.rows import fact, is_active, key_of, logits_at, sampling_of, value_of
-from ..._triton.settle import view_of
+from ..._triton.settle import maxima_of
 from ..._triton.thresholds import kth_of, lowest_key
-from ..._triton.visit import SPAN, ids_of_blocks
+from ..._triton.visit import SPAN, View, ids_of_blocks
 from ..._types import Sampling
 
 COUNTED, LISTED = tl.constexpr(64), tl.constexpr(32)  # blocks that are looked into at once, to count ids and to list
@@ -188,7 +188,8 @@ def _look_kernel(
     good = active & (bad == 0)
     law = law_of(digest, b)
     log_mass = tl.log(tl.where(good, get_record_f(digest, b, R_MASS, active), 1.0))
-    view = view_of(digest, digest.blocks, target, b, planned(plan, b, P_OFFSET), planned(plan, b, P_NUMBER), TILE)
+    offset, number = planned(plan, b, P_OFFSET), planned(plan, b, P_NUMBER)
+    view = View(target, offset, number, maxima_of(digest, digest.blocks, b, TILE))
     argmax = get_record_i(digest, b, Q_ARG, good)
     token = tl.load(token_ids + b, mask=active, other=-1).to(tl.int64)
     has = (token >= 0) & (token < target.vocab)

@@ -57,6 +57,7 @@ def _draft_law(call, b, i, first, NT, NR, STATS: tl.constexpr):
 @host.entry
 def _mass_kernel(call, sums, NT, ND, STATS: tl.constexpr, TILE: tl.constexpr, KP: tl.constexpr):
     """Rule block: S[i] = sum_v (w[i] p_i(v) - q_i(v))+ of rows 1 .. K - 1. Grid: batch * (width - 1) * tiles."""
+    call = Call(*call)
     pid = tl.program_id(0).to(tl.int64)
     tiles = call.ws.tiles
     tile = (pid % tiles).to(tl.int32)
@@ -76,6 +77,7 @@ def _mass_kernel(call, sums, NT, ND, STATS: tl.constexpr, TILE: tl.constexpr, KP
 @host.entry
 def _kept_mass_kernel(call, sums, NT, ND, KP: tl.constexpr):
     """The same where draft rows hold candidates, as the first tile's. Grid: batch * (width - 1)."""
+    call = Call(*call)
     pair = tl.program_id(0).to(tl.int64)
     tiles = call.ws.tiles
     b = pair // (size_of(call.chain.width) - 1)
@@ -124,7 +126,7 @@ def _draw(
     if FROM_TARGET:
         how = tl.where((how == RESIDUAL) | (how == POINT), PLAIN, how)
     inv_t, _, _, _, _, _, _, _ = sampling_of(call.sampling, b, call.target.vocab)
-    rest, is_late = None, b < 0
+    rest, is_late = Rest(), b < 0
     if ROWS or STATS:
         row = tl.where(how == RESIDUAL, accepted, 0)
         offset, number = tl.full([], 0, tl.int64), tl.full([], 0, tl.int64)
@@ -147,6 +149,7 @@ def _draw(
 @host.entry
 def _block_kernel(call, NT, ND, ROWS: tl.constexpr, STATS: tl.constexpr, KP: tl.constexpr):
     """First half of rule block. Grid: batch."""
+    call = Call(*call)
     walk_block(call, tl.program_id(0).to(tl.int64), KP, NT, NT + ND, ROWS, STATS)
 
 
@@ -160,6 +163,7 @@ def _decide_kernel(
 
     Token = argmax_v log(weight(v)) - log E(v), weight = p, p without x, or (w p - q)+ of the row that stopped.
     """
+    call = Call(*call)
     b = tl.program_id(0).to(tl.int64)
     NR = NT + ND
     scale = tl.full([], 1.0, tl.float32)

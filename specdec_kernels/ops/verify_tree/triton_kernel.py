@@ -67,7 +67,7 @@ def _draw(
         slot, count = tl.load(task + W_SLOT), tl.load(task + W_LISTED)
         row = b * NR + slot
         inv_t, _, _, _, _, _, _, _ = sampling_of(call.sampling, b, call.target.vocab)
-        rest = None
+        rest = Rest()
         if ROWS:
             draft_inv_t, _, _, _, _, _, _, _ = sampling_of(call.draft_sampling, b, call.draft.vocab)
             offset = row_offset(call.draft, call.chain, b * 0, b, node, 0)
@@ -99,6 +99,7 @@ def _decide_kernel(
     LOGPROBS: tl.constexpr, DRAWS: tl.constexpr, TILE: tl.constexpr, NP: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
     """What the rows just read decide: the next nodes, or the end of the walk and its draw. Grid: batch."""
+    call = Walk(*call)
     b = tl.program_id(0).to(tl.int64)
     NR = NT + ND
     walks = tl.load(call.queue + b * NT) >= 0
