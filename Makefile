@@ -106,8 +106,15 @@ compile: compile-cuda compile-triton
 compile-cuda: $(INSTALLED)
 	$(if $(NVCC),$(BIN)/python tools/compile_cuda.py,@echo "compile-cuda: no nvcc, the CUDA kernels are not compiled")
 
-compile-triton: $(INSTALLED)
+# Compiled by the pinned Triton; then translated by the oldest that we support, whose language is smaller.
+compile-triton: $(INSTALLED) build/triton-oldest/installed
 	$(BIN)/python tools/compile_triton.py
+	PYTHONPATH=build/triton-oldest $(BIN)/python tools/compile_triton.py --front-end
+
+build/triton-oldest/installed: requirements/oldest.txt $(INSTALLED)
+	rm -rf $(@D)
+	$(PIP) install --no-deps --target $(@D) -r requirements/oldest.txt
+	touch $@
 
 # What was compiled and counted before is taken from build/gpu-model. SPECDEC_RIVALS: tools/gpu_model/rivals.py.
 gpu-model: $(INSTALLED)

@@ -4,11 +4,15 @@ The calls are those of tools/gpu_model/triton_calls.py. Prints registers, spills
 with 1 if a kernel spills that is not known to (tools/gpu_model/limits.py), or more than it is known to.
 
     python tools/compile_triton.py [--target cuda:90] [--vocab 128256] [--case sample]
+
+With --front-end, every kernel is translated and compiled no further, in four minutes of a core: whether another version
+of Triton has all of the language that the kernels use.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import multiprocessing
 import os
@@ -21,15 +25,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 if __name__ == "__main__":  # before triton is imported: kernels are compiled here, not interpreted
     os.environ.pop("TRITON_INTERPRET", None)
 
+import triton
+
 from tools.gpu_model.limits import SPILLS
 from tools.gpu_model.triton_calls import OTHER_CASES, ROW_CASES, VOCABULARIES, Size
-from tools.gpu_model.triton_run import TARGETS, resources, run
+from tools.gpu_model.triton_run import TARGETS, front_end_only, resources, run
 
 RESULTS = Path(__file__).resolve().parents[1] / "bench/results/gpu-model.json"
 BATCH = 64
 # Where the results of `make gpu-model` know every case, so that each spill is known, all of it is compiled. Elsewhere
 # one vocabulary, these cases, and the small batch at which they have never spilled.
 SMALL_BATCH, USUAL = 4, 128256
+ONE_TILE = 1000
 CLEAN = re.compile(
     r"verify_chain (ratio bf16( filters)?|ratio fp32 mask stats filters|match bf16( filters)?|greedy bf16)$|"
     r"verify_tree (match bf16|greedy fp32 1024|typical bf16|recursive bf16 filters|greedy_multi_draft bf16|"
@@ -61,14 +68,28 @@ def compile_case(work: tuple[str, int, int, str]) -> list[tuple[str, str, bool]]
     return found
 
 
+def translate_case(name: str) -> int:
+    """How many launches of a case were translated, with rows of many tiles and of one; raises what Triton raises."""
+    sizes, call = (Size(BATCH, USUAL), Size(BATCH, ONE_TILE)), CASES[name].call
+    with front_end_only():
+        return sum(len(run("cuda:90", functools.partial(call, size))) for size in sizes)
+
+
 def main() -> int:
     """Compile every case for every target, on every core."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", choices=TARGETS, action="append")
     parser.add_argument("--vocab", type=int, choices=VOCABULARIES, action="append")
     parser.add_argument("--case", help="only cases whose name contains this", default="")
+    parser.add_argument("--front-end", action="store_true", help="translate every kernel, compile none")
     options = parser.parse_args()
     started = time.perf_counter()
+    if options.front_end:
+        names = [name for name in CASES if options.case in name]
+        with multiprocessing.get_context("spawn").Pool() as pool:
+            count = sum(pool.imap_unordered(translate_case, names))
+        print(f"{count} launches translated, {time.perf_counter() - started:.0f} s, triton {triton.__version__}")
+        return 0
     chosen = [place for place in places() if place[0] in (options.target or TARGETS)]
     if options.vocab:
         chosen = [(target, vocab, BATCH) for target in options.target or TARGETS for vocab in options.vocab]

@@ -12,7 +12,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -20,6 +20,7 @@ from unittest import mock
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
@@ -49,6 +50,17 @@ class _Driver:
 
 
 _driver = functools.cache(_Driver)  # one device a target, or its kernels would be compiled again
+
+
+class _Translated(Exception):
+    """A kernel is through the front end."""
+
+
+@contextmanager
+def front_end_only() -> Iterator[None]:
+    """Inside, kernels for NVIDIA are translated to Triton's first representation and compiled no further."""
+    with mock.patch.object(CUDABackend, "make_ttgir", side_effect=_Translated):
+        yield
 
 
 class Launch(NamedTuple):
@@ -90,7 +102,9 @@ def recorded(
         size = grid(names) if callable(grid) else grid
         blocks = int(functools.reduce(lambda a, b: a * b, size, 1))
         large = sum(t.numel() * t.element_size() for t in tensors((*args, *options.values())) if t.numel() >= row)
-        compiled = run(self, *args, grid=size, warmup=True, **options) if is_compiled else None
+        compiled = None
+        with suppress(_Translated):
+            compiled = run(self, *args, grid=size, warmup=True, **options) if is_compiled else None
         threads = 32 * (compiled.metadata.num_warps if compiled else options.get("num_warps", 4))
         found.append(Launch(self.__name__, blocks, threads, large, compiled, tuple(size)))
         if then is not None:
