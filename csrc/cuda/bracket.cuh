@@ -52,8 +52,15 @@ __device__ inline Bracket bracket_of(const FilteredRow& f, Unknown unknown, doub
   // A t below which lies as much as `most` of the sample, but for `slack`: where many are tied, it
   // is the value they are tied at.
   const auto quantile = [&](float most, float slack) {
-    const auto left = [&](float t) { return -below(t, false); };
-    return largest_with<Block>(kLowest, f.maximum, -most, left, slack);
+    const auto left = [&](const float (&t)[kTried], float (&sum)[kTried]) {
+#pragma unroll 4
+      for (int i = threadIdx.x; i < size; i += kThreads) {
+        const float l = f.scratch.list[i], w = weight(l);
+#pragma unroll
+        for (int k = 0; k < kTried; ++k) sum[k] -= l < t[k] ? w : 0.f;
+      }
+    };
+    return largest_with(f.row.type(), kLowest, f.maximum, -most, slack, left);
   };
   const float middle = quantile(fmaxf(rest, 0.f), 0.05f * rest);
   float spread = below(middle, true);
@@ -205,6 +212,16 @@ __device__ inline Whole whole_from(const FilteredRow& f, float t) {
           block_reduce(own.entropy, Plus{})};
 }
 
+// Count or mass of the listed values >= least.
+__device__ inline double listed_from(const FilteredRow& f, int count, float least, bool counts) {
+  double sum = 0.;
+  for (int i = threadIdx.x; i < count; i += kThreads) {
+    const float l = f.scratch.list[i];
+    if (l >= least) sum += counts ? 1. : f.weight(l);
+  }
+  return block_reduce(sum, Plus{});
+}
+
 // The largest t with count (kRank) or mass (kEdge) of {l >= t} >= goal, of what was gathered; the
 // kept mass beside it. NaN: the bracket has missed.
 struct Found {
@@ -220,27 +237,44 @@ __device__ inline Found search(const FilteredRow& f, Unknown unknown, double goa
   if (above >= goal) return {NAN, 0.};
   if (above + high >= goal) return {q.high, g.above + g.high};
   if (g.listed > kLong) return {NAN, 0.};
-  const auto from = [&](float t) {
-    return above + high +
-           (is_rank ? list_count<Block>(f, g.listed, t) : list_mass<Block>(f, g.listed, t));
+  const auto listed = [&](const float (&t)[kTried], double (&sum)[kTried]) {
+    for (int i = threadIdx.x; i < g.listed; i += kThreads) {
+      const float l = f.scratch.list[i];
+      add_to_reached(t, l, is_rank ? 1. : static_cast<double>(f.weight(l)), sum);
+    }
   };
-  const double inside = from(kLowest);
-  if (inside + low < goal) return {NAN, 0.};
-  const bool is_low = inside < goal;
-  const float t = is_low ? q.low : largest_with<Block>(fmaxf(q.low, kLowest), q.high, goal, from);
-  return {t, g.above + g.high + list_mass<Block>(f, g.listed, t) + (is_low ? g.low : 0.)};
+  const double rest = goal - (above + high), inside = listed_from(f, g.listed, kLowest, is_rank);
+  if (inside + low < rest) return {NAN, 0.};
+  const bool is_low = inside < rest;
+  float t = q.low;
+  if (!is_low) {
+    t = largest_with(f.row.type(), fmaxf(q.low, kLowest), q.high, rest, -1., listed);
+  }
+  const double mass = listed_from(f, g.listed, t, false);
+  return {t, g.above + g.high + mass + (is_low ? g.low : 0.)};
 }
 
-// The same by reading the row about thirty times: rare.
+// The same by reading the row a dozen times: rare.
 __device__ inline Found search_row(const FilteredRow& f, Unknown unknown, double goal,
                                    float floor) {
-  const auto measure = [&](float t) {
+  const bool is_rank = unknown == kRank;
+  const auto from = [&](float t) {
     const Whole w = whole_from(f, t);
-    return unknown == kRank ? static_cast<double>(w.count) : w.mass;
+    return is_rank ? static_cast<double>(w.count) : w.mass;
+  };
+  const auto measure = [&](const float (&t)[kTried], double (&sum)[kTried]) {
+    for (int64_t first = threadIdx.x * 8; first < f.row.size; first += kThreads * 8) {
+      float v[8];
+      f.row.load8(first, v);
+#pragma unroll
+      for (const float l : v) {
+        add_to_reached(t, l, is_rank ? 1. : static_cast<double>(f.weight(l)), sum);
+      }
+    }
   };
   const float least = fmaxf(floor, kLowest);
-  if (measure(least) < goal) return {floor, whole_from(f, least).mass};
-  const float t = largest_with<Block>(least, f.maximum, goal, measure);
+  if (from(least) < goal) return {floor, whole_from(f, least).mass};
+  const float t = largest_with(f.row.type(), least, f.maximum, goal, -1., measure);
   return {t, whole_from(f, t).mass};
 }
 
@@ -254,7 +288,7 @@ __device__ inline double first_goal(const FilteredRow& f, Unknown unknown) {
   return unknown == kRank ? s.top_k : static_cast<double>(s.top_p) * f.total;
 }
 
-__device__ inline void open_row(const FilteredRow& f, RowStats* r) {
+static __device__ SPECDEC_NOINLINE void open_row(const FilteredRow& f, RowStats* r) {
   const Unknown unknown = first_unknown(f.row.parameters);
   const float floor = min_p_floor(f.row.parameters, f.maximum);
   const Bracket q = unknown == kFloor ? Bracket{floor, floor}
@@ -264,7 +298,7 @@ __device__ inline void open_row(const FilteredRow& f, RowStats* r) {
   r->high = q.high;
 }
 
-__device__ inline void close_row(const FilteredRow& f, int64_t slot, RowStats* r) {
+static __device__ SPECDEC_NOINLINE void close_row(const FilteredRow& f, int64_t slot, RowStats* r) {
   const Parameters& s = f.row.parameters;
   const auto unknown = static_cast<Unknown>(r->unknown);
   const float floor = min_p_floor(s, f.maximum);

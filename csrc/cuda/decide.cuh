@@ -106,6 +106,23 @@ __device__ inline bool passes_target_rule(const Problem& p, const Request& q, co
   return row.argmax == x;
 }
 
+struct Drafted {      // what a call is given of position i <= length: no kernel of it writes that
+  int64_t x, column;  // the drafted id; -1 behind the last
+  float logit, drafted, coin;
+};
+
+__device__ inline Drafted load_drafted(const Problem& p, const Request& q, int64_t b, int64_t i) {
+  const Chain& c = q.chain;
+  Drafted d{-1, -1, 0.f, -INFINITY, 0.f};
+  if (i >= c.length) return d;
+  d.x = draft_id(p, c, b, i);
+  if (q.has_draft_law) d.column = draft_column(p, c, b, i, d.x);
+  if (p.rule == Rule::kRatio && !q.target.greedy) d.coin = p.coin_of(b, i);
+  d.logit = target_row(p, c, b, i).at(d.x);
+  if (d.column >= 0) d.drafted = draft_row(p, c, b, i).at(d.column);
+  return d;
+}
+
 struct Position {  // what lies at known places of position i <= length
   RowStats row;
   Law target, draft;  // draft: where it has a law and there is an id
@@ -128,16 +145,12 @@ __device__ inline Position load_position(const Problem& p, const Request& q, int
 }
 
 // The test of position i, as if the walk reached it.
-__device__ inline Fact examine(const Problem& p, const Request& q, int64_t b, int64_t i,
-                               const Position& at) {
-  const Chain& c = q.chain;
+__device__ inline Fact examine(const Problem& p, const Request& q, int64_t i, const Position& at,
+                               const Drafted& d) {
   const RowStats& row = at.row;
   const Law &law = at.target, &other = at.draft;
-  const int64_t x = at.x, column = at.has_draft ? draft_column(p, c, b, i, x) : -1;
-  const float u = p.rule == Rule::kRatio && !q.target.greedy && x >= 0 ? p.coin_of(b, i) : 0.f;
-  const float logit = x < 0 ? 0.f : target_row(p, c, b, i).at(x);
-  const float drafted = column < 0 ? -INFINITY : draft_row(p, c, b, i).at(column);
-  Fact f{kAccept, x < 0 ? c.end_status : 0, 1.f, 0.f};
+  const int64_t x = d.x, column = d.column;
+  Fact f{kAccept, x < 0 ? q.chain.end_status : 0, 1.f, 0.f};
   if (row.bad) {
     f.status |= kBadTarget;
     f.verdict = kStop;
@@ -148,24 +161,24 @@ __device__ inline Fact examine(const Problem& p, const Request& q, int64_t b, in
     return f;
   }
   if ((p.rule != Rule::kRatio && p.rule != Rule::kBlock) || q.target.greedy) {
-    f.verdict = passes_target_rule(p, q, row, law, i, x, logit) ? kAccept : kReject;
+    f.verdict = passes_target_rule(p, q, row, law, i, x, d.logit) ? kAccept : kReject;
     return f;
   }
-  const float px = law.at(logit, x);
+  const float px = law.at(d.logit, x);
   float qx = 1.f;
   if (at.has_draft) {
-    if (at.is_draft_bad || drafted != drafted || (p.has_stats && !is_finite(other.shift))) {
+    if (at.is_draft_bad || d.drafted != d.drafted || (p.has_stats && !is_finite(other.shift))) {
       f.status |= kBadDraft;
       f.verdict = kEnd;
       return f;
     }
-    qx = column < 0 ? 0.f : other.at(drafted, column);
+    qx = column < 0 ? 0.f : other.at(d.drafted, column);
     if (qx == 0.f) f.status |= kZeroDraft;
   }
   f.point_mass = px;
   f.ratio = qx > 0.f ? px / qx : 0.f;
   if (p.rule == Rule::kBlock) return f;
-  const bool passes = px > 0.f && qx > 0.f && mul_rn(u, qx) < add_rn(px, p.over_acceptance);
+  const bool passes = px > 0.f && qx > 0.f && mul_rn(d.coin, qx) < add_rn(px, p.over_acceptance);
   f.verdict = passes ? kAccept : kReject;
   return f;
 }

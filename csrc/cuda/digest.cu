@@ -2,8 +2,9 @@
 //   maximum, mass = sum exp((l - maximum) / T), entropy = sum e^s s with s = (l - maximum) / T,
 // and the same two numbers of the unmasked logits at temperature 1; of each block of 64 ids its
 // largest logit, in the dtype of the row. NaN stays.
-//   grid = [batch * rows * shares]; a thread block owns 32 KB of a row, or a tile where rows are
-//   few, and loads all of it before it uses any; a warp owns 512 consecutive ids of each tile
+//   grid = [thread blocks that fill the GPU, or batch * rows * shares]; a share is 32 KB of a row,
+//   or a tile where rows are few. A thread block finds its shares first, a warp each, and loads all
+//   of one before it uses any; a warp owns 512 consecutive ids of each tile
 #include "chunk.cuh"
 #include "kernels.h"
 #include "rows.cuh"
@@ -53,6 +54,8 @@ __device__ __forceinline__ float warp_maximum(const Words* v, Global<uint8_t> ma
     return value_of<kType>(Words{{m}}, 0);
   }
 }
+
+constexpr int kResident = 4;  // thread blocks that a multiprocessor holds at once
 
 struct Sums {
   float mass, entropy;
@@ -185,12 +188,13 @@ struct Share {  // of a thread block
   int first_tile, tiles;  // tiles: that the row has from there on
 };
 
-template <int kTiles>  // by the first warp
-__device__ inline void find_share(const Problem& p, LogitType type, Share* shared) {
+template <int kTiles>  // by a warp
+__device__ inline void find_share(const Problem& p, LogitType type, unsigned number,
+                                  Share* shared) {
   const unsigned shares = static_cast<unsigned>(p.tiles + kTiles - 1) / kTiles;
-  const unsigned slot = blockIdx.x / shares, share = blockIdx.x - slot * shares;
+  const unsigned slot = number / shares, share = number - slot * shares;
   const Row row = make_row(p, slot);
-  if (threadIdx.x != 0) return;
+  if (threadIdx.x % 32 != 0) return;
   Share t;
   t.base = share * kTiles * int64_t{kTile};
   t.active = row.active && t.base < row.size && row.values.logits.type() == type;
@@ -208,19 +212,19 @@ __device__ inline void find_share(const Problem& p, LogitType type, Share* share
 }
 
 template <LogitType kType, unsigned kFlags, int kTiles>
-__device__ __forceinline__ void digest(const Problem& p) {
-  constexpr bool kMass = (kFlags & kWantsMass) != 0, kEntropy = (kFlags & kWantsEntropy) != 0;
-  constexpr bool kRaw = (kFlags & kWantsRaw) != 0, kMasked = (kFlags & kIsMasked) != 0;
-  using C = Chunk<kType>;
-  using Parts = WarpParts<kTiles, kMass, kEntropy>;
-  using RawParts = WarpParts<kTiles, kRaw, false>;
-  SPECDEC_SHARED(Parts, parts);
-  SPECDEC_SHARED(RawParts, raw_parts);
-  SPECDEC_SHARED(Share, t);
-  if (threadIdx.x < 32) find_share<kTiles>(p, kType, &t);
-  __syncthreads();
-  if (!t.active) return;
+struct Digested {  // of a share, in shared memory
+  static constexpr bool kMass = (kFlags & kWantsMass) != 0;
+  static constexpr bool kEntropy = (kFlags & kWantsEntropy) != 0;
+  static constexpr bool kRaw = (kFlags & kWantsRaw) != 0;
+  WarpParts<kTiles, kMass, kEntropy> own;
+  WarpParts<kTiles, kRaw, false> raw;
+};
 
+template <LogitType kType, unsigned kFlags, int kTiles>
+__device__ __forceinline__ void digest(const Problem& p, const Share& t,
+                                       Digested<kType, kFlags, kTiles>& parts) {
+  using D = Digested<kType, kFlags, kTiles>;
+  using C = Chunk<kType>;
   Words v[kTiles * C::kOfTile];
   load_tiles<kType>(t.values.logits, t.base, t.size, v);
   const int warp = threadIdx.x / 32;
@@ -230,13 +234,13 @@ __device__ __forceinline__ void digest(const Problem& p) {
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile) {
     Words* of_tile = v + tile * C::kOfTile;
-    if constexpr (kRaw) {
+    if constexpr (D::kRaw) {
       if (t.is_target) {
         raw_most[tile] = warp_maximum<kType, false>(of_tile, {}, false);
         raw_sums[tile] = lane_sums<kType, false>(of_tile, raw_most[tile], kLog2E);
       }
     }
-    if constexpr (kMasked) {
+    if constexpr ((kFlags & kIsMasked) != 0) {
       if (t.values.allowed) {
 #pragma unroll
         for (int i = 0; i < C::kOfTile; ++i) {
@@ -248,34 +252,65 @@ __device__ __forceinline__ void digest(const Problem& p) {
     }
     most[tile] = warp_maximum<kType, true>(of_tile, maxima + tile * kTileBlocks * (16 / C::kPer),
                                            tile < t.tiles);
-    if constexpr (kMass) {
-      sums[tile] = lane_sums<kType, kEntropy>(of_tile, most[tile], t.scale);
+    if constexpr (D::kMass) {
+      sums[tile] = lane_sums<kType, D::kEntropy>(of_tile, most[tile], t.scale);
     }
   }
-  parts.store(most, sums, t.scale);
-  if constexpr (kRaw) raw_parts.store(raw_most, raw_sums, kLog2E);
+  parts.own.store(most, sums, t.scale);
+  if constexpr (D::kRaw) parts.raw.store(raw_most, raw_sums, kLog2E);
   __syncthreads();
-  if (threadIdx.x >= 32) return;
+  if (threadIdx.x >= 32) return;  // the others go on
   const int mine = static_cast<int>(threadIdx.x) % (kTiles * kWarps), tile = mine / kWarps;
   Partial out{};
-  const Sums all = parts.merged(mine, t.scale, &out.maximum);
+  const Sums all = parts.own.merged(mine, t.scale, &out.maximum);
   out.mass = all.mass;
   out.entropy = all.entropy * kLn2;
-  if constexpr (kRaw) out.raw_mass = raw_parts.merged(mine, kLog2E, &out.raw_maximum).mass;
+  if constexpr (D::kRaw) out.raw_mass = parts.raw.merged(mine, kLog2E, &out.raw_maximum).mass;
   if (static_cast<int>(threadIdx.x) != tile * kWarps || tile >= t.tiles) return;
   p.work.partials.store(t.slot * p.tiles + t.first_tile + tile, out);
 }
 
-template <LogitType kType, unsigned kFlags>
-__global__ void __launch_bounds__(kThreads, 4) digest_kernel(const __grid_constant__ Problem p) {
-  after_last_kernel();
-  digest<kType, kFlags, Chunk<kType>::kTiles>(p);
+// Shares of all rows.
+template <int kTiles>
+SPECDEC_HD int64_t shares_of(const Problem& p) {
+  return p.batch * p.rows() * ((p.tiles + kTiles - 1) / kTiles);
+}
+
+// The shares of this thread block.
+template <LogitType kType, unsigned kFlags, int kTiles>
+__device__ __forceinline__ void digest_shares(const Problem& p) {
+  using Shares = Share[kWarps];
+  using Parts = Digested<kType, kFlags, kTiles>[2];  // a warp merges one while others fill one
+  SPECDEC_SHARED(Shares, shares);
+  SPECDEC_SHARED(Parts, parts);
+  const unsigned step = gridDim.x, count = static_cast<unsigned>(shares_of<kTiles>(p));
+  int turn = 0;
+  for (unsigned first = blockIdx.x; first < count; first += kWarps * step) {
+    const unsigned mine = first + threadIdx.x / 32 * step;
+    if (mine < count) find_share<kTiles>(p, kType, mine, &shares[threadIdx.x / 32]);
+    __syncthreads();
+#pragma unroll 1
+    for (int k = 0; k < kWarps && first + k * step < count; ++k) {
+      if (!shares[k].active) continue;
+      digest<kType, kFlags, kTiles>(p, shares[k], parts[turn]);
+      turn ^= 1;
+    }
+    __syncthreads();
+  }
 }
 
 template <LogitType kType, unsigned kFlags>
-__global__ void __launch_bounds__(kThreads, 4) tile_kernel(const __grid_constant__ Problem p) {
+__global__ void __launch_bounds__(kThreads, kResident)
+    digest_kernel(const __grid_constant__ Problem p) {
   after_last_kernel();
-  digest<kType, kFlags, 1>(p);
+  digest_shares<kType, kFlags, Chunk<kType>::kTiles>(p);
+}
+
+template <LogitType kType, unsigned kFlags>
+__global__ void __launch_bounds__(kThreads, kResident)
+    tile_kernel(const __grid_constant__ Problem p) {
+  after_last_kernel();
+  digest_shares<kType, kFlags, 1>(p);
 }
 
 // Thread blocks that leave some of an A100's 108 multiprocessors idle: a quarter of a chunk each is
@@ -284,13 +319,16 @@ constexpr int64_t kFewBlocks = 108;
 
 template <LogitType kType>
 void launch_typed(const Problem& p, Stream stream) {
-  const int64_t chunks = (p.tiles + Chunk<kType>::kTiles - 1) / Chunk<kType>::kTiles;
-  const int64_t rows = p.batch * (p.target_rows + p.draft_rows);
+  const int64_t chunks = shares_of<Chunk<kType>::kTiles>(p), most = kResident * multiprocessors();
+  STD_TORCH_CHECK(chunks <= 0x7fffffff, chunks, " parts of rows: split the batch");
   const auto go = [&](auto flags) {
-    if (rows * chunks < kFewBlocks) {
-      return launch_phase(tile_kernel<kType, flags.value>, rows * p.tiles, kThreads, stream, p);
+    if (chunks < kFewBlocks) {
+      const int64_t tiles = shares_of<1>(p);
+      return launch_phase(tile_kernel<kType, flags.value>, tiles < most ? tiles : most, kThreads,
+                          stream, p);
     }
-    launch_phase(digest_kernel<kType, flags.value>, rows * chunks, kThreads, stream, p);
+    launch_phase(digest_kernel<kType, flags.value>, chunks < most ? chunks : most, kThreads, stream,
+                 p);
   };
   const auto with_mask = [&](auto flags) {
     if (p.allowed) return go(std::integral_constant<unsigned, flags.value | kIsMasked>{});

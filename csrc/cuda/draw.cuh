@@ -52,9 +52,14 @@ __device__ inline int seen_in_eight(const Problem& p, const PairRows& r, int64_t
   return seen;
 }
 
-// Log-weight of an id with this target logit; -inf: out.
+// The draft logit of an id, where the weight is made of one.
+__device__ inline float drawn_draft(const Problem& p, const PairRows& r, int64_t id) {
+  return r.task.kind == kPair ? r.draft_at(p, id) : 0.f;
+}
+
+// Log-weight of an id with these logits; -inf: out.
 __device__ inline float drawn_weight(const Problem& p, const PairRows& r, int64_t b, int64_t id,
-                                     float logit, int* seen) {
+                                     float logit, float q, int* seen) {
   const PairTask& t = r.task;
   const Law& law = t.target;
   if (t.num_listed > 0 && is_listed(p, b, t.num_listed, id)) return -INFINITY;
@@ -63,7 +68,6 @@ __device__ inline float drawn_weight(const Problem& p, const PairRows& r, int64_
     const float weight = mul_rn(sub_rn(logit, law.maximum), law.inv_t);
     return t.kind == kPoint && id == t.x ? add_rn(weight, t.point_left) : weight;
   }
-  const float q = r.draft_at(p, id);
   *seen |= seen_in(q);
   const float weight = sub_rn(mul_rn(t.a, law.at(logit, id)), mul_rn(t.b, t.draft.at(q, id)));
   return weight >= kTiny ? log_normal(weight) : -INFINITY;
@@ -78,20 +82,23 @@ __device__ inline Key draw_key(const Problem& p, const PairRows& r, const Race& 
   int saw = 0;
   Winner winner{t.kind == kPair && t.num_listed > 0 ? best_listed(p, race, b, t.num_listed) : 0};
   if (law.only >= 0) {
-    const float weight = drawn_weight(p, r, b, law.only, r.target.at(law.only), &saw);
+    const float weight =
+        drawn_weight(p, r, b, law.only, r.target.at(law.only), drawn_draft(p, r, law.only), &saw);
     winner.key = larger(winner.key, key_of(weight, law.only));
   } else {
     const float scale = t.kind == kPair ? fast_log(fmaxf(t.a, 0.f)) + fast_log(law.scale) : 0.f;
-    const Entrants entrants{
-        law.maximum,
-        law.inv_t,
-        scale,
-        law.threshold,
-        [&](int64_t first, float (&v)[8]) {
-          r.target.load8(first, p.vocab, v);
-          if (t.watch_draft) saw |= seen_in_eight(p, r, first);
-        },
-        [&](int64_t id, float logit) { return drawn_weight(p, r, b, id, logit, &saw); }};
+    const Entrants entrants{law.maximum,
+                            law.inv_t,
+                            scale,
+                            law.threshold,
+                            [&](int64_t first, float (&v)[8]) {
+                              r.target.load8(first, p.vocab, v);
+                              if (t.watch_draft) saw |= seen_in_eight(p, r, first);
+                            },
+                            [&](int64_t id) { return drawn_draft(p, r, id); },
+                            [&](int64_t id, float logit, float q) {
+                              return drawn_weight(p, r, b, id, logit, q, &saw);
+                            }};
     run_race(race, static_cast<int>((p.vocab + kBlock - 1) / kBlock),
              block_maxima_of(p, p.row_slot(b, t.slot), r.target.type()), scratch, winner, entrants);
   }

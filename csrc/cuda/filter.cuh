@@ -1,8 +1,8 @@
 // Filters as thresholds, from the largest logit of each block of 64 ids.
 //   top-k    the k-th largest block maximum bounds the k-th largest logit from below, and every
 //            logit >= it lies in a block whose maximum is >= it: these blocks are read.
-//   top-p    the largest t with mass{l >= t} >= p mass{kept so far}: from the blocks with the 32,
-//            128, 512 largest maxima, if they hold enough mass.
+//   top-p    the largest t with mass{l >= t} >= p mass{kept so far}: from the blocks whose maxima
+//            alone have that mass, if all maxima together do.
 // What these do not tell (normal logits, large k, many ties): bracket.cuh.
 #pragma once
 #include "race.cuh"
@@ -11,15 +11,16 @@ namespace specdec {
 
 constexpr int kMostBlocks = 1344;  // that are read again at once; top_k up to kMostRank
 constexpr int kMostRank = 1024;
-constexpr int kAtOnce = 4;            // blocks that eight threads read at once
-constexpr int kKept = 4096;           // block maxima in shared memory: 262144 ids
-constexpr int kList = 4096;           // values beside them
-constexpr int kLong = kList + kKept;  // values of a sample, or between the ends of a bracket
+constexpr int kAtOnce = 4;        // blocks that eight threads read at once
+constexpr int kHeld = 16;         // numbers that a thread keeps in registers
+constexpr int kList = 4096;       // values of the blocks that are read again
+constexpr int kLong = 2 * kList;  // values of a sample, or between the ends of a bracket
+static_assert(kList <= kHeld * kThreads);
 
 struct FilterScratch {
   union {
-    float list[kLong];  // the maxima behind the first kList, while there are any
-    RaceScratch race;   // behind the filters
+    float list[kLong];
+    RaceScratch race;  // behind the filters
   };
   int block[kMostBlocks];
 };
@@ -31,98 +32,182 @@ struct FilteredRow {
   FilterScratch& scratch;
   float maximum, total;  // of the row; total: its mass before the filters
 
-  __device__ float most_of(int64_t block) const {
-    return block < kKept ? scratch.list[kList + block] : maxima.at(block);
-  }
   __device__ float weight(float l) const {
     return l > -INFINITY ? expf((l - maximum) * row.parameters.inv_t) : 0.f;
   }
 };
 
-// Who sums: all threads, or each warp for itself.
-struct Block {
-  static constexpr int kSize = kThreads;
-  static __device__ __forceinline__ int rank() { return static_cast<int>(threadIdx.x); }
-  template <class T>
-  static __device__ __forceinline__ T sum(T value) {
-    return block_reduce(value, Plus{});
-  }
-};
-struct Warp {
-  static constexpr int kSize = 32;
-  static __device__ __forceinline__ int rank() { return static_cast<int>(threadIdx.x) % 32; }
-  template <class T>
-  static __device__ __forceinline__ T sum(T value) {
-    return warp_reduce(value, Plus{});
-  }
-};
+constexpr int kTried = 3;  // that a step of a search measures
 
-// The largest number in [from, to] of a measure >= goal, where the measure falls and that of `from`
-// reaches it; the search may end at one whose measure is more by `slack` at most. measure(x): by a
-// Team. Each measures at a place of its own: with warps a step leaves a ninth, with the block half.
-template <class Team, class U, class T, class F>
-__device__ U last_with(U from, U to, T goal, const F& measure, T slack = -1) {
-  constexpr int kTeams = kThreads / Team::kSize;
-  using Measured = T[kTeams];
+// The largest number in [from, to] whose measure, which falls, is >= goal; that of `from` is. The
+// search may end at one whose measure is more by `slack` at most. add(place, sum): this thread's
+// part of the measure of each place. A step leaves a quarter.
+template <class U, class T, class F>
+__device__ U last_with(U from, U to, T goal, T slack, const F& add) {
+  struct Measured {
+    T part[2][kWarps][kTried];  // two steps, so that one barrier orders them
+  };
   SPECDEC_SHARED(Measured, measured);
-  while (from < to) {
-    const U part = (to - from) / (kTeams + 1), rest = (to - from) % (kTeams + 1);
-    const auto place = [&](int team) {
-      const U more = static_cast<U>(team) + 1;
-      return static_cast<U>(from + part * more + (more < rest ? more : rest));
-    };
-    const int team = static_cast<int>(threadIdx.x) / Team::kSize;
-    const T mine = measure(place(team));
-    if (Team::rank() == 0) measured[team] = mine;
+  for (int turn = 0; from < to; turn ^= 1) {
+    const U quarter = (to - from) / (kTried + 1), rest = (to - from) % (kTried + 1);
+    U place[kTried];
+    T sum[kTried] = {};
+#pragma unroll
+    for (int k = 0; k < kTried; ++k) {
+      const U more = static_cast<U>(k) + 1;
+      place[k] = static_cast<U>(from + quarter * more + (more < rest ? more : rest));
+    }
+    add(place, sum);
+#pragma unroll
+    for (int k = 0; k < kTried; ++k) {
+      sum[k] = warp_reduce(sum[k], Plus{});
+      if (threadIdx.x % 32 == 0) measured.part[turn][threadIdx.x / 32][k] = sum[k];
+    }
     __syncthreads();
     int reached = 0;
-    while (reached < kTeams && measured[reached] >= goal) ++reached;
-    const bool is_near = reached > 0 && measured[reached - 1] <= goal + slack;
-    __syncthreads();
-    const U low = reached > 0 ? place(reached - 1) : from;
-    if (reached < kTeams) to = place(reached) - 1;
+    bool is_near = false;
+    U low = from, high = to;
+#pragma unroll
+    for (int k = 0; k < kTried; ++k) {
+      T all = measured.part[turn][0][k];
+#pragma unroll
+      for (int w = 1; w < kWarps; ++w) all += measured.part[turn][w][k];
+      if (reached == k && all >= goal) {
+        ++reached;
+        low = place[k];
+        is_near = all <= goal + slack;
+      } else if (reached == k) {
+        high = static_cast<U>(place[k] - 1);
+        break;
+      }
+    }
     from = low;
+    to = high;
     if (is_near) break;
   }
+  __syncthreads();
   return from;
 }
 
-// The largest t in [low, high] with measure(t) >= goal, as last_with: a value, if the measure is
-// one of values >= t.
-template <class Team, class T, class F>
-__device__ float largest_with(float low, float high, T goal, const F& measure, T slack = -1) {
-  const auto of_bits = [&](uint32_t bits) { return measure(from_ordered_bits(bits)); };
-  return from_ordered_bits(
-      last_with<Team>(ordered_bits(low), ordered_bits(high), goal, of_bits, slack));
-}
+// The numbers of a dtype in their order: no threshold lies between two of them.
+struct Scale {
+  int shift;
 
-// A lower bound of the k-th largest logit that only k blocks and few more reach. F: FilteredRow, or
-// what else knows row, maximum and most_of.
-template <class F>
-__device__ inline float block_bound(const F& f, int k) {
-  const auto count = [&](float t) {
-    int count = 0;
-    for (int64_t i = Block::rank(); i < f.row.blocks(); i += Block::kSize) {
-      count += f.most_of(i) >= t ? 1 : 0;
-    }
-    return Block::sum(count);
-  };
-  return largest_with<Block>(kLowest, f.maximum, k, count, k / 4 + 8);
-}
-
-// Values >= least into the list, in the order of their ids in each block; returns how many there
-// are, or kList + 1 if there is no room.
-__device__ inline int collect(const FilteredRow& f, float least) {
-  int picked = 0;
-  for (int64_t first = 0; first < f.row.blocks(); first += kThreads) {
-    const int64_t i = first + threadIdx.x;
-    const int takes = i < f.row.blocks() && f.most_of(i) >= least ? 1 : 0;
-    int total;
-    const int at = picked + block_exclusive_sum(takes, &total);
-    if (takes != 0 && at < kMostBlocks) f.scratch.block[at] = static_cast<int>(i);
-    picked += total;
+  __device__ explicit Scale(LogitType type)
+      : shift(type == LogitType::kFloat32    ? 0
+              : type == LogitType::kBFloat16 ? 16
+                                             : 13) {}
+  __device__ uint32_t place_of(float x) const { return ordered_bits(x) >> shift; }
+  __device__ float at(uint32_t place) const {
+    const uint32_t ordered = place << shift;
+    return from_ordered_bits((ordered >> 31) != 0 ? ordered : ordered | ((1u << shift) - 1));
   }
+};
+
+// The largest t in [low, high] with measure{l >= t} >= goal, as last_with: a value of the row.
+// add(t, sum): this thread's part of the measure of three t.
+template <class T, class F>
+__device__ float largest_with(LogitType type, float low, float high, T goal, T slack,
+                              const F& add) {
+  const Scale scale(type);
+  const auto at_places = [&](const uint32_t (&place)[kTried], T(&sum)[kTried]) {
+    float t[kTried];
+#pragma unroll
+    for (int k = 0; k < kTried; ++k) t[k] = scale.at(place[k]);
+    add(t, sum);
+  };
+  const uint32_t found =
+      last_with(scale.place_of(low), scale.place_of(high), goal, slack, at_places);
+  return fmaxf(scale.at(found), low);
+}
+
+// Adds `amount` to the measure of each t that a value reaches.
+template <class T>
+__device__ __forceinline__ void add_to_reached(const float (&t)[kTried], float value, T amount,
+                                               T (&sum)[kTried]) {
+#pragma unroll
+  for (int k = 0; k < kTried; ++k) sum[k] += value >= t[k] ? amount : T{0};
+}
+
+// Numbers i, i + kThreads, ... of this thread, i its index: a search reads them again and again.
+struct Held {
+  float v[kHeld];
+  int rounds;  // that all threads have
+
+  template <class F>
+  __device__ void load(int64_t count, const F& number) {
+    rounds = static_cast<int>((count + kThreads - 1) / kThreads);
+#pragma unroll
+    for (int j = 0; j < kHeld; ++j) {
+      v[j] = -INFINITY;
+      const int64_t i = j * kThreads + static_cast<int64_t>(threadIdx.x);
+      if (j < rounds && i < count) v[j] = number(i);
+    }
+  }
+  template <class F>
+  __device__ void each(const F& f) const {
+#pragma unroll
+    for (int j = 0; j < kHeld; ++j) {
+      if (j < rounds) f(j, v[j]);
+    }
+  }
+};
+
+// The largest logits of a row's blocks, the first of them held.
+struct HeldMaxima {
+  const LogitRow& maxima;
+  int64_t blocks;
+  Held held;
+
+  __device__ HeldMaxima(const LogitRow& all, int64_t count) : maxima(all), blocks(count) {
+    constexpr int64_t kMost = kHeld * kThreads;
+    held.load(count < kMost ? count : kMost, [&](int64_t i) { return all.at(i); });
+  }
+  // Of this thread.
+  template <class F>
+  __device__ void each(const F& f) const {
+    held.each([&](int j, float most) { f(j * kThreads + static_cast<int>(threadIdx.x), most); });
+    for (int64_t i = kHeld * kThreads + threadIdx.x; i < blocks; i += kThreads) {
+      f(static_cast<int>(i), maxima.at(i));
+    }
+  }
+};
+
+// A lower bound of the k-th largest logit that only k blocks and few more reach. each(f): f(block,
+// its largest logit) for all blocks of this thread.
+template <class E>
+__device__ float bound_of_rank(LogitType type, float maximum, int k, const E& each) {
+  const auto count = [&](const float (&t)[kTried], int (&sum)[kTried]) {
+    each([&](int, float most) { add_to_reached(t, most, 1, sum); });
+  };
+  return largest_with(type, kLowest, maximum, k, k / 4 + 8, count);
+}
+
+// A t above which the blocks' largest logits alone have the mass `goal`; -inf: they have less.
+__device__ inline float bound_of_mass(const FilteredRow& f, const HeldMaxima& blocks, double goal) {
+  float weights[kHeld], all = 0.f;
+  blocks.held.each([&](int j, float most) {
+    weights[j] = f.weight(most);
+    all += weights[j];
+  });
+  // Sums of another order differ; a little more is asked for.
+  const auto wanted = static_cast<float>(goal * (1. + 1e-5));
+  if (block_reduce(all, Plus{}) < wanted) return -INFINITY;
+  const auto mass = [&](const float (&t)[kTried], float (&sum)[kTried]) {
+    blocks.held.each([&](int j, float most) { add_to_reached(t, most, weights[j], sum); });
+  };
+  return largest_with(f.maxima.type(), kLowest, f.maximum, wanted, -1.f, mass);
+}
+
+// Values >= least into the list; returns how many there are, or kList + 1 if there is no room.
+__device__ inline int collect(const FilteredRow& f, const HeldMaxima& blocks, float least) {
+  int reaching = 0, picked;
+  blocks.each([&](int, float most) { reaching += most >= least ? 1 : 0; });
+  int at = block_exclusive_sum(reaching, &picked);
   if (picked > kMostBlocks) return kList + 1;
+  blocks.each([&](int block, float most) {
+    if (most >= least) f.scratch.block[at++] = block;
+  });
   __syncthreads();
   const int group = static_cast<int>(threadIdx.x) / kLanes, lane = threadIdx.x % kLanes;
   int filled = 0;
@@ -141,46 +226,19 @@ __device__ inline int collect(const FilteredRow& f, float least) {
 #pragma unroll
       for (int j = 0; j < 8; ++j) own += v[k][j] >= least ? 1 : 0;
     }
-    int at = filled + block_exclusive_sum(own, &total);
+    int to = filled + block_exclusive_sum(own, &total);
     filled += total;
     if (filled > kList) return kList + 1;
 #pragma unroll
     for (int k = 0; k < kAtOnce; ++k) {
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        if (v[k][j] >= least) f.scratch.list[at++] = v[k][j];
+        if (v[k][j] >= least) f.scratch.list[to++] = v[k][j];
       }
     }
   }
   __syncthreads();
   return filled;
-}
-
-template <class Team>
-__device__ inline double list_mass(const FilteredRow& f, int count, float least) {
-  double mass = 0.;
-  for (int i = Team::rank(); i < count; i += Team::kSize) {
-    const float l = f.scratch.list[i];
-    mass += l >= least ? f.weight(l) : 0.f;
-  }
-  return Team::sum(mass);
-}
-
-__device__ inline float list_entropy(const FilteredRow& f, int count, float least, float mass) {
-  if ((f.p.flags & kWantsEntropy) == 0) return 0.f;
-  float sum = 0.f;
-  for (int i = threadIdx.x; i < count; i += kThreads) {
-    const float l = f.scratch.list[i], w = l >= least ? f.weight(l) : 0.f;
-    sum += w > 0.f ? w * ((l - f.maximum) * f.row.parameters.inv_t) : 0.f;
-  }
-  return logf(mass) - block_reduce(sum, Plus{}) / mass;
-}
-
-template <class Team>
-__device__ inline int list_count(const FilteredRow& f, int count, float least) {
-  int own = 0;
-  for (int i = Team::rank(); i < count; i += Team::kSize) own += f.scratch.list[i] >= least ? 1 : 0;
-  return Team::sum(own);
 }
 
 __device__ inline float min_p_floor(const Parameters& s, float maximum) {
@@ -189,54 +247,73 @@ __device__ inline float min_p_floor(const Parameters& s, float maximum) {
   return add_rn(maximum, mul_rn(s.temperature, log_normal(fmaxf(s.min_p, kTiny))));
 }
 
+// The listed values of this thread and their weights.
+struct HeldList {
+  Held values;
+  float weights[kHeld];
+
+  __device__ HeldList(const FilteredRow& f, int count) {
+    values.load(count, [&](int64_t i) { return f.scratch.list[i]; });
+    values.each([&](int j, float l) { weights[j] = f.weight(l); });
+  }
+  __device__ double mass_from(float least) const {
+    double mass = 0.;
+    values.each([&](int j, float l) { mass += l >= least ? weights[j] : 0.f; });
+    return block_reduce(mass, Plus{});
+  }
+  __device__ float entropy_from(const FilteredRow& f, float least, float mass) const {
+    float sum = 0.f;
+    values.each([&](int j, float l) {
+      const float w = l >= least ? weights[j] : 0.f;
+      sum += w > 0.f ? w * ((l - f.maximum) * f.row.parameters.inv_t) : 0.f;
+    });
+    return logf(mass) - block_reduce(sum, Plus{}) / mass;
+  }
+  __device__ float rank(const FilteredRow& f, float least, int k) const {
+    const auto count = [&](const float (&t)[kTried], int (&sum)[kTried]) {
+      values.each([&](int, float l) { add_to_reached(t, l, 1, sum); });
+    };
+    return largest_with(f.row.type(), least, f.maximum, k, -1, count);
+  }
+  __device__ float edge(const FilteredRow& f, float least, double goal) const {
+    const auto mass = [&](const float (&t)[kTried], double (&sum)[kTried]) {
+      values.each(
+          [&](int j, float l) { add_to_reached(t, l, static_cast<double>(weights[j]), sum); });
+    };
+    return largest_with(f.row.type(), least, f.maximum, goal, -1., mass);
+  }
+};
+
 // Threshold and kept mass from blocks with large maxima; false if they do not tell.
 __device__ inline bool settle_from_blocks(const FilteredRow& f, RowStats* r) {
   const Parameters& s = f.row.parameters;
   const float floor = min_p_floor(s, f.maximum);
-  const int blocks = static_cast<int>(f.row.blocks());
-  for (int i = threadIdx.x; i < blocks && i < kKept; i += kThreads) {
-    f.scratch.list[kList + i] = f.maxima.at(i);
-  }
-  __syncthreads();
   const bool has_rank = s.top_k > 0, has_edge = s.top_p < 1.f;
-  if (has_rank && s.top_k > kMostRank && blocks > kMostBlocks) return false;
-  double before = 0.;  // mass that the blocks so far have left, the time before
-  for (int wanted = has_rank ? s.top_k : 32;; wanted *= 4) {
-    float least = fmaxf(floor, kLowest);
-    const bool bounded = (has_rank || has_edge) && wanted < blocks;
-    if (bounded && wanted > kMostRank) return false;
-    if (bounded) least = fmaxf(least, block_bound(f, wanted));
-    const int count = collect(f, least);
-    if (count > kList) return false;
-    float threshold = floor;
-    if (has_rank && count >= s.top_k) {
-      const auto rank = [&](float t) { return list_count<Warp>(f, count, t); };
-      threshold = largest_with<Warp>(least, f.maximum, s.top_k, rank);
-    }
-    // The list holds all that min-p and top-k keep, or a share of the row's mass.
-    const bool is_whole = has_rank || !bounded || least == floor;
-    if (has_edge) {
-      if (!is_whole && floor > -INFINITY) continue;
-      const auto mass = [&](float t) { return list_mass<Warp>(f, count, t); };
-      const double whole = is_whole ? list_mass<Block>(f, count, threshold) : f.total;
-      const double goal = static_cast<double>(s.top_p) * whole;
-      if (!is_whole) {
-        // Four times as many blocks leave about the same share of what is not yet found.
-        const double left = f.total - list_mass<Block>(f, count, least),
-                     next = before > 0. ? left * left / before : 0.2 * left;
-        if (left > f.total - goal) {
-          if (next > 1.25 * (f.total - goal)) return false;
-          before = left;
-          continue;
-        }
-      }
-      threshold = largest_with<Warp>(fmaxf(threshold, least), f.maximum, goal, mass);
-    }
-    r->threshold = threshold;
-    r->mass = static_cast<float>(list_mass<Block>(f, count, threshold));
-    r->entropy = list_entropy(f, count, threshold, r->mass);
-    return true;
+  // The list holds all that min-p and top-k keep, or, of top-p alone, what reaches its mass.
+  const HeldMaxima blocks(f.maxima, f.row.blocks());
+  const bool is_whole = has_rank || floor > -INFINITY || blocks.blocks <= kList / kBlock;
+  float least = fmaxf(floor, kLowest);
+  if (has_rank && s.top_k < blocks.blocks) {
+    if (s.top_k > kMostRank) return false;
+    const auto each = [&](const auto& count) { blocks.each(count); };
+    least = fmaxf(least, bound_of_rank(f.maxima.type(), f.maximum, s.top_k, each));
+  } else if (!is_whole) {
+    least = bound_of_mass(f, blocks, static_cast<double>(s.top_p) * f.total);
+    if (least == -INFINITY) return false;
   }
+  const int count = collect(f, blocks, least);
+  if (count > kList) return false;
+  const HeldList list(f, count);
+  float threshold = floor;
+  if (has_rank && count >= s.top_k) threshold = list.rank(f, least, s.top_k);
+  if (has_edge) {
+    const double whole = is_whole ? list.mass_from(threshold) : f.total;
+    threshold = list.edge(f, fmaxf(threshold, least), static_cast<double>(s.top_p) * whole);
+  }
+  r->threshold = threshold;
+  r->mass = static_cast<float>(list.mass_from(threshold));
+  if ((f.p.flags & kWantsEntropy) != 0) r->entropy = list.entropy_from(f, threshold, r->mass);
+  return true;
 }
 
 }  // namespace specdec

@@ -1,6 +1,6 @@
 // A second pass over pairs of rows, with weights w[v] = (a p[v] - b q[v])+:
 //   mass     sum_v w[v]      overlap   sum_v min(p[v], q[v])      probs    w[v] / mass
-// grid = [batch * pairs * tiles]; a block owns kTile target ids of one pair. Sums of tiles are
+// grid = [batch * pairs * parts]; a block has every parts-th tile of one pair. Sums of tiles are
 // merged in index order by the kernel that needs the sum (`merged`).
 #include "kernels.h"
 #include "pair.cuh"
@@ -8,26 +8,63 @@
 namespace specdec {
 namespace {
 
-__device__ inline void write_probs(const Problem& p, const PairRows& r, int64_t b, int64_t base,
-                                   const float (&v)[kPerThread],
-                                   const float (&weight)[kPerThread]) {
-  SPECDEC_SHARED(float, mass);
-  SPECDEC_SHARED(int, status);
-  if (threadIdx.x == 0) {
-    mass = p.mass.load(b);
-    status = p.status.load(b);
-  }
-  __syncthreads();
+// A thread has eight ids behind one another: 16 bytes at once where they lie so.
+__device__ inline void store_eight(const Problem& p, int64_t b, int64_t first,
+                                   const float (&prob)[8]) {
+  const int64_t at = b * p.vocab + first;
+  if (at % 4 == 0 && first + 8 <= p.vocab) {
 #pragma unroll
-  for (int j = 0; j < kPerThread; ++j) {
-    const int64_t id = id_of(base, j);
-    if (id >= p.vocab) continue;
-    float prob = 0.f;
-    if (r.task.kind != kNothing) {
-      prob = (status & kEmptyResidual) != 0 ? r.task.target.at(v[j], id) : weight[j] / mass;
+    for (int j = 0; j < 8; j += 4) {
+      const Words four{{float_bits(prob[j]), float_bits(prob[j + 1]), float_bits(prob[j + 2]),
+                        float_bits(prob[j + 3])}};
+      p.probs.as<Words>().store((at + j) / 4, four);
     }
-    p.probs.store(b * p.vocab + id, prob);
+    return;
   }
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    if (first + j < p.vocab) p.probs.store(at + j, prob[j]);
+  }
+}
+
+struct Kept {  // of a request: what its weights are divided by
+  float mass;
+  int status;
+};
+
+__device__ inline void write_probs(const Problem& p, const PairRows& r, const Kept& kept, int64_t b,
+                                   int64_t base, const float (&v)[kPerThread],
+                                   const float (&weight)[kPerThread]) {
+#pragma unroll
+  for (int run = 0; run < 2; ++run) {
+    const int64_t first = first_of(base, run);
+    float prob[8] = {};
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      if (r.task.kind == kNothing) continue;
+      const int i = 8 * run + j;
+      prob[j] = (kept.status & kEmptyResidual) != 0 ? r.task.target.at(v[i], first + j)
+                                                    : weight[i] / kept.mass;
+    }
+    store_eight(p, b, first, prob);
+  }
+}
+
+// Of a tile; `turn` changes from tile to tile, so that one barrier orders two.
+__device__ inline PairPartial tile_sum(float mass, bool any, int turn) {
+  using PerWarp = PairPartial[2][kWarps];
+  SPECDEC_SHARED(PerWarp, sums);
+  mass = warp_reduce(mass, Plus{});
+  const int some = warp_reduce(any ? 1 : 0, Or{});
+  if (threadIdx.x % 32 == 0) sums[turn][threadIdx.x / 32] = {mass, some};
+  __syncthreads();
+  PairPartial all = sums[turn][0];
+#pragma unroll
+  for (int w = 1; w < kWarps; ++w) {
+    all.mass += sums[turn][w].mass;
+    all.any |= sums[turn][w].any;
+  }
+  return all;
 }
 
 // Edits need more registers than three blocks have.
@@ -35,36 +72,44 @@ template <Pass kPass, bool kEdited>
 __global__ void __launch_bounds__(kThreads, kEdited ? 2 : 3)
     pair_kernel(const __grid_constant__ Problem p) {
   SPECDEC_SHARED(PairRows, r);
-  const int tiles = tiles_of(p.vocab);
-  const int64_t slot = blockIdx.x / tiles, b = slot / p.pairs;
-  const int tile = static_cast<int>(blockIdx.x - slot * tiles);
+  SPECDEC_SHARED(Kept, kept);
+  const int64_t slot = blockIdx.x / static_cast<unsigned>(p.parts), b = slot / p.pairs;
   after_last_kernel();
   if (threadIdx.x == 0) load_pair(p, b, p.work.tasks.load(slot), &r);
+  if (kPass == Pass::kProbs && threadIdx.x == 32) kept = {p.mass.load(b), p.status.load(b)};
   __syncthreads();
   if (kPass != Pass::kProbs && r.task.kind == kNothing) return;
 
-  const int64_t base = static_cast<int64_t>(tile) * kTile;
-  float v[kPerThread], weight[kPerThread];
-  if (r.task.kind != kNothing) load_pair_tile<kEdited>(p, r, base, v, weight);
-  float mass = 0.f;
-  int any = 0;
+  int turn = 0;
+#pragma unroll 1
+  for (int tile = static_cast<int>(blockIdx.x - slot * p.parts); tile < tiles_of(p.vocab);
+       tile += p.parts) {
+    const int64_t base = static_cast<int64_t>(tile) * kTile;
+    float v[kPerThread], weight[kPerThread];
+    if (r.task.kind != kNothing) load_pair_tile<kEdited>(p, r, base, v, weight);
+    float mass = 0.f;
+    bool any = false;
 #pragma unroll
-  for (int j = 0; j < kPerThread; ++j) {
-    const int64_t id = id_of(base, j);
-    if (r.task.kind == kNothing || id >= p.vocab) {
-      weight[j] = 0.f;
-    } else if (kPass == Pass::kOverlap) {
-      weight[j] = fminf(r.task.target.at(v[j], id), pair_q(r.task, weight[j], id));
-    } else {
-      weight[j] = pair_weight(r.task, v[j], weight[j], id);
+    for (int j = 0; j < kPerThread; ++j) {
+      const int64_t id = id_of(base, j);
+      if (r.task.kind == kNothing || id >= p.vocab) {
+        weight[j] = 0.f;
+      } else if (kPass == Pass::kOverlap) {
+        weight[j] = fminf(r.task.target.at(v[j], id), pair_q(r.task, weight[j], id));
+      } else {
+        weight[j] = pair_weight(r.task, v[j], weight[j], id);
+      }
+      mass += weight[j];
+      any |= weight[j] >= kTiny;
     }
-    mass += weight[j];
-    any |= weight[j] >= kTiny ? 1 : 0;
+    if constexpr (kPass == Pass::kProbs) {
+      write_probs(p, r, kept, b, base, v, weight);
+    } else {
+      const PairPartial sum = tile_sum(mass, any, turn);
+      if (threadIdx.x == 0) p.work.pair_partials.store(slot * p.tiles + tile, sum);
+      turn ^= 1;
+    }
   }
-  if (kPass == Pass::kProbs) return write_probs(p, r, b, base, v, weight);
-  mass = block_reduce(mass, Plus{});
-  any = block_reduce(any, Or{});
-  if (threadIdx.x == 0) p.work.pair_partials.store(slot * p.tiles + tile, {mass, any});
 }
 
 // The mass of a pair whose draft row holds candidates, as its first tile's. grid = [batch * pairs]
@@ -82,13 +127,21 @@ __global__ void __launch_bounds__(kThreads) kept_pair_kernel(const __grid_consta
   }
 }
 
+// Thread blocks a multiprocessor: finding a pair takes as long as a tile, and the last blocks run
+// alone.
+constexpr int64_t kBlocksEach = 16;
+
 template <Pass kPass>
-void launch_pass(const Problem& p, Stream stream) {
-  const int64_t blocks = p.batch * p.pairs * tiles_of(p.vocab);
+void launch_pass(const Problem& problem, Stream stream) {
+  Problem p = problem;
+  const int64_t pairs = p.batch * p.pairs, tiles = tiles_of(p.vocab);
+  if (pairs == 0) return;
+  const int64_t wanted = (kBlocksEach * multiprocessors() + pairs - 1) / pairs;
+  p.parts = static_cast<int>(wanted < tiles ? wanted : tiles);
   if (p.edits || p.draft_edits) {
-    return launch_phase(pair_kernel<kPass, true>, blocks, kThreads, stream, p);
+    return launch_phase(pair_kernel<kPass, true>, pairs * p.parts, kThreads, stream, p);
   }
-  launch_phase(pair_kernel<kPass, false>, blocks, kThreads, stream, p);
+  launch_phase(pair_kernel<kPass, false>, pairs * p.parts, kThreads, stream, p);
 }
 
 }  // namespace

@@ -72,6 +72,8 @@ void launch_phase(Kernel kernel, int64_t blocks, int threads, Stream stream, con
   launch(kernel, blocks, threads, stream, args...);
 }
 
+inline int multiprocessors() { return 2; }  // few: blocks take several turns
+
 inline float fast_log(float x) { return __builtin_logf(x); }
 inline float fast_exp2(float x) { return __builtin_exp2f(x); }
 
@@ -155,17 +157,23 @@ void launch(Kernel kernel, int64_t blocks, int threads, Stream stream, const Arg
   STD_TORCH_CHECK(error == cudaSuccess, "launch: ", cudaGetErrorString(error));
 }
 
+inline int device_attribute(cudaDeviceAttr name) {  // of the current device
+  int device = 0, value = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&value, name, device);
+  STD_TORCH_CHECK(error == cudaSuccess, "device: ", cudaGetErrorString(error));
+  return value;
+}
+
+inline int multiprocessors() { return device_attribute(cudaDevAttrMultiProcessorCount); }
+
 // The same for a kernel that begins with after_last_kernel: from sm_90 on it is set up while the
 // one before it ends.
 template <class Kernel, class... Args>
 void launch_phase(Kernel kernel, int64_t blocks, int threads, Stream stream, const Args&... args) {
-  int device = 0, major = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  if (device_attribute(cudaDevAttrComputeCapabilityMajor) < 9) {
+    return launch(kernel, blocks, threads, stream, args...);
   }
-  STD_TORCH_CHECK(error == cudaSuccess, "device: ", cudaGetErrorString(error));
-  if (major < 9) return launch(kernel, blocks, threads, stream, args...);
   if (blocks == 0) return;
   STD_TORCH_CHECK(blocks <= 0x7fffffff, "grid of ", blocks, " blocks: split the batch");
   cudaLaunchAttribute overlap{};
@@ -177,7 +185,7 @@ void launch_phase(Kernel kernel, int64_t blocks, int threads, Stream stream, con
   config.stream = stream;
   config.attrs = &overlap;
   config.numAttrs = 1;
-  error = cudaLaunchKernelEx(&config, kernel, args...);
+  const cudaError_t error = cudaLaunchKernelEx(&config, kernel, args...);
   STD_TORCH_CHECK(error == cudaSuccess, "launch: ", cudaGetErrorString(error));
 }
 
@@ -224,7 +232,9 @@ __device__ __forceinline__ uint32_t max_halves(uint32_t a, uint32_t b) {
 }
 
 // The barrier between two kernels of a call. Every thread of every kernel meets it before it reads
-// what an earlier one wrote, and before it writes; the kernel behind may be set up from here on.
+// what an earlier one wrote, and before it writes; the kernel behind may be set up from here on. So
+// a kernel that is not the first of its call may read before it what the call was given: it began
+// when the kernel in front had met the barrier, and all in front of that one had ended.
 __device__ __forceinline__ void after_last_kernel() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;" ::: "memory");

@@ -119,11 +119,13 @@ struct RaceScratch {  // in shared memory: a look needs the registers
 };
 
 // The ids of a row. The log-weight of a logit l is (l - maximum) inv_t + shift at most; out: l <
-// threshold. load8(first, v): logits of eight ids, -inf: out. weight(id, logit): the log-weight.
-template <class L, class W>
+// threshold. load8(first, v): logits of eight ids, -inf: out. other(id): what else the log-weight
+// is made of, weight(id, logit, other); it is asked for before the noise is made.
+template <class L, class O, class W>
 struct Entrants {
   float maximum, inv_t, shift, threshold;
   L load8;
+  O other;
   W weight;
 
   __device__ __forceinline__ float above(float logit) const { return (logit - maximum) * inv_t; }
@@ -352,7 +354,8 @@ __device__ void run_race(const Race& race, int blocks, const LogitRow& maxima, R
       for (int k = 0; k < kScored; ++k) {
         const Marked one = scratch.marked[k * kThreads + threadIdx.x];
         if (one.id < 0) continue;
-        const float e = race.exponential_of(one.id), weight = entrants.weight(one.id, one.logit);
+        const float other = entrants.other(one.id), e = race.exponential_of(one.id);
+        const float weight = entrants.weight(one.id, one.logit, other);
         if (weight > -INFINITY) best.add(score_key(weight, e, one.id), k);
       }
       is_over = !is_first && found <= kThreads && scratch.count <= kMarked;

@@ -46,14 +46,11 @@ __device__ inline bool find_tree_row(const Problem& p, Row* t) {
   return c.depth >= 0 && (t->is_target || c.has_children != 0);
 }
 
-// Row `slot`; those of a request lie together, target rows first. A whole warp calls it, its first
-// lane gets the row, without its edits.
-__device__ inline Row make_row(const Problem& p, int64_t slot) {
+// Row `slot` of request `b`; those of a request lie together, target rows first. Without its edits.
+__device__ inline Row row_of(const Problem& p, const Request& q, int64_t b, int64_t slot) {
   Row t{};
   t.slot = slot;
-  t.b = static_cast<uint32_t>(slot) / static_cast<uint32_t>(p.rows());
-  const Request q = make_request(p, t.b);
-  if (threadIdx.x % 32 != 0) return t;
+  t.b = b;
   const int r = static_cast<int>(slot - t.b * p.rows());
   t.is_target = r < p.target_rows;
   t.index = t.place = t.is_target ? r : r - p.target_rows;
@@ -74,6 +71,13 @@ __device__ inline Row make_row(const Problem& p, int64_t slot) {
     t.values.logits = plain_draft_row(p, t.chain, t.b, t.index);
   }
   return t;
+}
+
+// A whole warp calls it, its first lane gets the row.
+__device__ inline Row make_row(const Problem& p, int64_t slot) {
+  const int64_t b = static_cast<uint32_t>(slot) / static_cast<uint32_t>(p.rows());
+  const Request q = make_request(p, b);
+  return threadIdx.x % 32 == 0 ? row_of(p, q, b, slot) : Row{};
 }
 
 // By one warp, for all that meet it behind.

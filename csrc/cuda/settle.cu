@@ -1,115 +1,17 @@
 // What the digest of a row says: its statistics, the thresholds of its filters, the winner of its
 // race, and where it matters the argmax, or whether the drafted id is among the m largest.
-//   stats_kernel    grid = [batch * rows / kWarps]; a warp a row, where no row races nor is
-//   filtered settle_kernel   grid = [batch * rows] gather_kernel   grid = [batch * rows * parts];
-//   reads the rows again whose filters are not
+//   stats_kernel    grid = [batch * rows / kWarps]; a warp a row, where no row races or is filtered
+//   settle_kernel   grid = [batch * rows]
+//   gather_kernel   grid = [batch * rows * parts]; reads the rows again whose filters are not
 //                   settled; settle_kernel follows once more. Only with filters
+// Where a chain has few rows, the kernel behind the digest settles them itself (stats.cuh).
 #include "bracket.cuh"
 #include "kernels.h"
 #include "sample.cuh"
+#include "stats.cuh"
 
 namespace specdec {
 namespace {
-
-constexpr int kNowhere = 0x7fffffff;
-
-// sum exp((l - maximum) / T), and e^s s with s = (l - maximum) / T.
-struct Moments {
-  float maximum = -INFINITY, mass = 0.f, entropy = 0.f;
-
-  __device__ void shift_to(float most, float inv_t) {
-    const float shift = (maximum - most) * inv_t, factor = expf(shift);
-    if (maximum != most && mass != 0.f) {
-      entropy = factor > 0.f ? factor * (entropy + shift * mass) : 0.f;
-      mass *= factor;
-    }
-    maximum = most;
-  }
-  __device__ void add(Moments other, float inv_t) {
-    const float most = max_nan(maximum, other.maximum);
-    shift_to(most, inv_t);
-    other.shift_to(most, inv_t);
-    mass += other.mass;
-    entropy += other.entropy;
-  }
-  // Over a warp.
-  __device__ void merge(float inv_t, bool has_entropy) {
-    shift_to(warp_reduce(maximum, [](float a, float b) { return max_nan(a, b); }), inv_t);
-    mass = warp_reduce(mass, Plus{});
-    if (has_entropy) entropy = warp_reduce(entropy, Plus{});
-  }
-};
-
-struct RowSum {
-  Moments own, raw;
-  int tile;  // the first one that has the maximum; of a lane
-};
-
-// The tiles of a row, by one warp: lane l has the tiles l, l + 32, ...
-__device__ inline RowSum merge_tiles(const Problem& p, const Row& row) {
-  const float inv_t = row.parameters.inv_t;
-  const bool has_raw = (p.flags & kWantsRaw) != 0;
-  RowSum all{};
-  float most = -INFINITY;
-  for (int tile = threadIdx.x % 32; tile < row.tiles(); tile += 32) {
-    const Partial part = p.work.partials.load(row.slot * p.tiles + tile);
-    if (part.maximum > most) all.tile = tile;
-    most = fmaxf(most, part.maximum);
-    all.own.add({part.maximum, part.mass, part.entropy}, inv_t);
-    if (has_raw) all.raw.add({part.raw_maximum, part.raw_mass, 0.f}, 1.f);
-  }
-  all.own.merge(inv_t, (p.flags & kWantsEntropy) != 0);
-  if (has_raw) all.raw.merge(1.f, false);
-  all.tile = warp_reduce(most == all.own.maximum ? all.tile : kNowhere, Smaller{});
-  return all;
-}
-
-// First place of a number among 64, of which the first eight lanes have eight each.
-__device__ inline int place_of(float number, const float (&v)[8]) {
-  int place = kNowhere;
-#pragma unroll
-  for (int j = 7; j >= 0; --j) {
-    if (v[j] == number) place = static_cast<int>(threadIdx.x) % 32 * 8 + j;
-  }
-  return warp_reduce(place, Smaller{});
-}
-
-// The first id of the maximum: in the first block of the tile that has it.
-template <bool kEdited>
-__device__ inline int find_argmax(const Problem& p, const Row& row, int tile, float maximum) {
-  static_assert(kTileBlocks == 64 && kBlock == 64);
-  const int lane = threadIdx.x % 32;
-  float v[8];
-#pragma unroll
-  for (float& one : v) one = NAN;
-  const int64_t block = tile * int64_t{kTileBlocks};
-  if (lane < 8)
-    block_maxima_of(p, row.slot, row.type<kEdited>()).load8(block + lane * 8, row.blocks(), v);
-  const int64_t first = (block + place_of(maximum, v)) * kBlock;
-  if (lane < 8) row.load8<kEdited>(first + lane * 8, v);
-  return static_cast<int>(first) + place_of(maximum, v);
-}
-
-// Statistics of a row before its filters; by one warp, for its first lane.
-template <bool kEdited>
-__device__ inline RowStats plain_stats(const Problem& p, const Row& row) {
-  const Parameters& s = row.parameters;
-  const RowSum sum = merge_tiles(p, row);
-  RowStats r{};
-  r.maximum = sum.own.maximum;
-  r.mass = s.greedy ? 1.f : sum.own.mass;
-  r.threshold = s.greedy ? r.maximum : -INFINITY;
-  if ((p.flags & kWantsEntropy) != 0 && !s.greedy) {
-    r.entropy = logf(r.mass) - sum.own.entropy / r.mass;
-  }
-  r.raw_maximum = sum.raw.maximum;
-  r.raw_mass = sum.raw.mass;
-  r.bad = !is_finite(r.maximum);
-  if ((s.greedy || is_argmax_rule(p)) && !r.bad) {
-    r.argmax = find_argmax<kEdited>(p, row, sum.tile, r.maximum);
-  }
-  return r;
-}
 
 // Rule topm: whether fewer than m ids come before x. Each block above x has one.
 template <bool kEdited>
@@ -162,7 +64,8 @@ __device__ inline void run_row(const Problem& p, const Row& row, const RowStats&
                           0.f,
                           r.threshold,
                           [&](int64_t first, float (&v)[8]) { row.load8<kEdited>(first, v); },
-                          [&](int64_t id, float logit) {
+                          [](int64_t) { return 0.f; },
+                          [&](int64_t id, float logit, float) {
                             return is_excluded(p, row.b, id) ? -INFINITY
                                                              : log_weight(row, r, logit);
                           }};
@@ -201,10 +104,12 @@ __global__ void __launch_bounds__(kThreads) stats_kernel(const __grid_constant__
   using Rows = Row[kWarps];
   SPECDEC_SHARED(Rows, rows);
   const int64_t slot = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
-  after_last_kernel();
-  if (slot >= p.batch * p.rows()) return;
+  const bool has_row = slot < p.batch * p.rows(), is_given = p.task != Task::kTree;
   Row& row = rows[threadIdx.x / 32];
-  load_row<kEdited>(p, slot, &row);
+  if (has_row && is_given) load_row<kEdited>(p, slot, &row);
+  after_last_kernel();
+  if (!has_row) return;
+  if (!is_given) load_row<kEdited>(p, slot, &row);  // the walk says which
   __syncwarp();
   if (!row.active) return;
   const RowStats r = plain_stats<kEdited>(p, row);
@@ -226,10 +131,13 @@ __global__ void __launch_bounds__(kThreads, kFilters ? 2 : 3)
   using Scratch = std::conditional_t<kFilters, FilterScratch, SettleScratch>;
   SPECDEC_SHARED(Scratch, scratch);
   const int64_t slot = blockIdx.x;
+  const bool is_given = p.task != Task::kTree;  // else the walk says which row it is
+  if (threadIdx.x < 32 && is_given && !p.again) load_row<kFilters>(p, slot, &row);
   after_last_kernel();
+  if (p.again && p.work.rows.load(slot).unknown == kSettled) return;
   if (threadIdx.x < kMaxSamples) best[threadIdx.x] = 0;
   if (threadIdx.x < 32) {
-    load_row<kFilters>(p, slot, &row);
+    if (!is_given || p.again) load_row<kFilters>(p, slot, &row);
     __syncwarp();
     if (row.active) {
       const RowStats mine = p.again ? p.work.rows.load(slot) : plain_stats<kFilters>(p, row);
@@ -238,7 +146,10 @@ __global__ void __launch_bounds__(kThreads, kFilters ? 2 : 3)
   }
   __syncthreads();
   if (p.task == Task::kSample && !row.active && !p.again) write_no_sample(p, row.b);
-  if (!row.active || (p.again && r.unknown == kSettled)) return;
+  if (!row.active) {
+    if (kFilters && !p.again && threadIdx.x == 0) p.work.rows.store(slot, RowStats{});
+    return;
+  }
   const Parameters& s = row.parameters;
   if (!r.bad && row.is_target && p.task == Task::kChain && p.rule == Rule::kTopM &&
       row.index < row.chain.length) {
@@ -282,6 +193,7 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(const __grid_constant_
   SPECDEC_SHARED(int, is_open);
   const int64_t slot = blockIdx.x / p.parts;
   after_last_kernel();
+  if (p.work.rows.load(slot).unknown == kSettled) return;
   if (threadIdx.x < 32) {
     load_row<kEdited>(p, slot, &row);
     if (threadIdx.x == 0) {
@@ -371,6 +283,7 @@ void launch_settle(const Problem& problem, Stream stream) {
   const int64_t rows = p.batch * p.rows();
   p.again = false;
   const bool is_edited = p.edits || p.draft_edits;
+  if (settles_rows(p)) return;
   if (!p.filters && !races_rows(p) && p.rule != Rule::kTopM) {
     const int64_t blocks = (rows + kWarps - 1) / kWarps;
     if (is_edited) return launch_phase(stats_kernel<true>, blocks, kThreads, stream, p);

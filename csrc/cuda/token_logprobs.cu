@@ -11,23 +11,24 @@ namespace specdec {
 namespace {
 
 constexpr int kMostTop = 128;
+constexpr int kCopied = 4096;  // block maxima in shared memory: 262144 ids
 constexpr int kFull = 512,
               kRoom = kFull + kGroupsOf8 * kBlock;  // a look at 32 blocks has room left
 
 struct Lists {
-  float most[kKept];        // largest logits of the first blocks
+  float most[kCopied];      // largest logits of the first blocks
   uint16_t block[kWindow];  // those of a window that are looked into, in order
   Key key[kRoom], best[kMostTop];
 };
 
-struct Looked {  // a row, as block_bound takes it
+struct Looked {  // a row
   const Row& row;
   LogitRow maxima;
   Lists& lists;
   float maximum;
 
   __device__ float most_of(int64_t block) const {
-    return block < kKept ? lists.most[block] : maxima.at(block);
+    return block < kCopied ? lists.most[block] : maxima.at(block);
   }
 };
 
@@ -86,12 +87,13 @@ __device__ inline int count_ids(const Looked& f, float least) {
 
 // The largest key that `wanted` of those listed reach.
 __device__ inline Key nth_key(const Lists& lists, int listed, int wanted) {
-  const auto count = [&](Key least) {
-    int own = 0;
-    for (int i = Warp::rank(); i < listed; i += Warp::kSize) own += lists.key[i] >= least ? 1 : 0;
-    return Warp::sum(own);
+  const auto count = [&](const Key(&least)[kTried], int (&sum)[kTried]) {
+    for (int i = threadIdx.x; i < listed; i += kThreads) {
+#pragma unroll
+      for (int k = 0; k < kTried; ++k) sum[k] += lists.key[i] >= least[k] ? 1 : 0;
+    }
   };
-  return last_with<Warp>(kNobody, ~Key{0} >> 1, wanted, count);
+  return last_with(kNobody, ~Key{0} >> 1, wanted, -1, count);
 }
 
 // The largest `wanted` keys of those listed, in order; 0 behind the last.
@@ -127,7 +129,12 @@ __device__ inline void find_best(const Looked& f, const RowStats& r, int wanted)
     return order(&f.lists, 1, wanted);
   }
   float least = fmaxf(r.threshold, kLowest);
-  if (wanted < f.row.blocks()) least = fmaxf(least, block_bound(f, wanted));
+  if (wanted < f.row.blocks()) {
+    const auto each = [&](const auto& count) {
+      for (int64_t i = threadIdx.x; i < f.row.blocks(); i += kThreads) count(i, f.most_of(i));
+    };
+    least = fmaxf(least, bound_of_rank(f.maxima.type(), f.maximum, wanted, each));
+  }
   int listed = 0;
   for (int64_t window = 0; window < f.row.blocks(); window += kWindow) {
     const int picked = pick(f, window, least);
@@ -239,7 +246,7 @@ __global__ void __launch_bounds__(kThreads, 3) look_kernel(const __grid_constant
     return write_own(p, row, asked, {});
   }
   const Looked f{row, block_maxima_of(p, slot, row.type<kEdited>()), lists, asked.r.maximum};
-  for (int i = threadIdx.x; i < kKept && i < f.row.blocks(); i += kThreads) {
+  for (int i = threadIdx.x; i < kCopied && i < f.row.blocks(); i += kThreads) {
     lists.most[i] = f.maxima.at(i);
   }
   __syncthreads();

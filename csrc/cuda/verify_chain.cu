@@ -7,6 +7,7 @@
 #include "../torch/args.h"
 #include "draw.cuh"
 #include "kernels.h"
+#include "stats.cuh"
 
 namespace specdec {
 
@@ -42,16 +43,19 @@ __device__ inline void finish(const Problem& p, const Request& q, int64_t b, con
   write_chain(p, q, b, o.accepted, drawn.token);
 }
 
-// First position that does not accept, over chunks of kThreads positions examined at once.
-__device__ inline Outcome walk(const Problem& p, const Request& q, int64_t b, Position* shared) {
+// First position that does not accept, over chunks of kThreads positions examined at once. `d` is
+// what is drafted at this thread's position of the first.
+__device__ inline Outcome walk(const Problem& p, const Request& q, int64_t b, Drafted d,
+                               Position* shared) {
   int status = q.status, last = q.chain.lost ? int{kStop} : kGoesOn;
   for (int base = 0; last == kGoesOn; base += kThreads) {
     const int i = base + static_cast<int>(threadIdx.x);
     Fact f{};
     Position at;
     if (i <= q.chain.length) {
+      if (base > 0) d = load_drafted(p, q, b, i);
       at = load_position(p, q, b, i);
-      f = examine(p, q, b, i, at);
+      f = examine(p, q, i, at, d);
     }
     last = block_reduce(f.verdict != kAccept ? kVerdicts * i + f.verdict : kGoesOn, Smaller{});
     status |= block_reduce(i <= last / kVerdicts ? f.status : 0, Or{});
@@ -80,7 +84,10 @@ __device__ inline void weigh(const Problem& p, Request& q, int64_t b) {
   __syncthreads();
   for (int base = 0; going != 0; base += kThreads) {
     const int i = base + static_cast<int>(threadIdx.x);
-    if (i <= q.chain.length) facts[threadIdx.x] = examine(p, q, b, i, load_position(p, q, b, i));
+    if (i <= q.chain.length) {
+      const Drafted d = load_drafted(p, q, b, i);
+      facts[threadIdx.x] = examine(p, q, i, load_position(p, q, b, i), d);
+    }
     __syncthreads();
     if (threadIdx.x == 0) {
       for (int j = 0; j < kThreads && going != 0; ++j) {
@@ -143,20 +150,22 @@ __device__ inline Outcome walk_weights(const Problem& p, const Request& q, int64
 __global__ void __launch_bounds__(kThreads, 2) chain_kernel(const __grid_constant__ Problem p) {
   SPECDEC_SHARED(Request, q);
   SPECDEC_SHARED(Position, at);
-  after_last_kernel();
   load_request(p, blockIdx.x, &q);
   __syncthreads();
-  finish(p, q, blockIdx.x, walk(p, q, blockIdx.x, &at), at);
+  const Drafted d = load_drafted(p, q, blockIdx.x, threadIdx.x);
+  after_last_kernel();
+  if (settles_rows(p)) settle_rows(p, q, blockIdx.x);
+  finish(p, q, blockIdx.x, walk(p, q, blockIdx.x, d, &at), at);
 }
 
 __global__ void __launch_bounds__(kThreads) weights_kernel(const __grid_constant__ Problem p) {
   SPECDEC_SHARED(Request, q);
   const int64_t b = blockIdx.x;
+  load_request(p, b, &q);
   after_last_kernel();
   for (int i = threadIdx.x; i < p.pairs; i += kThreads) {
     p.work.tasks.store(b * p.pairs + i, PairTask{});
   }
-  load_request(p, b, &q);
   __syncthreads();
   if (!q.target.greedy) weigh(p, q, b);
 }
@@ -164,11 +173,12 @@ __global__ void __launch_bounds__(kThreads) weights_kernel(const __grid_constant
 __global__ void __launch_bounds__(kThreads, 2) block_kernel(const __grid_constant__ Problem p) {
   SPECDEC_SHARED(Request, q);
   SPECDEC_SHARED(Position, at);
-  after_last_kernel();
-  load_request(p, blockIdx.x, &q);
-  __syncthreads();
   const int64_t b = blockIdx.x;
-  finish(p, q, b, q.target.greedy ? walk(p, q, b, &at) : walk_weights(p, q, b, &at), at);
+  load_request(p, b, &q);
+  __syncthreads();
+  const Drafted d = load_drafted(p, q, b, threadIdx.x);
+  after_last_kernel();
+  finish(p, q, b, q.target.greedy ? walk(p, q, b, d, &at) : walk_weights(p, q, b, &at), at);
 }
 
 void fill_statistics_and_noise(const VerifyChainParams& v, Problem* problem) {
