@@ -18,7 +18,7 @@ import triton.language as tl
 from .timing import summary
 
 REPLAYS, FEWEST = 25, 5
-BUDGET = 1.0  # seconds of a series of replays or launches: slow contenders run less often
+BUDGET = 0.4  # seconds of a series of replays or launches: slow contenders run less often
 SERIES, SHORT = 20, 2e-3  # calls of a series at least, where one takes less: a graph of two calls times its own launch
 COPY_BYTES = 1 << 30
 PHILOX_BLOCKS = 1 << 24

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from . import collect, cuda, known, limits, model
-from .machines import H100, MACHINES, Machine
+from .machines import H100, H200, MACHINES, Machine
 from .model import Kernel, Launch
 
 VOCAB, BATCH = 128256, 64
+_CASE = f"llama-3 {VOCAB}, batch {BATCH}, K 5, bf16"
+# Calls of the model as bench/gpu.py names them.
+MEASURED = {
+    "verify_chain ratio bf16": _CASE,
+    "verify_chain ratio bf16 filters": f"{_CASE}, top-k 50 + top-p .95",
+    **{f"verify_chain {rule} bf16": f"{_CASE}, {rule}" for rule in ("greedy", "match", "block", "typical")},
+}
 _INTRODUCTION = """# The GPU kernels, judged from their machine code
 
-No GPU has run these kernels. This page is made by `make gpu-model` from what the compilers produce: it counts the
-machine code of each kernel and predicts its time by a simple model. It compares designs with each other. It does not
-replace a measurement, and no figure here is one, except the published ones that the model is checked against.
+This page is made by `make gpu-model` from what the compilers produce: it counts the machine code of each kernel and
+predicts its time by a simple model. It compares designs with each other, on GPUs that nobody has at hand too. It does
+not replace a measurement; the figures that were measured are those that the model is checked against, on an H200 and
+published ones.
 
 ## The model
 
@@ -259,6 +268,29 @@ def checked(content: dict[str, Any]) -> str:
     )
 
 
+def measured(content: dict[str, Any]) -> str:
+    """The model against what `bench/gpu.sh` has measured on an H200."""
+    file = cuda.ROOT / "bench/results/nvidia-h200.json"
+    timed = [row for row in json.loads(file.read_text())["rows"] if "p50_us" in row]
+    found = {(row["case"], row["contender"]): row["p50_us"] for row in timed if row["op"] == "verify_chain"}
+
+    def lines() -> Iterator[list[Any]]:
+        for row in rows(content, H200.arch, VOCAB):
+            case = MEASURED.get(row.call)
+            us = found.get((case, row.contender.lower())) if case else None
+            if us:
+                seconds = model.call_time(H200, row.launches(BATCH))
+                error = f"{100 * (seconds * 1e6 / us - 1):+.0f} %"
+                yield [f"{row.contender}: {row.call}", f"{us:.0f}", f"{seconds * 1e6:.0f}", error]
+
+    return (
+        "## Checked against an H200\n\n"
+        f"Microseconds of a call, {VOCAB} ids, batch {BATCH}: [Benchmarks](benchmarks.md) and the model. The model was "
+        "made before any GPU had run the kernels, and nothing in it was fitted to these figures.\n\n"
+        + table(["call", "measured", "predicted", "error"], lines())
+    )
+
+
 def coverage(content: dict[str, Any]) -> str:
     """What was compiled, and what was not."""
     made_of = content["made_of"]
@@ -282,6 +314,7 @@ def text(content: dict[str, Any], first: dict[str, dict[str, float]]) -> str:
         opening,
         coverage(content),
         checked(content),
+        measured(content),
         "## Predicted share of the copy rate\n",
         *(predictions(content, m) for m in MACHINES if m.arch in arches),
         against_first(content, first),
