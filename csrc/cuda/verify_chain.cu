@@ -68,21 +68,20 @@ __device__ inline Outcome walk(const Problem& p, const Request& q, int64_t b, Dr
 __device__ inline void weigh(const Problem& p, Request& q, int64_t b) {
   using Facts = Fact[kThreads];
   SPECDEC_SHARED(Facts, facts);
-  SPECDEC_SHARED(float, weight);
-  SPECDEC_SHARED(int, going);
-  SPECDEC_SHARED(int, length);
-  SPECDEC_SHARED(int, status);
-  SPECDEC_SHARED(int, usable_bonus);
+  struct Walk {  // what the first thread knows, and the others behind a barrier
+    bool goes_on;
+    int length;
+  };
+  SPECDEC_SHARED(Walk, walk);
+  float weight = 1.f;
+  bool goes_on = !q.chain.lost;
+  int length = 0, status = q.status, usable_bonus = goes_on ? 1 : 0;
   if (threadIdx.x == 0) {
-    weight = 1.f;
-    going = q.chain.lost ? 0 : 1;
-    length = 0;
-    status = q.status;
-    usable_bonus = q.chain.lost ? 0 : 1;
+    walk = {goes_on, 0};
     p.work.weights.store(b * (p.max_draft + 1), 1.f);
   }
   __syncthreads();
-  for (int base = 0; going != 0; base += kThreads) {
+  for (int base = 0; walk.goes_on; base += kThreads) {
     const int i = base + static_cast<int>(threadIdx.x);
     if (i <= q.chain.length) {
       const Drafted d = load_drafted(p, q, b, i);
@@ -90,24 +89,22 @@ __device__ inline void weigh(const Problem& p, Request& q, int64_t b) {
     }
     __syncthreads();
     if (threadIdx.x == 0) {
-      for (int j = 0; j < kThreads && going != 0; ++j) {
+      for (int j = 0; j < kThreads && goes_on; ++j) {
         const Fact f = facts[j];
         status |= f.status;
         if (f.verdict == kStop) usable_bonus = 0;
-        if (f.verdict != kAccept) {
-          going = 0;
-          break;
-        }
+        goes_on = f.verdict == kAccept;
+        if (!goes_on) break;
         length = base + j + 1;
         weight = fminf(weight * f.ratio, 1.f);
         p.work.weights.store(b * (p.max_draft + 1) + length, weight);
       }
+      walk = {goes_on, length};
     }
     __syncthreads();
   }
-  __syncthreads();
   if (threadIdx.x == 0) p.work.states.store(b, {length, status, usable_bonus});
-  for (int i = 1 + static_cast<int>(threadIdx.x); i < length; i += kThreads) {
+  for (int i = 1 + static_cast<int>(threadIdx.x); i < walk.length; i += kThreads) {
     PairTask t = draw_task(p, load_position(p, q, b, i), i, true,
                            p.work.weights.load(b * (p.max_draft + 1) + i));
     t.watch_draft = 0;
