@@ -97,12 +97,12 @@ def lanes(axis: Any, rows: list[list[tuple[str, float]]]) -> None:
 def rivals(contents: list[Row], path: Path) -> None:
     """Every rival's time as a multiple of ours, a line a case."""
     shown = highlights(contents)
-    details = "Dots: time of another implementation on the same inputs, orange the fastest. Two CPU cores."
+    details = "Dots: time of another implementation on the same inputs, orange the fastest. A GPU, or two CPU cores."
     figure, axis = canvas(1.5 + 0.58 * len(shown), "How much longer other implementations take", details)
     lanes(axis, [h.entry.rivals for h in shown])
     axis.axvline(1, color=OURS, linewidth=2.5, zorder=0)
     axis.text(1.05, -0.62, "specdec_kernels = 1x", color=OURS, fontsize=9.5, va="center", fontweight="bold")
-    machines = [h.machine.replace(" Processor", "").rpartition(",")[0] for h in shown]
+    machines = [h.machine.replace(" Processor", "").removesuffix(", 2 cores") for h in shown]
     labels = [f"{h.entry.op}, {h.task}\n{machine}" for h, machine in zip(shown, machines, strict=True)]
     axis.set_yticks(range(len(shown)), labels, linespacing=1.25)
     axis.set_xlim(0.32, max(h.entry.rivals[-1][1] for h in shown) * 3.5)

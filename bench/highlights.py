@@ -8,17 +8,17 @@ from .tables import Entry, Row, duration, entries, machine_name, markdown, multi
 
 # (op, case, task as a reader would name it); one where a rival is faster is among them.
 CASES = (
-    ("verify_chain", "llama-3 128256, batch 1, K 5, fp32", "5 drafts, batch 1"),
-    ("verify_chain", "llama-3 128256, batch 16, K 5, bf16", "5 drafts, batch 16"),
+    ("verify_chain", "llama-3 128256, batch 1, K 5, bf16", "5 drafts, batch 1"),
+    ("verify_chain", "llama-3 128256, batch 64, K 5, bf16", "5 drafts, batch 64"),
     (
         "verify_chain",
-        "llama-3 128256, batch 16, K 5, bf16, top-k 50 + top-p .95",
-        "5 drafts, top-k and top-p, batch 16",
+        "llama-3 128256, batch 64, K 5, bf16, top-k 50 + top-p .95",
+        "5 drafts, top-k and top-p, batch 64",
     ),
-    ("verify_tree", "llama-3 128256, 64 nodes, batch 8, bf16, match", "tree of 64, batch 8"),
+    ("verify_tree", "llama-3 128256, 64 nodes, batch 8, bf16, greedy", "greedy, tree of 64, batch 8"),
+    ("verify_chain", "llama-3 128256, batch 1, K 5, fp32", "5 drafts, batch 1"),
     ("sample", "llama-3 128256, batch 16, fp32", "batch 16"),
     ("compact_cache", "8B-like 32 layers, batch 1, bhld", "32 layers, batch 1"),
-    ("tree_attention", "64 nodes, batch 8, past 4096, bf16, bhld", "tree of 64 behind 4,096 tokens"),
     ("tree_attention", "256 nodes, batch 8, past 512, bf16, bhld", "tree of 256 behind 512 tokens"),
 )
 
@@ -32,10 +32,10 @@ class Highlight(NamedTuple):
 
 
 def highlights(contents: list[Row]) -> list[Highlight]:
-    """The cases of CASES that were measured, each from the first machine that has rivals in it."""
+    """The cases of CASES that were measured, each by the first machine and backend that has rivals in it."""
     found = {}
     for content in reversed(contents):
-        for entry in entries(content):
+        for entry in reversed(list(entries(content))):
             if entry.rivals:
                 found[entry.op, entry.case] = (machine_name(content), entry)
     return [Highlight(task, *found[op, case]) for op, case, task in CASES if (op, case) in found]
