@@ -59,8 +59,13 @@ def test_blocks_meet_at_the_end_of_a_kernel_alone() -> None:
         assert not re.search(r"atomic\w*\(|__threadfence", text), path.name
 
 
+# What a call was given, read by a kernel that is not the first of its call. Of a tree's rows the walk decides.
+GIVEN = {"load_request", "load_row", "load_drafted"}
+HARMLESS = {"if", "static_cast", "__syncthreads", "SPECDEC_SHARED"}
+
+
 def test_overlapping_kernels_wait_first() -> None:
-    """A kernel that may start before the one in front of it has ended waits for it before all else."""
+    """A kernel that may start before the one in front of it has ended waits for it before it reads what that wrote."""
     sources = {path.name: code(path) for path in SOURCES}
     overlapping = set(re.findall(r"launch_phase\(\s*(\w+_kernel)", "".join(sources.values())))
     bodies = {
@@ -70,8 +75,22 @@ def test_overlapping_kernels_wait_first() -> None:
     }
     assert overlapping
     for name in overlapping:
-        before = bodies[name].split("after_last_kernel();")[0]
-        assert before != bodies[name] and not re.search(r"\.load\(|\.store\(|return", before), name
+        before, waits, _ = bodies[name].partition("after_last_kernel();")
+        assert waits and not re.search(r"\.load\(|\.store\(|return", before), name
+        called = set(re.findall(r"(?<![.\w])(\w+)(?:<\w+>)?\(", before))
+        assert called <= GIVEN | HARMLESS, (name, called)
+        assert "load_row" not in called or "is_given" in before, name
+
+
+def test_no_op_begins_with_a_kernel_that_reads_before_it_waits() -> None:
+    """The first kernel of a call waits for what its inputs are made by: it is none of those that read them earlier."""
+    early = {"chain_kernel", "weights_kernel", "block_kernel", "stats_kernel", "settle_kernel"}
+    found = set()
+    for path in SOURCES:
+        for name, body in re.findall(r"__global__[^{;]*?(\w+_kernel)\([^)]*\) \{(.*?)\n\}", code(path), flags=re.S):
+            if any(given in body.partition("after_last_kernel();")[0] for given in GIVEN):
+                found.add(name)
+    assert found == early  # each comes behind launch_digest, in launch_rows or in verify_tree_out
 
 
 def test_only_the_platform_header_knows_where_it_runs() -> None:

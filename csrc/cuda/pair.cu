@@ -67,9 +67,39 @@ __device__ inline PairPartial tile_sum(float mass, bool any, int turn) {
   return all;
 }
 
-// Edits need more registers than three blocks have.
+template <Pass kPass>
+__device__ __forceinline__ float weight_of(const PairTask& t, float p_logit, float q_logit,
+                                           int64_t id) {
+  if (kPass != Pass::kOverlap) return pair_weight(t, p_logit, q_logit, id);
+  return fminf(t.target.at(p_logit, id), pair_q(t, q_logit, id));
+}
+
+// Weights of a tile, `weight` holding the draft logits.
+template <Pass kPass>
+__device__ __forceinline__ void weigh(const PairTask& t, int64_t base, int64_t vocab,
+                                      const float (&v)[kPerThread], float (&weight)[kPerThread]) {
+#pragma unroll
+  for (int j = 0; j < kPerThread; ++j) {
+    const int64_t id = id_of(base, j);
+    const bool is_there = t.kind != kNothing && id < vocab;
+    weight[j] = is_there ? weight_of<kPass>(t, v[j], weight[j], id) : 0.f;
+  }
+}
+
+// The same of a whole tile of two rows that are both drawn from: half of the instructions.
+template <Pass kPass>
+__device__ __forceinline__ void weigh_usual(const PairTask& task, const float (&v)[kPerThread],
+                                            float (&weight)[kPerThread]) {
+  PairTask t = task;
+  t.kind = kPair;
+  t.target.only = t.draft.only = -1;
+#pragma unroll
+  for (int j = 0; j < kPerThread; ++j) weight[j] = weight_of<kPass>(t, v[j], weight[j], 0);
+}
+
+// Edits and results need more registers than four blocks have.
 template <Pass kPass, bool kEdited>
-__global__ void __launch_bounds__(kThreads, kEdited ? 2 : 3)
+__global__ void __launch_bounds__(kThreads, kEdited || kPass == Pass::kProbs ? 3 : 4)
     pair_kernel(const __grid_constant__ Problem p) {
   SPECDEC_SHARED(PairRows, r);
   SPECDEC_SHARED(Kept, kept);
@@ -80,6 +110,7 @@ __global__ void __launch_bounds__(kThreads, kEdited ? 2 : 3)
   __syncthreads();
   if (kPass != Pass::kProbs && r.task.kind == kNothing) return;
 
+  const bool is_usual = r.task.kind == kPair && r.task.target.only < 0 && r.task.draft.only < 0;
   int turn = 0;
 #pragma unroll 1
   for (int tile = static_cast<int>(blockIdx.x - slot * p.parts); tile < tiles_of(p.vocab);
@@ -87,25 +118,21 @@ __global__ void __launch_bounds__(kThreads, kEdited ? 2 : 3)
     const int64_t base = static_cast<int64_t>(tile) * kTile;
     float v[kPerThread], weight[kPerThread];
     if (r.task.kind != kNothing) load_pair_tile<kEdited>(p, r, base, v, weight);
-    float mass = 0.f;
-    bool any = false;
+    if (is_usual && base + kTile <= p.vocab) {
+      weigh_usual<kPass>(r.task, v, weight);
+    } else {
+      weigh<kPass>(r.task, base, p.vocab, v, weight);
+    }
+    float mass = 0.f, most = 0.f;
 #pragma unroll
-    for (int j = 0; j < kPerThread; ++j) {
-      const int64_t id = id_of(base, j);
-      if (r.task.kind == kNothing || id >= p.vocab) {
-        weight[j] = 0.f;
-      } else if (kPass == Pass::kOverlap) {
-        weight[j] = fminf(r.task.target.at(v[j], id), pair_q(r.task, weight[j], id));
-      } else {
-        weight[j] = pair_weight(r.task, v[j], weight[j], id);
-      }
-      mass += weight[j];
-      any |= weight[j] >= kTiny;
+    for (const float one : weight) {
+      mass += one;
+      most = fmaxf(most, one);
     }
     if constexpr (kPass == Pass::kProbs) {
       write_probs(p, r, kept, b, base, v, weight);
     } else {
-      const PairPartial sum = tile_sum(mass, any, turn);
+      const PairPartial sum = tile_sum(mass, most >= kTiny, turn);
       if (threadIdx.x == 0) p.work.pair_partials.store(slot * p.tiles + tile, sum);
       turn ^= 1;
     }

@@ -98,35 +98,46 @@ TWINS = (
         """
     __syncthreads();
     if (threadIdx.x == 0) {
-      for (int j = 0; j < kThreads && going""",
+      for (int j = 0; j < kThreads && goes_on""",
         """
     if (!TWIN) __syncthreads();
     if (threadIdx.x == 0) {
-      for (int j = 0; j < kThreads && going""",
+      for (int j = 0; j < kThreads && goes_on""",
         "verify_chain block none",
     ),
     Twin(
         "stats: a warp's row is read before it is written",
-        "settle.cu",
+        "stats.cuh",
         """
-  load_row<kEdited>(p, slot, &row);
-  __syncwarp();""",
+    if (threadIdx.x % 32 == 0) row = row_of(p, q, b, slot);
+    __syncwarp();""",
         """
-  load_row<kEdited>(p, slot, &row);
-  if (!TWIN) __syncwarp();""",
+    if (threadIdx.x % 32 == 0) row = row_of(p, q, b, slot);
+    if (!TWIN) __syncwarp();""",
+        "verify_chain ratio none",
+    ),
+    Twin(
+        "stats: the walk reads them without a barrier",
+        "stats.cuh",
+        """
+    __syncwarp();
+  }
+  __syncthreads();""",
+        """
+    __syncwarp();
+  }
+  if (!TWIN) __syncthreads();""",
         "verify_chain ratio none",
     ),
     Twin(
         "rule block: the length is read without a barrier",
         "verify_chain.cu",
         """
-        p.work.weights.store(b * (p.max_draft + 1) + length, weight);
-      }
+      walk = {goes_on, length};
     }
     __syncthreads();""",
         """
-        p.work.weights.store(b * (p.max_draft + 1) + length, weight);
-      }
+      walk = {goes_on, length};
     }
     if (!TWIN) __syncthreads();""",
         "verify_chain block none",
@@ -135,12 +146,21 @@ TWINS = (
         "digest: the row is read without a barrier",
         "digest.cu",
         """
-  __syncthreads();
-  if (!t.active) return;""",
+    if (mine < count) find_share<kTiles>(p, kType, mine, &shares[threadIdx.x / 32]);
+    __syncthreads();""",
         """
-  if (!TWIN) __syncthreads();
-  if (!t.active) return;""",
+    if (mine < count) find_share<kTiles>(p, kType, mine, &shares[threadIdx.x / 32]);
+    if (!TWIN) __syncthreads();""",
         "sample plain 1",
+    ),
+    Twin(
+        "digest: a part is filled while the one before it is merged",
+        "digest.cu",
+        """
+      turn ^= 1;""",
+        """
+      if (!TWIN) turn ^= 1;""",
+        "verify_chain ratio none",
     ),
     Twin(
         "digest: the warps' parts are merged without a barrier",
@@ -192,12 +212,36 @@ TWINS = (
         "filters: the blocks that are read again are read without a barrier",
         "filter.cuh",
         """
-  if (picked > kMostBlocks) return kList + 1;
+    if (most >= least) f.scratch.block[at++] = block;
+  });
   __syncthreads();""",
         """
-  if (picked > kMostBlocks) return kList + 1;
+    if (most >= least) f.scratch.block[at++] = block;
+  });
   if (!TWIN) __syncthreads();""",
         "sample listed 1",
+    ),
+    Twin(
+        "filters: what a step of a search has measured is read without a barrier",
+        "filter.cuh",
+        """
+    __syncthreads();
+    int reached = 0;""",
+        """
+    if (!TWIN) __syncthreads();
+    int reached = 0;""",
+        "sample listed 1",
+    ),
+    Twin(
+        "filters: a search begins in the sums of the last one",
+        "filter.cuh",
+        """
+  __syncthreads();
+  return from;""",
+        """
+  if (!TWIN) __syncthreads();
+  return from;""",
+        "sample",
     ),
     Twin(
         "filters: a sample is read without a barrier",

@@ -85,11 +85,20 @@ def tiles(vocab: int) -> int:
 MASS, ENTROPY, RAW, MASKED = 1, 2, 4, 8  # DigestFlag
 
 
-def _rows(rows: int, flags: int, *, filters: bool = False, races: bool = False) -> tuple[Part, ...]:
-    """Digest and settle, with the race of every row or none; a block of the digest has four tiles of bf16."""
+def _unwanted(flags: int) -> tuple[str, ...]:
+    return (r"has_raw|raw\.", *(() if flags & ENTROPY else ("kWantsEntropy|has_entropy",)))
+
+
+def _rows(rows: int, flags: int, *, filters: bool = False, races: bool = False, few: bool = False) -> tuple[Part, ...]:
+    """Digest and settle, with the race of every row or none; a share of the digest has four tiles of bf16.
+
+    few: the kernel behind the digest settles the rows.
+    """
     grid = lambda batch, _: batch * rows  # noqa: E731
     digest = Part(f"digest_kernel<1,{flags}>", lambda batch, vocab: batch * rows * -(-tiles(vocab) // 4), (RARE,))
-    unwanted = (r"has_raw|raw\.", *(() if flags & ENTROPY else ("kWantsEntropy|has_entropy",)))
+    unwanted = _unwanted(flags)
+    if few:
+        return (digest,)
     settle = Part(f"settle_kernel<{int(filters)}>", grid, (RARE, *unwanted) if races else (RARE, *unwanted, "race_row"))
     if not filters and not races:
         # Of an argmax rule: the first id of the maximum is looked for.
@@ -102,7 +111,8 @@ def _rows(rows: int, flags: int, *, filters: bool = False, races: bool = False) 
 
 
 def _pairs(name: str, pairs: int) -> Part:
-    return Part(f"pair_kernel<{name},0>", lambda batch, vocab: batch * pairs * tiles(vocab), (RARE,))
+    cold = RARE, r"weigh<kPass>\(r\.task"  # whole tiles of two rows
+    return Part(f"pair_kernel<{name},0>", lambda batch, vocab: batch * pairs * tiles(vocab), cold)
 
 
 def _once(name: str, *cold: str) -> Part:
@@ -110,12 +120,15 @@ def _once(name: str, *cold: str) -> Part:
 
 
 _BOTH, _ONE = 2 * DRAFT + 1, DRAFT + 1
-_WALK = _once("chain_kernel")
-_KNOWN = _once("chain_kernel", r"draw\(|kind == kPair|has_draft|Rule::kRatio")  # every row has its token
+_FEW = _once("chain_kernel", *_unwanted(MASS))  # settles its rows
+_WALK = _once("chain_kernel", "settle_rows")
+_NO_DRAW = r"draw\(|kind == kPair|has_draft|Rule::kRatio"  # every row has its token
+_KNOWN = _once("chain_kernel", "settle_rows", _NO_DRAW)
+_ARGMAX = Part("chain_kernel", lambda batch, _: batch, (RARE.replace("find_argmax|", ""), *_unwanted(0), _NO_DRAW))
 _LOOK = Part("look_kernel<0>", lambda batch, _: batch, (RARE.replace("|logprob", ""), "shorten", "nth_key"))
 CALLS = [
-    Call("verify_chain ratio bf16", _BOTH, (*_rows(_BOTH, MASS), _WALK)),
-    Call("verify_chain ratio bf16 mask", _BOTH, (*_rows(_BOTH, MASS | MASKED), _WALK)),
+    Call("verify_chain ratio bf16", _BOTH, (*_rows(_BOTH, MASS, few=True), _FEW)),
+    Call("verify_chain ratio bf16 mask", _BOTH, (*_rows(_BOTH, MASS | MASKED, few=True), _FEW)),
     Call("verify_chain ratio bf16 filters", _BOTH, (*_rows(_BOTH, MASS, filters=True), _WALK), True),
     Call(
         "verify_chain block bf16",
@@ -125,10 +138,10 @@ CALLS = [
     Call("verify_chain match bf16", _ONE, (*_rows(_ONE, 0, races=True), _KNOWN)),
     Call("verify_chain match bf16 mask", _ONE, (*_rows(_ONE, MASKED, races=True), _KNOWN)),
     Call("verify_chain match bf16 filters", _ONE, (*_rows(_ONE, MASS, filters=True, races=True), _KNOWN), True),
-    Call("verify_chain greedy bf16", _ONE, (*_rows(_ONE, 0), _KNOWN)),
+    Call("verify_chain greedy bf16", _ONE, (*_rows(_ONE, 0, few=True), _ARGMAX)),
     Call("verify_chain typical bf16", _ONE, (*_rows(_ONE, MASS | ENTROPY, races=True), _KNOWN)),
     Call("verify_chain topm bf16", _ONE, (*_rows(_ONE, 0, races=True), _KNOWN)),
-    Call("verify_chain distance bf16", _ONE, (*_rows(_ONE, 0), _KNOWN)),
+    Call("verify_chain distance bf16", _ONE, (*_rows(_ONE, 0, few=True), _ARGMAX)),
     Call("sample bf16", 1, _rows(1, MASS, races=True)),
     Call("sample bf16 filters", 1, _rows(1, MASS, filters=True, races=True), True),
     Call("token_logprobs bf16", 1, (*_rows(1, MASS), _LOOK)),
