@@ -43,8 +43,8 @@ STREAMS: dict[str, tuple[float, int]] = {
     "triton verify_chain ratio bf16: digest_kernel": (12.5, 64 * 1024),
     "triton verify_chain greedy bf16: digest_kernel": (5, 64 * 1024),
     "triton verify_chain match bf16: digest_kernel": (5, 64 * 1024),
-    "cuda verify_chain ratio bf16: digest_kernel<1,1>": (9.5, 128 * 1024),
-    "cuda verify_chain match bf16: digest_kernel<1,0>": (4, 128 * 1024),
+    "cuda verify_chain ratio bf16: digest_kernel<1,1>": (10.5, 128 * 1024),
+    "cuda verify_chain match bf16: digest_kernel<1,0>": (5, 128 * 1024),
 }
 
 
