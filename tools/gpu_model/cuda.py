@@ -52,9 +52,9 @@ RARE = (
     r"apply_list|token_map|mapped_minimum|column|is_excluded|i < count|is_among_largest|race_for_samples|write_sample|"
     r"is_listed|num_listed|watch_draft|has_stats|active\.get|find_argmax|search_row|logprob|drafted_logit|edit"
 )
-# Loops that turn once: over the 131072 ids that a race has bounds of, over 256 positions, over 32 tiles or ids; over the
-# parts of rows, or the tiles, that a block has, each of which counts as a block; and a draw that finds something at its
-# first look.
+# Loops that turn once: over the 131072 ids that a race has bounds of, over 256 positions, over 32 tiles or ids; over
+# the parts of rows, or the tiles, that a block has, each of which counts as a block; and a draw that finds something at
+# its first look.
 ONE_TURN = (
     r"window \+= kWindow|base \+= (kThreads|32)|tile \+= 32|width; i \+= kThreads|\+\+look|"
     r"first \+= kWarps \* step|first \+ k \* step|tile \+= p\.parts|tile < tiles_of\(p\.vocab\)"

@@ -285,8 +285,8 @@ def measured(content: dict[str, Any]) -> str:
 
     return (
         "## Checked against an H200\n\n"
-        f"Microseconds of a call, {VOCAB} ids, batch {BATCH}: [Benchmarks](benchmarks.md) and the model. Nothing in the "
-        "model was fitted to these figures.\n\n" + table(["call", "measured", "predicted", "error"], lines())
+        f"Microseconds of a call, {VOCAB} ids, batch {BATCH}: [Benchmarks](benchmarks.md) and the model. Nothing in "
+        "the model was fitted to these figures.\n\n" + table(["call", "measured", "predicted", "error"], lines())
     )
 
 
