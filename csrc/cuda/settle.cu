@@ -116,6 +116,13 @@ __global__ void __launch_bounds__(kThreads) stats_kernel(const __grid_constant__
   if (threadIdx.x % 32 == 0) p.work.rows.store(slot, r);
 }
 
+// Whether the filters of a row are settled; each warp asks once.
+__device__ inline bool is_settled(const Problem& p, int64_t slot) {
+  int unknown = 0;
+  if (threadIdx.x % 32 == 0) unknown = p.work.rows.load(slot).unknown;
+  return __shfl_sync(0xffffffffu, unknown, 0) == kSettled;
+}
+
 struct SettleScratch {
   RaceScratch race;
 };
@@ -134,7 +141,7 @@ __global__ void __launch_bounds__(kThreads, kFilters ? 2 : 3)
   const bool is_given = p.task != Task::kTree;  // else the walk says which row it is
   if (threadIdx.x < 32 && is_given && !p.again) load_row<kFilters>(p, slot, &row);
   after_last_kernel();
-  if (p.again && p.work.rows.load(slot).unknown == kSettled) return;
+  if (p.again && is_settled(p, slot)) return;
   if (threadIdx.x < kMaxSamples) best[threadIdx.x] = 0;
   if (threadIdx.x < 32) {
     if (!is_given || p.again) load_row<kFilters>(p, slot, &row);
@@ -193,7 +200,7 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(const __grid_constant_
   SPECDEC_SHARED(int, is_open);
   const int64_t slot = blockIdx.x / p.parts;
   after_last_kernel();
-  if (p.work.rows.load(slot).unknown == kSettled) return;
+  if (is_settled(p, slot)) return;
   if (threadIdx.x < 32) {
     load_row<kEdited>(p, slot, &row);
     if (threadIdx.x == 0) {
