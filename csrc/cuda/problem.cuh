@@ -224,7 +224,7 @@ struct Problem {
   TreeRule tree_rule;  // verify_tree
   bool replacement;
   bool again;    // settle: behind the second look (gather)
-  int parts;     // blocks that look at a row again
+  int parts;     // blocks that look at a row, or a pair of rows, again
   bool at_once;  // the rows of all nodes are read before the walk
   int nodes;
   GlobalIds parents;  // [batch, nodes]

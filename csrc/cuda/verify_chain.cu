@@ -1,5 +1,5 @@
 // verify_chain: accept a prefix of the draft and draw the token after it.
-//   digest, settle      of every row (digest.cu, settle.cu)
+//   digest, settle      of every row (digest.cu, settle.cu; stats.cuh where rows are few)
 //   chain_kernel        grid = [batch]; the accepted prefix, the draw (draw.cuh), all results
 // Rule block instead of it:
 //   weights_kernel      grid = [batch]; the weights w, and the masses (w p - q)+ that pair.cu sums

@@ -12,11 +12,11 @@ from .model import Kernel, Launch
 
 VOCAB, BATCH = 128256, 64
 _CASE = f"llama-3 {VOCAB}, batch {BATCH}, K 5, bf16"
-# Calls of the model as bench/gpu.py names them.
+# Calls of the model as bench/gpu.py names them; not `block`, whose CUDA kernel has changed since it was timed.
 MEASURED = {
     "verify_chain ratio bf16": _CASE,
     "verify_chain ratio bf16 filters": f"{_CASE}, top-k 50 + top-p .95",
-    **{f"verify_chain {rule} bf16": f"{_CASE}, {rule}" for rule in ("greedy", "match", "block", "typical")},
+    **{f"verify_chain {rule} bf16": f"{_CASE}, {rule}" for rule in ("greedy", "match", "typical")},
 }
 _INTRODUCTION = """# The GPU kernels, judged from their machine code
 
@@ -286,7 +286,8 @@ def measured(content: dict[str, Any]) -> str:
     return (
         "## Checked against an H200\n\n"
         f"Microseconds of a call, {VOCAB} ids, batch {BATCH}: [Benchmarks](benchmarks.md) and the model. Nothing in "
-        "the model was fitted to these figures.\n\n" + table(["call", "measured", "predicted", "error"], lines())
+        "the model was fitted to these figures. Triton's calls were timed with 3.6 and are predicted from the code of "
+        "the pinned version.\n\n" + table(["call", "measured", "predicted", "error"], lines())
     )
 
 
