@@ -103,12 +103,13 @@ smoke: wheel
 
 compile: compile-cuda compile-triton
 
+# ARCHS="80 120": only these compute capabilities of NVIDIA.
 compile-cuda: $(INSTALLED)
-	$(if $(NVCC),$(BIN)/python tools/compile_cuda.py,@echo "compile-cuda: no nvcc, the CUDA kernels are not compiled")
+	$(if $(NVCC),$(BIN)/python tools/compile_cuda.py $(if $(ARCHS),--arch $(ARCHS)),@echo "compile-cuda: no nvcc, the CUDA kernels are not compiled")
 
 # Compiled by the pinned Triton; then translated by the oldest that we support, whose language is smaller.
 compile-triton: $(INSTALLED) build/triton-oldest/installed
-	$(BIN)/python tools/compile_triton.py
+	$(BIN)/python tools/compile_triton.py $(if $(ARCHS),$(ARCHS:%=--target cuda:%) --target hip:gfx942)
 	PYTHONPATH=build/triton-oldest $(BIN)/python tools/compile_triton.py --front-end
 
 build/triton-oldest/installed: requirements/oldest.txt $(INSTALLED)
