@@ -96,7 +96,7 @@ def choose(op: str, declared: tuple[str, ...], device: torch.device, backend: st
     """Backend of one call: argument, `use_backend`, SPECDEC_BACKEND, or the first of the device's list that runs."""
     explicit = backend or _choices[-1].backend
     if explicit is None:
-        return _default(op, declared, device.type)
+        return _default(op, declared, device)
     return _explicit(op, declared, device.type, explicit)
 
 
@@ -113,12 +113,13 @@ def _explicit(op: str, declared: tuple[str, ...], kind: str, explicit: str) -> s
 
 
 @_constant_when_traced
-def _default(op: str, declared: tuple[str, ...], kind: str) -> str:
-    return _first_that_runs(op, declared, kind)  # a call apart: the compiler looks inside a cache, marked or not
+def _default(op: str, declared: tuple[str, ...], device: torch.device) -> str:
+    return _first_that_runs(op, declared, device)  # a call apart: the compiler looks inside a cache, marked or not
 
 
 @functools.cache
-def _first_that_runs(op: str, declared: tuple[str, ...], kind: str) -> str:
+def _first_that_runs(op: str, declared: tuple[str, ...], device: torch.device) -> str:
+    kind = device.type  # by a cache of devices, since each look at it makes a string (0.2 us)
     reasons: dict[str, str] = {}
     for backend in PREFERENCE.get(kind, ("reference",)):
         reason = _refusal(backend, kind) if backend in ("reference", *declared) else "not declared for this op"
