@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from . import _backends
+from ._check import NO_ROW_EDITS
 from ._edits import Edits, RowEdits
 from ._op import OPS, Op, Shape
 from ._scores import listing_shapes
@@ -54,6 +55,9 @@ class EditsGiven(NamedTuple):
         return (NO_TOP if top is None else top, *self.wanted.flat(), self.are_of_drafts)
 
 
+NO_EDITS_GIVEN = EditsGiven(NO_ROW_EDITS, NO_ROW_EDITS, NO_EDITS, False)
+
+
 def edits_given(
     op: Op, edited: Op, edits: RowEdits | Edits, draft_edits: RowEdits | Edits, layout: Layout, vocab: int, *,
     active: Tensor | None, shards: Vocabulary | None, backend: str | None,
@@ -69,7 +73,7 @@ def edits_given(
             are_same = all(one is other for one, other in zip(edits.flat(), draft_edits.flat(), strict=True))
         chosen = _backends.choose(op.name, op.backends, layout.ids.device, backend)
         if shards is None and chosen in edited.backends:
-            wanted, edits = edits, RowEdits()
+            wanted, edits = edits, NO_ROW_EDITS
         else:
             edits = make(edits)
         draft_edits = edits if are_same else draft_edits

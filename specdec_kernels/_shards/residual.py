@@ -18,12 +18,11 @@ def check_residual(
 ) -> tuple[Checker, tuple[Any, ...], Shards | None]:  # fmt: skip
     """The checker, the flat arguments up to draft_ids, and the shards (None without a group)."""
     check = Checker.of(op, "target_logits", target_logits, "[batch, vocab]")
-    check.logits("target_logits", target_logits, ("batch", "vocab"))
-    batch, vocab = target_logits.shape
+    vocab = check.logits("target_logits", target_logits, ("batch", "vocab"))
+    batch = target_logits.shape[0]
     draft_vocab = vocab
     if draft_logits is not None:
-        check.logits("draft_logits", draft_logits, (batch, "draft_vocab"))
-        draft_vocab = draft_logits.shape[1]
+        draft_vocab = check.logits("draft_logits", draft_logits, (batch, "draft_vocab"))
         if draft_sampling is None:
             fail(op, "draft_sampling", "given with draft_logits: the distribution of the draft", None)
     sampling = check.sampling("sampling", sampling, batch)

@@ -33,7 +33,7 @@ class RatioResult(NamedTuple):
 
 def _shapes(draft_ids: Tensor, *rest: Any) -> tuple[Shape, ...]:
     cu_draft, width = rest[2], rest[3]
-    batch = cu_draft.shape[0] - 1 if isinstance(cu_draft, Tensor) else draft_ids.shape[0]
+    batch = draft_ids.shape[0] if cu_draft is None else cu_draft.shape[0] - 1
     return ((batch, width), torch.float32), ((batch, width), torch.float32), ((batch,), torch.int32)
 
 

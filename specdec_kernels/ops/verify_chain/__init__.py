@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from ... import _shards
-from ..._check import Checker, fail, outputs
+from ..._check import NO_KEPT, Checker, fail, outputs
 from ..._codes import CHAIN_RULES, LOGPROBS, REJECTED_FROM, Backend, ChainRule, Logprobs, RejectedFrom
-from ..._edited import EXTRAS, Layout, edited_shapes, edits_given, nothing_listed
+from ..._edited import EXTRAS, NO_EDITS_GIVEN, Layout, edited_shapes, edits_given, nothing_listed
 from ..._edits import Edits, RowEdits
 from ..._mixed_rules import MixedRules, rule_names, run_rules
 from ..._op import Op, Shape, Tensors
 from ..._scores import chain_rows, check_top, listing_shapes, run_listed
 from ..._sparse import SparseRows
-from ..._types import ChainArguments, Kept, RngKey, Sampling
+from ..._types import ChainArguments, RngKey, Sampling
 from . import reference
 
 
@@ -46,7 +46,7 @@ class ChainResult(NamedTuple):
 
 def _shapes(draft_ids: Tensor, target_logits: Tensor, *rest: Any) -> tuple[Shape, ...]:
     cu_draft, max_draft, logprobs_mode = rest[3], rest[4], rest[-1]
-    batch = cu_draft.shape[0] - 1 if isinstance(cu_draft, Tensor) else draft_ids.shape[0]
+    batch = draft_ids.shape[0] if cu_draft is None else cu_draft.shape[0] - 1
     shape = (batch, max_draft + 1)
     return (
         (shape, draft_ids.dtype), ((batch,), torch.int32), ((batch,), torch.int32),
@@ -169,7 +169,7 @@ def verify_chain(
     batch, width = check.chain_ids(draft_ids, cu_draft, max_draft)
     rules = rule_names(check, rule, CHAIN_RULES, batch)
     vocab = check.chain_rows("target_logits", target_logits, draft_ids, cu_draft, width, bonus=True)
-    draft_vocab, kept = vocab, Kept()
+    draft_vocab, kept = vocab, NO_KEPT
     if isinstance(draft_logits, SparseRows):
         refused = {"draft_stats": draft_stats, "token_map": token_map, "draft_edits": draft_edits}
         draft_logits, kept = check.sparse(draft_logits, tuple(draft_ids.shape), draft_sampling, refused)
@@ -192,11 +192,13 @@ def verify_chain(
     shards = _shards.shards_of(name, group, vocab_offsets, vocab, backend)
     rows = draft_ids.shape[0] + batch if cu_draft is not None else batch * (width + 1)
     allowed = check.allowed(allowed, rows, vocab if shards is None else shards.size)
-    both = edits_given(
-        op, edited, check.any_edits("edits", edits, batch, rows, vocab),
-        check.any_draft_edits(draft_edits, draft_logits, batch, rows, token_map),
-        Layout(draft_ids, None, cu_draft, width), vocab, active=sampling.active, shards=shards, backend=backend,
-    )  # fmt: skip
+    both = NO_EDITS_GIVEN
+    if edits is not None or draft_edits is not None:
+        both = edits_given(
+            op, edited, check.any_edits("edits", edits, batch, rows, vocab),
+            check.any_draft_edits(draft_edits, draft_logits, batch, rows, token_map),
+            Layout(draft_ids, None, cu_draft, width), vocab, active=sampling.active, shards=shards, backend=backend,
+        )  # fmt: skip
     if "block" in rules and rng.step is None:
         fail(name, "rng.step", "given for rule 'block': position alone biases it", None)
     if over_acceptance is not None and "ratio" not in rules:
@@ -205,8 +207,9 @@ def verify_chain(
     from_target = bool(check.choice("rejected_from", rejected_from, REJECTED_FROM))
     if from_target and "ratio" not in rules:
         fail(name, "rejected_from", "'residual' unless the rule is 'ratio'", repr(rejected_from))
-    for knob, value, least in (("top_m", top_m, 1), ("min_block", min_block, 1), ("max_distance", max_distance, 0)):
-        check.size(knob, value, least)
+    check.size("top_m", top_m, 1)
+    check.size("min_block", min_block, 1)
+    check.size("max_distance", max_distance, 0)
     typical = check.number("typical_epsilon", typical_epsilon, 0), check.number("typical_delta", typical_delta, 0)
     which, first = (op, ()) if top is None else (listed, (check_top(check, top, mode),))
     if extras := both.extras(top):
@@ -216,12 +219,14 @@ def verify_chain(
     if given is not None:
         given = (*given[:told], *(nothing_listed(draft_ids) if which is edited and top is None else ()))
 
+    before = (*first, draft_ids, target_logits, draft_logits, *stats, cu_draft, width)
+    behind = (
+        token_map, *kept, allowed, *both.rows, *both.draft_rows, *typical, top_m, max_distance, min_block, mode,
+    )  # fmt: skip
+
     def arguments(one: ChainRule, its: Sampling) -> tuple[Any, ...]:
-        return (
-            *first, draft_ids, target_logits, draft_logits, *stats, cu_draft, width, *its, *drafted, *rng,
-            CHAIN_RULES[one], over_acceptance if one == "ratio" else 0.0, from_target and one == "ratio", token_map,
-            *kept, allowed, *both.rows, *both.draft_rows, *typical, top_m, max_distance, min_block, mode,
-        )  # fmt: skip
+        of_ratio = (over_acceptance, from_target) if one == "ratio" else (0.0, False)
+        return (*before, *its, *drafted, *rng, CHAIN_RULES[one], *of_ratio, *behind)
 
     def call(args: tuple[Any, ...], given: Tensors | None) -> Tensors:
         if shards is not None:

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from ... import _shards
-from ..._check import ID_DTYPES, Checker, fail, outputs
+from ..._check import ID_DTYPES, NO_KEPT, Checker, fail, outputs
 from ..._codes import LOGPROBS, TREE_RULES, Backend, Logprobs, TreeRule
-from ..._edited import EXTRAS, Layout, edited_shapes, edits_given, nothing_listed
+from ..._edited import EXTRAS, NO_EDITS_GIVEN, Layout, edited_shapes, edits_given, nothing_listed
 from ..._edits import Edits, RowEdits
 from ..._mixed_rules import MixedRules, rule_names, run_rules
 from ..._op import Op, Shape, Tensors
 from ..._scores import check_top, listing_shapes, run_listed, tree_rows
 from ..._sparse import SparseRows
-from ..._types import Kept, RngKey, Sampling, TreeArguments
+from ..._types import RngKey, Sampling, TreeArguments
 from . import reference
 
 MAX_TRAVERSAL_NODES = 64  # one block a request keeps them
@@ -167,15 +167,13 @@ def verify_tree(
     rules = rule_names(check, rule, TREE_RULES, batch)
     check.dense("token_ids", token_ids, ID_DTYPES, (batch, nodes))
     check.size("max_depth", max_depth, 0)
-    check.logits("target_logits", target_logits, (batch, nodes, "vocab"))
-    vocab = draft_vocab = target_logits.shape[-1]
-    kept = Kept()
+    vocab = draft_vocab = check.logits("target_logits", target_logits, (batch, nodes, "vocab"))
+    kept = NO_KEPT
     if isinstance(draft_logits, SparseRows):
         refused = {"token_map": token_map, "draft_edits": draft_edits}
         draft_logits, kept = check.sparse(draft_logits, (batch, nodes), draft_sampling, refused)
     elif draft_logits is not None:
-        check.logits("draft_logits", draft_logits, (batch, nodes, "draft_vocab"))
-        draft_vocab = draft_logits.shape[-1]
+        draft_vocab = check.logits("draft_logits", draft_logits, (batch, nodes, "draft_vocab"))
     if draft_logits is not None and draft_sampling is None:
         fail(name, "draft_sampling", "given with draft_logits: the distribution the drafts were drawn from", None)
     sampling = check.sampling("sampling", sampling, batch)
@@ -190,11 +188,13 @@ def verify_tree(
     token_map = check.token_map(token_map, draft_vocab, vocab)
     shards = _shards.shards_of(name, group, vocab_offsets, vocab, backend)
     allowed = check.allowed(allowed, batch * nodes, vocab if shards is None else shards.size)
-    both = edits_given(
-        op, edited, check.any_edits("edits", edits, batch, batch * nodes, vocab),
-        check.any_draft_edits(draft_edits, draft_logits, batch, batch * nodes, token_map),
-        Layout(token_ids, parents, None, nodes - 1), vocab, active=sampling.active, shards=shards, backend=backend,
-    )  # fmt: skip
+    both = NO_EDITS_GIVEN
+    if edits is not None or draft_edits is not None:
+        both = edits_given(
+            op, edited, check.any_edits("edits", edits, batch, batch * nodes, vocab),
+            check.any_draft_edits(draft_edits, draft_logits, batch, batch * nodes, token_map),
+            Layout(token_ids, parents, None, nodes - 1), vocab, active=sampling.active, shards=shards, backend=backend,
+        )  # fmt: skip
     if max_children is not None:
         check.size("max_children", max_children, 1)
         if shards is None or "recursive" not in rules:
@@ -208,11 +208,11 @@ def verify_tree(
     if given is not None:
         given = (*given[:told], *(nothing_listed(token_ids) if which is edited and top is None else ()))
 
+    before = (*first, token_ids, parents, target_logits, draft_logits, max_depth)
+    behind = (token_map, *kept, allowed, *both.rows, *both.draft_rows, *typical, mode)
+
     def arguments(one: TreeRule, its: Sampling) -> tuple[Any, ...]:
-        return (
-            *first, token_ids, parents, target_logits, draft_logits, max_depth, *its, *drafted, *rng, TREE_RULES[one],
-            replacement and one == "recursive", token_map, *kept, allowed, *both.rows, *both.draft_rows, *typical, mode,
-        )  # fmt: skip
+        return (*before, *its, *drafted, *rng, TREE_RULES[one], replacement and one == "recursive", *behind)
 
     def call(args: tuple[Any, ...], given: Tensors | None) -> Tensors:
         if shards is not None:
