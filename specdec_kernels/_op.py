@@ -130,7 +130,8 @@ class Op:
         if not isinstance(out, tuple) or len(out) != len(self.results):
             wanted = ", ".join(self.results)
             raise ValueError(f"{self.name}: out must be what {self.name} returns ({wanted}), got {type(out).__name__}")
-        for name, (shape, dtype), have in zip(self.results, self._shapes(*args), out, strict=True):
+        for i, (shape, dtype) in enumerate(self._shapes(*args)):
+            name, have = self.results[i], out[i]
             if not isinstance(have, Tensor) or have.dtype != dtype or have.shape != shape:
                 got = f"{have.dtype} {list(have.shape)}" if isinstance(have, Tensor) else type(have).__name__
                 raise ValueError(f"{self.name}: out.{name} must be {dtype} {list(shape)}, got {got}")
