@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -12,8 +12,6 @@ from ._check import Checker, fail
 from ._codes import Status
 from ._op import Op, Tensors
 from ._types import Sampling
-
-Arguments = tuple[Any, ...]
 
 
 class MixedRules(NamedTuple):
@@ -53,31 +51,31 @@ def rule_names(check: Checker, rule: Any, codes: dict[str, int], batch: int) -> 
     return tuple(rule.rules)
 
 
-def run_rules(
-    op: Op,
-    rule: Any,
-    sampling: Sampling,
-    arguments: Callable[[Any, Sampling], Arguments],
-    call: Callable[[Arguments, Tensors | None], Tensors],
-    out: Tensors | None,
-) -> Tensors:
-    """``call(arguments(rule, sampling), out)``; of a `MixedRules` a call for each rule, and their results as one."""
+def calls_of(rule: Any, sampling: Sampling) -> list[tuple[Any, Sampling]]:
+    """Rule and sampling parameters of each call of the op: one call, or one for each rule of a `MixedRules`."""
     if not isinstance(rule, MixedRules):
-        return call(arguments(rule, sampling), out)
-    has_rule = (rule.choice >= 0) & (rule.choice < len(rule.rules))
-    if sampling.active is not None:
-        has_rule |= ~sampling.active
+        return [(rule, sampling)]
     calls = []
     for i, name in enumerate(rule.rules):
         active = rule.choice == i
         if sampling.active is not None:
             active &= sampling.active
-        calls.append(arguments(name, sampling._replace(active=active)))
+        calls.append((name, sampling._replace(active=active)))
+    return calls
+
+
+def merged(
+    op: Op, rule: MixedRules, sampling: Sampling, args: tuple[Any, ...], done: list[Tensors], out: Tensors | None
+) -> Tensors:
+    """Results of `calls_of` as one; `args` are those of any of them."""
+    has_rule = (rule.choice >= 0) & (rule.choice < len(rule.rules))
+    if sampling.active is not None:
+        has_rule |= ~sampling.active
     # Where a request is not active, ids are -1 and all else is 0; log-probabilities are never positive.
     results = [
         torch.stack(parts).amin(0) if parts[0].is_floating_point() else torch.stack(parts).amax(0)
-        for parts in zip(*[call(given, None) for given in calls], strict=True)
+        for parts in zip(*done, strict=True)
     ]
     results[op.results.index("status")].masked_fill_(~has_rule, int(Status.BAD_SAMPLING))
-    delivered: Tensors = op.deliver(calls[0], tuple(results), out)
+    delivered: Tensors = op.deliver(args, tuple(results), out)
     return delivered

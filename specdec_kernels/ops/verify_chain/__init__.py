@@ -13,7 +13,7 @@ from ..._check import NO_KEPT, Checker, fail, outputs
 from ..._codes import CHAIN_RULES, LOGPROBS, REJECTED_FROM, Backend, ChainRule, Logprobs, RejectedFrom
 from ..._edited import EXTRAS, NO_EDITS_GIVEN, Layout, edited_shapes, edits_given, nothing_listed
 from ..._edits import Edits, RowEdits
-from ..._mixed_rules import MixedRules, rule_names, run_rules
+from ..._mixed_rules import MixedRules, calls_of, merged, rule_names
 from ..._op import Op, Shape, Tensors
 from ..._scores import chain_rows, check_top, listing_shapes, run_listed
 from ..._sparse import SparseRows
@@ -219,26 +219,23 @@ def verify_chain(
     if given is not None:
         given = (*given[:told], *(nothing_listed(draft_ids) if which is edited and top is None else ()))
 
-    before = (*first, draft_ids, target_logits, draft_logits, *stats, cu_draft, width)
-    behind = (
-        token_map, *kept, allowed, *both.rows, *both.draft_rows, *typical, top_m, max_distance, min_block, mode,
-    )  # fmt: skip
-
-    def arguments(one: ChainRule, its: Sampling) -> tuple[Any, ...]:
-        of_ratio = (over_acceptance, from_target) if one == "ratio" else (0.0, False)
-        return (*before, *its, *drafted, *rng, CHAIN_RULES[one], *of_ratio, *behind)
-
-    def call(args: tuple[Any, ...], given: Tensors | None) -> Tensors:
+    into = None if isinstance(rule, MixedRules) else given
+    done: list[Tensors] = []
+    for one, its in calls_of(rule, sampling):
+        args = (
+            *first, draft_ids, target_logits, draft_logits, *stats, cu_draft, width, *its, *drafted, *rng,
+            CHAIN_RULES[one], over_acceptance if one == "ratio" else 0.0, from_target and one == "ratio", token_map,
+            *kept, allowed, *both.rows, *both.draft_rows, *typical, top_m, max_distance, min_block, mode,
+        )  # fmt: skip
         if shards is not None:
             decide: Callable[..., Tensors] = reference.decide if top is None else reference.decide_listed
-            sharded: Tensors = which.deliver(args, decide(*which.structured(args), shards), given)
-            return sharded
-        if which is listed:
-            return run_listed(op, listed, _rows_of, args, device=draft_ids.device, backend=backend, out=given)
-        results: Tensors = which(*args, device=draft_ids.device, backend=backend, out=given)
-        return results
-
-    token_ids, num_accepted, status, logprob, *listing = run_rules(which, rule, sampling, arguments, call, given)[:told]
+            done.append(which.deliver(args, decide(*which.structured(args), shards), into))
+        elif which is listed:
+            done.append(run_listed(op, listed, _rows_of, args, device=draft_ids.device, backend=backend, out=into))
+        else:
+            done.append(which(*args, device=draft_ids.device, backend=backend, out=into))
+    results = merged(which, rule, sampling, args, done, given) if isinstance(rule, MixedRules) else done[0]
+    token_ids, num_accepted, status, logprob, *listing = results[:told]
     return ChainResult(token_ids, num_accepted, status, logprob if mode else None, *listing)
 
 

@@ -13,7 +13,7 @@ from ..._check import ID_DTYPES, NO_KEPT, Checker, fail, outputs
 from ..._codes import LOGPROBS, TREE_RULES, Backend, Logprobs, TreeRule
 from ..._edited import EXTRAS, NO_EDITS_GIVEN, Layout, edited_shapes, edits_given, nothing_listed
 from ..._edits import Edits, RowEdits
-from ..._mixed_rules import MixedRules, rule_names, run_rules
+from ..._mixed_rules import MixedRules, calls_of, merged, rule_names
 from ..._op import Op, Shape, Tensors
 from ..._scores import check_top, listing_shapes, run_listed, tree_rows
 from ..._sparse import SparseRows
@@ -208,25 +208,22 @@ def verify_tree(
     if given is not None:
         given = (*given[:told], *(nothing_listed(token_ids) if which is edited and top is None else ()))
 
-    before = (*first, token_ids, parents, target_logits, draft_logits, max_depth)
-    behind = (token_map, *kept, allowed, *both.rows, *both.draft_rows, *typical, mode)
-
-    def arguments(one: TreeRule, its: Sampling) -> tuple[Any, ...]:
-        return (*before, *its, *drafted, *rng, TREE_RULES[one], replacement and one == "recursive", *behind)
-
-    def call(args: tuple[Any, ...], given: Tensors | None) -> Tensors:
+    into = None if isinstance(rule, MixedRules) else given
+    done: list[Tensors] = []
+    for one, its in calls_of(rule, sampling):
+        args = (
+            *first, token_ids, parents, target_logits, draft_logits, max_depth, *its, *drafted, *rng, TREE_RULES[one],
+            replacement and one == "recursive", token_map, *kept, allowed, *both.rows, *both.draft_rows, *typical, mode,
+        )  # fmt: skip
         if shards is not None:
             decide: Callable[..., Tensors] = reference.decide if top is None else reference.decide_listed
-            sharded: Tensors = which.deliver(args, decide(*which.structured(args), shards, max_children), given)
-            return sharded
-        if which is listed:
-            return run_listed(op, listed, _rows_of, args, device=parents.device, backend=backend, out=given)
-        results: Tensors = which(*args, device=parents.device, backend=backend, out=given)
-        return results
-
-    emitted, path, num_accepted, status, logprob, *listing = run_rules(which, rule, sampling, arguments, call, given)[
-        :told
-    ]
+            done.append(which.deliver(args, decide(*which.structured(args), shards, max_children), into))
+        elif which is listed:
+            done.append(run_listed(op, listed, _rows_of, args, device=parents.device, backend=backend, out=into))
+        else:
+            done.append(which(*args, device=parents.device, backend=backend, out=into))
+    results = merged(which, rule, sampling, args, done, given) if isinstance(rule, MixedRules) else done[0]
+    emitted, path, num_accepted, status, logprob, *listing = results[:told]
     return TreeResult(emitted, path, num_accepted, status, logprob if mode else None, *listing)
 
 
