@@ -171,6 +171,21 @@ def test_what_is_no_grammar_is_refused(tokenizer: Any, library: Any) -> None:
         GrammarCompiler(tokenizer, len(tokenizer), [], library=library)
 
 
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_grammar_that_would_take_all_memory_is_refused(tokenizer: Any, library: Any) -> None:
+    """A hundred bytes of schema took 23 GB; text that is nested too deeply for Python is refused as well."""
+    made, array = compiler(tokenizer, library), {"type": "array", "items": {"type": "integer"}}
+    made.json_schema({**array, "minItems": 3, "maxItems": 50})
+    for bound in ("minItems", "maxItems"):
+        with pytest.raises(ValueError, match="json_schema: minItems and maxItems must sum to at most 100000, got 3000"):
+            made.json_schema({"anyOf": [{"type": "null"}, {**array, bound: 3 * 10**9}]})
+    with pytest.raises(ValueError, match="json_schema: maximum recursion depth"):
+        made.json_schema('{"not":' * 10000 + "{}" + "}" * 10000)
+    if library == "llguidance":
+        with pytest.raises(ValueError, match="grammar: %json is not served"):
+            made.grammar('start: %json {"type": "array", "minItems": 1000000000}')
+
+
 def test_a_property_may_have_the_name_of_a_keyword(tokenizer: Any) -> None:
     schema = {"type": "object", "properties": {"not": {"enum": ["if"]}}, "required": ["not"]}
     matcher = compiler(tokenizer, "xgrammar").json_schema(schema).matcher()

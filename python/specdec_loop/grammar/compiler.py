@@ -16,6 +16,7 @@ from .matching import Grammar, Matcher
 Library = Literal["llguidance", "xgrammar"]
 LIBRARIES: tuple[Library, ...] = ("llguidance", "xgrammar")
 CACHE_BYTES = 1 << 26  # of compiled grammars that xgrammar keeps
+MOST_ITEMS = 100_000  # of all arrays of a schema: llguidance keeps 130 bytes for each, whether or not it comes
 ORIGIN = re.compile(r"^\[[\d:]+\] \S+:\d+: ")  # time and source line before a message of xgrammar
 # Keywords of JSON Schema that xgrammar 0.2 reads over without a word; llguidance refuses what it does not know. Strings
 # of bounded length may have control characters there, which JSON forbids.
@@ -173,17 +174,34 @@ def _xgrammar(tokenizer: Any, vocab: int, ends: list[int]) -> Callable[[str, str
     def compiled(kind: str, text: str) -> Grammar:
         try:
             if kind == "json_schema":
-                _refuse_unheeded(json.loads(text))
+                schema = json.loads(text)
+                _refuse_many_items(schema)
+                _refuse_unheeded(schema)
                 found = compiler.compile_json_schema(text, any_whitespace=False, strict_mode=False)
             elif kind == "regex":
                 found = compiler.compile_regex(text)
             else:
                 found = compiler.compile_grammar(f"root ::= {text}" if kind == "choice" else text)
-        except (RuntimeError, ValueError) as error:  # json's own is a ValueError
+        except (RuntimeError, ValueError) as error:  # json's own is a ValueError, and one of depth a RuntimeError
             raise ValueError(f"{kind}: {ORIGIN.sub('', str(error)).strip()}") from error
         return _Compiled(lambda: _XGrammar(xgrammar.GrammarMatcher(found), ends))
 
     return compiled
+
+
+def _refuse_many_items(schema: Any) -> None:
+    """Refuse arrays that take too much memory."""
+    items, waiting = 0, [schema]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, dict):
+            bounds = (one.get("minItems"), one.get("maxItems"))
+            items += sum(bound for bound in bounds if isinstance(bound, int) and bound > 0)
+            waiting += one.values()
+        elif isinstance(one, list):
+            waiting += one
+    if items > MOST_ITEMS:
+        raise ValueError(f"minItems and maxItems must sum to at most {MOST_ITEMS}, got {items}")
 
 
 def _refuse_unheeded(schema: Any) -> None:
@@ -214,14 +232,18 @@ def _llguidance(tokenizer: Any, vocab: int, ends: list[int]) -> Callable[[str, s
     def compiled(kind: str, text: str) -> Grammar:
         try:
             if kind == "json_schema":
-                grammar = matcher.grammar_from_json_schema(json.loads(text), overrides=spaces)
+                schema = json.loads(text)
+                _refuse_many_items(schema)
+                grammar = matcher.grammar_from_json_schema(schema, overrides=spaces)
             elif kind == "regex":
                 grammar = matcher.grammar_from_regex(text)
             else:
+                if kind == "grammar" and "%json" in text:  # its arrays would have no bound
+                    raise ValueError("%json is not served: give the schema itself as the grammar")
                 grammar = matcher.grammar_from_lark(f"start: {text}" if kind == "choice" else text)
             if fault := matcher.validate_grammar(grammar, made):
                 raise ValueError(fault.strip())
-        except ValueError as error:
+        except (RecursionError, ValueError) as error:
             raise ValueError(f"{kind}: {error}") from error
         first = matcher(made, grammar, log_level=0)
         return _Compiled(lambda: _LLGuidance(first.deep_copy(), ends))
