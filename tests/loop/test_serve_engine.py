@@ -108,6 +108,14 @@ def test_a_model_whose_attention_pages_cannot_give_is_refused() -> None:
         Engine(broken)
 
 
+def test_a_long_prompt_is_read_in_pieces_while_nothing_else_runs() -> None:
+    engine = Engine(network(), PromptLookup, pages=60)
+    request = engine.submit(Request([5, 6, 7] * PIECE, 9))
+    assert [len(engine.step()) for _ in range(3)] == [0, 0, 1]
+    engine.run()
+    assert request.new == alone(request)
+
+
 def test_a_request_waits_until_there_are_pages_for_it() -> None:
     engine = Engine(network(), slots=3, pages=7, page_size=8)
     first, second = (engine.submit(Request([3] * 20, 20)) for _ in range(2))

@@ -136,7 +136,7 @@ def forward(
             position_ids=positions[None],
             use_cache=False,
             step=step,
-            logits_to_keep=torch.tensor(kept, device=device),
+            logits_to_keep=torch.tensor(kept, dtype=torch.int64, device=device),
             output_hidden_states=bool(features),
         )
     finally:
