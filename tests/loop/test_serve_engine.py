@@ -265,6 +265,32 @@ def test_a_drafter_that_raises_ends_the_requests_that_it_serves_and_no_other() -
     assert engine.pages.used == 0
 
 
+@pytest.mark.parametrize("drafter", ["plain", "a model's chains", "trees"])
+def test_a_forward_that_raises_for_one_request_ends_that_one_alone(drafter: str) -> None:
+    """While it reads its prompt, at the end of it, and behind it."""
+    model = network()
+    engine = Engine(model, DRAFTERS[drafter], slots=4, pages=200, page_size=8)
+    arriving, forward = requests(0.9), model.forward
+
+    def failing(ids: Tensor, position_ids: Tensor, **arguments: Any) -> Any:
+        if position_ids.max() > 400:
+            raise RuntimeError("out of memory")
+        return forward(ids, position_ids=position_ids, **arguments)
+
+    model.forward = failing
+    reading, read, grown = (Request([7] * n, 40, 0.9) for n in (700, 405, 380))
+    for request in (reading, *arriving[:2], read, grown, *arriving[2:]):
+        engine.submit(request)
+    engine.run()
+    for request in arriving:
+        assert request.reason == "length" and request.new == alone(request)
+    for request in (reading, read, grown):
+        assert (request.reason, request.error) == ("failed", "RuntimeError: out of memory")
+    assert reading.new == read.new == [] and 10 < len(grown.new) <= 22
+    assert grown.new == alone(grown)[: len(grown.new)]
+    assert engine.pages.used == 0
+
+
 def test_cancelled_requests_leave_at_once_and_give_back_their_pages() -> None:
     engine = Engine(network(), slots=1)
     running, waiting = engine.submit(Request([7, 8], 24)), engine.submit(Request([7, 8], 24))

@@ -117,8 +117,10 @@ def test_logits_that_are_nan_fail_one_request_and_no_other(folder: Path, streams
         wait_for(lambda: is_idle(server))
 
 
-def test_a_forward_that_raises_fails_what_runs_and_what_waits_goes_on(folder: Path) -> None:
-    with running(folder, slots=1) as server, ThreadPoolExecutor(2) as clients:
+def test_a_forward_that_raises_is_repeated_and_costs_no_text(folder: Path) -> None:
+    with running(folder, slots=2) as server, ThreadPoolExecutor(2) as clients:
+        body = {"prompt": "abc", "max_tokens": 5, "temperature": 0}
+        expected = server.client.post("/v1/completions", json=body).json()["choices"]
         forward, calls = server.engine.model.forward, []
 
         def fails_once(*args: Any, **options: Any) -> Any:
@@ -128,6 +130,21 @@ def test_a_forward_that_raises_fails_what_runs_and_what_waits_goes_on(folder: Pa
             return forward(*args, **options)
 
         server.engine.model.forward = fails_once
+        asked = [clients.submit(server.client.post, "/v1/completions", json=body) for _ in range(2)]
+        assert all(answer.result().json()["choices"] == expected for answer in asked)
+
+
+def test_a_step_that_raises_fails_what_runs_and_what_waits_goes_on(folder: Path) -> None:
+    with running(folder, slots=1) as server, ThreadPoolExecutor(2) as clients:
+        verify, calls = server.engine._verifier.verify, []
+
+        def fails_once(*args: Any) -> Any:
+            calls.append(1)
+            if len(calls) == 2:
+                raise RuntimeError("out of memory")
+            return verify(*args)
+
+        vars(server.engine._verifier)["verify"] = fails_once
         server.gate.clear()
         body = {"prompt": "abc", "max_tokens": 5, "temperature": 0}
         first = clients.submit(server.client.post, "/v1/completions", json=body)
@@ -152,7 +169,7 @@ def test_health_tells_that_the_engine_has_ended_and_nobody_waits_for_it(folder: 
             raise SystemExit
 
         vars(server.engine)["abort"] = lambda error: end()
-        server.engine.model.forward = None
+        vars(server.engine._verifier)["verify"] = None
         server.gate.set()
         assert waits.result().status_code == 500
         wait_for(lambda: server.client.get("/health").status_code == 503)

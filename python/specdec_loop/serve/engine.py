@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from logging import getLogger
 from typing import Any, NamedTuple
 
 import torch
@@ -31,6 +32,7 @@ from .pages import Pages
 from .request import Logprob, Reason, Request
 from .verification import Verifier, depth_of, listed, nodes_of
 
+logger = getLogger(__name__)
 PIECE = 256  # most tokens of prompts in one step, so that a long one does not hold up the texts that grow
 
 
@@ -199,13 +201,14 @@ class Engine:
         nodes = [self._nodes(turn) for turn in turns]
         speakers = [turn for turn in turns if turn.speaks]
         self._verifier.begin_masks([turn.request for turn in speakers], [turn.draft for turn in speakers])
-        logits, hidden = forward(self.model, self.pages, nodes, self._features)
+        logits, hidden = self._forward(turns, nodes)
         self.clock.mark("target")
         if hidden is not None:
             for turn, states in zip(turns, hidden.split([len(n.ids) for n in nodes]), strict=True):
                 if turn.reads:
                     turn.request.features.append(states)
         found = self._decide(turns, logits, hidden) if speakers else []
+        found += [Progress(turn.request) for turn in turns if turn.request.error and not turn.speaks]
         for turn in turns:
             if not turn.speaks:
                 turn.request.cached += len(turn.piece)
@@ -295,6 +298,25 @@ class Engine:
         ids = torch.cat([own, draft.token_ids[0] if draft.parents is None else draft.token_ids[0, 1:]])
         kept = nodes_of(draft) if turn.speaks else 0
         return Nodes(ids, request.lease.pages, request.cached, kept, draft.parents)
+
+    def _forward(self, turns: Sequence[Turn], nodes: Sequence[Nodes]) -> tuple[Tensor, Tensor | None]:
+        """Logits and features; if the model raises, of each request alone, and those for which it raises again fail."""
+        try:
+            return forward(self.model, self.pages, nodes, self._features)
+        except Exception:  # out of memory, perhaps
+            logger.exception("a forward failed: it is repeated for each request alone")
+        logits, hidden = zip(*map(self._forward_alone, turns, nodes), strict=True)
+        return torch.cat(logits), torch.cat(hidden) if self._features else None
+
+    def _forward_alone(self, turn: Turn, nodes: Nodes) -> tuple[Tensor, Tensor | None]:
+        try:
+            return forward(self.model, self.pages, [nodes], self._features)
+        except Exception as error:
+            turn.request.error = f"{type(error).__name__}: {error}"
+        size = len(self._features) * self.model.config.get_text_config(decoder=True).hidden_size
+        states = torch.zeros(len(nodes.ids), size, dtype=self.model.dtype, device=self.model.device)
+        logits = states.new_full((nodes.kept, self.vocab), float("nan"))  # no token is drawn from them
+        return logits, states
 
     def _decide(self, turns: list[Turn], logits: Tensor, hidden: Tensor | None) -> list[Progress]:
         """Verify the drafts, and append what was said to texts and caches."""

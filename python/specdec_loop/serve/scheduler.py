@@ -176,7 +176,7 @@ class Scheduler:
                 continue
             try:
                 found = engine.step()
-            except Exception as error:  # of the model, out of memory perhaps: what ran is lost, what waits is not
+            except Exception as error:  # not of a forward: what ran is lost, what waits is not
                 logger.exception("a step failed")
                 found = engine.abort(f"{type(error).__name__}: {error}")
             self._loop.call_soon_threadsafe(self._deliver, found, dict(engine.clock.latest))
