@@ -291,6 +291,20 @@ def test_a_forward_that_raises_for_one_request_ends_that_one_alone(drafter: str)
     assert engine.pages.used == 0
 
 
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_no_draft_is_verified_that_a_limit_would_cut_off(drafter: str) -> None:
+    engine = Engine(network(), DRAFTERS[drafter], draft_length=FixedLength(4), slots=3)
+    for limit in (2, 3, 9):
+        engine.submit(Request([5, 6] * 10, limit))
+    left = {request: request.limit for request in engine.waiting}
+    while left:
+        for progress in engine.step():
+            assert drafter == "trees" or (progress.drafted or 0) < left[progress.request]
+            left[progress.request] -= len(progress.tokens)
+            if progress.reason:
+                assert left.pop(progress.request) == 0
+
+
 def test_cancelled_requests_leave_at_once_and_give_back_their_pages() -> None:
     engine = Engine(network(), slots=1)
     running, waiting = engine.submit(Request([7, 8], 24)), engine.submit(Request([7, 8], 24))

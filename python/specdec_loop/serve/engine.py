@@ -276,8 +276,11 @@ class Engine:
         return self._allotted(turns)
 
     def _allotted(self, turns: list[Turn]) -> list[Turn]:
-        """The same with shorter chains: of copies as many columns as pay, and of all what the budget allows."""
-        lengths = [0 if turn.draft.parents is not None else turn.draft.token_ids.shape[1] for turn in turns]
+        """The same with shorter chains: what limits leave room for, of copies what pays, and what the budget allows."""
+        lengths = [
+            0 if turn.draft.parents is not None else min(turn.draft.token_ids.shape[1], turn.request.left - 1)
+            for turn in turns
+        ]
         copied = [sum(turn.draft.lengths or ()) for turn in turns if turn.draft.is_free]
         if copied:
             columns = self.lengths.verified(copied)

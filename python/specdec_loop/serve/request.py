@@ -98,6 +98,11 @@ class Request:
         return self.tokens[len(self.prompt) :]
 
     @property
+    def left(self) -> int:
+        """Most tokens that it has to go."""
+        return self.limit - len(self.new)
+
+    @property
     def acceptance(self) -> float:
         """Share of its drafts that it accepts, of late."""
         return self._kept / self._looked_at
