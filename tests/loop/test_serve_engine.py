@@ -17,6 +17,7 @@ from specdec_loop import DraftModel, IndependentDrafts, Lookahead, PromptLookup,
 from specdec_loop.draft_length import AdaptiveLength, FixedLength
 from specdec_loop.drafters import Drafter
 from specdec_loop.serve.engine import PIECE, Engine, Progress
+from specdec_loop.serve.group import MOST_FAULTS, REST
 from specdec_loop.serve.request import Request
 
 VOCAB = 23
@@ -241,28 +242,102 @@ def test_a_request_without_a_token_to_draw_fails_and_nobody_else_does() -> None:
     assert engine.pages.used == 0
 
 
-def test_a_drafter_that_raises_ends_the_requests_that_it_serves_and_no_other() -> None:
-    class Broken(PromptLookup):
-        def begin(self, sequences: Any, **arguments: Any) -> None:
-            if sequences.rows[0][0] == 5:
-                raise RuntimeError("not this one")
-            super().begin(sequences, **arguments)
+METHODS = ("begin", "prefill", "join", "draft", "commit", "end")
+FAULTS = [
+    *((method, when) for when in ("once", "always") for method in METHODS),
+    ("prefill", "of one request"),
+    ("draft", "of one request"),
+]
 
+
+@pytest.mark.parametrize(("method", "when"), FAULTS)
+@pytest.mark.parametrize("drafter", ["suffixes", "a model's chains", "trees"])
+def test_a_drafter_that_raises_costs_drafts_and_no_text(
+    drafter: str, method: str, when: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    arriving = requests(0.9)
+    faults = []
+
+    def broken() -> Drafter:
+        made = DRAFTERS[drafter]()
+        assert made is not None
+        call = getattr(made, method)
+
+        def failing(sequences: Any, *arguments: Any, **more: Any) -> Any:
+            is_poison = any(row[: len(arriving[3].prompt)] == arriving[3].prompt for row in sequences.rows)
+            if when == "always" or (when == "once" and not faults) or (when == "of one request" and is_poison):
+                faults.append(method)
+                raise RuntimeError("no idea")
+            return call(sequences, *arguments, **more)
+
+        monkeypatch.setattr(made, method, failing)
+        return made
+
+    engine = Engine(network(), broken, draft_length=FixedLength(3), slots=3, pages=90, page_size=8)
+    for request in arriving[:2]:
+        engine.submit(request)
+    for late in arriving[2:]:
+        engine.step()
+        engine.submit(late)
+    engine.run()
+    for request in arriving:
+        assert request.reason == "length" and request.new == alone(request)
+    assert engine.faults == len(faults) >= 1
+    assert sum(record.exc_info is not None for record in caplog.records) == len(faults)
+    later = engine.submit(Request([5, 6] * 10, 40))
+    drafted = [progress.drafted for _ in range(later.limit) for progress in engine.step()]
+    assert later.new == alone(later) and any(drafted) == (when != "always" or method == "end")
+    assert when != "of one request" or not any(arriving[3].accepted)
+    assert method == "end" or engine.faults <= MOST_FAULTS
+    assert engine.pages.used == 0
+
+
+def test_a_drafter_that_has_failed_often_is_tried_again_after_a_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("specdec_loop.serve.group.time.monotonic", lambda: now[0])
+    is_broken = [True]
+
+    class Broken(PromptLookup):
         def draft(self, sequences: Any, length: int) -> Any:
-            if sequences.rows[0][0] == 9 and len(sequences.rows[0]) > 6:
+            if is_broken[0]:
                 raise RuntimeError("no idea")
             return super().draft(sequences, length)
 
-    engine = Engine(network(), Broken, slots=3)
-    unread, bad, beside = (engine.submit(Request([first, 8], 24)) for first in (5, 9, 7))
+    engine = Engine(network(), Broken)
+
+    def accepted() -> int:
+        request = engine.submit(Request([5, 6] * 10, 20))
+        engine.run()
+        assert request.new == alone(request)
+        return sum(request.accepted)
+
+    for faults in (1, 2, 3, 3, 3):
+        assert accepted() == 0 and engine.faults == faults
+    now[0] += REST
+    assert accepted() == 0 and engine.faults == 4  # one more fault: it rests again
+    is_broken[0] = False
+    assert accepted() == 0
+    now[0] += REST
+    assert accepted() > 0
+    is_broken[0] = True  # a text was completed: the count begins anew
+    for faults in (5, 6, 7, 7):
+        assert accepted() == 0 and engine.faults == faults
+
+
+def test_a_drafter_that_fails_beside_a_grammar_leaves_its_matcher_where_it_was() -> None:
+    class Broken(DraftModel):
+        def draft(self, sequences: Any, length: int) -> Any:
+            with self.grammars.chain():
+                self.grammars.follow(torch.tensor([[0]] * sequences.batch))
+                raise RuntimeError("no idea")
+
+    engine = Engine(network(), lambda: Broken(network(1)))
+    free, rising = engine.submit(requests(0.9)[0]), requests(0.9)[4]
+    rising.grammar = Letters()
+    engine.submit(rising)
     engine.run()
-    later = engine.submit(Request([7, 8], 24))
-    engine.run()
-    assert unread.reason == "failed" and unread.error == "Broken.begin failed: not this one"
-    for request in (bad, beside):
-        assert request.reason == "failed" and request.error == "Broken.draft failed: no idea"
-    assert later.reason == "length" and len(later.new) == 24
-    assert engine.pages.used == 0
+    assert free.new == alone(free) and rising.new == alone(rising, grammar=Letters())
+    assert engine.faults == 1
 
 
 @pytest.mark.parametrize("drafter", ["plain", "a model's chains", "trees"])
@@ -288,7 +363,7 @@ def test_a_forward_that_raises_for_one_request_ends_that_one_alone(drafter: str)
         assert (request.reason, request.error) == ("failed", "RuntimeError: out of memory")
     assert reading.new == read.new == [] and 10 < len(grown.new) <= 22
     assert grown.new == alone(grown)[: len(grown.new)]
-    assert engine.pages.used == 0
+    assert engine.pages.used == 0 and engine.faults == 0
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)

@@ -19,6 +19,7 @@ import httpx
 from running_server import Running, running, wait_for
 
 from specdec_loop import SuffixDecoding
+from specdec_loop.serve.group import MOST_FAULTS
 
 BROKEN = 64  # an id whose row of the embedding is NaN where a test says so: of "`", which no prompt here has
 
@@ -156,6 +157,19 @@ def test_a_step_that_raises_fails_what_runs_and_what_waits_goes_on(folder: Path)
         assert second.result().status_code == 200
         assert server.client.get("/health").status_code == 200
         wait_for(lambda: is_idle(server))
+
+
+def test_faults_of_the_drafter_are_counted(folder: Path) -> None:
+    class Broken(SuffixDecoding):
+        def draft(self, sequences: Any, length: int) -> Any:
+            raise RuntimeError("no idea")
+
+    with running(folder, Broken) as server:
+        texts = [server.complete("abc", max_tokens=9, seed=1)["choices"][0]["text"] for _ in range(5)]
+        assert server.metrics()["specdec_drafter_faults_total"] == MOST_FAULTS
+        assert server.metrics()['specdec_requests_total{reason="length"}'] == 5
+    with running(folder, lambda: None) as server:
+        assert texts == [server.complete("abc", max_tokens=9, seed=1)["choices"][0]["text"]] * 5
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

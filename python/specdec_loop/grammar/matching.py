@@ -195,7 +195,10 @@ class DraftGrammars:
         for b, (token,) in enumerate(token_ids.tolist()):
             matcher = self._matchers[b]
             if matcher is not None and self._is_inside[b]:
-                self._is_inside[b] = matcher.accept(token)
+                try:
+                    self._is_inside[b] = matcher.accept(token)
+                except Exception:  # as in `restrict`
+                    self._is_inside[b] = False
                 self._taken[b] += self._is_inside[b]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from logging import getLogger
 from typing import Any, NamedTuple
 
@@ -26,6 +27,7 @@ from ..generation import check_rotary
 from ..linear import small_batch_linear
 from ..sequences import Sequences, on_host
 from ..statistics import Clock
+from .batch import Batch
 from .forward import Nodes, check, forward
 from .group import Group
 from .pages import Pages
@@ -140,14 +142,20 @@ class Engine:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.clock = Clock(model.device)
-        self._group = Group(
-            lambda: make_drafter() or NoDrafter(),
+        batch = partial(
+            Batch,
             longest=self.lengths.longest,
             vocab=self.vocab,
             overhang=self._overhang,
             device=model.device,
             clock=self.clock,
         )
+        self._group = Group(batch(lambda: make_drafter() or NoDrafter()), batch(NoDrafter))
+
+    @property
+    def faults(self) -> int:
+        """Of drafters, so far: they cost drafts, and no text."""
+        return self._group.faults
 
     def submit(self, request: Request) -> Request:
         """Put a request behind those that wait.
@@ -197,6 +205,7 @@ class Engine:
             return []
         self.clock.begin()
         turns = self._turns()
+        drafted = len(self._group.drafted.requests)  # the first turns are theirs
         self.clock.mark("draft")
         nodes = [self._nodes(turn) for turn in turns]
         speakers = [turn for turn in turns if turn.speaks]
@@ -217,11 +226,11 @@ class Engine:
         found = [self._settled(progress) for progress in found]
         self.clock.mark("commit")
         self.clock.settle()
-        if speakers and not any(turn.reads for turn in turns):
-            drafted = [depth_of(turn.draft) for turn in speakers]
+        if drafted == len(turns):  # the time of other steps is not that of drafts alone
+            depths = [depth_of(turn.draft) for turn in turns]
             accepted = [progress.accepted for progress in found]
             tokens = 1 + sum(accepted) / len(accepted)
-            self.lengths.update(drafted, accepted, self.clock.latest, max(drafted), tokens)
+            self.lengths.update(depths, accepted, self.clock.latest, max(depths), tokens)
         return found
 
     # --- who runs
@@ -334,7 +343,7 @@ class Engine:
         paths = verdict.path if isinstance(verdict, TreeResult) else None
         if paths is not None:
             self._compact(requests, paths, followers)
-        if grown := len(self._group.requests):
+        if grown := len(self._group.drafted.requests):
             path = None if paths is None or drafts[0].parents is None else paths[:grown]
             counts = [nodes_of(draft) for draft in drafts[:grown]]
             states = None if hidden is None else _padded(hidden, counts)

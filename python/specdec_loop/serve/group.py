@@ -1,157 +1,85 @@
-"""The requests whose texts grow, as one batch of the decoding loop: one drafter drafts for all of them."""
+"""Drafts are optional: requests whose drafter fails go on without it."""
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-import torch
-
-from ..drafters import Draft, Drafter, NoDrafter, Outcome, Part
-from ..grammar import DraftGrammars
-from ..sequences import Sequences
-from ..statistics import Clock
+from ..drafters import Draft, Outcome
+from .batch import Batch
 from .request import Reason, Request
-from .verification import sampling_of
 
+logger = logging.getLogger(__name__)
+MOST_FAULTS = 3  # in a row: no text was completed between them. Then drafting rests
+REST = 60.0  # seconds
 T = TypeVar("T")
 
 
 class Group:
-    """Requests behind their first tokens, and their drafter.
+    """The requests whose texts grow: a batch with the drafter, and one of requests whose drafter has failed.
 
-    A drafter's batch does not change while it drafts. When requests have come or gone, a new drafter begins the batch
-    as it is now, and takes over what the group's drafter, and those that read the new prompts, know of their texts.
+    A drafter that raises may have lost track of every text of its batch, so all of them go on without drafts; requests
+    that come later get a new one. If it raises while it reads one prompt, only that request goes without.
 
     Attributes:
-        requests: in the order of their texts.
-        text: of the batch.
+        drafted: requests of the drafter.
+        plain: the others.
+        faults: of drafters, so far.
     """
 
-    def __init__(
-        self,
-        make_drafter: Callable[[], Drafter],
-        *,
-        longest: int,
-        vocab: int,
-        overhang: int,
-        device: torch.device,
-        clock: Clock,
-    ) -> None:
-        """Begin without requests.
+    def __init__(self, drafted: Batch, plain: Batch) -> None:
+        """Begin with two batches without requests; that of `plain` has a `NoDrafter`."""
+        self.drafted, self.plain = drafted, plain
+        self.faults = self._in_a_row = 0
+        self._rests_until = 0.0
 
-        Args:
-            make_drafter: of a batch; all drafters share what they learn from complete texts.
-            longest: no draft will be longer.
-            vocab: ids of a row of the target's logits.
-            overhang: most tokens that a step may offer to a text.
-            device: of the target.
-            clock: of the steps.
-        """
-        self._make, self._longest, self._vocab = make_drafter, longest, vocab
-        self._overhang, self._device, self._clock = overhang, device, clock
-        self._drafter = make_drafter()
-        self.requests: list[Request] = []
-        self.text: Sequences | None = None
-        self._coming: list[tuple[Request, Drafter]] = []
+    @property
+    def requests(self) -> list[Request]:
+        """In the order of `draft`."""
+        return [*self.drafted.requests, *self.plain.requests]
 
     def welcome(self, request: Request) -> None:
-        """Its first token is there: a drafter reads its prompt, and the next step drafts for it."""
-        drafter = self._new()
-        features, request.features = request.features, []
-        try:
-            self._begin(drafter, request.text, [request])
-            drafter.prefill(request.text, torch.cat(features)[None] if features else None)
-        except Exception as error:  # ends this request and no other
-            self._fail([request], "begin", error)
-        self._coming.append((request, drafter))
+        """Its first token is there."""
+        if time.monotonic() >= self._rests_until:
+            try:
+                self.drafted.welcome(request)
+            except Exception:
+                self._note_fault([request])
+            else:
+                return
+        self.plain.welcome(request)
 
     def leave(self, request: Request, reason: Reason) -> None:
         """It is complete, or goes as it is."""
-        self._coming = [(other, drafter) for other, drafter in self._coming if other is not request]
-        if request not in self.requests:
-            return
-        self.requests.remove(request)
-        if reason in ("stop", "length"):
-            self._ask("end", lambda: self._drafter.end(request.text, [request.number]))
+        self.plain.leave(request, reason)
+        if self._ask(lambda: self.drafted.leave(request, reason)):
+            self._in_a_row = 0
 
     def draft(self, length: int) -> list[Draft]:
-        """What the drafter proposes, for each of the requests."""
-        self._regroup()
-        if not self.requests:
-            return []
-        assert self.text is not None
-        text = self.text
-        nothing = NoDrafter().draft(text, 0)
-        if length == 0:
-            self._ask("skip", lambda: self._drafter.skip(text))
-            return _of_each(nothing)
-        return _of_each(self._ask("draft", lambda: self._drafter.draft(text, length)) or nothing)
+        """A draft of each of the requests."""
+        return [*(self._ask(lambda: self.drafted.draft(length)) or []), *self.plain.draft(0)]
 
     def commit(self, outcome: Outcome) -> None:
         """Tell the drafter what became of its drafts."""
-        assert self.text is not None
-        text = self.text
-        self._ask("commit", lambda: self._drafter.commit(text, outcome))
+        self._ask(lambda: self.drafted.commit(outcome))
 
-    def _regroup(self) -> None:
-        """Make the batch anew if requests have come or gone."""
-        if not self._coming and len(self.requests) == (0 if self.text is None else self.text.batch):
-            return
-        before, drafter = self.text, self._new()
-        parts = [Part(drafter, request.text, [0]) for request, drafter in self._coming]
-        if self.requests:
-            assert before is not None
-            parts.insert(0, Part(self._drafter, before, [request.number for request in self.requests]))
-        self.requests += [request for request, _ in self._coming]
-        self._coming = []
-        if not self.requests:
-            self.text, self._drafter = None, drafter
-            return
-        text = Sequences.joined([(request.text, request.number) for request in self.requests], self._overhang)
-        for number, request in enumerate(self.requests):
-            request.place(text, number)
-        self.text, self._drafter = text, drafter
-
-        def join() -> None:
-            self._begin(drafter, text, self.requests)
-            drafter.join(text, parts)
-
-        self._ask("join", join)
-
-    def _new(self) -> Drafter:
-        drafter = self._make()
-        drafter.share(self._drafter)
-        drafter.clock = self._clock
-        return drafter
-
-    def _begin(self, drafter: Drafter, text: Sequences, requests: Sequence[Request]) -> None:
-        drafter.grammars = DraftGrammars([request.matcher for request in requests], self._vocab)
-        sampling = sampling_of(requests, self._device)
-        drafter.begin(text, rule="match", sampling=sampling, longest=self._longest)
-
-    def _ask(self, method: str, call: Callable[[], T]) -> T | None:
-        """Call the drafter; what it raises ends all requests of the group."""
+    def _ask(self, call: Callable[[], T]) -> T | None:
+        """Ask the drafter; if it raises, its requests go on without it."""
         try:
             return call()
-        except Exception as error:
-            self._fail(self.requests, method, error)
+        except Exception:
+            lost = self.drafted.lose()
+            self._note_fault(lost)
+            for request in lost:
+                self.plain.welcome(request)
             return None
 
-    def _fail(self, requests: Sequence[Request], method: str, error: Exception) -> None:
-        for request in requests:
-            request.error = request.error or f"{type(self._drafter).__name__}.{method} failed: {error}"
-
-
-def _of_each(draft: Draft) -> list[Draft]:
-    """The draft of each request, of its own length where the host knows that."""
-    ids, parents = draft.token_ids, draft.parents
-    counts = [ids.shape[1]] * len(ids) if draft.lengths is None else [n + (parents is not None) for n in draft.lengths]
-    return [
-        draft._replace(
-            token_ids=ids[b : b + 1, :count],
-            parents=None if parents is None else parents[b : b + 1, :count],
-            lengths=None if draft.lengths is None else [draft.lengths[b]],
-        )
-        for b, count in enumerate(counts)
-    ]
+    def _note_fault(self, lost: Sequence[Request]) -> None:
+        """Log the error that is being handled, and let drafting rest if it is one of many."""
+        self.faults, self._in_a_row = self.faults + 1, self._in_a_row + 1
+        logger.exception("the drafter failed: %d requests go on without drafts", len(lost))
+        if self._in_a_row >= MOST_FAULTS:
+            self._rests_until = time.monotonic() + REST
+            logger.error("%d faults of the drafter in a row: no drafts for %g s", self._in_a_row, REST)

@@ -33,6 +33,7 @@ class Metrics:
         self._tokens = counter("generated_tokens", "New tokens.")
         self._phases = counter("phase_seconds", "Time of steps, by phase.", "phase")
         self._steps = counter("steps", "Forwards of the target.")
+        self._faults = counter("drafter_faults", "Errors of the drafter, which cost drafts and no text.")
         self._accepted = histogram("accepted_length", "Accepted drafts of a request and step.", COUNTS)
         self._drafts = histogram("drafts_allotted", "Drafts verified for a request and step.", COUNTS)
         self._first = histogram("first_token_seconds", "Time to the first token, waiting included.", SECONDS)
@@ -49,9 +50,10 @@ class Metrics:
         """An HTTP request was refused."""
         self._refused.labels(str(status)).inc()
 
-    def stepped(self, seconds: Mapping[str, float]) -> None:
-        """A step took so long in each phase."""
+    def stepped(self, seconds: Mapping[str, float], faults: int) -> None:
+        """A step took so long in each phase, and the drafter failed so many times."""
         self._steps.inc()
+        self._faults.inc(faults)
         for phase, spent in seconds.items():
             self._phases.labels(phase).inc(spent)
 

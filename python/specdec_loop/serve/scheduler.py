@@ -124,10 +124,12 @@ class Scheduler:
             self._inbox += orders
             self._wake.notify()
 
-    def _deliver(self, found: list[Progress], seconds: dict[str, float]) -> None:
+    def _stepped(self, found: list[Progress], seconds: dict[str, float], faults: int) -> None:
         """A step is done."""
-        if seconds:
-            self._metrics.stepped(seconds)
+        self._metrics.stepped(seconds, faults)
+        self._deliver(found)
+
+    def _deliver(self, found: list[Progress]) -> None:
         for progress in found:
             request = progress.request
             stream = self.streams.get(request)
@@ -150,7 +152,7 @@ class Scheduler:
         for request in self.streams:
             request.error = request.error or "the server stops"
             lost.append(Progress(request, reason="failed"))
-        self._deliver(lost, {})
+        self._deliver(lost)
 
     def _work(self) -> None:
         """The engine's thread."""
@@ -174,9 +176,11 @@ class Scheduler:
                 engine.submit(request) if comes else engine.cancel(request)
             if not (engine.waiting or engine.running):
                 continue
+            before = engine.faults
             try:
                 found = engine.step()
-            except Exception as error:  # not of a forward: what ran is lost, what waits is not
+            except Exception as error:  # not of a forward or a drafter: what ran is lost, what waits is not
                 logger.exception("a step failed")
                 found = engine.abort(f"{type(error).__name__}: {error}")
-            self._loop.call_soon_threadsafe(self._deliver, found, dict(engine.clock.latest))
+            seconds, faults = dict(engine.clock.latest), engine.faults - before
+            self._loop.call_soon_threadsafe(self._stepped, found, seconds, faults)
