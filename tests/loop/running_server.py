@@ -18,8 +18,9 @@ import uvicorn
 from specdec_loop import PromptLookup
 from specdec_loop.draft_length import FixedLength
 from specdec_loop.drafters import Drafter
-from specdec_loop.serve.api import Api, Limits
+from specdec_loop.serve.api import Api
 from specdec_loop.serve.engine import Engine
+from specdec_loop.serve.schema import Limits
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
 

@@ -182,15 +182,20 @@ REFUSED: dict[str, tuple[Any, int, str | None, str | None]] = {  # body, status,
     "a negative id": ({"prompt": [-1]}, 400, "prompt", None),
     "another model": ({"prompt": "x", "model": "gpt"}, 404, "model", "model_not_found"),
     "too hot": ({"prompt": "x", "temperature": 1e9}, 400, "temperature", None),
+    "below freezing": ({"prompt": "x", "temperature": -1}, 400, "temperature", None),
     "true is no number": ({"prompt": "x", "temperature": True}, 400, "temperature", None),
     "top_p of 0": ({"prompt": "x", "top_p": 0}, 400, "top_p", None),
+    "a penalty near 0": ({"prompt": "x", "repetition_penalty": 1e-46}, 400, "repetition_penalty", None),
+    "no choice": ({"prompt": "x", "n": 0}, 400, "n", None),
     "no token": ({"prompt": "x", "max_tokens": 0}, 400, "max_tokens", None),
     "too many tokens": ({"prompt": "x", "max_tokens": 5000}, 400, "max_tokens", None),
+    "far too many": ({"prompt": "x", "max_tokens": 10**30}, 400, "max_tokens", None),
     "too long": ({"prompt": "x" * 250, "max_tokens": 10}, 400, "max_tokens", "context_length_exceeded"),
     "too many choices": ({"prompt": ["x", "y"], "n": 9}, 400, "n", None),
     "too many stops": ({"prompt": "x", "stop": list("abcde")}, 400, "stop", None),
     "an empty stop": ({"prompt": "x", "stop": ""}, 400, "stop", None),
     "a bias of no id": ({"prompt": "x", "logit_bias": {"a": 1}}, 400, "logit_bias", None),
+    "a bias of a negative id": ({"prompt": "x", "logit_bias": {"-1": 1}}, 400, "logit_bias", None),
     "a bias of a large id": ({"prompt": "x", "logit_bias": {"300": 1}}, 400, "logit_bias", None),
     "a huge seed": ({"prompt": "x", "seed": 2**63}, 400, "seed", None),
     "echo": ({"prompt": "x", "echo": True}, 400, "echo", "unsupported_parameter"),
@@ -269,9 +274,10 @@ def test_answers_obey_the_grammar_of_their_request(folder: Path, library: Any) -
         start = server.complete(PROMPT, max_tokens=5, temperature=0, response_format={"type": "json_object"})
         assert start["choices"][0]["text"].startswith("{")
         assert len(server.complete(PROMPT, max_tokens=5, response_format={"type": "text"})["choices"]) == 1
-        for wrong in ({"type": "animal"}, {"type": "array", "uniqueItems": True}):
-            form = {"type": "json_schema", "json_schema": {"schema": wrong}}
-            answer = server.client.post("/v1/completions", json={"prompt": "x", "response_format": form})
+        large, deep = {"type": "array", "minItems": 10**9}, '{"not":' * 10000 + "{}" + "}" * 10000
+        for wrong in ({"type": "animal"}, {"type": "array", "uniqueItems": True}, large, deep):
+            asked = {"prompt": "x", "structured_outputs": {"json": wrong}}
+            answer = server.client.post("/v1/completions", json=asked)
             assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_grammar")
 
 
@@ -283,13 +289,13 @@ def test_other_methods_paths_and_types_are_errors_too(server: Running) -> None:
 
 
 def test_a_large_body_is_refused_while_it_comes(folder: Path) -> None:
-    with running(folder, limits=Limits(body=1000)) as server:
+    with running(folder, limits=Limits(body=1000, tokens=8)) as server:
         assert server.client.post("/v1/completions", json={"prompt": "x" * 2000}).status_code == 413
         sent = (b"x" * 100 for _ in range(1000))  # chunks, without a length that says it
         headers = {"content-type": "application/json"}
         with contextlib.suppress(httpx.WriteError):
             assert server.client.post("/v1/completions", content=sent, headers=headers).status_code == 413
-        assert server.complete("x", max_tokens=1)["choices"]
+        assert server.complete("x", logit_bias={"0": -100})["usage"]["completion_tokens"] == 8  # 16 if more are served
 
 
 def test_a_body_that_does_not_come_is_not_waited_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

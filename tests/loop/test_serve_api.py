@@ -66,7 +66,7 @@ def test_the_page_shows_the_text_and_accepted_drafts_in_colour(server: Running, 
 def test_the_page_says_why_a_request_was_refused(server: Running, page: Page) -> None:
     page.open(f"http://127.0.0.1:{server.port}/?second#prompt=x&max_tokens=9999")  # a link runs at once
     page.wait_for("part('counts').textContent")
-    assert page.run("part('error').textContent") == "max_tokens must be at most 4096, got 9999"
+    assert page.run("part('error').textContent") == "max_tokens must be an integer in [1, 4096], got 9999"
     assert pieces(page) == [("prompt", "x")]
 
 

@@ -167,7 +167,7 @@ def test_a_grammar_that_fails_ends_its_request_and_no_other() -> None:
 
         def fill(self, row: Tensor) -> None:
             if len(self.taken) == self.limit:
-                raise RuntimeError("too complex")
+                raise RuntimeError("too complex\n<state>")
             super().fill(row)
 
         limit = 2

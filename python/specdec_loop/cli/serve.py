@@ -27,8 +27,9 @@ def run(args: argparse.Namespace) -> None:
     import uvicorn  # none of these is needed by the other commands
 
     from ..methods import METHODS
-    from ..serve.api import Api, Limits
+    from ..serve.api import Api
     from ..serve.engine import Engine
+    from ..serve.schema import Limits
     from .loading import Models, check_methods
 
     check_methods("--method", [args.method])

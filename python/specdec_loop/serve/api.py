@@ -9,7 +9,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,28 +27,13 @@ from .engine import Engine
 from .metrics import Metrics
 from .request import Request
 from .scheduler import FullError, Scheduler, Stream
-from .schema import ApiError, Job, chat, completion, parse_json
+from .schema import ApiError, Job, Limits, chat, completion, parse_json
 
 PAGE = Path(__file__).with_name("page.html")
 POLICY = "default-src 'none'; connect-src 'self'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 BODY_SECONDS = 30  # for a client to send its body
 T = TypeVar("T")
 Handler = Callable[[HttpRequest], Awaitable[Response]]
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a client may ask for.
-
-    Attributes:
-        body: bytes.
-        choices: prompts times n.
-        tokens: new ones of a choice.
-    """
-
-    body: int = 1 << 20
-    choices: int = 16
-    tokens: int = 4096
 
 
 class GoneError(Exception):
@@ -197,10 +181,10 @@ class Api:
     # --- texts
 
     async def _completion(self, request: HttpRequest) -> Response:
-        return await self._answer(request, completion(await self._body(request), self._limits.choices))
+        return await self._answer(request, completion(await self._body(request), self._limits))
 
     async def _chat(self, request: HttpRequest) -> Response:
-        return await self._answer(request, chat(await self._body(request), self._limits.choices))
+        return await self._answer(request, chat(await self._body(request), self._limits))
 
     async def _body(self, request: HttpRequest) -> dict[str, Any]:
         """The JSON of a request of limited size; a page elsewhere cannot send this type without asking first."""
@@ -295,11 +279,9 @@ class Api:
 
     def _limit(self, job: Job, prompt: int) -> int:
         """Most new tokens behind a prompt of so many."""
-        longest, most = self._engine.longest, self._limits.tokens
+        longest = self._engine.longest
         name = "max_completion_tokens" if job.is_chat else "max_tokens"
-        limit = min(most, longest - prompt) if job.limit is None else job.limit
-        if limit > most:
-            raise ApiError(400, f"{name} must be at most {most}, got {limit}", param=name)
+        limit = min(self._limits.tokens, longest - prompt) if job.limit is None else job.limit
         if limit < 1 or prompt + limit > longest:
             message = f"at most {longest} tokens are served, but the prompt has {prompt} and {name} is {max(limit, 1)}"
             raise ApiError(400, message, param=name, code="context_length_exceeded")

@@ -133,7 +133,8 @@ class Request:
 
     def fail_grammar(self, error: Exception) -> None:
         """Its grammar has failed, which ends this request and no other."""
-        self.error = self.error or f"its grammar failed: {error}"
+        reason = str(error).strip().partition("\n")[0]  # llguidance adds its whole state
+        self.error = self.error or f"its grammar failed: {reason}"
 
     def learn(self, drafted: int, accepted: int) -> None:
         """Note what a step with drafts accepted."""

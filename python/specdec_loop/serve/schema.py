@@ -12,6 +12,7 @@ from typing import Any
 MOST_STOPS, LONGEST_STOP = 4, 256  # strings, and characters of one
 MOST_TOP = 20  # log-probabilities a token
 MOST_BIASES = 300
+LEAST_REPETITION = 0.01  # logits are divided by it: near 0 they would have no finite maximum
 IGNORED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
 # Fields that may only say what is done anyway.
 ONLY: dict[str, tuple[Any, ...]] = {
@@ -27,6 +28,21 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "prediction": (None,),
     "audio": (None,),
 }
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a client may ask for.
+
+    Attributes:
+        body: bytes.
+        choices: prompts times n.
+        tokens: new ones of a choice.
+    """
+
+    body: int = 1 << 20
+    choices: int = 16
+    tokens: int = 4096
 
 
 class ApiError(Exception):
@@ -161,7 +177,7 @@ class Fields:
             )
 
 
-def completion(body: Mapping[str, Any], most_choices: int) -> Job:
+def completion(body: Mapping[str, Any], limits: Limits) -> Job:
     """A body of /v1/completions.
 
     Raises:
@@ -169,17 +185,17 @@ def completion(body: Mapping[str, Any], most_choices: int) -> Job:
     """
     fields = Fields(body)
     prompts = _prompts(fields)
-    job = _common(fields, prompts, most_choices, is_chat=False)
-    job.limit = fields.integer("max_tokens", 16, 1, 2**31)
+    job = _common(fields, prompts, limits, is_chat=False)
+    job.limit = fields.integer("max_tokens", min(16, limits.tokens), 1, limits.tokens)
     job.top_logprobs = fields.integer("logprobs", None, 0, MOST_TOP)
-    best_of = fields.integer("best_of", job.choices, 1, 2**31)
+    best_of = fields.integer("best_of", job.choices, 1, limits.choices)
     if best_of != job.choices:
         raise ApiError(400, "best_of must be n: no choice is thrown away", param="best_of")
     fields.end()
     return job
 
 
-def chat(body: Mapping[str, Any], most_choices: int) -> Job:
+def chat(body: Mapping[str, Any], limits: Limits) -> Job:
     """A body of /v1/chat/completions.
 
     Raises:
@@ -190,9 +206,9 @@ def chat(body: Mapping[str, Any], most_choices: int) -> Job:
     messages = fields.take("messages", None, lambda v: isinstance(v, list) and bool(v), expected)
     if messages is None:
         raise ApiError(400, f"messages must be {expected}, got none", param="messages")
-    job = _common(fields, [[_message(i, m) for i, m in enumerate(messages)]], most_choices, is_chat=True)
-    older = fields.integer("max_tokens", None, 1, 2**31)
-    job.limit = fields.integer("max_completion_tokens", older, 1, 2**31)
+    job = _common(fields, [[_message(i, m) for i, m in enumerate(messages)]], limits, is_chat=True)
+    older = fields.integer("max_tokens", None, 1, limits.tokens)
+    job.limit = fields.integer("max_completion_tokens", older, 1, limits.tokens)
     asks, top = fields.boolean("logprobs"), fields.integer("top_logprobs", 0, 0, MOST_TOP)
     if top and not asks:
         raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
@@ -201,13 +217,14 @@ def chat(body: Mapping[str, Any], most_choices: int) -> Job:
     return job
 
 
-def _common(fields: Fields, prompts: list[Any], most_choices: int, *, is_chat: bool) -> Job:
+def _common(fields: Fields, prompts: list[Any], limits: Limits, *, is_chat: bool) -> Job:
     """What completions and chats share."""
     model = fields.take("model", None, lambda v: isinstance(v, str), "a string")
-    choices = fields.integer("n", 1, 1, most_choices)
-    if len(prompts) * choices > most_choices:
-        raise ApiError(400, f"prompts times n must be at most {most_choices}, got {len(prompts) * choices}", param="n")
-    seed = fields.integer("seed", None, -(2**63), 2**63 - 1 - most_choices)
+    choices = fields.integer("n", 1, 1, limits.choices)
+    if len(prompts) * choices > limits.choices:
+        got = len(prompts) * choices
+        raise ApiError(400, f"prompts times n must be at most {limits.choices}, got {got}", param="n")
+    seed = fields.integer("seed", None, -(2**63), 2**63 - 1 - limits.choices)
     sampling = {
         "temperature": fields.number("temperature", 1.0, 0, 100),
         "top_p": fields.number("top_p", 1.0, 0, 1, above=True),
@@ -215,7 +232,7 @@ def _common(fields: Fields, prompts: list[Any], most_choices: int, *, is_chat: b
         "min_p": fields.number("min_p", 0.0, 0, 1),
         "presence": fields.number("presence_penalty", 0.0, -2, 2),
         "frequency": fields.number("frequency_penalty", 0.0, -2, 2),
-        "repetition": fields.number("repetition_penalty", 1.0, 0, 10, above=True),
+        "repetition": fields.number("repetition_penalty", 1.0, LEAST_REPETITION, 10),
         "bias": _bias(fields),
     }
     streams = fields.boolean("stream")
