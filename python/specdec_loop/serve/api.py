@@ -82,7 +82,7 @@ class Api:
         routes = [
             Route("/", self._guarded(self._page, is_open=True)),
             Route("/health", self._guarded(self._health, is_open=True)),
-            Route("/metrics", self._guarded(self._text)),
+            Route("/metrics", self._guarded(self._counts)),
             Route("/v1/models", self._guarded(self._models)),
             Route("/v1/models/{name:path}", self._guarded(self._model)),
             Route("/v1/completions", self._guarded(self._completion), methods=["POST"]),
@@ -121,22 +121,18 @@ class Api:
         host = request.headers.get("host", "").rsplit(":", 1)
         name = host[0] if len(host) == 1 or host[1].isdigit() else ":".join(host)
         if self._hosts and name.lower() not in self._hosts:
-            raise ApiError(
-                403, f"this server is called {' or '.join(self._hosts)}, not {name[:100]!r}", code="wrong_host"
-            )
+            message = f"this server is called {' or '.join(self._hosts)}, not {name[:100]!r}"
+            raise ApiError(403, message, code="wrong_host")
 
     def _check_key(self, request: HttpRequest) -> None:
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer":
             given = ""
-        matches = [
-            hmac.compare_digest(given.strip().encode(), key) for key in self._keys
-        ]  # all of them: time tells nothing
+        # All keys are compared, so that the time tells nothing.
+        matches = [hmac.compare_digest(given.strip().encode(), key) for key in self._keys]
         if self._keys and not any(matches):
-            header = {"www-authenticate": "Bearer"}
-            raise ApiError(
-                401, "a valid API key is needed: Authorization: Bearer KEY", code="invalid_key", headers=header
-            )
+            message, header = "a valid API key is needed: Authorization: Bearer KEY", {"www-authenticate": "Bearer"}
+            raise ApiError(401, message, code="invalid_key", headers=header)
 
     def _refusal(self, error: ApiError) -> Response:
         self._metrics.refused(error.status)
@@ -159,7 +155,7 @@ class Api:
         is_alive = self.scheduler.is_alive
         return JSONResponse({"status": "ok" if is_alive else "stopped"}, 200 if is_alive else 503)
 
-    async def _text(self, request: HttpRequest) -> Response:
+    async def _counts(self, request: HttpRequest) -> Response:
         return Response(self._metrics.text(), media_type="text/plain; version=0.0.4")
 
     async def _models(self, request: HttpRequest) -> Response:

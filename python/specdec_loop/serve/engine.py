@@ -30,7 +30,7 @@ from ..statistics import Clock
 from .batch import Batch
 from .forward import Nodes, check, forward
 from .group import Group
-from .pages import Pages
+from .pages import Pages, block_table
 from .request import Logprob, Reason, Request
 from .verification import Verifier, depth_of, listed, nodes_of
 
@@ -369,11 +369,9 @@ class Engine:
 
     def _compact(self, requests: list[Request], path: Tensor, followers: Tensor) -> None:
         """Move the rows of accepted nodes together."""
-        longest = max(len(request.lease.pages) for request in requests)
-        table = [[*r.lease.pages, *[-1] * (longest - len(r.lease.pages))] for r in requests]
-        lengths = torch.tensor([len(r.tokens) - 1 for r in requests], device=path.device)
-        layout = self._layout.with_block_table(torch.tensor(table, dtype=torch.int32, device=path.device))
-        compact_cache(layout, path, followers, lengths)
+        table = block_table([request.lease.pages for request in requests], path.device)
+        lengths = torch.tensor([len(request.tokens) - 1 for request in requests], device=path.device)
+        compact_cache(self._layout.with_block_table(table), path, followers, lengths)
 
 
 def _check_drafter(drafter: Drafter, budget: int | None) -> None:

@@ -12,7 +12,7 @@ from transformers import AttentionInterface
 from specdec_kernels import tree_attention, tree_layout
 
 from ..tree_cache import check_model, has_states
-from .pages import Pages
+from .pages import Pages, block_table
 
 NAME = "specdec_paged"
 FOREIGN = ("softcap", "s_aux", "position_bias")  # what attention may be asked for and does not have
@@ -148,15 +148,14 @@ def forward(
 def _step(pages: Pages, batch: Sequence[Nodes], device: torch.device) -> tuple[Step, Tensor]:
     """Inputs of attention, and the position of each node."""
     size, counts = pages.size, [len(nodes.ids) for nodes in batch]
-    width, longest = max(counts), max(len(nodes.pages) for nodes in batch)
+    width = max(counts)
     cells: list[int] = []
     rows: list[int] = []
     for b, (nodes, count) in enumerate(zip(batch, counts, strict=True)):
         cells += range(b * width, b * width + count)
         rows += [nodes.pages[p // size] * size + p % size for p in range(nodes.length, nodes.length + count)]
     where = torch.tensor([cells, rows], device=device)
-    tables = [[*nodes.pages, *[-1] * (longest - len(nodes.pages))] for nodes in batch]
-    table = torch.tensor(tables, dtype=torch.int32, device=device)
+    table = block_table([nodes.pages for nodes in batch], device)
     lengths = torch.tensor([nodes.length for nodes in batch], device=device)
     offsets = torch.arange(width, dtype=torch.int32, device=device)
     parents = torch.where(offsets < torch.tensor(counts, device=device)[:, None], offsets - 1, -1)

@@ -29,6 +29,13 @@ class Lease:
     name: int
 
 
+def block_table(leases: Sequence[Sequence[int]], device: torch.device) -> torch.Tensor:
+    """Pages of requests as int32 ``[batch, most]``, -1 behind those of each."""
+    most = max(map(len, leases))
+    rows = [[*pages, *[-1] * (most - len(pages))] for pages in leases]
+    return torch.tensor(rows, dtype=torch.int32, device=device)
+
+
 class Pages:
     """A pool of pages; a full page of a text is found by all tokens up to its end.
 

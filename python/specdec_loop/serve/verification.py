@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,28 +23,6 @@ from specdec_kernels import (
 from ..drafters import Draft
 from ..grammar import Masks, Walk
 from .request import Logprob, Request
-
-
-class Step(NamedTuple):
-    """What the verifying ops read.
-
-    Attributes:
-        drafts: of each request, ``[1, ...]``.
-        logits: ``[nodes, vocab]``: of each last token and of all drafts behind it.
-        sampling: of each request.
-        rng: of the first token that each request gets.
-        edits: of each request; None: none.
-        allowed: int32 bit masks of the rows that may be accepted; None: all ids.
-        top: ids to list beside each token; None: not even its log-probability is wanted.
-    """
-
-    drafts: Sequence[Draft]
-    logits: Tensor
-    sampling: Sampling
-    rng: RngKey
-    edits: Edits | None
-    allowed: Tensor | None
-    top: int | None
 
 
 class Verifier:
@@ -94,66 +72,49 @@ class Verifier:
             drafts: of each, ``[1, ...]``; chains, or trees and chains of no drafts.
             logits: ``[nodes, vocab]``: of each last token and of all drafts behind it.
         """
-        sampling = sampling_of(requests, self._device)
         rng = RngKey(self._ints([r.seed for r in requests]), self._ints([len(r.tokens) for r in requests]))
         allowed, failed = self._masks.end()
         for i, error in failed.items():
             self._restricted[i].fail_grammar(error)
         tops = [r.top_logprobs for r in requests if r.top_logprobs is not None]
-        step = Step(drafts, logits, sampling, rng, self._edits(requests), allowed, max(tops, default=None))
+        how = {
+            "sampling": sampling_of(requests, self._device),
+            "rng": rng,
+            "rule": "match",
+            "allowed": allowed,
+            "edits": self._edits(requests),
+            "logprobs": "raw" if tops else None,
+            "top": max(tops, default=None),
+        }
         are_chains = all(draft.parents is None for draft in drafts)
-        verdict = self._chains(step) if are_chains else self._trees(step)
+        verdict = self._chains(drafts, logits, how) if are_chains else self._trees(drafts, logits, how)
         if self._counts is not None and any(r.has_penalties for r in requests):
             slots = self._ints([r.slot if r.has_penalties else -1 for r in requests]).int()
             count_tokens(self._counts, verdict.token_ids, slots=slots)
         return verdict
 
-    def _chains(self, step: Step) -> ChainResult:
-        counts = [draft.token_ids.shape[1] for draft in step.drafts]
-        flat = torch.cat([draft.token_ids[0] for draft in step.drafts])
+    def _chains(self, drafts: Sequence[Draft], logits: Tensor, how: Mapping[str, Any]) -> ChainResult:
+        counts = [draft.token_ids.shape[1] for draft in drafts]
+        flat = torch.cat([draft.token_ids[0] for draft in drafts])
         ends = self._ints([0, *counts]).cumsum(0).int()
-        return verify_chain(
-            flat,
-            step.logits,
-            cu_draft=ends,
-            max_draft=max(counts),
-            sampling=step.sampling,
-            rng=step.rng,
-            rule="match",
-            allowed=step.allowed,
-            edits=step.edits,
-            logprobs=None if step.top is None else "raw",
-            top=step.top,
-        )
+        return verify_chain(flat, logits, cu_draft=ends, max_draft=max(counts), **how)
 
-    def _trees(self, step: Step) -> TreeResult:
-        kept = list(map(_candidates_of, step.drafts))
+    def _trees(self, drafts: Sequence[Draft], logits: Tensor, how: Mapping[str, Any]) -> TreeResult:
+        kept = list(map(_candidates_of, drafts))
         width = max(kept)
         ids = torch.full((len(kept), width), -1, device=self._device)
         parents = ids.int()
-        rows = step.logits.new_zeros(len(kept), width, self._vocab)
+        rows = logits.new_zeros(len(kept), width, self._vocab)
         first = 0
-        for b, (draft, count) in enumerate(zip(step.drafts, kept, strict=True)):
+        for b, (draft, count) in enumerate(zip(drafts, kept, strict=True)):
             if draft.parents is not None:
                 ids[b, :count], parents[b, :count] = draft.token_ids[0, :count], draft.parents[0, :count]
             else:
                 ids[b, 1:count] = draft.token_ids[0]
                 parents[b, 1:count] = torch.arange(count - 1, device=self._device)
-            rows[b, :count] = step.logits[first : first + count]
+            rows[b, :count] = logits[first : first + count]
             first += nodes_of(draft)
-        return verify_tree(
-            ids,
-            parents,
-            rows,
-            max_depth=max(map(depth_of, step.drafts)),
-            sampling=step.sampling,
-            rng=step.rng,
-            rule="match",
-            allowed=step.allowed,
-            edits=step.edits,
-            logprobs=None if step.top is None else "raw",
-            top=step.top,
-        )
+        return verify_tree(ids, parents, rows, max_depth=max(map(depth_of, drafts)), **how)
 
     def _edits(self, requests: Sequence[Request]) -> Edits | None:
         """What the requests change of their logits; None: nothing."""
