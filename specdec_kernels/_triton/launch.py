@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import triton
+
+from . import direct
 
 # Ids of a tile, which one program streams; a multiple of the noise's block.
 TILE = 4096
@@ -16,16 +18,13 @@ NUM_WARPS = 8
 STREAM_WARPS = 4  # 32 bf16 a thread in flight
 # Where one program has a row or a request to itself.
 MANY_WARPS = 16
+# A program that has a row or a request to itself takes as many registers as its threads can have.
+ALONE = {"num_warps": MANY_WARPS, "registers": 65536 // (32 * MANY_WARPS)}
 # Where a kernel looks up edits: 128 registers a thread are too few.
 MANY_REGISTERS = {"num_warps": NUM_WARPS, "registers": 255}
 
 # Without contraction the noise has the bits of the reference.
 OPTIONS = {"enable_fp_fusion": False}
-
-
-@functools.cache
-def _is_nvidia(driver: Any) -> bool:
-    return bool(driver.get_current_target().backend == "cuda")
 
 
 def entry(function: Any) -> Any:
@@ -42,20 +41,46 @@ def size(n: int) -> int:
     return 16 * n + 8
 
 
+class Launches:
+    """Launches of 1-D grids, made in order by each call: what several have in common is looked at once.
+
+    They are for the device and the stream on which they were added.
+    """
+
+    def __init__(self) -> None:
+        self._launches: list[Callable[[], object]] = []
+        self._seen: direct.Seen = {}
+
+    def add(self, kernel: Any, programs: int, *args: Any, registers: int | None = None, **meta: Any) -> Launches:
+        """One more, as `launch` makes it."""
+        if programs > 0:
+            options = _options(kernel, registers, meta)
+            self._launches.append(direct.prepare(kernel, programs, args, options, self._seen))
+        return self
+
+    def __call__(self) -> None:
+        for launch in self._launches:
+            launch()
+
+
 def launch(kernel: Any, programs: int, *args: Any, registers: int | None = None, **meta: Any) -> None:
-    """Launch a 1-D grid; every kernel of the package goes through here.
+    """Launch a 1-D grid; every kernel of the package goes through here or through `Launches`.
 
     registers: most of a thread. NVIDIA's assembler else spills for an occupancy that some kernels do not need.
     """
     if programs > 0:
-        if registers and isinstance(kernel, triton.JITFunction) and _is_nvidia(triton.runtime.driver.active):
-            meta["maxnreg"] = registers
-        kernel[(programs,)](*args, **{"num_warps": NUM_WARPS, **OPTIONS, **meta})
+        direct.prepare(kernel, programs, args, _options(kernel, registers, meta))()
+
+
+def _options(kernel: Any, registers: int | None, meta: dict[str, Any]) -> dict[str, Any]:
+    if registers and isinstance(kernel, triton.JITFunction) and direct.is_nvidia(triton.runtime.driver.active):
+        meta["maxnreg"] = registers
+    return {"num_warps": NUM_WARPS, **OPTIONS, **meta}
 
 
 def launch_alone(kernel: Any, programs: int, *args: Any, **meta: Any) -> None:
     """Launch programs each of which has a row or a request to itself."""
-    launch(kernel, programs, *args, **{"num_warps": MANY_WARPS, "registers": 65536 // (32 * MANY_WARPS), **meta})
+    launch(kernel, programs, *args, **{**ALONE, **meta})
 
 
 def tiles_of(vocab: int) -> int:
