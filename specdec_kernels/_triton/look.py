@@ -100,14 +100,18 @@ def _pointers(rows: Rows | None) -> Rows | None:
 def digest_rows(
     on: Look, noise: Noise | None, *, purpose: int = -1, top_m: int = 0, mass: bool = True, entropy: bool = False,
     raw: bool = False, columns: Columns | None = None,
-) -> None:  # fmt: skip
-    """Digest and settle the planned rows; `purpose` of the draws of target rows, if they race."""
+) -> host.Launches:  # fmt: skip
+    """Digest and settle the planned rows; `purpose` of the draws of target rows, if they race.
+
+    The launches are made, and returned for rows that are planned later.
+    """
+    launches = host.Launches()
     draft, tiles = on.draft is not None, on.digest.tiles
     edited = scratch.options_of(on.target, on.draft or on.target)
     # Sizes go apart: kernels are not specialised on them.
     digest, (target, drafts) = on.digest._replace(rows=0, tiles=0), (_pointers(rows) for rows in (on.target, on.draft))
     sizes = (on.rows, tiles, on.target.vocab, on.draft.vocab if on.draft is not None else 0)
-    host.launch(
+    launches.add(
         digest_kernel, on.rows * tiles, digest, on.plan, target, drafts, *sizes,
         MASS=mass, ENTROPY=entropy, RAW=raw, DRAFT=draft, ALIGNED=on.target.aligned is not None,
         DRAFT_ALIGNED=on.draft is not None and on.draft.aligned is not None, TILE=host.TILE,
@@ -129,18 +133,20 @@ def digest_rows(
         on.nd,
     )
     is_long = purpose >= 0 or top_m > 0 or any(filters.values())
-    (host.launch_alone if is_long else host.launch)(
+    launches.add(
         settle_kernel, on.rows, *given, noise, top_m, RANKS=top_m > 0, MASS=mass, ENTROPY=entropy, RAW=raw,
-        **races, **edited,
+        **{**(host.ALONE if is_long else {}), **races, **edited},
     )  # fmt: skip
     if any(filters.values()):
-        host.launch(
+        launches.add(
             gather_kernel, on.rows * tiles, *given, ENTROPY=entropy, TILE=host.TILE, num_warps=host.MANY_WARPS,
             **filters,
         )  # fmt: skip
-        host.launch_alone(settle_again_kernel, on.rows, *given, noise, **races, **edited)
+        launches.add(settle_again_kernel, on.rows, *given, noise, **{**host.ALONE, **races, **edited})
     if on.draft is not None and columns is not None and columns.kept is not None:
-        host.launch(
+        launches.add(
             check_kernel, on.rows, digest, on.plan, columns, on.draft.ptr, on.draft_sampling, on.draft.vocab,
             on.target.vocab, on.nt, on.nd, num_warps=2,
         )  # fmt: skip
+    launches()
+    return launches

@@ -180,14 +180,19 @@ def verify_tree_out(
     races = {MATCH.value: TARGET_PURPOSE.value, TYPICAL_ROW.value: RESIDUAL_PURPOSE.value}
     draws = rule in (RECURSIVE.value, GREEDY_MULTI_DRAFT.value, TARGET_ONLY.value, TRAVERSAL.value)
     mass = row_rule == RATIO.value or is_typical or logprobs_mode == PROCESSED_LOGPROBS.value or on.work is not None
-    for _ in range(_levels(rule, nodes, max_depth)):
-        digest_rows(
-            on, noise, purpose=races.get(row_rule, -1), mass=mass, entropy=is_typical,
-            raw=logprobs_mode == RAW_LOGPROBS.value, columns=columns,
-        )  # fmt: skip
-        # Half the threads of launch_alone: recursive spills at 128 registers a thread, and needs 190 to 200.
-        host.launch(
-            _decide_kernel, batch, call, nt, nd, ROW_RULE=row_rule, LOGPROBS=logprobs_mode, DRAWS=draws,
+    # Half the threads of launch_alone: recursive spills at 128 registers a thread, and needs 190 to 200.
+    decide = [
+        host.Launches().add(
+            _decide_kernel, batch, walk, nt, nd, ROW_RULE=row_rule, LOGPROBS=logprobs_mode, DRAWS=draws,
             TILE=host.TILE, SLOTS=host.power(nt), registers=255, **flags,
-        )  # fmt: skip
-        call = call._replace(queue=call.following, following=call.queue)
+        )
+        for walk in (call, call._replace(queue=call.following, following=call.queue))
+    ]  # fmt: skip
+    read = digest_rows(
+        on, noise, purpose=races.get(row_rule, -1), mass=mass, entropy=is_typical,
+        raw=logprobs_mode == RAW_LOGPROBS.value, columns=columns,
+    )  # fmt: skip
+    decide[0]()
+    for level in range(1, _levels(rule, nodes, max_depth)):
+        read()
+        decide[level % 2]()
