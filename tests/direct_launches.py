@@ -158,7 +158,7 @@ def small(gpu: Gpu) -> list[Any]:
     for again, (device, stream) in itertools.product((False, True), ((gpu.device, 7), (gpu.device + 100, 8))):
         gpu.device, gpu.stream = device, stream
         random.Random(0).shuffle(every)
-        together = host.Launches()
+        together = host.Launches({})
         with compare(faults, again):
             for kernel, programs, args, options in every:
                 if again:

@@ -44,12 +44,12 @@ def size(n: int) -> int:
 class Launches:
     """Launches of 1-D grids, made in order by each call: what several have in common is looked at once.
 
-    They are for the device and the stream on which they were added.
+    They are for the device and the stream on which they were added. seen: as `launch` takes it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, seen: direct.Seen) -> None:
         self._launches: list[Callable[[], object]] = []
-        self._seen: direct.Seen = {}
+        self._seen = seen
 
     def add(self, kernel: Any, programs: int, *args: Any, registers: int | None = None, **meta: Any) -> Launches:
         """One more, as `launch` makes it."""
@@ -63,13 +63,14 @@ class Launches:
             launch()
 
 
-def launch(kernel: Any, programs: int, *args: Any, registers: int | None = None, **meta: Any) -> None:
+def launch(kernel: Any, programs: int, *args: Any, registers: int | None = None, seen: Any = None, **meta: Any) -> None:
     """Launch a 1-D grid; every kernel of the package goes through here or through `Launches`.
 
     registers: most of a thread. NVIDIA's assembler else spills for an occupancy that some kernels do not need.
+    seen: `direct.Seen`, what launches of the same call have looked at; an empty dict at first.
     """
     if programs > 0:
-        direct.prepare(kernel, programs, args, _options(kernel, registers, meta))()
+        direct.prepare(kernel, programs, args, _options(kernel, registers, meta), seen)()
 
 
 def _options(kernel: Any, registers: int | None, meta: dict[str, Any]) -> dict[str, Any]:

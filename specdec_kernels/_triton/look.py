@@ -12,6 +12,7 @@ from . import launch as host
 from . import scratch
 from .chains import Chain, Columns
 from .digest import T_FIELDS, Digest, digest_kernel
+from .direct import Seen
 from .gather import S_FIELDS, SHARE, gather_kernel
 from .kept import check_kernel
 from .plan import P_FIELDS, Plan, plan_kernel
@@ -35,6 +36,7 @@ class Look(NamedTuple):
     nt: int  # target rows of a request
     nd: int
     rows: int  # of all requests
+    seen: Seen  # by launches of the call
 
 
 def _dtype(given: Rows) -> torch.dtype:
@@ -77,7 +79,8 @@ def look(
         digest, Plan(make(rows, P_FIELDS.value, dtype=torch.int64), make(rows)),
         _work(target, rows, tiles, sampling),
         None if draft is None else _work(draft, rows, tiles, draft_sampling),
-        target, draft, scratch.sampling_of(sampling, device), scratch.sampling_of(draft_sampling, device), nt, nd, rows,
+        target, draft, scratch.sampling_of(sampling, device), scratch.sampling_of(draft_sampling, device),
+        nt, nd, rows, {},
     )  # fmt: skip
 
 
@@ -88,7 +91,7 @@ def plan_chain(
     host.launch(
         plan_kernel, batch, on.plan, chain, on.target, on.draft or on.target, on.sampling, on.draft_sampling, noise,
         on.nt, on.nd, more_target, more_draft, SKIPS_GREEDY=skips_greedy, KP=host.power(max(on.nt, on.nd, 16)),
-        num_warps=1,
+        num_warps=1, seen=on.seen,
     )  # fmt: skip
 
 
@@ -105,7 +108,7 @@ def digest_rows(
 
     The launches are made, and returned for rows that are planned later.
     """
-    launches = host.Launches()
+    launches = host.Launches(on.seen)
     draft, tiles = on.draft is not None, on.digest.tiles
     edited = scratch.options_of(on.target, on.draft or on.target)
     # Sizes go apart: kernels are not specialised on them.

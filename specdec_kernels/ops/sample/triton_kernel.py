@@ -124,5 +124,5 @@ def sample_out(
     host.launch_alone(
         _draw_kernel, batch, on.digest, on.plan, rows, on.sampling, noise, out, given.num_samples,
         PURPOSE=given.purpose, NP=host.power(given.num_samples), LOGPROBS=given.logprobs_mode, TILE=host.TILE,
-        **scratch.options_of(rows),
+        seen=on.seen, **scratch.options_of(rows),
     )  # fmt: skip

@@ -208,12 +208,16 @@ def verify_chain_out(
     draft_sampling = given.draft_sampling
     if has_stats or not has_rows:
         draft_sampling = Sampling(draft_sampling.temperature)
-    whole = scratch.sampling_of(given.sampling, device)
     noise = scratch.noise_of(given.rng)
-    chain = Chain(draft_ids, cu_draft, host.size(draft_ids.shape[0] if flat else 0), host.size(max_draft), whole)
     target_rows = scratch.rows_of(target_logits, flat=flat, allowed=given.allowed, edits=given.edits)
     draft_rows = scratch.rows_of(draft, flat=flat, edits=given.draft_edits if has_draft else None, cu_draft=cu_draft)
     on = look(batch, target_rows, draft_rows if has_rows else None, sampling, draft_sampling, nt, nd)
+    whole, whole_draft = on.sampling, on.draft_sampling
+    if sampling is not given.sampling:
+        whole = scratch.sampling_of(given.sampling, device)
+    if draft_sampling is not given.draft_sampling:
+        whole_draft = scratch.sampling_of(given.draft_sampling, device)
+    chain = Chain(draft_ids, cu_draft, host.size(draft_ids.shape[0] if flat else 0), host.size(max_draft), whole)
     columns = scratch.columns(given.token_map, vocab, given.draft_kept) if has_draft else scratch.columns(None, vocab)
     plan_chain(on, batch, chain, noise, more_target=1, more_draft=0, skips_greedy=True)
     races = {MATCH.value: TARGET_PURPOSE.value, TYPICAL.value: RESIDUAL_PURPOSE.value}
@@ -226,7 +230,7 @@ def verify_chain_out(
     is_block = rule == BLOCK.value
     call = Call(
         chain, target_rows, draft_rows, columns,
-        whole, scratch.sampling_of(given.draft_sampling, device), noise,
+        whole, whole_draft, noise,
         given.draft_logsumexp if has_stats else None, given.draft_threshold if has_stats else None,
         Knobs(
             given.over_acceptance, given.typical_epsilon, given.typical_delta, given.top_m, given.max_distance,
@@ -254,5 +258,5 @@ def verify_chain_out(
         threads = host.MANY_REGISTERS
     host.launch_alone(
         _decide_kernel, batch, call, sums, nt, nd, RULE=rule, FROM_TARGET=given.rejected_from_target,
-        LOGPROBS=logprobs_mode, TILE=host.TILE, **threads, **flags,
+        LOGPROBS=logprobs_mode, TILE=host.TILE, seen=on.seen, **threads, **flags,
     )  # fmt: skip

@@ -176,13 +176,13 @@ def verify_tree_out(
         out_ids, path, num_accepted, status, logprobs if logprobs_mode else None,
     )  # fmt: skip
     flags: dict[str, Any] = {"RULE": rule, "REPLACEMENT": given.replacement, "ROWS": has_rows, "NP": padded(nodes)}
-    host.launch(open_kernel, batch, call, nt, nd, READS_DRAFT=reads_draft, **flags)
+    host.launch(open_kernel, batch, call, nt, nd, READS_DRAFT=reads_draft, seen=on.seen, **flags)
     races = {MATCH.value: TARGET_PURPOSE.value, TYPICAL_ROW.value: RESIDUAL_PURPOSE.value}
     draws = rule in (RECURSIVE.value, GREEDY_MULTI_DRAFT.value, TARGET_ONLY.value, TRAVERSAL.value)
     mass = row_rule == RATIO.value or is_typical or logprobs_mode == PROCESSED_LOGPROBS.value or on.work is not None
     # Half the threads of launch_alone: recursive spills at 128 registers a thread, and needs 190 to 200.
     decide = [
-        host.Launches().add(
+        host.Launches(on.seen).add(
             _decide_kernel, batch, walk, nt, nd, ROW_RULE=row_rule, LOGPROBS=logprobs_mode, DRAWS=draws,
             TILE=host.TILE, SLOTS=host.power(nt), registers=255, **flags,
         )
