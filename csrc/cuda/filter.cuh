@@ -5,7 +5,7 @@
 //            alone have that mass, if all maxima together do.
 // What these do not tell (normal logits, large k, many ties): bracket.cuh.
 #pragma once
-#include "race.cuh"
+#include "search.cuh"
 
 namespace specdec {
 
@@ -15,14 +15,21 @@ constexpr int kAtOnce = 4;        // blocks that eight threads read at once
 constexpr int kHeld = 16;         // numbers that a thread keeps in registers
 constexpr int kList = 4096;       // values of the blocks that are read again
 constexpr int kLong = 2 * kList;  // values of a sample, or between the ends of a bracket
-static_assert(kList <= kHeld * kThreads);
+static_assert(kList <= kHeld * kThreads && 2 * kList <= kLong);
+
+struct alignas(16) Four {
+  float v[4];
+};
 
 struct FilterScratch {
   union {
     float list[kLong];
-    RaceScratch race;  // behind the filters
+    Four fours[kLong / 4];  // the same
+    RaceScratch race;       // behind the filters
   };
   int block[kMostBlocks];
+  int id[kThreads];  // of the values of a short list
+  int sorted;        // values of the row that its sorted list holds; 0: it is not short
 };
 
 struct FilteredRow {
@@ -36,98 +43,6 @@ struct FilteredRow {
     return l > -INFINITY ? expf((l - maximum) * row.parameters.inv_t) : 0.f;
   }
 };
-
-constexpr int kTried = 3;  // that a step of a search measures
-
-// The largest number in [from, to] whose measure, which falls, is >= goal; that of `from` is. The
-// search may end at one whose measure is more by `slack` at most. add(place, sum): this thread's
-// part of the measure of each place. A step leaves a quarter.
-template <class U, class T, class F>
-__device__ U last_with(U from, U to, T goal, T slack, const F& add) {
-  struct Measured {
-    T part[2][kWarps][kTried];  // two steps, so that one barrier orders them
-  };
-  SPECDEC_SHARED(Measured, measured);
-  for (int turn = 0; from < to; turn ^= 1) {
-    const U quarter = (to - from) / (kTried + 1), rest = (to - from) % (kTried + 1);
-    U place[kTried];
-    T sum[kTried] = {};
-#pragma unroll
-    for (int k = 0; k < kTried; ++k) {
-      const U more = static_cast<U>(k) + 1;
-      place[k] = static_cast<U>(from + quarter * more + (more < rest ? more : rest));
-    }
-    add(place, sum);
-#pragma unroll
-    for (int k = 0; k < kTried; ++k) {
-      sum[k] = warp_reduce(sum[k], Plus{});
-      if (threadIdx.x % 32 == 0) measured.part[turn][threadIdx.x / 32][k] = sum[k];
-    }
-    __syncthreads();
-    int reached = 0;
-    bool is_near = false;
-    U low = from, high = to;
-#pragma unroll
-    for (int k = 0; k < kTried; ++k) {
-      T all = measured.part[turn][0][k];
-#pragma unroll
-      for (int w = 1; w < kWarps; ++w) all += measured.part[turn][w][k];
-      if (reached == k && all >= goal) {
-        ++reached;
-        low = place[k];
-        is_near = all <= goal + slack;
-      } else if (reached == k) {
-        high = static_cast<U>(place[k] - 1);
-        break;
-      }
-    }
-    from = low;
-    to = high;
-    if (is_near) break;
-  }
-  __syncthreads();
-  return from;
-}
-
-// The numbers of a dtype in their order: no threshold lies between two of them.
-struct Scale {
-  int shift;
-
-  __device__ explicit Scale(LogitType type)
-      : shift(type == LogitType::kFloat32    ? 0
-              : type == LogitType::kBFloat16 ? 16
-                                             : 13) {}
-  __device__ uint32_t place_of(float x) const { return ordered_bits(x) >> shift; }
-  __device__ float at(uint32_t place) const {
-    const uint32_t ordered = place << shift;
-    return from_ordered_bits((ordered >> 31) != 0 ? ordered : ordered | ((1u << shift) - 1));
-  }
-};
-
-// The largest t in [low, high] with measure{l >= t} >= goal, as last_with: a value of the row.
-// add(t, sum): this thread's part of the measure of three t.
-template <class T, class F>
-__device__ float largest_with(LogitType type, float low, float high, T goal, T slack,
-                              const F& add) {
-  const Scale scale(type);
-  const auto at_places = [&](const uint32_t (&place)[kTried], T(&sum)[kTried]) {
-    float t[kTried];
-#pragma unroll
-    for (int k = 0; k < kTried; ++k) t[k] = scale.at(place[k]);
-    add(t, sum);
-  };
-  const uint32_t found =
-      last_with(scale.place_of(low), scale.place_of(high), goal, slack, at_places);
-  return fmaxf(scale.at(found), low);
-}
-
-// Adds `amount` to the measure of each t that a value reaches.
-template <class T>
-__device__ __forceinline__ void add_to_reached(const float (&t)[kTried], float value, T amount,
-                                               T (&sum)[kTried]) {
-#pragma unroll
-  for (int k = 0; k < kTried; ++k) sum[k] += value >= t[k] ? amount : T{0};
-}
 
 // Numbers i, i + kThreads, ... of this thread, i its index: a search reads them again and again.
 struct Held {
@@ -159,9 +74,19 @@ struct HeldMaxima {
   int64_t blocks;
   Held held;
 
-  __device__ HeldMaxima(const LogitRow& all, int64_t count) : maxima(all), blocks(count) {
+  // Read 16 bytes at once, through the list.
+  __device__ explicit HeldMaxima(const FilteredRow& f) : maxima(f.maxima), blocks(f.row.blocks()) {
     constexpr int64_t kMost = kHeld * kThreads;
-    held.load(count < kMost ? count : kMost, [&](int64_t i) { return all.at(i); });
+    const int64_t count = blocks < kMost ? blocks : kMost;
+    for (int64_t first = threadIdx.x * 8; first < count; first += kThreads * 8) {
+      float v[8];
+      maxima.load8(first, count, v);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) f.scratch.list[first + j] = v[j];
+    }
+    __syncthreads();
+    held.load(count, [&](int64_t i) { return f.scratch.list[i]; });
+    __syncthreads();
   }
   // Of this thread.
   template <class F>
@@ -173,8 +98,8 @@ struct HeldMaxima {
   }
 };
 
-// A lower bound of the k-th largest logit that only k blocks and few more reach. each(f): f(block,
-// its largest logit) for all blocks of this thread.
+// A lower bound of the k-th largest logit that few blocks more than k reach. each(f): f(block, its
+// largest logit) for blocks of this thread.
 template <class E>
 __device__ float bound_of_rank(LogitType type, float maximum, int k, const E& each) {
   const auto count = [&](const float (&t)[kTried], int (&sum)[kTried]) {
@@ -199,7 +124,8 @@ __device__ inline float bound_of_mass(const FilteredRow& f, const HeldMaxima& bl
   return largest_with(f.maxima.type(), kLowest, f.maximum, wanted, -1.f, mass);
 }
 
-// Values >= least into the list; returns how many there are, or kList + 1 if there is no room.
+// Values >= least into the list, and the ids of the first; returns how many there are, or kList + 1
+// if there is no room.
 __device__ inline int collect(const FilteredRow& f, const HeldMaxima& blocks, float least) {
   int reaching = 0, picked;
   blocks.each([&](int, float most) { reaching += most >= least ? 1 : 0; });
@@ -233,11 +159,15 @@ __device__ inline int collect(const FilteredRow& f, const HeldMaxima& blocks, fl
     for (int k = 0; k < kAtOnce; ++k) {
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        if (v[k][j] >= least) f.scratch.list[to++] = v[k][j];
+        if (!(v[k][j] >= least)) continue;
+        if (filled <= kThreads) {
+          f.scratch.id[to] =
+              f.scratch.block[first + k * kGroupsOf8 + group] * kBlock + lane * 8 + j;
+        }
+        f.scratch.list[to++] = v[k][j];
       }
     }
   }
-  __syncthreads();
   return filled;
 }
 
@@ -247,72 +177,163 @@ __device__ inline float min_p_floor(const Parameters& s, float maximum) {
   return add_rn(maximum, mul_rn(s.temperature, log_normal(fmaxf(s.min_p, kTiny))));
 }
 
-// The listed values of this thread and their weights.
+// The listed values of this thread; their weights lie behind the list.
 struct HeldList {
   Held values;
-  float weights[kHeld];
+  float* weights;
 
-  __device__ HeldList(const FilteredRow& f, int count) {
+  __device__ HeldList(const FilteredRow& f, int count)
+      : weights(f.scratch.list + kList + threadIdx.x) {
+    __syncthreads();
     values.load(count, [&](int64_t i) { return f.scratch.list[i]; });
-    values.each([&](int j, float l) { weights[j] = f.weight(l); });
+    values.each([&](int j, float l) { weights[j * kThreads] = f.weight(l); });
   }
-  __device__ double mass_from(float least) const {
-    double mass = 0.;
-    values.each([&](int j, float l) { mass += l >= least ? weights[j] : 0.f; });
-    return block_reduce(mass, Plus{});
-  }
-  __device__ float entropy_from(const FilteredRow& f, float least, float mass) const {
-    float sum = 0.f;
-    values.each([&](int j, float l) {
-      const float w = l >= least ? weights[j] : 0.f;
-      sum += w > 0.f ? w * ((l - f.maximum) * f.row.parameters.inv_t) : 0.f;
-    });
-    return logf(mass) - block_reduce(sum, Plus{}) / mass;
+  template <class F>
+  __device__ void each(const F& f) const {
+    values.each([&](int j, float l) { f(l, weights[j * kThreads]); });
   }
   __device__ float rank(const FilteredRow& f, float least, int k) const {
     const auto count = [&](const float (&t)[kTried], int (&sum)[kTried]) {
-      values.each([&](int, float l) { add_to_reached(t, l, 1, sum); });
+      each([&](float l, float) { add_to_reached(t, l, 1, sum); });
     };
     return largest_with(f.row.type(), least, f.maximum, k, -1, count);
   }
   __device__ float edge(const FilteredRow& f, float least, double goal) const {
     const auto mass = [&](const float (&t)[kTried], double (&sum)[kTried]) {
-      values.each(
-          [&](int j, float l) { add_to_reached(t, l, static_cast<double>(weights[j]), sum); });
+      each([&](float l, float w) { add_to_reached(t, l, static_cast<double>(w), sum); });
     };
     return largest_with(f.row.type(), least, f.maximum, goal, -1., mass);
   }
 };
 
+// A list of at most kThreads values in falling order, and their ids: each counts those before it. A
+// search among as many takes eight steps with a barrier in each.
+__device__ inline void sort_list(FilterScratch& scratch, int count) {
+  constexpr int kRun = 4;  // loads of four under way
+  float* list = scratch.list;
+  const int own = static_cast<int>(threadIdx.x);
+  if (own < 4 * kRun) list[count + own] = -INFINITY;
+  __syncthreads();
+  int place = 0, id = 0;
+  float value = 0.f;
+  if (own < count) {
+    value = list[own];
+    id = scratch.id[own];
+    for (int i = 0; i < count; i += 4 * kRun) {
+      Four four[kRun];
+#pragma unroll
+      for (int k = 0; k < kRun; ++k) four[k] = scratch.fours[i / 4 + k];
+#pragma unroll
+      for (int j = 0; j < 4 * kRun; ++j) {
+        const float other = four[j / 4].v[j % 4];
+        place += other > value || (other == value && i + j < own) ? 1 : 0;
+      }
+    }
+  }
+  __syncthreads();
+  if (own < count) {
+    list[place] = value;
+    scratch.id[place] = id;
+  }
+  __syncthreads();
+}
+
+// The same of a list of at most kThreads values, which is sorted.
+struct SortedList {
+  float value, weight;
+
+  __device__ SortedList(const FilteredRow& f, int count) {
+    sort_list(f.scratch, count);
+    if (threadIdx.x == 0) f.scratch.sorted = count;
+    value = static_cast<int>(threadIdx.x) < count ? f.scratch.list[threadIdx.x] : -INFINITY;
+    weight = f.weight(value);
+  }
+  template <class F>
+  __device__ void each(const F& f) const {
+    f(value, weight);
+  }
+  __device__ float rank(const FilteredRow& f, float /*least*/, int k) const {
+    return f.scratch.list[k - 1];
+  }
+  __device__ float edge(const FilteredRow& f, float least, double goal) const {
+    const double own = weight;
+    double all;
+    const bool reaches = block_exclusive_sum(own, &all) + own >= goal;
+    const int place = block_reduce(reaches ? static_cast<int>(threadIdx.x) : kThreads, Smaller{});
+    return place < kThreads ? fmaxf(f.scratch.list[place], least) : least;
+  }
+};
+
+// What blocks say of the filters: every value >= least is listed, which are all that min-p and
+// top-k keep (is_whole) or, of top-p alone, what reaches its mass.
+struct Bounds {
+  float floor, least;
+  bool is_whole;
+};
+
+// Threshold and kept mass, from a list.
+template <class List>
+__device__ inline void conclude(const FilteredRow& f, Bounds given, int count, RowStats* r) {
+  const Parameters& s = f.row.parameters;
+  const List list(f, count);
+  const auto mass_from = [&](float least) {
+    double mass = 0.;
+    list.each([&](float l, float w) { mass += l >= least ? w : 0.f; });
+    return block_reduce(mass, Plus{});
+  };
+  float threshold = given.floor;
+  if (s.top_k > 0 && count >= s.top_k) threshold = list.rank(f, given.least, s.top_k);
+  if (s.top_p < 1.f) {
+    const double whole = given.is_whole ? mass_from(threshold) : f.total;
+    const float least = fmaxf(threshold, given.least);
+    threshold = list.edge(f, least, static_cast<double>(s.top_p) * whole);
+  }
+  r->threshold = threshold;
+  r->mass = static_cast<float>(mass_from(threshold));
+  if ((f.p.flags & kWantsEntropy) == 0) return;
+  float sum = 0.f;
+  list.each([&](float l, float w) {
+    sum += l >= threshold && w > 0.f ? w * ((l - f.maximum) * f.row.parameters.inv_t) : 0.f;
+  });
+  r->entropy = logf(r->mass) - block_reduce(sum, Plus{}) / r->mass;
+}
+
+// Out of line: both in the settle kernel are more than its registers hold.
+static __device__ SPECDEC_NOINLINE void conclude_short(const FilteredRow& f, Bounds given,
+                                                       int count, RowStats* r) {
+  conclude<SortedList>(f, given, count, r);
+}
+
 // Threshold and kept mass from blocks with large maxima; false if they do not tell.
 __device__ inline bool settle_from_blocks(const FilteredRow& f, RowStats* r) {
   const Parameters& s = f.row.parameters;
-  const float floor = min_p_floor(s, f.maximum);
-  const bool has_rank = s.top_k > 0, has_edge = s.top_p < 1.f;
-  // The list holds all that min-p and top-k keep, or, of top-p alone, what reaches its mass.
-  const HeldMaxima blocks(f.maxima, f.row.blocks());
-  const bool is_whole = has_rank || floor > -INFINITY || blocks.blocks <= kList / kBlock;
-  float least = fmaxf(floor, kLowest);
-  if (has_rank && s.top_k < blocks.blocks) {
+  Bounds bounds{min_p_floor(s, f.maximum), kLowest, true};
+  const HeldMaxima blocks(f);
+  bounds.is_whole = s.top_k > 0 || bounds.floor > -INFINITY || blocks.blocks <= kList / kBlock;
+  bounds.least = fmaxf(bounds.floor, kLowest);
+  if (s.top_k > 0 && s.top_k < blocks.blocks) {
     if (s.top_k > kMostRank) return false;
-    const auto each = [&](const auto& count) { blocks.each(count); };
-    least = fmaxf(least, bound_of_rank(f.maxima.type(), f.maximum, s.top_k, each));
-  } else if (!is_whole) {
-    least = bound_of_mass(f, blocks, static_cast<double>(s.top_p) * f.total);
-    if (least == -INFINITY) return false;
+    // Of few, the largest of each thread's blocks tell nearly as much, in a third of the time.
+    float largest = -INFINITY;
+    blocks.each([&](int, float most) { largest = fmaxf(largest, most); });
+    const auto largest_of_threads = [&](const auto& count) { count(0, largest); };
+    const auto all = [&](const auto& count) { blocks.each(count); };
+    const LogitType type = f.maxima.type();
+    const float reached = s.top_k <= kThreads / 2
+                              ? bound_of_rank(type, f.maximum, s.top_k, largest_of_threads)
+                              : bound_of_rank(type, f.maximum, s.top_k, all);
+    bounds.least = fmaxf(bounds.least, reached);
+  } else if (!bounds.is_whole) {
+    bounds.least = bound_of_mass(f, blocks, static_cast<double>(s.top_p) * f.total);
+    if (bounds.least == -INFINITY) return false;
   }
-  const int count = collect(f, blocks, least);
+  const int count = collect(f, blocks, bounds.least);
   if (count > kList) return false;
-  const HeldList list(f, count);
-  float threshold = floor;
-  if (has_rank && count >= s.top_k) threshold = list.rank(f, least, s.top_k);
-  if (has_edge) {
-    const double whole = is_whole ? list.mass_from(threshold) : f.total;
-    threshold = list.edge(f, fmaxf(threshold, least), static_cast<double>(s.top_p) * whole);
+  if (count <= kThreads) {
+    conclude_short(f, bounds, count, r);
+  } else {
+    conclude<HeldList>(f, bounds, count, r);
   }
-  r->threshold = threshold;
-  r->mass = static_cast<float>(list.mass_from(threshold));
-  if ((f.p.flags & kWantsEntropy) != 0) r->entropy = list.entropy_from(f, threshold, r->mass);
   return true;
 }
 

@@ -82,19 +82,38 @@ static __device__ SPECDEC_NOINLINE void race_for_samples(const Problem& p, const
   run_row<kEdited>(p, row, r, race, scratch, winners);
 }
 
+// The winner where all that filters keep is in the list: a thread an id. Out of line: see
+// race_for_samples.
+static __device__ SPECDEC_NOINLINE Key race_list(const Problem& p, const Row& row,
+                                                 const RowStats& r, const FilterScratch& scratch) {
+  const int own = static_cast<int>(threadIdx.x);
+  Key key = 0;
+  if (own < scratch.sorted) {
+    const int64_t id = scratch.id[own];
+    const float weight =
+        is_excluded(p, row.b, id) ? -INFINITY : log_weight(row, r, scratch.list[own]);
+    if (weight > -INFINITY) key = score_key(weight, row_race(p, row).exponential_of(id), id);
+  }
+  return block_reduce(key, Larger{});
+}
+
 // The winner of a row's race, and the next best where several samples are drawn.
-template <bool kEdited>
+template <bool kFilters, class Scratch>
 __device__ inline Key race_row(const Problem& p, const Row& row, const RowStats& r,
-                               RaceScratch& scratch, Key* best) {
+                               Scratch& scratch, Key* best) {
+  const bool is_one = p.task != Task::kSample || p.num_samples == 1;
+  if constexpr (kFilters) {
+    if (is_one && scratch.sorted > 0) return race_list(p, row, r, scratch);
+  }
   SPECDEC_SHARED(Race, race);
   if (threadIdx.x == 0) race = row_race(p, row);
   __syncthreads();
-  if (p.task == Task::kSample && p.num_samples > 1) {
-    race_for_samples<kEdited>(p, row, r, race, scratch, best);
+  if (!is_one) {
+    race_for_samples<kFilters>(p, row, r, race, scratch.race, best);
     return best[0];
   }
   Winner winner{0};
-  run_row<kEdited>(p, row, r, race, scratch, winner);
+  run_row<kFilters>(p, row, r, race, scratch.race, winner);
   return winner.key;
 }
 
@@ -143,6 +162,9 @@ __global__ void __launch_bounds__(kThreads, kFilters ? 2 : 3)
   after_last_kernel();
   if (p.again && is_settled(p, slot)) return;
   if (threadIdx.x < kMaxSamples) best[threadIdx.x] = 0;
+  if constexpr (kFilters) {
+    if (threadIdx.x == 0) scratch.sorted = 0;
+  }
   if (threadIdx.x < 32) {
     if (!is_given || p.again) load_row<kFilters>(p, slot, &row);
     __syncwarp();
@@ -184,7 +206,7 @@ __global__ void __launch_bounds__(kThreads, kFilters ? 2 : 3)
     }
   }
   if (!r.bad && row.is_target && !s.greedy && races_rows(p)) {
-    const Key key = race_row<kFilters>(p, row, r, scratch.race, best);
+    const Key key = race_row<kFilters>(p, row, r, scratch, best);
     if (threadIdx.x == 0) r.key = key;
     __syncthreads();
   }

@@ -110,7 +110,7 @@ def digests() -> Iterator[tuple[str, Case]]:
 
 
 def samples() -> Iterator[tuple[str, Case]]:
-    """Lists that suffice, and those that do not: then a row is read again, its values gathered or only counted."""
+    """Short lists and long ones that suffice, and those that do not: then a row is read again, its values gathered or only counted."""
     torch.manual_seed(0)
     peaked, level = 4 * torch.randn(2, WIDE), 0.01 * torch.randn(2, WIDE)
     ties = torch.zeros(2, WIDE)
@@ -119,6 +119,7 @@ def samples() -> Iterator[tuple[str, Case]]:
         for name, logits, sampling in (
             ("plain", peaked, Sampling()),
             ("listed", peaked, mixed_sampling(2, FILTERS["all"])),
+            ("long", peaked, Sampling.full(2, min_p=1e-5)),
             ("gathered", level, wide),
             ("top_p", level, Sampling.full(2, top_p=0.8)),
             ("ties", ties, wide),

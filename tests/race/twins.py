@@ -223,18 +223,42 @@ TWINS = (
     ),
     Twin(
         "filters: what a step of a search has measured is read without a barrier",
-        "filter.cuh",
+        "search.cuh",
         """
     __syncthreads();
-    int reached = 0;""",
+    T all[kTried];""",
         """
     if (!TWIN) __syncthreads();
-    int reached = 0;""",
+    T all[kTried];""",
+        "sample listed 1",
+    ),
+    Twin(
+        "filters: values of a list move while others count them",
+        "filter.cuh",
+        """
+  __syncthreads();
+  if (own < count) {
+    list[place] = value;""",
+        """
+  if (!TWIN) __syncthreads();
+  if (own < count) {
+    list[place] = value;""",
+        "sample listed 1",
+    ),
+    Twin(
+        "filters: a list is sorted before it is whole",
+        "filter.cuh",
+        """
+  if (own < 4 * kRun) list[count + own] = -INFINITY;
+  __syncthreads();""",
+        """
+  if (own < 4 * kRun) list[count + own] = -INFINITY;
+  if (!TWIN) __syncthreads();""",
         "sample listed 1",
     ),
     Twin(
         "filters: a search begins in the sums of the last one",
-        "filter.cuh",
+        "search.cuh",
         """
   __syncthreads();
   return from;""",
@@ -280,12 +304,12 @@ TWINS = (
         "filters: gathered values are read without a barrier",
         "filter.cuh",
         """
-  __syncthreads();
-  return filled;""",
+    __syncthreads();
+    values.load(""",
         """
-  if (!TWIN) __syncthreads();
-  return filled;""",
-        "sample listed 1",
+    if (!TWIN) __syncthreads();
+    values.load(""",
+        "sample long 1",
     ),
     Twin(
         "log-probabilities: listed ids are ordered without a barrier",
