@@ -57,7 +57,7 @@ RARE = (
 # its first look.
 ONE_TURN = (
     r"window \+= kWindow|base \+= (kThreads|32)|tile \+= 32|width; i \+= kThreads|\+\+look|"
-    r"first \+= kWarps \* step|first \+ k \* step|tile \+= p\.parts|tile < tiles_of\(p\.vocab\)"
+    r"first \+= kWarps \* step|first \+ k \* step|tile \+= p\.parts"
 )
 # A race looks for favourites first, and into the blocks that these have left then.
 FIRST_TURN = r"mark_favourites\(race"
@@ -103,7 +103,10 @@ def _rows(rows: int, flags: int, *, filters: bool = False, races: bool = False, 
     unwanted = _unwanted(flags)
     if few:
         return (digest,)
-    settle = Part(f"settle_kernel<{int(filters)}>", grid, (RARE, *unwanted) if races else (RARE, *unwanted, "race_row"))
+    unrun = () if races else ("race_row",)
+    if filters:  # top-k 50 and top-p .95 list few ids, which race alone
+        unrun += (r"conclude<HeldList>|s\.top_k, all\)|run_row<kFilters>\(.*winner",)
+    settle = Part(f"settle_kernel<{int(filters)}>", grid, (RARE, *unwanted, *unrun))
     if not filters and not races:
         # Of an argmax rule: the first id of the maximum is looked for.
         cold = RARE if flags & MASS else RARE.replace("find_argmax|", "")
