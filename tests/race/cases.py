@@ -110,7 +110,7 @@ def digests() -> Iterator[tuple[str, Case]]:
 
 
 def samples() -> Iterator[tuple[str, Case]]:
-    """Short lists and long ones that suffice, and those that do not: then a row is read again, its values gathered or only counted."""
+    """Short lists and long ones, and those that do not suffice: then a row is read again, its values gathered."""
     torch.manual_seed(0)
     peaked, level = 4 * torch.randn(2, WIDE), 0.01 * torch.randn(2, WIDE)
     ties = torch.zeros(2, WIDE)
