@@ -103,14 +103,16 @@ namespace {
 std::tuple<int64_t, int64_t> cuda_host_traffic() {
   return {std::exchange(specdec::bytes_read, 0), std::exchange(specdec::bytes_written, 0)};
 }
-// Sends launches to the function at this address; 0 brings them back to the host.
-void cuda_host_elsewhere(int64_t address) {
+// Sends launches to the function at this address, of a GPU with so many multiprocessors; 0 brings
+// them back to the host.
+void cuda_host_elsewhere(int64_t address, int64_t processors) {
   specdec::elsewhere = reinterpret_cast<specdec::Elsewhere>(address);
+  specdec::simulated_multiprocessors = static_cast<int>(processors);
 }
 }  // namespace
 STABLE_TORCH_LIBRARY_FRAGMENT(SPECDEC_NAMESPACE, m) {
   m.def("cuda_host_traffic() -> (int, int)");
-  m.def("cuda_host_elsewhere(int address) -> ()");
+  m.def("cuda_host_elsewhere(int address, int processors) -> ()");
 }
 STABLE_TORCH_LIBRARY_IMPL(SPECDEC_NAMESPACE, CompositeExplicitAutograd, m) {
   m.impl("cuda_host_traffic", TORCH_BOX(&cuda_host_traffic));

@@ -21,7 +21,9 @@ from triton.runtime import driver
 INT32 = 1 << 31
 Key = tuple[Any, ...]
 Seen = dict[int, tuple[Key, Key, Key]]  # by id: a record, what is noted of it, and it with addresses
-_run = getattr(triton.JITFunction, "run", None)  # tools put another in its place
+_run = getattr(triton.JITFunction, "run", None)  # tools put another in its place, some before they import this file
+if getattr(_run, "__module__", None) != "triton.runtime.jit":
+    _run = None
 _has_names = all(
     hasattr(place, name)
     for place, name in (

@@ -29,6 +29,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 from compile_cuda import FLAGS, INCLUDE, parse
 
 ARCH = 80
+FEW = 2  # multiprocessors where nothing is timed: blocks take several turns
 CALLBACK = ctypes.CFUNCTYPE(
     None, ctypes.c_void_p, ctypes.c_longlong, ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_void_p),
     ctypes.POINTER(ctypes.c_uint),
@@ -143,11 +144,12 @@ def simulated(gpu: Simulator, timed: bool = False) -> Iterator[list[Run]]:
 
     callback = CALLBACK(execute)
     address = ctypes.cast(callback, ctypes.c_void_p).value
-    torch.ops.specdec_kernels.cuda_host_elsewhere(address)
+    processors = gpu.multiprocessors if timed else FEW  # the grid of a kernel that stays depends on it
+    torch.ops.specdec_kernels.cuda_host_elsewhere(address, processors)
     try:
         with watch:
             yield runs
     finally:
-        torch.ops.specdec_kernels.cuda_host_elsewhere(0)
+        torch.ops.specdec_kernels.cuda_host_elsewhere(0, FEW)
     if failures:
         raise failures[0]

@@ -86,7 +86,7 @@ def timed(content: dict[str, Any]) -> Iterator[str]:
         "what it reads and writes. Rivals are given the float32 rows that they ask for; their PyTorch operations\n"
         "around the kernels are not counted. vLLM's filters are left out.\n\n"
         "**One row is where our draws are slow.** They run a third of the instructions of vLLM's, in one block a\n"
-        "request, while the other multiprocessors wait: `ratio` takes 1.5 times vLLM's cycles in CUDA (three launches\n"
+        "request, while the other multiprocessors wait: `ratio` takes 1.5 times vLLM's cycles in CUDA (two launches\n"
         "against five; the gaps between launches are not counted) and 3.5 times in Triton. vLLM draws noise for every\n"
         "id, in a block for each 1,024 of them.\n"
     )

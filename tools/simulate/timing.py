@@ -16,6 +16,7 @@ from unittest import mock
 import torch
 
 import specdec_kernels
+from bench.rows import rows
 from specdec_kernels import use_backend
 
 from ..gpu_model import cuda, known, rivals
@@ -54,6 +55,12 @@ def _chain(rule: str) -> Callable[[], Any]:
 def _sample() -> Callable[[], Any]:
     logits = (2.5 * torch.randn(BATCH, VOCAB)).bfloat16()
     sampling = specdec_kernels.Sampling.full(BATCH, temperature=0.8)
+    return lambda: specdec_kernels.sample(logits, sampling=sampling, rng=make_rng(BATCH), purpose="target")
+
+
+def _filtered() -> Callable[[], Any]:
+    logits = rows(1, VOCAB, dtype=torch.bfloat16)[0]
+    sampling = specdec_kernels.Sampling.full(BATCH, top_k=50, top_p=0.95)
     return lambda: specdec_kernels.sample(logits, sampling=sampling, rng=make_rng(BATCH), purpose="target")
 
 
@@ -96,6 +103,7 @@ OURS = [
 def cases() -> list[Timed]:
     """Most telling first: a run may be cut."""
     found = [Timed(name, backend, rows, 2, call) for name, rows, call in OURS for backend in ("triton", "cuda")]
+    found.append(Timed("sample top-k 50 + top-p .95", "cuda", 1, 2, _filtered))  # rows like a language model's
     if rivals.folder() is not None:
         found.insert(4, Timed("vLLM MRV2 ratio", "rival", BOTH, 4, _rival(0)))
         found.insert(5, Timed("SGLang chain of probabilities", "rival", BOTH, 4, _rival(2)))
