@@ -77,7 +77,7 @@ class Verifier:
         for i, error in failed.items():
             self._restricted[i].fail_grammar(error)
         tops = [r.top_logprobs for r in requests if r.top_logprobs is not None]
-        how = {
+        arguments = {
             "sampling": sampling_of(requests, self._device),
             "rng": rng,
             "rule": "match",
@@ -87,19 +87,19 @@ class Verifier:
             "top": max(tops, default=None),
         }
         are_chains = all(draft.parents is None for draft in drafts)
-        verdict = self._chains(drafts, logits, how) if are_chains else self._trees(drafts, logits, how)
+        verdict = self._chains(drafts, logits, arguments) if are_chains else self._trees(drafts, logits, arguments)
         if self._counts is not None and any(r.has_penalties for r in requests):
             slots = self._ints([r.slot if r.has_penalties else -1 for r in requests]).int()
             count_tokens(self._counts, verdict.token_ids, slots=slots)
         return verdict
 
-    def _chains(self, drafts: Sequence[Draft], logits: Tensor, how: Mapping[str, Any]) -> ChainResult:
+    def _chains(self, drafts: Sequence[Draft], logits: Tensor, arguments: Mapping[str, Any]) -> ChainResult:
         counts = [draft.token_ids.shape[1] for draft in drafts]
         flat = torch.cat([draft.token_ids[0] for draft in drafts])
         ends = self._ints([0, *counts]).cumsum(0).int()
-        return verify_chain(flat, logits, cu_draft=ends, max_draft=max(counts), **how)
+        return verify_chain(flat, logits, cu_draft=ends, max_draft=max(counts), **arguments)
 
-    def _trees(self, drafts: Sequence[Draft], logits: Tensor, how: Mapping[str, Any]) -> TreeResult:
+    def _trees(self, drafts: Sequence[Draft], logits: Tensor, arguments: Mapping[str, Any]) -> TreeResult:
         kept = list(map(_candidates_of, drafts))
         width = max(kept)
         ids = torch.full((len(kept), width), -1, device=self._device)
@@ -114,7 +114,7 @@ class Verifier:
                 parents[b, 1:count] = torch.arange(count - 1, device=self._device)
             rows[b, :count] = logits[first : first + count]
             first += nodes_of(draft)
-        return verify_tree(ids, parents, rows, max_depth=max(map(depth_of, drafts)), **how)
+        return verify_tree(ids, parents, rows, max_depth=max(map(depth_of, drafts)), **arguments)
 
     def _edits(self, requests: Sequence[Request]) -> Edits | None:
         """What the requests change of their logits; None: nothing."""
