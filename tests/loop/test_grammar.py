@@ -186,6 +186,15 @@ def test_a_grammar_that_would_take_all_memory_is_refused(tokenizer: Any, library
             made.grammar('start: %json {"type": "array", "minItems": 1000000000}')
 
 
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_grammar_that_no_text_meets_is_refused(tokenizer: Any, library: Any) -> None:
+    """llguidance compiles a schema that is itself and nothing more, and fails at its first mask."""
+    made = compiler(tokenizer, library)
+    with pytest.raises(ValueError, match="json_schema: "):
+        made.json_schema({"anyOf": [{"$ref": "#"}]})
+    made.json_schema({"anyOf": [{"$ref": "#"}, {"type": "integer"}]})
+
+
 def test_a_property_may_have_the_name_of_a_keyword(tokenizer: Any) -> None:
     schema = {"type": "object", "properties": {"not": {"enum": ["if"]}}, "required": ["not"]}
     matcher = compiler(tokenizer, "xgrammar").json_schema(schema).matcher()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from .matching import Grammar, Matcher
@@ -53,7 +54,8 @@ class GrammarCompiler:
         if not ends:
             raise ValueError("GrammarCompiler: ends must have an end token, or no text could end, got none")
         compiles = _xgrammar if library == "xgrammar" else _llguidance
-        self._compile: Callable[[str, str], Grammar] = compiles(tokenizer, vocab, list(ends))
+        self._compiled: Callable[[str, str], Grammar] = compiles(tokenizer, vocab, list(ends))
+        self._words = -(-vocab // 32)
 
     def json_schema(self, schema: Mapping[str, Any] | str) -> Grammar:
         """JSON that a schema describes, given as an object or as its text. ``{"type": "object"}``: any object.
@@ -88,6 +90,17 @@ class GrammarCompiler:
             ValueError: it is none.
         """
         return self._compile("grammar", text)
+
+    def _compile(self, kind: str, text: str) -> Grammar:
+        """A grammar whose first mask was made: one that no text meets is found there, not when it compiles."""
+        found, row = self._compiled(kind, text), torch.zeros(self._words, dtype=torch.int32)
+        try:
+            found.matcher().fill(row)
+        except RuntimeError as error:
+            raise ValueError(f"{kind}: no text meets it ({str(error).splitlines()[0]})") from error
+        if not row.any():
+            raise ValueError(f"{kind}: no text meets it")
+        return found
 
 
 class _Ending:
