@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec_kernels import Edits, RowEdits, TokenCounts, count_tokens, edit_rows, verify_chain, verify_tree
+from specdec_kernels import Edits, MixedRules, RowEdits, TokenCounts, count_tokens, edit_rows, verify_chain, verify_tree
 
 from .cases import DEVICE, MODELS, OpCase
 from .rows import DTYPES, Filters, chain
@@ -113,7 +113,7 @@ def main() -> None:
     print("| case | plain, ms | edits | / plain | of one request | / plain | edit_rows, then | / plain | PyTorch's |")
     print("|---|--:|--:|--:|--:|--:|--:|--:|--:|")
     for dtype in ("fp32", "bf16"):
-        for rule in ("greedy", "match", "ratio", "block"):
+        for rule in ("greedy", "match", "ratio", "block", "mixed"):
             _chains(EditCase("edit_rows"), dtype, rule)
         _trees(EditCase("edit_rows", batch=8), dtype)
 
@@ -135,10 +135,12 @@ def _chains(case: EditCase, dtype: str, rule: str) -> None:
         case.batch, case.draft, case.vocab, dtype=DTYPES[dtype], filters=Filters(0.8, top_k=50, top_p=0.95), shape="llm"
     )
     x = edit_input(case)._replace(draft_ids=rows.draft_ids)
-    draft = rows.draft if rule in ("ratio", "block") else None
+    draft = None if rule in ("greedy", "match") else rows.draft
+    choice = torch.arange(case.batch, dtype=torch.int32, device=DEVICE) % 3
     named = {
         "sampling": rows.sampling, "draft_sampling": None if draft is None else rows.sampling,
-        "rng": rows.rng._replace(step=rows.rng.position), "rule": rule,
+        "rng": rows.rng._replace(step=rows.rng.position),
+        "rule": MixedRules(("greedy", "match", "ratio"), choice) if rule == "mixed" else rule,
     }  # fmt: skip
     _print(
         f"{case.words}, {dtype}, {rule}",

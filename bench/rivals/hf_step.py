@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .hf import available, supports, version
+from .hf import available, supports, verify_prepared, version
 
 __all__ = ["available", "supports", "version"]
 NAME = "transformers with processors"
@@ -37,11 +37,8 @@ def verify_step(
     draft_ids: Tensor, target_logits: Tensor, drafted: Tensor, filters: tuple[Any, ...]
 ) -> tuple[Tensor, Tensor]:
     """Target logits raw, draft logits processed (the assistant's own decoding did that)."""
-    from transformers.generation.utils import _speculative_sampling
-
     processors = _processors(*filters)
     target = target_logits.to(dtype=torch.float32, copy=True)
     for i in range(target.shape[1]):
         target[:, i, :] = processors(draft_ids[:, :i], target[:, i, :])
-    tokens, count = _speculative_sampling(draft_ids, drafted, draft_ids.shape[1], target)
-    return tokens, count[None]
+    return verify_prepared(draft_ids, (target, drafted))
