@@ -145,9 +145,10 @@ struct Weigh {
         threshold(splat(w.threshold)) {}
   SPECDEC_ALWAYS_INLINE F exponent(F l) const { return fma(l - max, inv_t, minus_shift); }
   SPECDEC_ALWAYS_INLINE F operator()(F l) const {
-    // The minimum keeps a wrong logsumexp of the caller from overflowing the exponent bits.
+    // The minimum keeps a wrong logsumexp of the caller from overflowing the exponent bits. What
+    // exp does not reach is 0: a residual of nothing else must be empty.
     const F x = min(splat(88.f), exponent(l));
-    return select(ge(l, threshold), exp(x) * scale, F{});
+    return select(ge(l, threshold) & ge(x, splat(kLeastExp)), exp(x) * scale, F{});
   }
 };
 

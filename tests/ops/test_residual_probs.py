@@ -11,7 +11,7 @@ from check import assert_no_worse, of_the_reference
 from residuals import make_residual, run
 from torch import Tensor
 
-from specdec_kernels import ResidualProbs, Sampling, residual_probs
+from specdec_kernels import ResidualProbs, Sampling, Status, residual_probs
 from specdec_kernels.ops.residual_probs import op
 
 INF, NAN = float("inf"), float("nan")
@@ -69,6 +69,21 @@ def test_equal_rows_fall_back_to_the_target(backend: str, device: str) -> None:
     case["draft_logits"] = case["target_logits"].clone()
     found = compare(device, case)
     assert found.status.tolist() == [8, 8, 8] and found.mass.tolist() == [0, 0, 0]
+
+
+def test_an_id_whose_weight_vanishes_has_none(backend: str, device: str) -> None:
+    """The residual is empty: the draft has the target's maximum, and everything else lies e^-1000 and more below it."""
+    target = torch.full((1, 70), -5.0)
+    target[0, :3] = torch.tensor([7.0, 6.0, 3.0])
+    draft = torch.zeros(1, 70)
+    draft[0, 0] = 1000.0
+    case = {
+        "target_logits": target, "draft_logits": draft,
+        "sampling": Sampling.full(1, temperature=1e-3), "draft_sampling": Sampling.full(1, temperature=1.0),
+    }  # fmt: skip
+    found = run(residual_probs, device, case)
+    assert found.status.item() == Status.EMPTY_RESIDUAL and found.mass.item() == 0
+    assert found.probs[0].nonzero().tolist() == [[0]]
 
 
 def test_bad_rows(backend: str, device: str) -> None:
