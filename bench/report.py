@@ -62,9 +62,8 @@ FILTERS_TEXT = f"""
 `sample` with each filter, bfloat16, one row at a time: the mean of {ROWS["cuda_host"]} rows and the worst of them, in
 multiples of a row's bytes (Triton, which is interpreted: of the first {ROWS["triton"]} rows); bold where the mean is
 over the budget. No row is cut. `llm` rows are those of the other tables, `normal` rows N(0, 1) an id, `equal` rows all
-0, `capped` rows N(0, 3) with nothing above 6, and in `peaked` rows one id has nearly all of the mass. Where top-p
-stands alone, the CUDA kernels of the commit named below read some rows up to 35 times. `make traffic TRAFFIC=--full`
-counts these bytes anew for other kernels; CI does not.
+0, `capped` rows N(0, 3) with nothing above 6, and in `peaked` rows one id has nearly all of the mass. `make traffic
+TRAFFIC=--full` counts these bytes anew, in an hour; CI does not.
 """
 
 
