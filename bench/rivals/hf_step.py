@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .hf import available, supports, verify_prepared, version
+from . import hf
+from .hf import available, supports, version
 
 __all__ = ["available", "supports", "version"]
 NAME = "transformers with processors"
@@ -41,4 +42,4 @@ def verify_step(
     target = target_logits.to(dtype=torch.float32, copy=True)
     for i in range(target.shape[1]):
         target[:, i, :] = processors(draft_ids[:, :i], target[:, i, :])
-    return verify_prepared(draft_ids, (target, drafted))
+    return hf.verify_prepared(draft_ids, (target, drafted))
