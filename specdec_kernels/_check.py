@@ -365,7 +365,7 @@ class Checker:
             return self.vector(name, value, torch.float32, batch)
         if not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
             fail(self.op, name, "a finite float >= 0 or float32 [batch]", value)
-        return torch.full((batch,), float(value), device=self.device)
+        return torch.full((batch,), float(value), dtype=torch.float32, device=self.device)
 
 
 def outputs(op: str, out: Any, kind: Any, name: str, dtype: torch.dtype, *, is_wanted: bool) -> Any:

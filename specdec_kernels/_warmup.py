@@ -61,7 +61,7 @@ class _Rows(NamedTuple):
         if self.kept is None or self.draft_vocab is None:
             return self.logits(self.draft_vocab, *shape)
         ids = torch.arange(self.kept, device=self.device).expand(*shape, -1).contiguous()
-        logsumexp = torch.full(shape, math.log(self.kept), device=self.device)
+        logsumexp = torch.full(shape, math.log(self.kept), dtype=torch.float32, device=self.device)
         logits = torch.zeros(ids.shape, dtype=self.dtype, device=self.device)
         return SparseRows(ids, logits, logsumexp)
 
@@ -81,7 +81,7 @@ class _Rows(NamedTuple):
         """Edits of so many rows, which change nothing."""
         blocks = (self.vocab + BLOCK - 1) // BLOCK
         start = torch.zeros(rows, blocks + 1, dtype=torch.int32, device=self.device)
-        return RowEdits(self.longs(rows, blocks), start, torch.zeros(3, rows, 1, device=self.device))
+        return RowEdits(self.longs(rows, blocks), start, torch.zeros(3, rows, 1, dtype=torch.float32, device=self.device))
 
     def chain(self, draft: int) -> dict[str, Any]:
         """One request with so many drafts."""
@@ -96,7 +96,7 @@ class _Rows(NamedTuple):
         if self.draft_edits:
             named["draft_edits"] = self.no_edits(draft + 1)
         if self.draft_stats:
-            named["draft_stats"] = (torch.zeros(*at, draft, device=self.device),) * 2
+            named["draft_stats"] = (torch.zeros(*at, draft, dtype=torch.float32, device=self.device),) * 2
         return named
 
     def tree(self, nodes: int) -> dict[str, Any]:
