@@ -70,6 +70,24 @@ def test_slots_are_cleared_and_copied() -> None:
     assert (counts.of(0), counts.of(1), counts.of(2)) == ({}, *({2: (1, False), 3: (1, False)},) * 2)
 
 
+def test_slots_that_cannot_be_are_refused() -> None:
+    counts, none = TokenCounts.empty(3, 8), TokenCounts()
+    for call in (
+        lambda: none.of(0),
+        lambda: none.clear(torch.tensor([0])),
+        lambda: none.copy(*torch.zeros(2, 1).long()),
+    ):
+        with pytest.raises(ValueError, match=r"TokenCounts\.\w+: it has no tables \(see TokenCounts.empty\)"):
+            call()
+    with pytest.raises(ValueError, match=r"TokenCounts.clear: slots must be a tensor of int64 \[n\], got \[0\]"):
+        counts.clear([0])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"TokenCounts.copy: target must be a tensor of int64 \[n\], got torch.int32"):
+        counts.copy(torch.tensor([1]), torch.tensor([2], dtype=torch.int32))
+    for slots, distinct, message in ((2, -3, "distinct must be an int >= 0, got -3"), (1.5, 3, "slots must be an int")):
+        with pytest.raises(ValueError, match="TokenCounts.empty: " + message):
+            TokenCounts.empty(slots, distinct)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
