@@ -6,6 +6,8 @@ import io
 import json
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -293,6 +295,15 @@ def test_default_models_are_those_of_the_clone_or_of_the_clone_around_the_workin
     assert err.count("\n") == 1
     assert main(["generate", "x", "--device", "cpu", "--target", str(folder / "target")]) == 2
     assert "method draft-model: --draft is not given" in capsys.readouterr().err
+
+
+def test_a_reader_that_is_gone_is_no_error() -> None:
+    command = [sys.executable, "-m", "specdec_loop", "compare", "--list"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
 
 
 @pytest.mark.parametrize("words", [[], ["generate"], ["compare"], ["demo"], ["datastore"], ["datastore", "build"]])

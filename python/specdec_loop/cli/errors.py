@@ -15,7 +15,7 @@ def one_line() -> Iterator[None]:
     """Turn the errors of a call into a `UserError` of one line."""
     try:
         yield
-    except UserError:
+    except (UserError, BrokenPipeError):  # a reader of standard output that is gone is no error
         raise
     except (MemoryError, ValueError, OSError, RuntimeError) as error:
         text = str(error).strip()
