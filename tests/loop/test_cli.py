@@ -27,6 +27,7 @@ from specdec_loop.heads.mtp_layers import DEEPSEEK
 from specdec_loop.methods import LOADERS, METHODS
 
 ROOT = Path(__file__).resolve().parents[2]
+BINARY = str(ROOT / "docs/pictures/step.png")
 
 
 @pytest.fixture(scope="module")
@@ -198,7 +199,15 @@ def test_every_method_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
         (["generate", "x", "--top-p", "5"], "--top-p: must be a number in (0, 1], got '5'"),
         (["generate", "x", "--top-p", "0"], "--top-p: must be a number in (0, 1], got '0'"),
         (["generate", "x", "--min-p", "-0.1"], "--min-p: must be a number in [0, 1], got '-0.1'"),
-        (["generate", "x", "--top-k", "1.5"], "--top-k: must be a whole number of at least 0, got '1.5'"),
+        (["generate", "x", "--top-k", "1.5"], "--top-k: must be a whole number in [0, 2147483647], got '1.5'"),
+        (["generate", "x", "--seed", str(2**63)], f"--seed: must be a whole number in [-{2**63}, {2**63 - 1}], got"),
+        (["generate", "--file", BINARY], f"--file: {BINARY} is no text in UTF-8: byte 0 is wrong"),
+        (["generate", "x", "--grammar", BINARY], f"--grammar: {BINARY} is no text in UTF-8"),
+        (["compare", "--prompts", BINARY], f"--prompts: {BINARY} is no text in UTF-8"),
+        (
+            ["generate", "x", "--method", "rest", "--datastore", BINARY],
+            f"method rest: Datastore: {BINARY} must be a file that Datastore.save wrote",
+        ),
         (["generate", "x", "--threads", "0"], "--threads: must be a whole number of at least 1, got '0'"),
         (["generate", "x", "--device", "tpu"], "--device: must be cpu, cuda or cuda:N, got tpu"),
         (["generate", "x", "--device", "cuda:99"], "CUDA devices here, got cuda:99: give cpu"),

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from ..methods import METHODS
-from .errors import UserError
+from .errors import UserError, read_text
 from .loading import Models, check_methods
 from .measure import RIVALS, Comparison, Row, all_cases
 from .progress import progress
@@ -79,10 +79,7 @@ def _check_batches(batches: Sequence[int], prompts: int) -> None:
 def prompts_of(models: Models, args: argparse.Namespace) -> list[list[int]]:
     """Given ones, or the beginnings of code that no default model was trained on."""
     if args.prompts:
-        for path in args.prompts:
-            if not path.is_file():
-                raise UserError(f"--prompts: there is no file {path}")
-        return [models.encode(path.read_text(encoding="utf-8"), args.max_new_tokens) for path in args.prompts]
+        return [models.encode(read_text("--prompts", path), args.max_new_tokens) for path in args.prompts]
     from .. import corpus
 
     made: list[list[int]] = []

@@ -4,10 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 
 class UserError(Exception):
     """An error that the user can correct; its message says how."""
+
+
+def read_text(option: str, file: Path) -> str:
+    """The text of a file.
+
+    Raises:
+        UserError: there is none, or it is no text.
+    """
+    if not file.is_file():
+        raise UserError(f"{option}: there is no file {file}")
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{option}: {file} is no text in UTF-8: byte {error.start} is wrong") from error
+    except OSError as error:
+        raise UserError(f"{option}: {file} cannot be read: {error.strerror}") from error
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from .arguments import KEY_VARIABLE
-from .errors import UserError, one_line
+from .errors import UserError, one_line, read_text
 
 NEEDED = ("starlette", "uvicorn", "prometheus_client")
 
@@ -79,9 +79,7 @@ def api_keys(file: Path | None) -> list[str]:
     """
     if file is None:
         return [key] if (key := os.environ.get(KEY_VARIABLE, "").strip()) else []
-    if not file.is_file():
-        raise UserError(f"--api-key-file: there is no file {file}")
-    keys = [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    keys = [line.strip() for line in read_text("--api-key-file", file).splitlines() if line.strip()]
     if not keys:
         raise UserError(f"--api-key-file: {file} has no line with a key")
     return keys
