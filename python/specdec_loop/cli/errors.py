@@ -27,6 +27,23 @@ def read_text(option: str, file: Path) -> str:
         raise UserError(f"{option}: {file} cannot be read: {error.strerror}") from error
 
 
+def check_output(option: str, file: Path) -> None:
+    """Check that a file can be written, before anything is measured for it; makes its folder.
+
+    Raises:
+        UserError: it cannot.
+    """
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        is_new = not file.exists()
+        with file.open("ab"):
+            pass
+        if is_new:
+            file.unlink()
+    except OSError as error:
+        raise UserError(f"{option}: {file} cannot be written: {error.strerror}") from error
+
+
 @contextmanager
 def one_line() -> Iterator[None]:
     """Turn the errors of a call into a `UserError` of one line."""
