@@ -318,6 +318,17 @@ def test_a_reader_that_is_gone_is_no_error() -> None:
     assert process.returncode == 141
 
 
+def test_a_package_that_is_missing_is_named(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "specdec_loop.cli.generate", raising=False)
+    monkeypatch.delitem(sys.modules, "specdec_loop.cli.loading", raising=False)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    assert call(folder, "generate", "x") == 2
+    said = "specdec_loop: huggingface_hub is not installed: pip install 'specdec_kernels[loop]'\n"
+    assert capsys.readouterr().err == said
+
+
 @pytest.mark.parametrize("words", [[], ["generate"], ["compare"], ["demo"], ["datastore"], ["datastore", "build"]])
 def test_help_imports_nothing_heavy(words: list[str]) -> None:
     assert_light("specdec_loop.cli", words)

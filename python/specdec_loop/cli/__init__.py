@@ -57,12 +57,25 @@ def run_command(package: str, description: str, table: Mapping[str, Command], wo
         chosen = [word for word in words[:1] if word in table]
         print(f"{' '.join([package, *chosen])}: {error}", file=sys.stderr)
         return 2
+    except ImportError as error:
+        print(f"{package}: {_missing(error)}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return 130
     except BrokenPipeError:  # `| head` has read enough; nothing more may be written
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+
+
+def _missing(error: ImportError) -> str:
+    """What is not installed; raises the error again if it is none of an optional package."""
+    name = (error.name or "").partition(".")[0]
+    if str(error).startswith("specdec_loop needs"):  # another release of transformers
+        return str(error)
+    if not isinstance(error, ModuleNotFoundError) or name in ("", "specdec_kernels", "specdec_loop", "specdec_lab"):
+        raise error
+    return f"{name} is not installed: pip install 'specdec_kernels[loop]'"
 
 
 class Parser(argparse.ArgumentParser):
