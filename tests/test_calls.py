@@ -105,6 +105,16 @@ def test_the_default_dtype_changes_nothing(op: str, on: str, default_dtype: torc
 
 
 @pytest.mark.parametrize("on", ["reference", "cpu"])
+@pytest.mark.parametrize("op", CALLS)
+def test_the_default_device_changes_nothing(op: str, on: str) -> None:
+    call, other = CALLS[op](1), CALLS[op](1)
+    want = run(op, call, backend=on)
+    with torch.device("meta"):  # a tensor that is made there has no values
+        got = run(op, other, backend=on)
+    assert same(got, want) and same(call[0], other[0])
+
+
+@pytest.mark.parametrize("on", ["reference", "cpu"])
 @pytest.mark.parametrize("op", ["residual_probs", "residual_sample"])
 def test_weights_that_are_numbers_do_not_follow_the_default_dtype(op: str, on: str, default_dtype: torch.dtype) -> None:
     rows, options = CALLS[op](1)

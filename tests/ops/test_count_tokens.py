@@ -62,6 +62,13 @@ def test_ids_that_meet_in_a_table_are_told_apart(backend: str, device: str) -> N
     assert counts.of(0) == dict.fromkeys(tokens[0].tolist(), (1, False))
 
 
+def test_what_no_table_can_hold_is_no_token(backend: str, device: str) -> None:
+    counts = TokenCounts.empty(1, 16, device=device)
+    tokens = torch.tensor([[2**31 - 1, 2**31, 2**32 + 5, 2**40, -(2**32) + 7, -1]], device=device)
+    assert count_tokens(counts, tokens).tolist() == [0]
+    assert counts.of(0) == {2**31 - 1: (1, False)}
+
+
 def test_slots_are_cleared_and_copied() -> None:
     counts = TokenCounts.empty(3, 8)
     count_tokens(counts, torch.tensor([[1, 1], [2, 3]]))
