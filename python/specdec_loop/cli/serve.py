@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ipaddress
 import os
+import socket
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -39,6 +40,7 @@ def run(args: argparse.Namespace) -> None:
             f"--method: {args.method} verifies under rule {METHODS[args.method].rule}, and only under match is a "
             f"seeded text the same whatever runs beside it: give one of {served}"
         )
+    check_address(args.host, args.port)
     models = Models(args)
     with one_line():
         engine = Engine(
@@ -83,6 +85,20 @@ def api_keys(file: Path | None) -> list[str]:
     if not keys:
         raise UserError(f"--api-key-file: {file} has no line with a key")
     return keys
+
+
+def check_address(host: str, port: int) -> None:
+    """Find out before a model is loaded whether the server can listen there.
+
+    Raises:
+        UserError: it cannot.
+    """
+    try:
+        with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
+            pass
+    except OSError as error:
+        reason = (error.strerror or str(error)).split(" (while")[0]
+        raise UserError(f"--host {host} --port {port}: {reason}") from error
 
 
 def names(host: str) -> list[str]:
