@@ -7,7 +7,7 @@ one page b, a pool of slots one whose pages hold a single slot. Kernels see thes
 from __future__ import annotations
 
 import math
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Iterable, MutableMapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -81,8 +81,10 @@ class CacheLayout:
         Raises:
             ValueError: tensors that do not fit the format or one another, overlapping or scattered rows.
         """
-        if format not in FORMATS:
+        if not isinstance(format, str) or format not in FORMATS:
             fail("CacheLayout", "format", "one of " + ", ".join(map(repr, FORMATS)), repr(format))
+        if not isinstance(tensors, Iterable) or (isinstance(tensors, Tensor) and tensors.dim() == 0):
+            fail("CacheLayout", "tensors", "a sequence of tensors, or one stacked tensor", type(tensors).__name__)
         listed = list(tensors.unbind(0)) if isinstance(tensors, Tensor) else list(tensors)
         if not listed:
             fail("CacheLayout", "tensors", "at least one tensor", "none")
@@ -111,7 +113,7 @@ class CacheLayout:
 
     def _checked(self, block_table: Tensor | None) -> Tensor | None:
         is_paged = self.format in PAGED
-        if (block_table is not None) != is_paged:
+        if (block_table is not None) != is_paged or not isinstance(block_table, (Tensor, type(None))):
             wanted = "a tensor [batch, pages]" if is_paged else "None"
             fail("CacheLayout", "block_table", f"{wanted} for format {self.format!r}", type(block_table).__name__)
         if block_table is None:

@@ -310,14 +310,14 @@ class Checker:
             self.dense("draft_ids", draft_ids, ID_DTYPES, ("batch", "draft"))
             batch, width = draft_ids.shape
             if max_draft not in (None, width):
-                fail(self.op, "max_draft", f"{width} (or left out) for dense draft_ids", max_draft)
+                fail(self.op, "max_draft", f"{width} (or left out) for dense draft_ids", repr(max_draft))
             return batch, width
         self.dense("draft_ids", draft_ids, ID_DTYPES, ("total",))
         self.dense("cu_draft", cu_draft, (torch.int32,), ("batch + 1",))
         if cu_draft.shape[0] == 0:
             fail(self.op, "cu_draft", "[batch + 1] with a leading 0", [0])
         if not isinstance(max_draft, int) or max_draft < 0:
-            fail(self.op, "max_draft", "a host int >= 0 when cu_draft is given", max_draft)
+            fail(self.op, "max_draft", "a host int >= 0 when cu_draft is given", repr(max_draft))
         return cu_draft.shape[0] - 1, max_draft
 
     def chain_rows(
@@ -341,8 +341,9 @@ class Checker:
 
     def size(self, name: str, value: Any, least: int) -> int:
         """A host int."""
-        if not isinstance(value, int) or value < least:
-            fail(self.op, name, f"a host int >= {least}", value)
+        if not isinstance(value, int) or not least <= value < 2**63:
+            is_large = isinstance(value, int) and value > least
+            fail(self.op, name, "a host int < 2^63" if is_large else f"a host int >= {least}", repr(value))
         return value
 
     def number(self, name: str, value: Any, least: float, most: float = float("inf")) -> float:
@@ -356,7 +357,7 @@ class Checker:
         if isinstance(value, Tensor):
             return self.vector("lane", value, torch.int64, batch)
         if not isinstance(value, int) or not 0 <= value < 2**30:
-            fail(self.op, "lane", "an int in [0, 2^30) or int64 [batch]", value)
+            fail(self.op, "lane", "an int in [0, 2^30) or int64 [batch]", repr(value))
         return torch.full((batch,), value, dtype=torch.int64, device=self.device) if value else None
 
     def weight(self, name: str, value: Any, batch: int) -> Tensor:
@@ -364,8 +365,8 @@ class Checker:
         if isinstance(value, Tensor):
             return self.vector(name, value, torch.float32, batch)
         if not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
-            fail(self.op, name, "a finite float >= 0 or float32 [batch]", value)
-        return torch.full((batch,), float(value), device=self.device)
+            fail(self.op, name, "a finite float >= 0 or float32 [batch]", repr(value))
+        return torch.full((batch,), float(value), dtype=torch.float32, device=self.device)
 
 
 def outputs(op: str, out: Any, kind: Any, name: str, dtype: torch.dtype, *, is_wanted: bool) -> Any:

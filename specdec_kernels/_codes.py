@@ -81,6 +81,8 @@ def explain_status(status: int) -> list[str]:
         >>> explain_status(4)
         ['BAD_ID: a drafted id lies outside the vocabulary; the draft ended there']
     """
+    if not hasattr(status, "__index__") or getattr(status, "shape", ()) != ():
+        raise ValueError(f"explain_status: status must be an int, that of one request, got {status!r}")
     bits = int(status)
     if not 0 <= bits <= sum(Status):
         raise ValueError(f"explain_status: status must be in [0, {sum(Status)}], got {bits}")

@@ -30,7 +30,14 @@ class TokenCounts(NamedTuple):
 
     @classmethod
     def empty(cls, slots: int, distinct: int, *, device: torch.device | str = "cpu") -> TokenCounts:
-        """Tables of empty texts with room for so many distinct ids each; half of a table stays free."""
+        """Tables of empty texts with room for so many distinct ids each; half of a table stays free.
+
+        Raises:
+            ValueError: a number that is no int of at least 0.
+        """
+        for name, value in (("slots", slots), ("distinct", distinct)):
+            if not isinstance(value, int) or value < 0:
+                raise ValueError(f"TokenCounts.empty: {name} must be an int >= 0, got {value!r}")
         capacity = 1 << max(2 * distinct - 1, 1).bit_length()
         return cls(
             torch.full((slots, capacity), -1, dtype=torch.int32, device=device),
@@ -39,21 +46,31 @@ class TokenCounts(NamedTuple):
 
     def of(self, slot: int) -> dict[int, tuple[int, bool]]:
         """What a slot holds: id -> (times generated, whether the prompt has it), by id; waits for the device."""
-        assert self.token_ids is not None and self.token_counts is not None
-        pairs = zip(self.token_ids[slot].tolist(), self.token_counts[slot].tolist(), strict=True)
+        token_ids, token_counts = self._tables("of")
+        pairs = zip(token_ids[slot].tolist(), token_counts[slot].tolist(), strict=True)
         return {id: (count >> 1, count & 1 == 1) for id, count in sorted(pairs) if id >= 0 and count}
 
     def clear(self, slots: Tensor) -> None:
         """Empty some slots, int64 [n]: their requests ended."""
-        assert self.token_ids is not None and self.token_counts is not None
-        self.token_ids.index_fill_(0, slots, -1)
-        self.token_counts.index_fill_(0, slots, 0)
+        token_ids, token_counts = self._tables("clear", slots=slots)
+        token_ids.index_fill_(0, slots, -1)
+        token_counts.index_fill_(0, slots, 0)
 
     def copy(self, source: Tensor, target: Tensor) -> None:
         """Copy slots `source` to slots `target`, int64 [n] each: a request moves, or forks."""
-        assert self.token_ids is not None and self.token_counts is not None
-        self.token_ids.index_copy_(0, target, self.token_ids[source])
-        self.token_counts.index_copy_(0, target, self.token_counts[source])
+        token_ids, token_counts = self._tables("copy", source=source, target=target)
+        token_ids.index_copy_(0, target, token_ids[source])
+        token_counts.index_copy_(0, target, token_counts[source])
+
+    def _tables(self, method: str, **places: Tensor) -> tuple[Tensor, Tensor]:
+        """Both tensors of a method that is called for these slots."""
+        if self.token_ids is None or self.token_counts is None:
+            raise ValueError(f"TokenCounts.{method}: it has no tables (see TokenCounts.empty)")
+        for name, value in places.items():
+            if not isinstance(value, Tensor) or value.dtype != torch.int64 or value.dim() != 1:
+                got = f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
+                raise ValueError(f"TokenCounts.{method}: {name} must be a tensor of int64 [n], got {got}")
+        return self.token_ids, self.token_counts
 
 
 class Edits(NamedTuple):

@@ -82,7 +82,8 @@ def random_words(rng: RngKey, *, purpose: Purpose, index: Tensor, lane: int = 0)
         >>> random_words(rng, purpose="coin", index=torch.zeros(1, dtype=torch.int64)).shape
         torch.Size([1, 1])
     """
-    return words(rng, _code("random_words", purpose), torch.full_like(rng.seed, lane), index.to(torch.int64))
+    code, lanes = _checked("random_words", rng, purpose, "index", index, lane)
+    return words(rng, code, lanes, index.to(torch.int64))
 
 
 def race_noise(rng: RngKey, ids: Tensor, *, purpose: Purpose = "target", lane: int = 0) -> Tensor:
@@ -107,13 +108,22 @@ def race_noise(rng: RngKey, ids: Tensor, *, purpose: Purpose = "target", lane: i
         >>> sample(logits, sampling=Sampling(), rng=rng, purpose="target").token_ids[:, 0] == drawn
         tensor([True])
     """
-    return noise_of(rng, _code("race_noise", purpose), torch.full_like(rng.seed, lane), ids.to(torch.int64))
+    code, lanes = _checked("race_noise", rng, purpose, "ids", ids, lane)
+    return noise_of(rng, code, lanes, ids.to(torch.int64))
 
 
-def _code(op: str, purpose: str) -> int:
-    if purpose not in PURPOSES:
+def _checked(op: str, rng: RngKey, purpose: str, name: str, value: Tensor, lane: int) -> tuple[int, Tensor]:
+    """The code of a purpose, and the lane of each request."""
+    if not isinstance(rng, RngKey):
+        raise ValueError(f"{op}: rng must be an RngKey(seed, position, step=None), got {type(rng).__name__}")
+    if not isinstance(purpose, str) or purpose not in PURPOSES:
         raise ValueError(f"{op}: purpose must be one of {sorted(PURPOSES)}, got {purpose!r}")
-    return PURPOSES[purpose]
+    if not isinstance(value, Tensor) or value.dtype not in (torch.int32, torch.int64):
+        got = value.dtype if isinstance(value, Tensor) else repr(value)
+        raise ValueError(f"{op}: {name} must be a tensor of int32 or int64, got {got}")
+    if not isinstance(lane, int) or not 0 <= lane < 2**30:
+        raise ValueError(f"{op}: lane must be an int in [0, 2^30), got {lane!r}")
+    return PURPOSES[purpose], torch.full_like(rng.seed, lane)
 
 
 def coin(rng: RngKey, index: Tensor | None = None) -> Tensor:

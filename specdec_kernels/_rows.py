@@ -85,10 +85,10 @@ class Distribution(NamedTuple):
 def parameters(batch: int, device: torch.device, sampling: Sampling) -> Parameters:
     """Fill in what is off and turn bad values into greedy requests."""
     temperature, top_k, top_p, min_p, _ = sampling
-    t = torch.ones(batch, device=device) if temperature is None else temperature
+    t = torch.ones(batch, dtype=torch.float32, device=device) if temperature is None else temperature
     k = torch.zeros(batch, dtype=torch.int64, device=device) if top_k is None else top_k.to(torch.int64)
-    p = torch.ones(batch, device=device) if top_p is None else top_p
-    m = torch.zeros(batch, device=device) if min_p is None else min_p
+    p = torch.ones(batch, dtype=torch.float32, device=device) if top_p is None else top_p
+    m = torch.zeros(batch, dtype=torch.float32, device=device) if min_p is None else min_p
     bad = t.isnan() | (t < 0) | (k < 0) | p.isnan() | m.isnan()
     greedy = bad | (t == 0) | (1.0 / t).isinf()
     t = torch.where(greedy, 1.0, t)

@@ -34,7 +34,7 @@ def check_top(check: Checker, top: Any, mode: int) -> int:
     if not mode:
         fail(check.op, "top", "None without logprobs", top)
     if not isinstance(top, int) or not 0 <= top <= MAX_TOP:
-        fail(check.op, "top", f"an int in [0, {MAX_TOP}]", top)
+        fail(check.op, "top", f"an int in [0, {MAX_TOP}]", repr(top))
     return top
 
 

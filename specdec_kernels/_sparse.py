@@ -17,7 +17,7 @@ _INF = float("inf")
 class SparseRows(NamedTuple):
     """Draft rows by their candidates: ``q(ids[j]) = exp(logits[j] / T - logsumexp)``, and 0 for every other id.
 
-    `verify_chain` and `verify_tree` take it as `draft_logits`; `sample` makes it (``keep=k``). A row is flagged
+    `verify_chain` and `verify_tree` take it as `draft_logits`; `SampleResult.keep` makes it. A row is flagged
     (status 2) where an id stands twice or lies outside the vocabulary, or the probabilities do not sum to 1.
 
     Attributes:

@@ -5,6 +5,7 @@ The structure is native (csrc/cpu/suffix_index.h) and lives on the host, where e
 
 from __future__ import annotations
 
+import reprlib
 import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -49,6 +50,9 @@ class SuffixIndex:
             ValueError: a depth below 2, or a capacity below the depth.
             RuntimeError: there is no native library for the CPU.
         """
+        for name, value in (("depth", depth), ("capacity", capacity)):
+            if not isinstance(value, int) or value >= 2**63:
+                raise ValueError(f"SuffixIndex: {name} must be an int below 2^63, got {value!r}")
         if depth < 2:
             raise ValueError(f"SuffixIndex: depth must be at least 2, got {depth}")
         if capacity < depth:
@@ -81,8 +85,12 @@ class SuffixIndex:
             ValueError: anything else.
         """
         if not isinstance(token_ids, Tensor):
-            dtype = None if len(token_ids) else torch.int64
-            token_ids = torch.tensor(token_ids, dtype=dtype, device="cpu")
+            try:
+                dtype = None if len(token_ids) else torch.int64
+                token_ids = torch.tensor(token_ids, dtype=dtype, device="cpu")
+            except (TypeError, ValueError) as error:
+                got = reprlib.repr(token_ids)
+                raise ValueError(f"SuffixIndex.append: token_ids must be a sequence of ints, got {got}") from error
         _check_ids("SuffixIndex.append", token_ids)
         ops.suffix_append(self._handle, token_ids)
 
@@ -90,10 +98,13 @@ class SuffixIndex:
         """A text that is complete, from its token `start` on: usually what followed the prompt.
 
         Raises:
-            ValueError: the text is this index.
+            ValueError: the text is this index, or a negative start.
         """
+        _check_index("SuffixIndex.remember: text", text)
         if text is self:
             raise ValueError("SuffixIndex.remember: text must be another index, got this one")
+        if not isinstance(start, int) or not 0 <= start < 2**63:
+            raise ValueError(f"SuffixIndex.remember: start must be an int >= 0, got {start!r}")
         ops.suffix_remember(self._handle, text._handle, start)
 
 
@@ -151,6 +162,12 @@ def draft_suffixes(
         >>> draft_suffixes([text], new, cu, length=4).token_ids
         tensor([[ 3,  4, -1, -1]])
     """
+    if not isinstance(texts, Sequence):
+        raise ValueError(f"draft_suffixes: texts must be a list of SuffixIndex, got {type(texts).__name__}")
+    for i, text in enumerate(texts):
+        _check_index(f"draft_suffixes: texts[{i}]", text)
+    if memory is not None:
+        _check_index("draft_suffixes: memory", memory)
     batch = len(texts)
     _check_ids("draft_suffixes", token_ids)
     _check_vector("draft_suffixes: cu_tokens", cu_tokens)
@@ -158,8 +175,15 @@ def draft_suffixes(
     if len(places) != batch + 1 or places != sorted(places) or (places[0], places[-1]) != (0, len(token_ids)):
         expected = f"{batch + 1} numbers that rise from 0 to {len(token_ids)} = len(token_ids)"
         raise ValueError(f"draft_suffixes: cu_tokens must be {expected}, got {places}")
+    if not isinstance(length, int):
+        raise ValueError(f"draft_suffixes: length must be an int, got {length!r}")
     if length < 0:
         raise ValueError(f"draft_suffixes: length must be at least 0, got {length}")
+    for name, value in (("factor", factor), ("offset", offset), ("least", least)):
+        if not isinstance(value, (int, float)):
+            raise ValueError(f"draft_suffixes: {name} must be a number, got {value!r}")
+    if least != least:
+        raise ValueError(f"draft_suffixes: least must be a number, got {least}")
     if not (factor >= 0 and offset == offset):
         raise ValueError(f"draft_suffixes: factor must be at least 0 and offset a number, got {factor} and {offset}")
     found = SuffixDrafts(
@@ -173,6 +197,11 @@ def draft_suffixes(
     return found
 
 
+def _check_index(name: str, given: Any) -> None:
+    if not isinstance(given, SuffixIndex):
+        raise ValueError(f"{name} must be a SuffixIndex, got {type(given).__name__}")
+
+
 def _check_ids(where: str, token_ids: Tensor) -> None:
     _check_vector(f"{where}: token_ids", token_ids)
     if token_ids.numel():
@@ -182,6 +211,8 @@ def _check_ids(where: str, token_ids: Tensor) -> None:
 
 
 def _check_vector(name: str, given: Tensor) -> None:
+    if not isinstance(given, Tensor):
+        raise ValueError(f"{name} must be a tensor of int32 or int64, on cpu, got {type(given).__name__}")
     if given.dim() != 1 or given.dtype not in (torch.int32, torch.int64) or given.device.type != "cpu":
         got = f"{given.dtype} {list(given.shape)} on {given.device}"
         raise ValueError(f"{name} must be int32 or int64, of one dimension, on cpu, got {got}")

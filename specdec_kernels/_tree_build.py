@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -56,7 +56,11 @@ def tree_from_paths(paths: Sequence[Sequence[int]], *, device: torch.device | st
         >>> tree_from_paths([[0], [1], [0, 0]]).parents
         tensor([-1,  0,  0,  1], dtype=torch.int32)
     """
-    ordered = sorted((tuple(path) for path in paths), key=lambda path: (len(path), path))
+    listed = list(paths) if isinstance(paths, Iterable) else [paths]
+    for path in listed:
+        if not isinstance(path, Sequence) or not all(isinstance(rank, int) for rank in path):
+            fail("tree_from_paths", "paths", "sequences of ranks, which are ints", repr(path))
+    ordered = sorted((tuple(path) for path in listed), key=lambda path: (len(path), path))
     number: dict[tuple[int, ...], int] = {(): 0}
     parents, ranks, depth = [-1], [-1], [0]
     for path in ordered:
@@ -91,7 +95,15 @@ def tree_from_parents(parents: Sequence[int], *, device: torch.device | str = "c
         >>> tree_from_parents([-1, 0, 0, 2])
         tensor([-1,  0,  0,  2], dtype=torch.int32)
     """
-    name, nodes = "tree_from_parents", len(parents)
+    name = "tree_from_parents"
+    given: Any = parents
+    parents = given.tolist() if isinstance(given, Tensor) else given
+    if not isinstance(parents, Sequence):
+        fail(name, "parents", "a sequence of ints", type(parents).__name__)
+    for n, parent in enumerate(parents):
+        if not isinstance(parent, int):
+            fail(name, f"parents[{n}]", "an int", repr(parent))
+    nodes = len(parents)
     if nodes == 0 or parents[0] != -1:
         fail(name, "parents[0]", "-1 (the root)", parents[0] if nodes else "nothing")
     for n, parent in enumerate(parents):

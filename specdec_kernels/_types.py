@@ -48,16 +48,29 @@ class Sampling(NamedTuple):
         min_p: float | None = None,
         device: torch.device | str = "cpu",
     ) -> Sampling:
-        """The same parameters for every request of a batch."""
+        """The same parameters for every request of a batch.
 
-        def repeat(value: float | None, dtype: torch.dtype) -> Tensor | None:
-            return None if value is None else torch.full((batch,), value, dtype=dtype, device=device)
+        Raises:
+            ValueError: a batch that is no int of at least 0, a parameter that is no number, a top_k with a fraction.
+        """
+        if not hasattr(batch, "__index__") or batch < 0:
+            raise ValueError(f"Sampling.full: batch must be an int >= 0, got {batch!r}")
+
+        def repeat(name: str, value: float | None, dtype: torch.dtype) -> Tensor | None:
+            if value is None:
+                return None
+            if dtype == torch.int32:
+                if not hasattr(value, "__index__") or not -(2**31) <= value < 2**31:
+                    raise ValueError(f"Sampling.full: {name} must be an int below 2^31, got {value!r}")
+            elif not hasattr(value, "__float__"):
+                raise ValueError(f"Sampling.full: {name} must be a number, got {value!r}")
+            return torch.full((batch,), value, dtype=dtype, device=device)
 
         return cls(
-            repeat(temperature, torch.float32),
-            repeat(top_k, torch.int32),
-            repeat(top_p, torch.float32),
-            repeat(min_p, torch.float32),
+            repeat("temperature", temperature, torch.float32),
+            repeat("top_k", top_k, torch.int32),
+            repeat("top_p", top_p, torch.float32),
+            repeat("min_p", min_p, torch.float32),
         )
 
 

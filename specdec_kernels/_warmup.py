@@ -61,7 +61,7 @@ class _Rows(NamedTuple):
         if self.kept is None or self.draft_vocab is None:
             return self.logits(self.draft_vocab, *shape)
         ids = torch.arange(self.kept, device=self.device).expand(*shape, -1).contiguous()
-        logsumexp = torch.full(shape, math.log(self.kept), device=self.device)
+        logsumexp = torch.full(shape, math.log(self.kept), dtype=torch.float32, device=self.device)
         logits = torch.zeros(ids.shape, dtype=self.dtype, device=self.device)
         return SparseRows(ids, logits, logsumexp)
 
@@ -81,7 +81,9 @@ class _Rows(NamedTuple):
         """Edits of so many rows, which change nothing."""
         blocks = (self.vocab + BLOCK - 1) // BLOCK
         start = torch.zeros(rows, blocks + 1, dtype=torch.int32, device=self.device)
-        return RowEdits(self.longs(rows, blocks), start, torch.zeros(3, rows, 1, device=self.device))
+        return RowEdits(
+            self.longs(rows, blocks), start, torch.zeros(3, rows, 1, dtype=torch.float32, device=self.device)
+        )
 
     def chain(self, draft: int) -> dict[str, Any]:
         """One request with so many drafts."""
@@ -96,7 +98,7 @@ class _Rows(NamedTuple):
         if self.draft_edits:
             named["draft_edits"] = self.no_edits(draft + 1)
         if self.draft_stats:
-            named["draft_stats"] = (torch.zeros(*at, draft, device=self.device),) * 2
+            named["draft_stats"] = (torch.zeros(*at, draft, dtype=torch.float32, device=self.device),) * 2
         return named
 
     def tree(self, nodes: int) -> dict[str, Any]:
@@ -201,7 +203,16 @@ def warmup(
         fail("warmup", "rules", f"None for {op}", rules)
     if kept is not None and (op not in ("verify_chain", "verify_tree") or draft_vocab is not None or draft_edits):
         fail("warmup", "kept", "None but for verify_chain and verify_tree, without draft_vocab and draft_edits", kept)
+    for name, value in (("vocab", vocab), ("max_draft", max_draft), ("nodes", nodes)):
+        if not isinstance(value, int) or value < (name != "max_draft"):
+            fail("warmup", name, f"an int >= {int(name != 'max_draft')}", repr(value))
+    if isinstance(rules, str):
+        fail("warmup", "rules", "a sequence of names", repr(rules))
+    if not isinstance(dtypes, Sequence) or not all(isinstance(dtype, torch.dtype) for dtype in dtypes):
+        fail("warmup", "dtypes", "a sequence of torch.dtype, such as (torch.bfloat16,)", repr(dtypes))
     place, takes_drafts = torch.device(device), op not in _OF_ONE_TABLE
+    if place.type == "cuda" and not torch.cuda.is_available():
+        fail("warmup", "device", 'one that torch has (device="cpu" warms up this machine)', repr(str(device)))
     if op == "sample":
         options.setdefault("purpose", "target")
     if op == "token_logprobs":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import specdec_kernels
-from specdec_kernels import CacheLayout, compact_cache, gather_nodes, sample, verify_chain
+from specdec_kernels import CacheLayout, Sampling, compact_cache, gather_nodes, sample, verify_chain
 from specdec_kernels._op import OPS
 
 
@@ -85,6 +86,42 @@ def test_results_own_their_memory_and_can_be_resized(op: str) -> None:
     for t in first:
         t.resize_(t.numel() + 5).zero_()
     assert all(torch.equal(a, b) for a, b in zip(second, want, strict=True))
+
+
+@pytest.fixture(params=[torch.float64, torch.bfloat16], ids=str)
+def default_dtype(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
+    yield request.param
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("on", ["reference", "cpu"])
+@pytest.mark.parametrize("op", CALLS)
+def test_the_default_dtype_changes_nothing(op: str, on: str, default_dtype: torch.dtype) -> None:
+    call, other = CALLS[op](1), CALLS[op](1)
+    want = run(op, call, backend=on)
+    torch.set_default_dtype(default_dtype)
+    assert same(run(op, other, backend=on), want)
+    assert same(call[0], other[0]), "what the op writes in place"
+
+
+@pytest.mark.parametrize("on", ["reference", "cpu"])
+@pytest.mark.parametrize("op", CALLS)
+def test_the_default_device_changes_nothing(op: str, on: str) -> None:
+    call, other = CALLS[op](1), CALLS[op](1)
+    want = run(op, call, backend=on)
+    with torch.device("meta"):  # a tensor that is made there has no values
+        got = run(op, other, backend=on)
+    assert same(got, want) and same(call[0], other[0])
+
+
+@pytest.mark.parametrize("on", ["reference", "cpu"])
+@pytest.mark.parametrize("op", ["residual_probs", "residual_sample"])
+def test_weights_that_are_numbers_do_not_follow_the_default_dtype(op: str, on: str, default_dtype: torch.dtype) -> None:
+    rows, options = CALLS[op](1)
+    call = rows, options | {"a": 0.75, "b": 0.5, "sampling": Sampling()}
+    want = run(op, call, backend=on)
+    torch.set_default_dtype(default_dtype)
+    assert same(run(op, call, backend=on), want)
 
 
 class Listening(TorchDispatchMode):

@@ -83,6 +83,9 @@ def test_every_bit_is_explained() -> None:
     for unknown in (-1, 128):
         with pytest.raises(ValueError, match=r"explain_status: status must be in \[0, 127\], got "):
             explain_status(unknown)
+    for wrong in ("2", 1.0, torch.tensor([1, 2])):
+        with pytest.raises(ValueError, match="explain_status: status must be an int, that of one request, got "):
+            explain_status(wrong)  # type: ignore[arg-type]
 
 
 def test_a_status_tensor_can_be_explained(backend: str, device: str) -> None:

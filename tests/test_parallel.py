@@ -234,6 +234,8 @@ def test_wrong_arguments_are_refused_before_anything_is_sent() -> None:
     for offsets in (None, [0, 5], [0, 5, 5], [1, 5, 9], [0, 6, 5]):
         with pytest.raises(ValueError, match="sample: vocab_offsets must be 3 rising ints from 0"):
             sample(rows, group=Group(2), vocab_offsets=offsets, **keywords)
+    with pytest.raises(ValueError, match=r"sample: group must be a process group of torch.distributed, got 'world'"):
+        sample(rows, group="world", vocab_offsets=[0, 5], **keywords)
     with pytest.raises(ValueError, match=r"sample: logits must be \[..., 4\] on rank 0 by vocab_offsets"):
         sample(rows, group=Group(2), vocab_offsets=[0, 4, 9], **keywords)
     with pytest.raises(ValueError, match="sample: backend must be None with a group"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from check import assert_distribution
@@ -173,3 +175,21 @@ def test_every_backend_races_with_this_noise(backend: str, device: str, purpose:
         noise = race_noise(own, torch.arange(vocab), purpose=purpose, lane=int(lane[b]))[0]
         order = noise.sort(stable=True).indices
         assert found.token_ids[b].tolist() == order[:count].tolist()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rng": 5}, r"rng must be an RngKey\(seed, position, step=None\), got int"),
+        ({"purpose": "coins"}, r"purpose must be one of \['coin', 'draft', 'residual', 'target'\], got 'coins'"),
+        ({"ids": 5}, "ids must be a tensor of int32 or int64, got 5"),
+        ({"ids": torch.tensor([1.5])}, "ids must be a tensor of int32 or int64, got torch.float32"),
+        ({"lane": -1}, r"lane must be an int in \[0, 2\^30\), got -1"),
+    ],
+)
+def test_wrong_arguments_say_what_to_do(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match="race_noise: " + message):
+        race_noise(**{"rng": keys(2), "ids": torch.arange(3), **change})
+    if "ids" in change:
+        with pytest.raises(ValueError, match="random_words: " + message.replace("ids", "index")):
+            random_words(keys(2), purpose="coin", index=change["ids"])

@@ -142,6 +142,25 @@ def test_calls_that_cannot_be_served_are_refused() -> None:
         ValueError, match=r"token_ids must be int32 or int64, of one dimension, on cpu, got torch.float"
     ):
         draft_suffixes([text], ids.float(), torch.tensor([0, 2]), length=4)
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"texts": text}, "texts must be a list of SuffixIndex, got SuffixIndex"),
+        ({"texts": [5]}, r"texts\[0\] must be a SuffixIndex, got int"),
+        ({"memory": "m"}, "memory must be a SuffixIndex, got str"),
+        ({"token_ids": [1, 2]}, "token_ids must be a tensor of int32 or int64, on cpu, got list"),
+        ({"length": 2.5}, "length must be an int, got 2.5"),
+        ({"factor": "1"}, "factor must be a number, got '1'"),
+        ({"least": float("nan")}, "least must be a number, got nan"),
+    ]
+    for change, message in wrong:
+        given = {"texts": [text], "token_ids": ids, "cu_tokens": torch.tensor([0, 2]), "length": 4}
+        with pytest.raises(ValueError, match="draft_suffixes: " + message):
+            draft_suffixes(**{**given, **change})
+    with pytest.raises(ValueError, match="SuffixIndex: depth must be an int below"):
+        SuffixIndex(depth=2.5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"SuffixIndex.remember: text must be a SuffixIndex, got int"):
+        text.remember(5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"SuffixIndex.remember: start must be an int >= 0, got -2"):
+        text.remember(SuffixIndex(), start=-2)
     with pytest.raises(ValueError, match="length must be at least 0, got -1"):
         draft_suffixes([text], ids, torch.tensor([0, 2]), length=-1)
     assert len(text) == 0
@@ -155,10 +174,12 @@ def test_places_that_do_not_rise_are_refused(places: list[int]) -> None:
     assert [len(text) for text in texts] == [0, 0]
 
 
-@pytest.mark.parametrize("ids", [[1, -1], [5 + 2**32], [1.5], [[1, 2]], torch.tensor(3)], ids=str)
+@pytest.mark.parametrize("ids", [[1, -1], [5 + 2**32], [1.5], [[1, 2]], torch.tensor(3), 5, "ab", [2**70]], ids=str)
 def test_ids_that_cannot_be_are_refused(ids: Any) -> None:
     text = SuffixIndex()
-    with pytest.raises(ValueError, match=r"SuffixIndex.append: token_ids must be (in \[0, 2\^31\)|int32 or int64)"):
+    with pytest.raises(
+        ValueError, match=r"SuffixIndex.append: token_ids must be (in \[0, 2\^31\)|int32 or int64|a seq)"
+    ):
         text.append(ids)
     assert len(text) == 0
     text.append([])

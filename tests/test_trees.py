@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from tree_cases import TREE_RULES, make_tree, random_parents
@@ -62,9 +64,13 @@ def test_full_trees_have_medusas_numbers() -> None:
         ([[0], [0]], r"paths must be distinct, got \[0\] twice"),
         ([[0], []], r"paths must be non-empty sequences of ranks >= 0, got \[\]"),
         ([[0], [-1]], r"paths must be non-empty sequences of ranks >= 0, got \[-1\]"),
+        ([[0], 1], "paths must be sequences of ranks, which are ints, got 1"),
+        ([[0.5]], r"paths must be sequences of ranks, which are ints, got \[0.5\]"),
+        ("01", "paths must be sequences of ranks, which are ints, got '0'"),
+        (None, "paths must be sequences of ranks, which are ints, got None"),
     ],
 )
-def test_bad_paths_are_refused(paths: list[list[int]], message: str) -> None:
+def test_bad_paths_are_refused(paths: Any, message: str) -> None:
     with pytest.raises(ValueError, match="tree_from_paths: " + message):
         tree_from_paths(paths)
 
@@ -85,9 +91,12 @@ def test_good_parents_come_back() -> None:
         ([-1, 0, 4, 2, 3], "parents must be without cycle, got 2 -> 4 -> 3 -> 2"),
         ([-1, 2, 0], r"parents\[1\] must be less than 1: a parent comes before its child, got 2"),
         ([-1, -1, 1], r"parents\[2\] must be a node, not padding, got 1"),
+        ([-1, 0.0], r"parents\[1\] must be an int, got 0.0"),
+        (torch.tensor([[-1, 0]]), r"parents\[0\] must be an int, got \[-1, 0\]"),
+        (None, "parents must be a sequence of ints, got NoneType"),
     ],
 )
-def test_bad_parents_are_refused_with_the_reason(parents: list[int], message: str) -> None:
+def test_bad_parents_are_refused_with_the_reason(parents: Any, message: str) -> None:
     with pytest.raises(ValueError, match="tree_from_parents: " + message):
         tree_from_parents(parents)
 

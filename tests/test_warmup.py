@@ -81,6 +81,17 @@ def test_wrong_arguments_say_what_to_do() -> None:
         warmup("sample", vocab=9, rules=("ratio",), device="cpu")
     with pytest.raises(ValueError, match="warmup: kept must be None but for verify_chain and verify_tree"):
         warmup("sample", vocab=9, kept=3, device="cpu")
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"vocab": "9"}, "vocab must be an int >= 1, got '9'"),
+        ({"vocab": 0}, "vocab must be an int >= 1, got 0"),
+        ({"max_draft": -1}, "max_draft must be an int >= 0, got -1"),
+        ({"rules": "match"}, "rules must be a sequence of names, got 'match'"),
+        ({"dtypes": torch.float32}, "dtypes must be a sequence of torch.dtype, .*, got torch.float32"),
+        ({"dtypes": ("float32",)}, "dtypes must be a sequence of torch.dtype, .*, got \\('float32',\\)"),
+    ]
+    for change, message in wrong:
+        with pytest.raises(ValueError, match="warmup: " + message):
+            warmup("verify_chain", **{"vocab": 9, "device": "cpu", **change})
     with pytest.raises(ValueError, match="verify_chain: rule must be one of 'ratio'"):
         warmup("verify_chain", vocab=9, rules=("ratoi",), device="cpu")
 

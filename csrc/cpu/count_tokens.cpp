@@ -25,7 +25,7 @@ int32_t count_request(const CountTokensParams& p, int64_t b) {
   int32_t status = 0;
   for (int64_t i = 0; i < p.width; ++i) {
     const int64_t id = p.tokens.at(b, i);
-    if (id < 0) continue;
+    if (id < 0 || id > INT32_MAX) continue;
     const int64_t place = place_of(ids, p.capacity, static_cast<int32_t>(id));
     if (place < 0) {
       status = kBadLayout;

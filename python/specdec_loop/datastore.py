@@ -68,8 +68,14 @@ class Datastore:
 
         Raises:
             ValueError: the file is none of these.
+            FileNotFoundError: there is none.
         """
-        held = torch.load(path, mmap=True, weights_only=True)
+        if not Path(path).is_file():
+            raise FileNotFoundError(f"Datastore: there is no file {path}")
+        try:
+            held = torch.load(path, mmap=True, weights_only=True)
+        except Exception as error:  # torch has many
+            raise ValueError(f"Datastore: {path} must be a file that Datastore.save wrote") from error
         if not isinstance(held, dict) or held.get("kind") != KIND:
             raise ValueError(f"Datastore: {path} must be a file that Datastore.save wrote")
         return cls(held["tokens"], held["order"], held["depth"])

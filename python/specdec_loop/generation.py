@@ -150,6 +150,7 @@ def generate(
     hooks = Hooks() if hooks is None else hooks
     lengths = FixedLength(draft_length) if isinstance(draft_length, int) else draft_length
     _check(target, drafter, lengths, rule, max_new_tokens)
+    _check_options(past, edits, streamer)
     with small_batch_linear(target, *drafter.networks):
         overhang = max(drafter.nodes(lengths.longest), 1 + lengths.longest)  # a verifier's columns, whatever the tree
         text = _begin_text(target, input_ids, attention_mask, seed, max_new_tokens, stop, tokenizer, overhang)
@@ -374,6 +375,15 @@ def _check(target: Any, drafter: Drafter, lengths: FixedLength, rule: str, max_n
         _fail("max_new_tokens", "an int >= 1", max_new_tokens)
 
 
+def _check_options(past: Any, edits: Any, streamer: Any) -> None:
+    if past is not None and not isinstance(past, PrefixCache):
+        _fail("past", "a PrefixCache or None", type(past).__name__)
+    if edits is not None and not isinstance(edits, Edits):
+        _fail("edits", "an Edits or None", type(edits).__name__)
+    if streamer is not None and not callable(streamer):
+        _fail("streamer", "a function (request, tokens, accepted) or None", type(streamer).__name__)
+
+
 def _begin_text(
     target: Any,
     input_ids: Tensor | Sequence[Sequence[int]],
@@ -397,6 +407,8 @@ def _begin_text(
         _fail("target", f"a model of at least {longest + limit} positions", whole)
     check_rotary(config, shortest, longest + limit + overhang - 2)  # a draft follows all tokens but the last new one
     batch = len(lengths)
+    if not (isinstance(seed, Tensor) or (isinstance(seed, int) and -(2**63) <= seed < 2**63)):
+        _fail("seed", f"an int of 64 bits or int64 [{batch}]", repr(seed))
     seeds = seed + torch.arange(batch, device=target.device) if isinstance(seed, int) else seed
     if seeds.shape != (batch,) or seeds.dtype != torch.int64:
         _fail("seed", f"an int or int64 [{batch}]", f"{seeds.dtype} {list(seeds.shape)}")
@@ -427,10 +439,26 @@ def _right_padded(
 ) -> tuple[Tensor, Tensor]:
     """Prompts ``[batch, longest]`` padded on the right, and their lengths."""
     if not isinstance(input_ids, Tensor):
+        expected = "token ids of each prompt, such as [[5, 6, 7], [8]]"
+        given: Any = input_ids
+        if not isinstance(given, Sequence) or isinstance(given, str):
+            _fail("input_ids", expected, type(given).__name__)
+        if not given:
+            _fail("input_ids", "of at least one prompt", "none")
+        for row in given:
+            if isinstance(row, str) or not hasattr(row, "__len__"):
+                _fail("input_ids", expected, f"{row!r} as a prompt")
         lengths = [len(row) for row in input_ids]
-        longest = max(lengths, default=0)
-        rows = [list(row) + [0] * (longest - len(row)) for row in input_ids]
-        return torch.tensor(rows, dtype=torch.int64, device=device), torch.tensor(lengths, device=device)
+        if min(lengths) == 0:
+            _fail("input_ids", "prompts of at least one token", "an empty one")
+        rows = [list(row) + [0] * (max(lengths) - len(row)) for row in input_ids]
+        try:
+            ids = torch.tensor(rows, device="cpu")
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+            raise ValueError(f"generate: input_ids must be {expected}: {error}") from error
+        if ids.dim() != 2 or ids.dtype not in (torch.int32, torch.int64):
+            _fail("input_ids", expected, f"{ids.dtype} {list(ids.shape)}")
+        return ids.to(device, torch.int64), torch.tensor(lengths, device=device)
     if input_ids.dim() != 2 or input_ids.numel() == 0 or input_ids.dtype not in (torch.int32, torch.int64):
         _fail("input_ids", "int32 or int64 [batch, length]", f"{input_ids.dtype} {list(input_ids.shape)}")
     if attention_mask is None:

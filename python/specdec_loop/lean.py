@@ -60,7 +60,8 @@ class LeanLlama:
             inputs: of a `TreeCache`.
             logits_to_keep: so many last rows, 0: all; or which.
         """
-        model, config, cache = self.model.model, self.model.config, inputs["past_key_values"]
+        model, config = self.model.model, self.model.config
+        cache = inputs["cache"] if "cache" in inputs else inputs["past_key_values"]
         positions, mask = inputs.get("position_ids"), inputs.get("attention_mask")
         x: Tensor = model.embed_tokens(token_ids)
         rotary = self._turns.of(x, positions, cache)

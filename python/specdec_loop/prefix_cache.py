@@ -31,7 +31,13 @@ class PrefixCache:
     """
 
     def __init__(self, capacity: int) -> None:
-        """Make room for texts of up to `capacity` tokens, the drafts of a step behind them included."""
+        """Make room for texts of up to `capacity` tokens, the drafts of a step behind them included.
+
+        Raises:
+            ValueError: the capacity is no int of at least 1.
+        """
+        if not isinstance(capacity, int) or capacity < 1:
+            raise ValueError(f"PrefixCache: capacity must be an int >= 1, got {capacity!r}")
         self.capacity = capacity
         self._model: Any = None
         self.cache: TreeCache | None = None

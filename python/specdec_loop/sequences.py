@@ -62,7 +62,7 @@ class Sequences:
         inside = torch.arange(longest, device=device) < lengths[:, None]
         self.tokens[:, :longest] = torch.where(inside, prompts, -1)
         self._lengths: Tensor | None = lengths.clone()
-        self.logprobs = torch.zeros(self.tokens.shape, device=device)
+        self.logprobs = torch.zeros(self.tokens.shape, dtype=torch.float32, device=device)
         self.prompts: list[int] = lengths.tolist()
         self.ends = list(self.prompts)
         self.rows: list[list[int]] = [row[:n] for row, n in zip(prompts.tolist(), self.ends, strict=True)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 SLACK = 4  # a tokenizer may drop a space, or half a character, at the front of what it decodes
@@ -21,6 +21,8 @@ class Stops:
         Raises:
             ValueError: an empty stop, or a string without a tokenizer.
         """
+        if not isinstance(stop, Iterable) or not all(isinstance(s, (int, Iterable)) for s in stop):
+            raise ValueError(f"generate: stop must be a list of ids, sequences of ids and strings, got {stop!r}")
         self._tokenizer = tokenizer
         self._strings = [s for s in stop if isinstance(s, str)]
         sequences = [(s,) if isinstance(s, int) else tuple(s) for s in stop if not isinstance(s, str)]

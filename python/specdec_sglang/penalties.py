@@ -48,7 +48,7 @@ def lines(parents: Tensor, depth: int) -> Tensor:
     nodes = parents.shape[1]
     places = torch.arange(nodes, device=parents.device)
     up = (parents[:, :, None] == places).float()
-    line = torch.eye(nodes, device=parents.device).expand_as(up)
+    line = torch.eye(nodes, dtype=torch.float32, device=parents.device).expand_as(up)
     for _ in range(depth):
         line = (line + up @ line).clamp(max=1)
     return line * (places > 0)

@@ -140,7 +140,7 @@ def read(runner: Any, metadata: Any) -> Batch | None:
     requests = [known(runner, name) for name in runner.input_batch.req_ids]
     count, device = len(requests), runner.device
     if metadata.temperature is None:
-        temperature = torch.zeros(count, device=device)
+        temperature = torch.zeros(count, dtype=torch.float32, device=device)
     else:
         temperature = torch.where(metadata.temperature < GREEDY, 0.0, metadata.temperature)
     # Copies: vLLM writes the next batch into its own while a draft still waits for its verdict.

@@ -31,6 +31,8 @@ class Shards(Vocabulary):
 
     def __init__(self, op: str, group: Any, offsets: Sequence[int] | None, width: int) -> None:
         """Check what the caller says about its group; `width` is that of its target logits."""
+        if not (hasattr(group, "size") and hasattr(group, "rank")):
+            fail(op, "group", "a process group of torch.distributed", repr(group))
         self.group = group
         self.ranks, rank = group.size(), group.rank()
         expected = f"{self.ranks + 1} rising ints from 0: the first id of each rank, then the size of the vocabulary"

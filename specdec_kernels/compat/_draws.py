@@ -56,7 +56,7 @@ def block(ids: Tensor, target: Tensor, draft: Tensor, coins: Tensor, last: Tenso
 def correction(target: Tensor, draft: Tensor, count: Tensor, scale: Tensor, coin: Tensor) -> Tensor:
     """The token behind the accepted prefix: from norm((scale p - q)+), from p where everything was accepted."""
     row = torch.arange(len(count), device=count.device)
-    p, q = target[row, count].float(), torch.zeros((), device=count.device)
+    p, q = target[row, count].float(), torch.zeros((), dtype=torch.float32, device=count.device)
     if draft.shape[1]:
         q = draft[row, count.clamp(max=draft.shape[1] - 1)].float()
         q = torch.where((q >= 0) & (q <= 1) & (count < draft.shape[1])[:, None], q, 0.0)

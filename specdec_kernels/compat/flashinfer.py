@@ -42,7 +42,7 @@ def chain_speculative_sampling(
     batch, drafts = draft_token_ids.shape
     device, ids = target_probs.device, draft_token_ids.long()
     if seed is None or offset is None:
-        coins = torch.rand(batch, drafts + 1, generator=generator, device=device)
+        coins = torch.rand(batch, drafts + 1, generator=generator, dtype=torch.float32, device=device)
     else:
         seeds, offsets = (_each(x, batch, device) for x in (seed, offset))
         first = torch.zeros(1, dtype=torch.int64, device=device)

@@ -136,6 +136,7 @@ def test_the_command_reads_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[s
         ("--acceptance 2 --draft-ms 1 --verify-ms 1", "--acceptance: must be a number in [0, 1], got '2'"),
         ("--run no-such-file.json", "--run: there is no file no-such-file.json"),
         ("--run broken.json", "--run: broken.json is no JSON"),
+        ("--run binary.json", "--run: binary.json is no JSON"),
         ("--run empty.json", "--run must hold acceptance and seconds"),
         ("--acceptance .5 --draft-ms 1 --verify-ms 1 --children 2", "--children: must be a number in [0, 1], got '2'"),
     ],
@@ -145,6 +146,7 @@ def test_missing_numbers_are_said_in_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("broken.json").write_text("{")
+    Path("binary.json").write_bytes(b"\xff")
     Path("empty.json").write_text("{}")
     assert main(["plan", *words.split()]) == 2
     said = capsys.readouterr().err

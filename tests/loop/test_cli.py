@@ -6,6 +6,8 @@ import io
 import json
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from specdec_loop.heads.mtp_layers import DEEPSEEK
 from specdec_loop.methods import LOADERS, METHODS
 
 ROOT = Path(__file__).resolve().parents[2]
+BINARY = str(ROOT / "docs/pictures/step.png")
 
 
 @pytest.fixture(scope="module")
@@ -196,13 +199,24 @@ def test_every_method_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
         (["generate", "x", "--top-p", "5"], "--top-p: must be a number in (0, 1], got '5'"),
         (["generate", "x", "--top-p", "0"], "--top-p: must be a number in (0, 1], got '0'"),
         (["generate", "x", "--min-p", "-0.1"], "--min-p: must be a number in [0, 1], got '-0.1'"),
-        (["generate", "x", "--top-k", "1.5"], "--top-k: must be a whole number of at least 0, got '1.5'"),
+        (["generate", "x", "--top-k", "1.5"], "--top-k: must be a whole number in [0, 2147483647], got '1.5'"),
+        (["generate", "x", "--seed", str(2**63)], f"--seed: must be a whole number in [-{2**63}, {2**63 - 1}], got"),
+        (["generate", "--file", BINARY], f"--file: {BINARY} is no text in UTF-8: byte 0 is wrong"),
+        (["generate", "x", "--grammar", BINARY], f"--grammar: {BINARY} is no text in UTF-8"),
+        (["compare", "--prompts", BINARY], f"--prompts: {BINARY} is no text in UTF-8"),
+        (
+            ["generate", "x", "--method", "rest", "--datastore", BINARY],
+            f"method rest: Datastore: {BINARY} must be a file that Datastore.save wrote",
+        ),
         (["generate", "x", "--threads", "0"], "--threads: must be a whole number of at least 1, got '0'"),
         (["generate", "x", "--device", "tpu"], "--device: must be cpu, cuda or cuda:N, got tpu"),
         (["generate", "x", "--device", "cuda:99"], "CUDA devices here, got cuda:99: give cpu"),
         (["generate", "x", "--nonsense"], "unrecognized arguments: --nonsense"),
         (["compare", "--methods", "magic"], "no method is called magic"),
         (["compare", "--prompts", "y"], "--prompts: there is no file y"),
+        (["compare", "--json", f"{BINARY}/x.json"], f"--json: {BINARY}/x.json cannot be written: "),
+        (["compare", "--png", str(ROOT)], f"--png: {ROOT} cannot be written: Is a directory"),
+        (["demo", "--folder", BINARY], f"--folder: {BINARY}/demo.json cannot be written: "),
         (["compare", "--count", "0"], "--count: must be a whole number of at least 1, got '0'"),
         (["compare", "--count", "2", "--batch", "4"], "--batch: 4 must divide the number of prompts, which is 2"),
         (["compare", "--count", "6", "--batch", "2", "4"], "--batch: 4 must divide the number of prompts, which is 6"),
@@ -293,6 +307,26 @@ def test_default_models_are_those_of_the_clone_or_of_the_clone_around_the_workin
     assert err.count("\n") == 1
     assert main(["generate", "x", "--device", "cpu", "--target", str(folder / "target")]) == 2
     assert "method draft-model: --draft is not given" in capsys.readouterr().err
+
+
+def test_a_reader_that_is_gone_is_no_error() -> None:
+    command = [sys.executable, "-m", "specdec_loop", "compare", "--list"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
+
+
+def test_a_package_that_is_missing_is_named(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "specdec_loop.cli.generate", raising=False)
+    monkeypatch.delitem(sys.modules, "specdec_loop.cli.loading", raising=False)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    assert call(folder, "generate", "x") == 2
+    said = "specdec_loop: huggingface_hub is not installed: pip install 'specdec_kernels[loop]'\n"
+    assert capsys.readouterr().err == said
 
 
 @pytest.mark.parametrize("words", [[], ["generate"], ["compare"], ["demo"], ["datastore"], ["datastore", "build"]])

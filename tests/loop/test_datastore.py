@@ -50,6 +50,11 @@ def test_a_file_is_mapped_and_says_the_same(tmp_path: Path) -> None:
     torch.save({"kind": "something else"}, tmp_path / "other.pt")
     with pytest.raises(ValueError, match=r"must be a file that Datastore\.save wrote"):
         Datastore.load(tmp_path / "other.pt")
+    (tmp_path / "text").write_text("no file of torch")
+    with pytest.raises(ValueError, match=r"must be a file that Datastore\.save wrote"):
+        Datastore.load(tmp_path / "text")
+    with pytest.raises(FileNotFoundError, match=r"Datastore: there is no file .*nowhere"):
+        Datastore.load(tmp_path / "nowhere")
 
 
 def test_wrong_arguments_are_refused() -> None:

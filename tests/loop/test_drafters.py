@@ -3,25 +3,57 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 from exact_texts import REQUESTS, distribution, many, surprise, tiny
-from head_models import feature_head, watch
+from head_models import feature_head, medusa, watch
 from models import model
 from texts import prompts, text_of
 from torch import Tensor
 
 from specdec_kernels import SampleResult, Sampling, verify_tree
 from specdec_loop import Datastore, DraftModel, IndependentDrafts, Lookahead, PromptLookup, Retrieval, generate
-from specdec_loop.drafters import Draft, Drafter, HeadChain, Outcome, SuffixDecoding, SuffixOr
+from specdec_loop.drafters import (
+    Draft,
+    Drafter,
+    EagleDynamicTree,
+    HeadChain,
+    Medusa,
+    Outcome,
+    SuffixDecoding,
+    SuffixOr,
+)
 from specdec_loop.drafters.base import Confidence
 from specdec_loop.sequences import Sequences
 
 FALSE_ALARM = 1e-6  # of each distribution test below; seeds are fixed, so an alarm would stay
 
 # --- what is proposed
+
+
+@pytest.fixture(params=[torch.float64, torch.bfloat16], ids=str)
+def default_dtype(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
+    yield request.param
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("kind", ["plain", "chain", "eagle2", "medusa"])
+def test_the_default_dtype_changes_no_text(kind: str, default_dtype: torch.dtype) -> None:
+    target = model()
+    drafters: dict[str, Callable[[], Drafter | None]] = {
+        "plain": lambda: None,
+        "chain": lambda: HeadChain(feature_head("mtp", target)),
+        "eagle2": lambda: EagleDynamicTree(feature_head("eagle", target), width=2, total=4),
+        "medusa": lambda: Medusa(medusa(), [(0,), (1,), (0, 0)]),
+    }
+    drafter = drafters[kind]()
+    options: dict[str, Any] = {"sampling": Sampling(torch.tensor([0.0, 0.9])), "max_new_tokens": 8, "seed": 3}
+    want = generate(target, drafter, prompts(2), **options).tokens
+    torch.set_default_dtype(default_dtype)
+    assert generate(target, drafter, prompts(2), **options).tokens == want
 
 
 def proposed(drafter: Drafter, sequences: Sequences, length: int, rule: str = "match") -> list[list[int]]:

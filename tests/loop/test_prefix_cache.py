@@ -136,6 +136,8 @@ def test_misuse_is_named() -> None:
     generate(model(), None, [[1]], sampling=sampling, max_new_tokens=8, past=past)
     with pytest.raises(ValueError, match=r"past must be of a capacity of at least \d+, got 20"):
         generate(model(), None, [[1]], sampling=sampling, max_new_tokens=30, past=past)
+    with pytest.raises(ValueError, match="PrefixCache: capacity must be an int >= 1, got 0"):
+        PrefixCache(0)
     with pytest.raises(ValueError, match="past must be used with the model"):
         generate(model(seed=1), None, [[1]], sampling=sampling, max_new_tokens=8, past=past)
     with pytest.raises(ValueError, match="past must be used with 1 requests, got 2"):

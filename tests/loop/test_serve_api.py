@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,7 +23,8 @@ from browser import CHROMIUM, Page, browser
 from running_server import Running, wait_for
 
 from specdec_loop.cli import main
-from specdec_loop.cli.serve import names
+from specdec_loop.cli.errors import UserError
+from specdec_loop.cli.serve import check_address, names
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -95,6 +97,17 @@ def test_names_of_loopback_addresses_are_known_and_others_are_open() -> None:
     assert names("127.0.0.1") == names("localhost") == ["127.0.0.1", "[::1]", "localhost"]
     assert "[::1]" in names("::1") and "127.0.0.2" in names("127.0.0.2")
     assert names("0.0.0.0") == names("::") == names("example.org") == []
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_an_address_in_use_is_named_before_a_model_is_loaded(host: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=f"--host {host} --port {port}: Address already in use$"):
+            check_address(host, port)
+    check_address(host, port)
+    with pytest.raises(UserError, match=r"--host no\.such\.host\.invalid --port 80: "):
+        check_address("no.such.host.invalid", 80)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache
 
 from specdec_loop import TreeCache
+from specdec_loop.tree_cache.support import cache_argument, check_model
 
 # --- the logits of sequential decoding
 
@@ -424,3 +425,18 @@ def test_importing_the_package_needs_torch_alone() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": ":".join(sys.path)}
     )
     assert done.stdout == "specdec_loop needs transformers 5.16 or later: pip install 'specdec_kernels[loop]'\n", done
+
+
+def test_a_forward_that_calls_its_cache_so_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From transformers 5.24 on it is `cache`, in earlier ones `past_key_values`."""
+    network, ids = model(), torch.tensor([[5, 6, 7]])
+    want, plain, name = network(ids).logits, type(network).forward, cache_argument(network.config)
+
+    def forward(self: Any, input_ids: Tensor, cache: Any = None, position_ids: Any = None, **more: Any) -> Any:
+        return plain(self, input_ids, position_ids=position_ids, **{name: cache}, **more)
+
+    monkeypatch.setattr(type(network), "forward", forward)
+    check_model(network.config, network)
+    inputs = new_cache(network, 1).chain_inputs(3)
+    assert "cache" in inputs and "past_key_values" not in inputs
+    assert_close(network(ids, **inputs).logits, want, "three tokens")

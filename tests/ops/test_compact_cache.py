@@ -264,7 +264,10 @@ def _layout(**change: Any) -> CacheLayout:
     ("change", "message"),
     [
         ({"format": "nld"}, "format must be one of 'bhld', 'blhd', 'hnd', 'nhd', 'slots', got 'nld'"),
+        ({"format": ["bhld"]}, r"format must be one of 'bhld', .*, got \['bhld'\]"),
         ({"tensors": []}, "tensors must be at least one tensor, got none"),
+        ({"tensors": None}, "tensors must be a sequence of tensors, or one stacked tensor, got NoneType"),
+        ({"tensors": torch.tensor(0.0)}, "tensors must be a sequence of tensors, or one stacked tensor, got Tensor"),
         ({"tensors": [None]}, r"tensors\[0\] must be a tensor, got NoneType"),
         ({"tensors": [torch.zeros(2, 9)]}, r"tensors\[0\] must be of at least 3 axes for format 'bhld', got \[2, 9\]"),
         ({"tensors": [torch.zeros(2, 1, 9, 4), torch.zeros(3, 1, 9, 4)]}, r"tensors\[1\] must be of batch 2, got 3"),
@@ -275,6 +278,10 @@ def _layout(**change: Any) -> CacheLayout:
         ({"tensors": [torch.zeros(2, 3, 9, 8)[..., ::2]]}, r"tensors\[0\] must be of dense rows"),
         ({"tensors": [torch.zeros(2, 1, 0, 4)]}, "tensors must be of at least one slot"),
         ({"block_table": torch.zeros(2, 1)}, "block_table must be None for format 'bhld', got Tensor"),
+        (
+            {"format": "nhd", "block_table": [[0, 1]]},
+            r"block_table must be a tensor \[batch, pages\] for format 'nhd', got list",
+        ),
         ({"format": "nhd"}, r"block_table must be a tensor \[batch, pages\] for format 'nhd', got NoneType"),
         (
             {"format": "nhd", "block_table": torch.zeros(2, 3)},

@@ -62,12 +62,37 @@ def test_ids_that_meet_in_a_table_are_told_apart(backend: str, device: str) -> N
     assert counts.of(0) == dict.fromkeys(tokens[0].tolist(), (1, False))
 
 
+def test_what_no_table_can_hold_is_no_token(backend: str, device: str) -> None:
+    counts = TokenCounts.empty(1, 16, device=device)
+    tokens = torch.tensor([[2**31 - 1, 2**31, 2**32 + 5, 2**40, -(2**32) + 7, -1]], device=device)
+    assert count_tokens(counts, tokens).tolist() == [0]
+    assert counts.of(0) == {2**31 - 1: (1, False)}
+
+
 def test_slots_are_cleared_and_copied() -> None:
     counts = TokenCounts.empty(3, 8)
     count_tokens(counts, torch.tensor([[1, 1], [2, 3]]))
     counts.copy(torch.tensor([1]), torch.tensor([2]))
     counts.clear(torch.tensor([0]))
     assert (counts.of(0), counts.of(1), counts.of(2)) == ({}, *({2: (1, False), 3: (1, False)},) * 2)
+
+
+def test_slots_that_cannot_be_are_refused() -> None:
+    counts, none = TokenCounts.empty(3, 8), TokenCounts()
+    for call in (
+        lambda: none.of(0),
+        lambda: none.clear(torch.tensor([0])),
+        lambda: none.copy(*torch.zeros(2, 1).long()),
+    ):
+        with pytest.raises(ValueError, match=r"TokenCounts\.\w+: it has no tables \(see TokenCounts.empty\)"):
+            call()
+    with pytest.raises(ValueError, match=r"TokenCounts.clear: slots must be a tensor of int64 \[n\], got \[0\]"):
+        counts.clear([0])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"TokenCounts.copy: target must be a tensor of int64 \[n\], got torch.int32"):
+        counts.copy(torch.tensor([1]), torch.tensor([2], dtype=torch.int32))
+    for slots, distinct, message in ((2, -3, "distinct must be an int >= 0, got -3"), (1.5, 3, "slots must be an int")):
+        with pytest.raises(ValueError, match="TokenCounts.empty: " + message):
+            TokenCounts.empty(slots, distinct)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

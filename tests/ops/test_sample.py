@@ -317,3 +317,39 @@ def test_wrong_arguments_say_what_to_do(change: dict[str, Any], message: str) ->
     keywords: dict[str, Any] = {"sampling": Sampling(), "rng": make_rng(3), "purpose": "draft", **change}
     with pytest.raises(ValueError, match="sample: " + message):
         sample(torch.zeros(3, 9), **keywords)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"logits": torch.zeros(1, 9)}, r"logits must be \[3, vocab\], got \[1, 9\]"),
+        ({"logits": torch.zeros(9)}, r"logits must be \[3, vocab\], got \[9\]"),
+        ({"logits": torch.zeros(3, 9, dtype=torch.float64)}, "logits must be float32 .*, got float64"),
+        ({"logits": torch.zeros(3, 9, device="meta")}, "logits must be on cpu, got meta"),
+        ({"k": 0}, "k must be a host int >= 1, got 0"),
+        ({"k": "4"}, "k must be a host int >= 1, got '4'"),
+        ({"k": 1025}, "k must be at most 1024, got 1025"),
+        ({"token_map": torch.arange(4, dtype=torch.int32)}, r"token_map must be \[9\], got \[4\]"),
+        ({"token_map": list(range(9))}, "token_map must be a tensor of int32, got list"),
+    ],
+)
+def test_candidates_of_other_rows_are_not_kept(change: dict[str, Any], message: str) -> None:
+    drawn = sample(torch.zeros(3, 9), sampling=Sampling(), rng=make_rng(3), purpose="draft")
+    with pytest.raises(ValueError, match="SampleResult.keep: " + message):
+        drawn.keep(**{"logits": torch.zeros(3, 9), "k": 4, **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"batch": -1}, "batch must be an int >= 0, got -1"),
+        ({"batch": 2.0}, "batch must be an int >= 0, got 2.0"),
+        ({"temperature": "hot"}, "temperature must be a number, got 'hot'"),
+        ({"temperature": [0.5, 0.7]}, r"temperature must be a number, got \[0.5, 0.7\]"),
+        ({"top_k": 1.5}, r"top_k must be an int below 2\^31, got 1.5"),
+        ({"top_k": 2**31}, r"top_k must be an int below 2\^31, got 2147483648"),
+    ],
+)
+def test_parameters_that_are_no_numbers_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match="Sampling.full: " + message):
+        Sampling.full(**{"batch": 2, **change})

@@ -24,8 +24,8 @@ def _given(args: argparse.Namespace) -> Measured:
         if not args.run.is_file():
             raise UserError(f"--run: there is no file {args.run}: make it with compare --json")
         try:
-            written = json.loads(args.run.read_text())
-        except json.JSONDecodeError as error:
+            written = json.loads(args.run.read_text(encoding="utf-8"))
+        except ValueError as error:  # no JSON, or no text
             raise UserError(f"--run: {args.run} is no JSON: give what compare --json wrote") from error
         return measured(written, args.method)
     numbers = (args.acceptance, args.draft_ms, args.verify_ms)

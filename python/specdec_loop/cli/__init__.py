@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
@@ -47,15 +48,34 @@ def run_command(package: str, description: str, table: Mapping[str, Command], wo
     for name, (about, add_arguments) in table.items():
         add_arguments(commands.add_parser(name, help=about, description=about, formatter_class=Formatter))
     try:
-        args = parser.parse_args(words)
-        return import_module(f"{package}.cli.{args.command}").run(args) or 0
+        try:
+            args = parser.parse_args(words)
+            return import_module(f"{package}.cli.{args.command}").run(args) or 0
+        finally:
+            sys.stdout.flush()  # a reader that is gone is noticed here, not when Python ends
     except UserError as error:
         chosen = [word for word in words[:1] if word in table]
         print(f"{' '.join([package, *chosen])}: {error}", file=sys.stderr)
         return 2
+    except ImportError as error:
+        print(f"{package}: {_missing(error)}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return 130
+    except BrokenPipeError:  # `| head` has read enough; nothing more may be written
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _missing(error: ImportError) -> str:
+    """What is not installed; raises the error again if it is none of an optional package."""
+    name = (error.name or "").partition(".")[0]
+    if str(error).startswith("specdec_loop needs"):  # another release of transformers
+        return str(error)
+    if not isinstance(error, ModuleNotFoundError) or name in ("", "specdec_kernels", "specdec_loop", "specdec_lab"):
+        raise error
+    return f"{name} is not installed: pip install 'specdec_kernels[loop]'"
 
 
 class Parser(argparse.ArgumentParser):

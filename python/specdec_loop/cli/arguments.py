@@ -55,9 +55,10 @@ class Formatter(argparse.ArgumentDefaultsHelpFormatter):
 def number(kind: type, least: float, most: float = math.inf, *, above: bool = False) -> Callable[[str], float]:
     """A parser of a finite number in [least, most], or in (least, most] if `above`."""
     article = "a whole number" if kind is int else "a number"
-    bounds = f"above {least:g}" if above else f"of at least {least:g}"
+    form = "d" if kind is int else "g"
+    bounds = f"above {least:{form}}" if above else f"of at least {least:{form}}"
     if most < math.inf:
-        bounds = f"in {'(' if above else '['}{least:g}, {most:g}]"
+        bounds = f"in {'(' if above else '['}{least:{form}}, {most:{form}}]"
 
     def parse(text: str) -> float:
         try:
@@ -210,10 +211,10 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
 def _add_sampling(parser: argparse.ArgumentParser) -> None:
     """Add the options: filters, seed."""
     sampling = parser.add_argument_group("sampling")
-    sampling.add_argument("--top-k", type=number(int, 0), default=0, help="0: off")
+    sampling.add_argument("--top-k", type=number(int, 0, 2**31 - 1), default=0, help="0: off")
     sampling.add_argument("--top-p", type=number(float, 0, 1, above=True), default=1.0, help="1: off")
     sampling.add_argument("--min-p", type=number(float, 0, 1), default=0.0, help="0: off")
-    sampling.add_argument("--seed", type=int, default=0, help="of the first request")
+    sampling.add_argument("--seed", type=number(int, -(2**63), 2**63 - 1), default=0, help="of the first request")
 
 
 def _add_grammar_library(parser: argparse.ArgumentParser) -> None:

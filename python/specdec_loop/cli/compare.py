@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from ..methods import METHODS
-from .errors import UserError
+from .errors import UserError, check_output, one_line, read_text
 from .loading import Models, check_methods
 from .measure import RIVALS, Comparison, Row, all_cases
 from .progress import progress
@@ -25,6 +25,9 @@ def run(args: argparse.Namespace) -> None:
         return
     check_methods("--methods", args.methods or ())
     _check_batches(args.batch, len(args.prompts) if args.prompts else args.count)
+    for option, file in (("--json", args.json), ("--png", args.png)):
+        if file is not None:
+            check_output(option, file)
     models = Models(args)
     methods = args.methods or available(models, console)
     rivals = [r for r in RIVALS if r != "transformers assisted" or "draft-model" in methods] if args.rivals else []
@@ -34,7 +37,8 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         write_json(rows, settings, args.json)
     if args.png:
-        write_chart(rows, args.png)
+        with one_line():
+            write_chart(rows, args.png)
 
 
 def compare(
@@ -79,10 +83,7 @@ def _check_batches(batches: Sequence[int], prompts: int) -> None:
 def prompts_of(models: Models, args: argparse.Namespace) -> list[list[int]]:
     """Given ones, or the beginnings of code that no default model was trained on."""
     if args.prompts:
-        for path in args.prompts:
-            if not path.is_file():
-                raise UserError(f"--prompts: there is no file {path}")
-        return [models.encode(path.read_text(encoding="utf-8"), args.max_new_tokens) for path in args.prompts]
+        return [models.encode(read_text("--prompts", path), args.max_new_tokens) for path in args.prompts]
     from .. import corpus
 
     made: list[list[int]] = []

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..datastore import Datastore
 from .arguments import default_model
-from .errors import UserError, one_line
+from .errors import UserError, check_output, one_line
 from .progress import progress
 
 CHUNK = 64  # files tokenized at once
@@ -23,10 +23,10 @@ def run(args: argparse.Namespace) -> None:
     paths = list(_files(args.texts, args.suffix)) if args.texts else training_files()
     if not paths:
         raise UserError(f"no file {args.suffix} in {', '.join(map(str, args.texts))}: give others, or --suffix")
+    check_output("--out", args.out)
     folder = args.tokenizer or default_model("--tokenizer", "target")
     with one_line():
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        args.out.parent.mkdir(parents=True, exist_ok=True)
         started = time.perf_counter()
         store = build(paths, tokenizer, depth=args.depth)
         store.save(args.out)

@@ -7,6 +7,7 @@ import time
 
 from . import datastore
 from .compare import available, compare, prompts_of
+from .errors import check_output
 from .loading import Models
 from .measure import RIVALS
 from .report import new_console, write_chart, write_json
@@ -14,6 +15,7 @@ from .report import new_console, write_chart, write_json
 
 def run(args: argparse.Namespace) -> None:
     """Build the datastore where there is none, measure, print, draw."""
+    check_output("--folder", args.folder / "demo.json")
     console, models = new_console(), Models(args)
     if not args.datastore.exists():
         args.datastore.parent.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,7 @@ from ..generation import Generation
 from ..generation import generate as decode
 from ..grammar import Grammar, GrammarCompiler
 from ..methods import METHODS
-from .errors import UserError, one_line
+from .errors import UserError, one_line, read_text
 from .loading import Models, check_methods
 
 GREEN, DIM, PLAIN = "\x1b[32m", "\x1b[2m", "\x1b[0m"
@@ -90,12 +90,10 @@ def _grammar(args: argparse.Namespace, models: Models, ends: list[int]) -> Gramm
     file = args.json_schema or args.grammar
     if file is None and args.regex is None:
         return None
-    if file is not None and not file.is_file():
-        raise UserError(f"{'--json-schema' if args.json_schema else '--grammar'}: there is no file {file}")
+    text = None if file is None else read_text("--json-schema" if args.json_schema else "--grammar", file)
     compiler = GrammarCompiler(models.tokenizer, models.target.config.vocab_size, ends, library=args.grammar_library)
-    if file is None:
+    if text is None:
         return compiler.regex(args.regex)
-    text = file.read_text(encoding="utf-8")
     return compiler.json_schema(text) if args.json_schema else compiler.grammar(text)
 
 
@@ -103,9 +101,7 @@ def _prompt(args: argparse.Namespace) -> str:
     if args.prompt is not None and args.file is not None:
         raise UserError("a prompt and --file are given: leave out one of them")
     if args.file is not None:
-        if not args.file.is_file():
-            raise UserError(f"--file: there is no file {args.file}")
-        return str(args.file.read_text(encoding="utf-8"))
+        return read_text("--file", args.file)
     if args.prompt is None and sys.stdin.isatty():
         raise UserError("no prompt: give one as argument, by --file or on standard input")
     return args.prompt if args.prompt is not None else sys.stdin.read()

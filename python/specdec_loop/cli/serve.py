@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import ipaddress
 import os
+import socket
 from importlib.util import find_spec
 from pathlib import Path
 
 from .arguments import KEY_VARIABLE
-from .errors import UserError, one_line
+from .errors import UserError, one_line, read_text
 
 NEEDED = ("starlette", "uvicorn", "prometheus_client")
 
@@ -39,6 +40,7 @@ def run(args: argparse.Namespace) -> None:
             f"--method: {args.method} verifies under rule {METHODS[args.method].rule}, and only under match is a "
             f"seeded text the same whatever runs beside it: give one of {served}"
         )
+    check_address(args.host, args.port)
     models = Models(args)
     with one_line():
         engine = Engine(
@@ -79,12 +81,24 @@ def api_keys(file: Path | None) -> list[str]:
     """
     if file is None:
         return [key] if (key := os.environ.get(KEY_VARIABLE, "").strip()) else []
-    if not file.is_file():
-        raise UserError(f"--api-key-file: there is no file {file}")
-    keys = [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    keys = [line.strip() for line in read_text("--api-key-file", file).splitlines() if line.strip()]
     if not keys:
         raise UserError(f"--api-key-file: {file} has no line with a key")
     return keys
+
+
+def check_address(host: str, port: int) -> None:
+    """Find out before a model is loaded whether the server can listen there.
+
+    Raises:
+        UserError: it cannot.
+    """
+    try:
+        with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
+            pass
+    except OSError as error:
+        reason = (error.strerror or str(error)).split(" (while")[0]
+        raise UserError(f"--host {host} --port {port}: {reason}") from error
 
 
 def names(host: str) -> list[str]:

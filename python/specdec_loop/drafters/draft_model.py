@@ -37,7 +37,12 @@ class DraftModel(CachedDrafter):
             token_map: int32 ``[draft_vocab]``: target id of each of the model's ids, where the vocabularies differ. A
                 target id that has none is shown to the model as its id 0.
             confidence: end drafts where their chance falls below, see `Confidence`.
+
+        Raises:
+            ValueError: the model is none.
         """
+        if not hasattr(model, "config"):
+            raise ValueError(f"DraftModel: model must be a transformers causal LM, got {type(model).__name__}")
         self.model, self.sampling, self.token_map = model, sampling, token_map
         self.networks = (model,)
         self._confidence = Confidence(confidence)

@@ -68,8 +68,8 @@ class EagleDynamicTree(GrownTree):
         self._is_known = self._by_rank == sequences.batch and not self._race.has_filters  # the tree
         self._shapes: dict[int, Shape] = {}  # of each length
         device, rank = sequences.tokens.device, torch.arange(self.width, device=sequences.tokens.device)
-        self._chances = math.log(FIRST) + rank * math.log(NEXT)
-        self._zero = torch.zeros(sequences.batch, 1, device=device)
+        self._chances = math.log(FIRST) + rank.float() * math.log(NEXT)
+        self._zero = torch.zeros(sequences.batch, 1, dtype=torch.float32, device=device)
         # Parents of the root, of depth 1, and of depth 2: nodes of depth 1 are expanded all.
         first = [-1, *[0] * self.width, *(1 + rank).repeat_interleave(self.width).tolist()]
         self._first = torch.tensor(first, device=device).repeat(sequences.batch, 1)

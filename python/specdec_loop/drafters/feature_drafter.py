@@ -41,7 +41,7 @@ class FeatureDrafter(CachedDrafter):
         self._is_drawn, self._distribution = rule in DRAWN_RULES, self.sampling or sampling
         follows_distribution = self._is_drawn or rule == "match"
         self._race = with_runners_up(
-            self._distribution if follows_distribution else Sampling(temperature=torch.zeros(sequences.batch)),
+            self._distribution if follows_distribution else Sampling.full(sequences.batch, temperature=0.0),
             sequences,
         )
         self._races: dict[int, Race] = {}  # for so many rows a request

@@ -31,7 +31,7 @@ class _StateDrafter(Drafter):
 
     def begin(self, sequences: Sequences, *, rule: str, sampling: Sampling, longest: int) -> None:
         """Note the distribution of a race under ``match``; elsewhere the likeliest tokens are wanted."""
-        cold = Sampling(temperature=torch.zeros(sequences.batch, device=sequences.tokens.device))
+        cold = Sampling(temperature=torch.zeros(sequences.batch, dtype=torch.float32, device=sequences.tokens.device))
         self._positions = PositionRaces(with_runners_up(sampling if rule == "match" else cold, sequences), sequences)
         some = next(self.heads.parameters())
         self._state = some.new_zeros(sequences.batch, some.shape[-1])  # of a prompt of one token there is none

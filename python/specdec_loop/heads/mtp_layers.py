@@ -12,6 +12,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from ..tree_cache.support import RENAMED, takes_renamed
 from .layers import FeatureHead, Shared, Turns, finish
 
 INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
@@ -70,6 +71,7 @@ class MtpLayer(FeatureHead):
         self.enorm, self.hnorm, self.norm = (norm(config.hidden_size, eps=config.rms_norm_eps) for _ in range(3))
         self.eh_proj = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
         self.block = block(config, 0)
+        self._cache_argument = RENAMED if takes_renamed(block) else "past_key_values"
         self.is_feature_first = is_feature_first
 
     def step(
@@ -78,7 +80,7 @@ class MtpLayer(FeatureHead):
         """Norm, join, layer, norm."""
         pair = [self.enorm(embedded), self.hnorm(features)]
         x = self.eh_proj(torch.cat(pair[::-1] if self.is_feature_first else pair, -1))
-        x = self.block(x, attention_mask=mask, position_embeddings=rotary, past_key_values=cache)
+        x = self.block(x, attention_mask=mask, position_embeddings=rotary, **{self._cache_argument: cache})
         out: Tensor = self.norm(x)
         return out
 

@@ -20,15 +20,9 @@ from .caches import adopt, fill, has_rows
 from .columns import Columns
 from .processors import likely, split, split_edits
 
-KNOWN = {
-    "attention_mask",
-    "cache_params",
-    "cache_position",
-    "logits_to_keep",
-    "past_key_values",
-    "position_ids",
-    "use_cache",
-}
+CACHES = ("cache", "past_key_values", "cache_params")  # the first is its name from transformers 5.24 on
+KNOWN = {*CACHES, "attention_mask", "cache_position", "logits_to_keep", "position_ids", "use_cache"}
+RETURNED = next(name for name in CACHES if name in GenerateDecoderOnlyOutput.__dataclass_fields__)
 REFUSED = {"output_attentions", "output_hidden_states"}
 
 
@@ -112,7 +106,7 @@ def generate(
         keeps_logits=bool(returns_dict and (config.output_scores or config.output_logits)),
     )
     past = PrefixCache(int((mask != 0).sum(1).max()) + limit + overhang)
-    cache = model_kwargs.get("past_key_values", model_kwargs.get("cache_params"))
+    cache = next((model_kwargs[name] for name in CACHES if model_kwargs.get(name) is not None), None)
     if cache is not None and has_states(model.config):
         if cache.has_previous_state() or getattr(cache, "_is_user_defined", False):
             _refuse("past_key_values", "left out: the states of recurrent layers do not move between caches", "a cache")
@@ -152,7 +146,7 @@ def generate(
         sequences=sequences,
         scores=tuple(columns.scores) if config.output_scores else None,
         logits=tuple(columns.logits) if config.output_logits else None,
-        past_key_values=cache,
+        **{RETURNED: cache},
     )
 
 

@@ -296,7 +296,7 @@ class Engine:
             lengths = [min(length, columns) for length in lengths]
         if self._budget is not None and sum(lengths) > self._budget:
             is_draft = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
-            chances = torch.tensor([turn.request.acceptance for turn in turns])[:, None]
+            chances = torch.tensor([turn.request.acceptance for turn in turns], dtype=torch.float32)[:, None]
             ids = torch.where(is_draft, 0, -1)
             lengths = allocate_drafts(ids, torch.where(is_draft, chances, 0.0), budget=self._budget).num_draft.tolist()
         return [

@@ -16,7 +16,7 @@ from .layer import Lengths, TreeLayer, fail, is_in_place
 from .masks import MOST_NODES, KeptMasks
 from .recurrence import lead, modeling_file
 from .states import HybridLayer, StateLayer, States
-from .support import LAYER_TYPES, RECURRENT_TYPES, check_model
+from .support import LAYER_TYPES, RECURRENT_TYPES, cache_argument, check_model
 
 MASKED = ("sdpa", "eager")  # attention implementations that take a 4-D mask
 
@@ -79,6 +79,7 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
             if not isinstance(value, int) or value < 1:
                 fail(name, "a host int >= 1", value)
         check_model(config)
+        self._argument = cache_argument(config)
         config = config.get_text_config(decoder=True)
         window = getattr(config, "sliding_window", None)
         usual = "sliding_attention" if window else "full_attention"
@@ -145,8 +146,9 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
                 has all its rows.
 
         Returns:
-            Keyword arguments: past_key_values, position_ids and attention_mask, 4-D, one for each kind of layer where
-            a model has both. A padding node attends itself alone; a malformed tree is its root alone.
+            Keyword arguments: past_key_values (``cache`` from transformers 5.24 on), position_ids and attention_mask,
+            4-D, one for each kind of layer where a model has both. A padding node attends itself alone; a malformed
+            tree is its root alone.
 
         Raises:
             ValueError: wrong parents, no node left to run, no committed root, an attention implementation that takes
@@ -253,7 +255,7 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         if lengths.is_even and (tokens == 1 or lengths.longest + done == 0):
             # Bamba and its kin count positions from 0 in every forward that is not given them.
             given = {"position_ids": lengths.slots(done, tokens)} if self.has_states else {}
-            return {"past_key_values": self, **given}
+            return {self._argument: self, **given}
         dtype = self._mask_dtype()
         if self._has_kept(tokens) and not any(self._windows.values()):
             places = self._kept.positions(size - tokens, tokens).expand(lengths.batch, -1)
@@ -491,10 +493,10 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         """A model whose layers are all of one kind takes one mask, another one a mask for each kind, or none at all."""
         self._lengths.announced, self._last_nodes = self._written(), positions.shape[1]
         if not masks:
-            return {"cache_params": self}
+            return {self._argument: self}
         only = next(iter(masks.values()))
         return {
-            "past_key_values": self,
+            self._argument: self,
             "position_ids": positions,
             "attention_mask": masks if len(masks) > 1 else only,
         }

@@ -35,6 +35,7 @@ RECURRENT = {  # model types whose recurrent layers are served: function of thei
 }
 LEAST_STEPS = ("nemotron_h", "zamba2")  # their layers bound time steps by config.time_step_min
 WITHOUT_ROWS = ("falcon_mamba", "mamba", "mamba2")  # their forwards take `cache_params` alone, and no positions
+RENAMED = "cache"  # `past_key_values` and `cache_params` from transformers 5.24 on
 STATE = "its state is recurrent, and a rejected draft cannot be taken out of it"
 INDEX = "it chooses keys by an index that a TreeCache does not keep"
 COMPRESSED = "it keeps compressed keys, out of which a rejected draft cannot be taken"
@@ -111,6 +112,19 @@ def check_model(config: Any, model: Any = None) -> None:
         _refuse(name, "config.is_decoder is False: tokens attend those after them")
 
 
+def cache_argument(config: Any) -> str:
+    """Name under which the forward of a model takes its cache; code outside of transformers may keep the older one."""
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if kind is not None and takes_renamed(kind):
+        return RENAMED
+    return "cache_params" if config.get_text_config(decoder=True).model_type in WITHOUT_ROWS else "past_key_values"
+
+
+def takes_renamed(kind: type[Any]) -> bool:
+    """Whether the forward of a model or layer takes its cache under the name of transformers 5.24."""
+    return RENAMED in inspect.signature(kind.forward).parameters
+
+
 def has_states(config: Any) -> bool:
     """Whether some layers of a model that is served are recurrent: what they have read cannot be taken back."""
     decoder = config.get_text_config(decoder=True)
@@ -134,7 +148,7 @@ def _check_recurrent(name: str, decoder: Any) -> None:
 def _check_signature(kind: type[Any]) -> None:
     """A forward must take the cache, and positions: nodes of a tree that are siblings have the same one."""
     taken = inspect.signature(kind.forward).parameters
-    if "past_key_values" not in taken:
+    if not {*taken} & {"past_key_values", RENAMED}:
         _refuse(kind.__name__, "its forward takes no past_key_values, the cache")
     if "position_ids" not in taken:
         _refuse(kind.__name__, "its forward takes no position_ids, and siblings in a tree have the same position")

@@ -27,7 +27,8 @@ def allocate_drafts(
     good = (confidence >= 0) & (confidence <= 1)
     usable = (runs[:, None] & (draft_ids >= 0) & good).int().cumprod(1).bool()
 
-    product, products = torch.ones(batch, device=device), torch.zeros(batch, draft, device=device)
+    product = torch.ones(batch, dtype=torch.float32, device=device)
+    products = torch.zeros(batch, draft, dtype=torch.float32, device=device)
     for i in range(draft):
         product = torch.where(usable[:, i], product * confidence[:, i], 0.0)
         products[:, i] = product

@@ -37,7 +37,7 @@ def count_tokens(
 
     Args:
         counts: the tables (see `TokenCounts.empty`); written.
-        token_ids: int32 or int64 ``[batch, n]``; -1 is no token.
+        token_ids: int32 or int64 ``[batch, n]``; what is negative or above 2^31 - 1 is no token.
         slots: int32 ``[batch]``: the slot of each request, all different; -1 leaves a request out. None: its row.
         is_prompt: the tokens are the prompt's: the repetition penalty sees them, the other two do not.
         undo: take the tokens back: the text was cut. Only what was counted before may be taken back.

@@ -24,7 +24,7 @@ def count_tokens(
             continue
         table = counted_ids[slot]
         for token in tokens:
-            if token < 0:
+            if not 0 <= token < 2**31:
                 continue
             place = place_of(table, token)
             if place is None:

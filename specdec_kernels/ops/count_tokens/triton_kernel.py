@@ -26,7 +26,7 @@ def _count_kernel(table, tokens, slots, status, width, amount, CHUNK: tl.constex
     for start in range(0, tl.where(is_there, width, 0), CHUNK):
         lane = tl.arange(0, CHUNK)
         ids = tl.load(tokens + b * width + start + lane, mask=start + lane < width, other=-1)
-        searched, ids, steps = ids >= 0, ids.to(tl.int32), 0
+        searched, ids, steps = (ids >= 0) & (ids <= 0x7FFFFFFF), ids.to(tl.int32), 0
         # Lanes without a token swap as well, each elsewhere: what they look for never stands there.
         place = tl.where(searched, first_place(table, ids), lane & (capacity - 1))
         going = tl.max(searched.to(tl.int32), axis=0)

@@ -19,8 +19,8 @@ class _Rows:
         self.request, self.path, self.vocab, self.first = request, path, vocab, first_id
         shape = (len(request), vocab)
         self.listed = torch.zeros(shape, dtype=torch.bool, device=path.device)
-        self.bias, self.minus = (torch.zeros(shape, device=path.device) for _ in range(2))
-        self.repetition = torch.ones(shape, device=path.device)
+        self.bias, self.minus = (torch.zeros(shape, dtype=torch.float32, device=path.device) for _ in range(2))
+        self.repetition = torch.ones(shape, dtype=torch.float32, device=path.device)
 
     def at(self, ids: Tensor, values: Tensor) -> Tensor:
         """Dense [rows, vocab] sums of `values` [rows, n] by id; ids outside this rank's are skipped."""
@@ -36,7 +36,7 @@ class _Rows:
     def of(self, values: Tensor | None, off: float) -> Tensor:
         """A parameter of each row's request, [rows, 1]."""
         if values is None:
-            return torch.full((len(self.request), 1), off, device=self.path.device)
+            return torch.full((len(self.request), 1), off, dtype=torch.float32, device=self.path.device)
         return values[self.request][:, None]
 
 

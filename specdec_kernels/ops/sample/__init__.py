@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from ... import _shards
-from ..._check import Checker, fail
+from ..._check import LOGIT_DTYPES, Checker, fail
 from ..._codes import LOGPROBS, PURPOSES, Backend, DrawPurpose, Logprobs
 from ..._edits import RowEdits
 from ..._op import Op, Shape, Tensors
 from ..._scores import check_top, drawn_rows, listing_shapes, run_listed
-from ..._sparse import SparseRows
+from ..._sparse import MAX_KEPT, SparseRows
 from ..._types import RngKey, SampleArguments, Sampling
 from . import reference
 
@@ -59,7 +59,10 @@ class SampleResult(NamedTuple):
             token_map: as given to `sample`.
 
         Returns:
-            SparseRows of ``[batch, k]``; -1 where the filters kept fewer.
+            SparseRows of ``[batch, k]``; -1 where the filters kept fewer. k is at most the number of columns.
+
+        Raises:
+            ValueError: wrong shapes, dtypes, devices or values.
 
         Example:
             >>> import torch
@@ -69,7 +72,12 @@ class SampleResult(NamedTuple):
             >>> sample(logits, sampling=top, rng=rng, purpose="draft").keep(logits, 3).ids
             tensor([[ 1,  2, -1]])
         """
-        Checker.of("SampleResult.keep", "logits", logits, "[batch, vocab]").size("k", k, 1)
+        check = Checker("SampleResult.keep", self.threshold.device)
+        check.tensor("logits", logits, LOGIT_DTYPES, (len(self.threshold), "vocab"))
+        if check.size("k", k, 1) > MAX_KEPT:
+            fail(check.op, "k", f"at most {MAX_KEPT}", k)
+        if token_map is not None:
+            check.dense("token_map", token_map, (torch.int32,), (logits.shape[1],))
         values, ids = logits.topk(min(k, logits.shape[1]), dim=1)
         kept = (values >= self.threshold[:, None]) & (values > -float("inf"))
         ids = ids if token_map is None else token_map[ids]
@@ -158,7 +166,7 @@ def sample(
     code = check.choice("purpose", purpose, DRAWS)
     mode = check.choice("logprobs", logprobs, MODES)
     if not isinstance(num_samples, int) or not 1 <= num_samples <= MAX_SAMPLES:
-        fail("sample", "num_samples", f"an int in [1, {MAX_SAMPLES}]", num_samples)
+        fail("sample", "num_samples", f"an int in [1, {MAX_SAMPLES}]", repr(num_samples))
     lanes = check.lanes(lane, batch)
     if exclude_ids is not None:
         exclude_ids = check.dense("exclude_ids", exclude_ids, (torch.int64,), (batch, "n"))

@@ -43,7 +43,8 @@ def tree_from_marginals(
 
     parents = torch.full((batch, num_nodes), -1, device=device)
     source = torch.full((batch, num_nodes), -1, device=device)
-    score = torch.full((batch, num_nodes), -torch.inf, device=device)  # of the nodes: sum of their path
+    # Of the nodes: sum of their path.
+    score = torch.full((batch, num_nodes), -torch.inf, dtype=torch.float32, device=device)
     score[:, 0] = 0
     place = torch.zeros((batch, num_nodes), dtype=torch.int64, device=device)  # of each node's next child in `value`
     for node in range(1, num_nodes):

@@ -185,6 +185,11 @@ def verify_chain(
     if draft_stats is not None:
         if draft_logits is None:
             fail(name, "draft_logits", "given with draft_stats", None)
+        given_stats: Any = draft_stats
+        if not isinstance(given_stats, (tuple, list)) or len(given_stats) != 2:
+            count = f" of {len(given_stats)}" if isinstance(given_stats, (tuple, list)) else ""
+            got = f"{type(given_stats).__name__}{count}"
+            fail(name, "draft_stats", "two tensors (logsumexp, threshold), as sample returned them", got)
         stats = (
             check.dense("draft_stats[0]", draft_stats[0], (torch.float32,), draft_ids.shape),
             check.dense("draft_stats[1]", draft_stats[1], (torch.float32,), draft_ids.shape),
