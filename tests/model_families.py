@@ -326,8 +326,8 @@ def _by_plain_calls(model: Any, plain: Plain) -> bool:
     """A TreeCache in place of transformers' own, in its own `generate`."""
     ids, mask = _left_padded(plain.prompts)
     cache = _new_cache(model)
-    name = "cache_params" if "cache_params" in cache.chain_inputs(1) else "past_key_values"
-    out = model.generate(ids, **_greedy(mask), **{name: cache})
+    name = {"cache", "cache_params", "past_key_values"} & {*cache.chain_inputs(1)}
+    out = model.generate(ids, **_greedy(mask), **dict.fromkeys(name, cache))
     return _without_padding(out, mask) == plain.texts
 
 

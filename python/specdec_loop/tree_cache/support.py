@@ -57,6 +57,7 @@ MODEL_TYPES = {  # `tests/model_families.py` found that their texts differ, whic
     "camembert": OFFSET,
     "data2vec-text": OFFSET,
     "doge": "its attention keeps the keys that score best among the slots of the cache, unused ones included",
+    "dory": "its layers run in loops, and each adds layers to the cache",
     "gpt_neo": "its local attention counts slots of the cache instead of positions",
     "llama4_text": "its attention scales queries by slots of the cache instead of positions",
     "moshi": "its window is made by dropping rows of the cache, which a TreeCache keeps",
@@ -122,7 +123,8 @@ def cache_argument(config: Any) -> str:
 
 def takes_renamed(kind: type[Any]) -> bool:
     """Whether the forward of a model or layer takes its cache under the name of transformers 5.24."""
-    return RENAMED in inspect.signature(kind.forward).parameters
+    taken = inspect.signature(kind.forward).parameters.get(RENAMED)
+    return taken is not None and "dict" not in str(taken.annotation)  # XLM has an older one of that name
 
 
 def has_states(config: Any) -> bool:
@@ -148,7 +150,7 @@ def _check_recurrent(name: str, decoder: Any) -> None:
 def _check_signature(kind: type[Any]) -> None:
     """A forward must take the cache, and positions: nodes of a tree that are siblings have the same one."""
     taken = inspect.signature(kind.forward).parameters
-    if not {*taken} & {"past_key_values", RENAMED}:
+    if "past_key_values" not in taken and not takes_renamed(kind):
         _refuse(kind.__name__, "its forward takes no past_key_values, the cache")
     if "position_ids" not in taken:
         _refuse(kind.__name__, "its forward takes no position_ids, and siblings in a tree have the same position")
