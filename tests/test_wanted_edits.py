@@ -72,24 +72,27 @@ def compare(
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("flat", [False, True], ids=["dense", "flat"])
-def test_chains(backend: str, device: str, rule: str, flat: bool) -> None:
-    for vocab, dtype, filters in ((300, torch.float32, "all"), (4096 + 37, torch.bfloat16, "top_p")):
+def test_chains(backend: str, device: str, is_slow: bool, rule: str, flat: bool) -> None:
+    # Only the CPU has code of its own for the edits of requests: elsewhere `edit_rows` runs first.
+    for vocab, dtype, filters in ((300, torch.float32, "all"), (4096 + 37, torch.bfloat16, "top_p"))[: 2 - is_slow]:
         given, layout = chain_given(rule, vocab, flat=flat, dtype=dtype, filters=filters)
         edits, other = make_edits(5, vocab, seed=1), make_edits(5, vocab, seed=2)
         compare(verify_chain, {**given, "logprobs": "processed"}, layout, device, edits)
-        compare(verify_chain, {**given, "logprobs": "raw", "top": 3}, layout, device, edits)
+        if not is_slow:
+            compare(verify_chain, {**given, "logprobs": "raw", "top": 3}, layout, device, edits)
         if given["draft_logits"] is not None:
             compare(verify_chain, given, layout, device, edits, edits)
             compare(verify_chain, given, layout, device, edits, other)
 
 
 @pytest.mark.parametrize("rule", TREE_RULES)
-def test_trees(backend: str, device: str, rule: str) -> None:
-    for vocab, filters in ((41, "none"), (300, "all")):
+def test_trees(backend: str, device: str, is_slow: bool, rule: str) -> None:
+    for vocab, filters in ((41, "none"), (300, "all"))[: 2 - is_slow]:
         given, layout = tree_given(rule, vocab, filters=filters)
         edits, other = make_edits(4, vocab, seed=3), make_edits(4, vocab, seed=4)
         compare(verify_tree, {**given, "logprobs": "processed"}, layout, device, edits)
-        compare(verify_tree, {**given, "logprobs": "raw", "top": 3}, layout, device, edits)
+        if not is_slow:
+            compare(verify_tree, {**given, "logprobs": "raw", "top": 3}, layout, device, edits)
         if given["draft_logits"] is not None:
             compare(verify_tree, given, layout, device, edits, edits)
             compare(verify_tree, given, layout, device, edits, other)
