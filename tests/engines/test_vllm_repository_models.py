@@ -103,3 +103,26 @@ def test_a_block_head_drafts_as_in_vllm(tmp_path: Path, models: str, requests: l
         assert said == text
         assert found == {step["seen"]: step["ids"] for step in noted if step["seen"] + 1 < end}
         assert len(found) < len(said) - 1, "no draft was ever accepted"
+
+
+def test_texts_are_those_of_the_loop(requests: list[dict[str, Any]], plain: list[list[int]]) -> None:
+    """A seed gives one text: in vLLM, in `generate`, and in transformers' own `generate` by `hf.generate`."""
+    from transformers import LlamaForCausalLM
+
+    from specdec_kernels import Sampling
+    from specdec_loop import generate, hf
+
+    target = LlamaForCausalLM.from_pretrained(FOLDER / "target", dtype=torch.float32)
+    seeds = torch.tensor([r["seed"] for r in requests])
+    sampling = Sampling(temperature=torch.tensor([r["temperature"] for r in requests]))
+    prompts = [r["prompt"] for r in requests]
+    longest = max(r["max_tokens"] for r in requests)
+    target.generation_config.eos_token_id = None  # these texts go on behind an end
+    looped = generate(target, None, prompts, sampling=sampling, seed=seeds, max_new_tokens=longest, stop=())
+    assert looped.tokens == plain
+    for r, text in zip(requests, plain, strict=True):
+        drawn = {"temperature": r["temperature"], "do_sample": True, "top_k": 0} if r["temperature"] else {}
+        out = target.generate(
+            torch.tensor([r["prompt"]]), custom_generate=hf.generate, seed=r["seed"], max_new_tokens=longest, **drawn
+        )
+        assert out[0, len(r["prompt"]) :].tolist() == text
