@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -256,3 +257,34 @@ def test_two_hundred_clients_at_once_and_faults_between_them_lose_nothing(folder
         complete = (counted.get(f'specdec_requests_total{{reason="{reason}"}}', 0) for reason in ("length", "stop"))
         assert sum(complete) >= 220
         assert counted.get('specdec_refused_total{status="500"}', 0) <= 10  # of the logits that are NaN
+
+
+def mixed(number: int) -> dict[str, Any]:
+    """A request whose parameters its number draws."""
+    draw = random.Random(number)
+    body: dict[str, Any] = {
+        "prompt": draw.choice(["def main(", "abc", "class A:", "for i in"]), "max_tokens": draw.randint(1, 12),
+        "temperature": draw.choice([0, 0.7, 1, 1.3]), "seed": draw.randrange(100), "n": draw.choice([1, 1, 1, 2]),
+    }  # fmt: skip
+    more: dict[str, Any] = {
+        "logprobs": draw.randint(0, 5), "stop": draw.choice(["e", ["(", ")"]]), "top_k": draw.randint(1, 30),
+        "top_p": draw.uniform(0.3, 1), "min_p": draw.uniform(0, 0.2), "presence_penalty": draw.uniform(-1, 1),
+        "frequency_penalty": draw.uniform(-1, 1), "repetition_penalty": draw.uniform(0.8, 1.4),
+        "logit_bias": {"65": draw.uniform(-5, 5)},
+    }  # fmt: skip
+    return body | {name: value for name, value in more.items() if draw.random() < 0.3}
+
+
+def test_five_hundred_mixed_requests_all_complete(folder: Path) -> None:
+    """Their texts are those that each gets alone."""
+    with running(folder, lambda: SuffixDecoding(factor=2.0), slots=16, pages=512, queue=600) as server:
+
+        def ask(number: int) -> list[str]:
+            answer = server.client.post("/v1/completions", json=mixed(number))
+            assert answer.status_code == 200, answer.text
+            return [choice["text"] for choice in answer.json()["choices"]]
+
+        with ThreadPoolExecutor(50) as clients:
+            texts = list(clients.map(ask, range(500)))
+        assert [ask(number) for number in range(0, 500, 25)] == texts[::25]
+        assert not any("failed" in name for name in server.metrics())
