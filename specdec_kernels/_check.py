@@ -325,10 +325,11 @@ class Checker:
     ) -> int:
         """Vocabulary of the rows that belong to draft_ids, one more a request if `bonus`."""
         shape: tuple[int | str, ...]
+        more = 1 if bonus else 0  # torch.compile (2.11) cannot add a truth to a size that it does not know
         if cu_draft is None:
-            shape, axes = (draft_ids.shape[0], width + bonus, "vocab"), "[batch, draft + 1, vocab]"
+            shape, axes = (draft_ids.shape[0], width + more, "vocab"), "[batch, draft + 1, vocab]"
         else:
-            shape, axes = (draft_ids.shape[0] + bonus * (cu_draft.shape[0] - 1), "vocab"), "[total + batch, vocab]"
+            shape, axes = (draft_ids.shape[0] + more * (cu_draft.shape[0] - 1), "vocab"), "[total + batch, vocab]"
         return self.logits(name, value, shape, axes if bonus else "")
 
     def parents(self, value: Any) -> tuple[int, int]:
