@@ -60,7 +60,7 @@ def test_blocks_meet_at_the_end_of_a_kernel_alone() -> None:
 
 
 # What a call was given, read by a kernel that is not the first of its call. Of a tree's rows the walk decides.
-GIVEN = {"load_request", "load_row", "load_drafted"}
+GIVEN = {"load_request", "load_row", "load_drafted", "open_race"}
 HARMLESS = {"if", "static_cast", "__syncthreads", "SPECDEC_SHARED"}
 
 

@@ -9,6 +9,14 @@
 #define SPECDEC_HD inline
 #endif
 
+// A loop that a GPU does not unroll: code that runs once waits for its instructions, a
+// hundred cycles for each 128 bytes of them (H200), and not for its arithmetic.
+#if defined(__CUDA_ARCH__)
+#define SPECDEC_ROLLED _Pragma("unroll 1")
+#else
+#define SPECDEC_ROLLED
+#endif
+
 namespace specdec {
 
 // Products and sums that no compiler may fuse: every backend must round at the same places.

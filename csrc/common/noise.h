@@ -34,7 +34,12 @@ SPECDEC_HD float noise_in(const BlockNoise& block, int64_t id, uint32_t word) {
 }
 
 SPECDEC_HD float noise_of(const NoiseStream& s, int64_t id) {
-  return noise_in(block_noise(s, id / kNoiseBlock), id, noise_word(s, id));
+  const auto block = static_cast<uint32_t>(id) / kNoiseBlock;
+  PhiloxWords words[3];
+  noise_words(s, {quad_of(kMinima) + block / 4, quad_of(kPlaces) + block / 4, quad_of(id)}, words);
+  const uint32_t minimum = word_of(words[0], block), place = word_of(words[1], block);
+  return noise_in({block_minimum(minimum), static_cast<int>(place % kNoiseBlock)}, id,
+                  word_of(words[2], id));
 }
 
 // score = log-weight - log E; -log E lies in [-2.83, 27.04]. The largest score wins.

@@ -15,19 +15,23 @@ struct PhiloxWords {
   uint32_t word[4];
 };
 
-SPECDEC_HD PhiloxWords philox4x32_10(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3,
-                                     uint32_t k0, uint32_t k1) {
+// Several counters of one key at once: each of them alone waits for its own last round.
+template <int kCount>
+SPECDEC_HD void philox4x32_10(uint32_t k0, uint32_t k1, PhiloxWords (&counters)[kCount]) {
+  SPECDEC_ROLLED
   for (int round = 0; round < kPhiloxRounds; ++round) {
-    const uint64_t product0 = static_cast<uint64_t>(kPhiloxMul0) * c0;
-    const uint64_t product1 = static_cast<uint64_t>(kPhiloxMul1) * c2;
-    c0 = static_cast<uint32_t>(product1 >> 32) ^ c1 ^ k0;
-    c1 = static_cast<uint32_t>(product1);
-    c2 = static_cast<uint32_t>(product0 >> 32) ^ c3 ^ k1;
-    c3 = static_cast<uint32_t>(product0);
+    for (PhiloxWords& one : counters) {
+      uint32_t* c = one.word;
+      const uint64_t product0 = static_cast<uint64_t>(kPhiloxMul0) * c[0];
+      const uint64_t product1 = static_cast<uint64_t>(kPhiloxMul1) * c[2];
+      c[0] = static_cast<uint32_t>(product1 >> 32) ^ c[1] ^ k0;
+      c[1] = static_cast<uint32_t>(product1);
+      c[2] = static_cast<uint32_t>(product0 >> 32) ^ c[3] ^ k1;
+      c[3] = static_cast<uint32_t>(product0);
+    }
     k0 += kPhiloxWeyl0;
     k1 += kPhiloxWeyl1;
   }
-  return {{c0, c1, c2, c3}};
 }
 
 // One stream of words: what is left is the index.
@@ -46,15 +50,29 @@ SPECDEC_HD NoiseStream noise_stream(int64_t seed, int64_t position, int64_t step
 }
 
 // The words of indices 4 * quad .. 4 * quad + 3.
-SPECDEC_HD PhiloxWords noise_words(const NoiseStream& s, uint32_t quad) {
-  return philox4x32_10(quad, s.position, s.step, s.lane, s.key0, s.key1);
+template <int kCount>
+SPECDEC_HD void noise_words(const NoiseStream& s, const uint32_t (&quads)[kCount],
+                            PhiloxWords (&words)[kCount]) {
+  for (int i = 0; i < kCount; ++i) words[i] = {{quads[i], s.position, s.step, s.lane}};
+  philox4x32_10(s.key0, s.key1, words);
 }
 
-SPECDEC_HD uint32_t noise_word(const NoiseStream& s, int64_t index) {
-  const PhiloxWords w = noise_words(s, static_cast<uint32_t>(index >> 2));
+SPECDEC_HD PhiloxWords noise_words(const NoiseStream& s, uint32_t quad) {
+  PhiloxWords words[1];
+  noise_words(s, {quad}, words);
+  return words[0];
+}
+
+SPECDEC_HD uint32_t word_of(const PhiloxWords& w, int64_t index) {
   const uint32_t even = (index & 2) != 0 ? w.word[2] : w.word[0];  // an array's place is memory
   const uint32_t odd = (index & 2) != 0 ? w.word[3] : w.word[1];
   return (index & 1) != 0 ? odd : even;
+}
+
+SPECDEC_HD uint32_t quad_of(int64_t index) { return static_cast<uint32_t>(index >> 2); }
+
+SPECDEC_HD uint32_t noise_word(const NoiseStream& s, int64_t index) {
+  return word_of(noise_words(s, quad_of(index)), index);
 }
 
 // u = (word >> 8) 2^-24 in [0, 1): an acceptance coin. A chain has one a position, index 0.

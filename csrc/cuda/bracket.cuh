@@ -35,12 +35,18 @@ __device__ inline Bracket bracket_of(const FilteredRow& f, Unknown unknown, doub
     if (l == -INFINITY) return 0.f;
     return is_rank ? 1.f : fast_exp2(fmaxf((l - f.maximum) * scale, -1000.f));
   };
+  const bool has_room = size <= kList;  // behind the sample, for its weights
+  float* const weights = f.scratch.list + kList;
+  for (int i = threadIdx.x; has_room && i < size; i += kThreads) {
+    weights[i] = weight(f.scratch.list[i]);
+  }
+  const auto weight_of = [&](int i, float l) { return has_room ? weights[i] : weight(l); };
   // What lies below t in the sample: the sum, or that of squares.
   const auto below = [&](float t, bool squares) {
     float sum = 0.f;
 #pragma unroll 4
     for (int i = threadIdx.x; i < size; i += kThreads) {
-      const float l = f.scratch.list[i], w = weight(l);
+      const float l = f.scratch.list[i], w = weight_of(i, l);
       sum += l < t ? (squares ? w * w : w) : 0.f;
     }
     return block_reduce(sum, Plus{});
@@ -55,7 +61,7 @@ __device__ inline Bracket bracket_of(const FilteredRow& f, Unknown unknown, doub
     const auto left = [&](const float (&t)[kTried], float (&sum)[kTried]) {
 #pragma unroll 4
       for (int i = threadIdx.x; i < size; i += kThreads) {
-        const float l = f.scratch.list[i], w = weight(l);
+        const float l = f.scratch.list[i], w = weight_of(i, l);
 #pragma unroll
         for (int k = 0; k < kTried; ++k) sum[k] -= l < t[k] ? w : 0.f;
       }
@@ -113,14 +119,26 @@ __device__ inline Gathered gather_tile(const FilteredRow& f, int tile, Bracket q
       ++at;
     }
   }
-  Gathered out;
-  Part* parts[3] = {&out.above, &out.high, &out.low};
+  using Parts = Part[kWarps][3];
+  SPECDEC_SHARED(Parts, parts);
+  SPECDEC_SHARED(Gathered, out);
 #pragma unroll
   for (int c = 0; c < 3; ++c) {
-    parts[c]->mass = block_reduce(mass[c], Plus{});
-    parts[c]->count = block_reduce(count[c], Plus{});
+    const Part of_warp{warp_reduce(mass[c], Plus{}), warp_reduce(count[c], Plus{})};
+    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32][c] = of_warp;
   }
-  out.listed = listed;
+  __syncthreads();
+  if (threadIdx.x < 3) {
+    Part all = parts[0][threadIdx.x];
+#pragma unroll
+    for (int w = 1; w < kWarps; ++w) {
+      all.mass += parts[w][threadIdx.x].mass;
+      all.count += parts[w][threadIdx.x].count;
+    }
+    out.part[threadIdx.x] = all;
+  }
+  if (threadIdx.x == 0) out.listed = listed;
+  __syncthreads();
   return out;
 }
 
@@ -129,12 +147,12 @@ struct GatheredRow {  // the values between the ends are in the list
   int count_above, count_high, count_low, listed;
 
   __device__ void add(const Gathered& g) {
-    above += g.above.mass;
-    high += g.high.mass;
-    low += g.low.mass;
-    count_above += g.above.count;
-    count_high += g.high.count;
-    count_low += g.low.count;
+    above += g.part[0].mass;
+    high += g.part[1].mass;
+    low += g.part[2].mass;
+    count_above += g.part[0].count;
+    count_high += g.part[1].count;
+    count_low += g.part[2].count;
     listed += g.listed;
   }
 };

@@ -81,7 +81,7 @@ __device__ __forceinline__ void load_ragged(const LogitRow& row, int64_t base, i
   }
 }
 
-// All of some whole tiles of an aligned row; else what is there, and -inf.
+// Some tiles of a row, -inf past its end.
 template <LogitType kType, int kCount>
 __device__ __forceinline__ void load_tiles(const LogitRow& row, int64_t base, int64_t size,
                                            Words (&v)[kCount]) {
@@ -91,6 +91,17 @@ __device__ __forceinline__ void load_tiles(const LogitRow& row, int64_t base, in
     const LogitRow own = row.from(base + C::offset(0), kBytes);
 #pragma unroll
     for (int i = 0; i < kCount; ++i) v[i] = own.template words_at<kBytes>(C::step(i));
+    return;
+  }
+  if (row.is_aligned() && size % C::kPer == 0) {
+    const LogitRow own = row.from(base + C::offset(0), kBytes);
+    const int64_t left = size - base - C::offset(0);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      constexpr uint32_t kNone = kNothing32<kType>;
+      v[i] = C::step(i) < left ? own.template words_at<kBytes>(C::step(i))
+                               : Words{{kNone, kNone, kNone, kNone}};
+    }
     return;
   }
   load_ragged<kType>(row, base, size, v);

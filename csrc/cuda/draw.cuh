@@ -36,8 +36,9 @@ __device__ inline int seen_in(float q) {
   return q != q || q == INFINITY ? kSawBad : q > -INFINITY ? kSawFinite : 0;
 }
 
-// What the draft logits of eight target ids are.
-__device__ inline int seen_in_eight(const Problem& p, const PairRows& r, int64_t first) {
+// What the draft logits of eight target ids are. Out of line, as few draws ask.
+static __device__ SPECDEC_NOINLINE int seen_in_eight(const Problem& p, const PairRows& r,
+                                                     int64_t first) {
   int seen = 0;
   if (p.is_kept) {
     for (int i = 0; i < p.draft_vocab; ++i) {
@@ -99,8 +100,10 @@ __device__ inline Key draw_key(const Problem& p, const PairRows& r, const Race& 
                             [&](int64_t id, float logit, float q) {
                               return drawn_weight(p, r, b, id, logit, q, &saw);
                             }};
+    BlockQueue{scratch, 0}.set_luck(race);
     run_race(race, static_cast<int>((p.vocab + kBlock - 1) / kBlock),
-             block_maxima_of(p, p.row_slot(b, t.slot), r.target.type()), scratch, winner, entrants);
+             block_maxima_of(p, p.row_slot(b, t.slot), r.target.type()), {scratch, 0}, winner,
+             entrants);
   }
   *seen = t.watch_draft ? block_reduce(saw, Or{}) : 0;
   return winner.key;

@@ -83,12 +83,8 @@ struct alignas(16) Words {
 };
 
 __device__ __forceinline__ float widen(LogitType type, uint16_t bits) {
-  if (type == LogitType::kBFloat16) return bits_float(static_cast<uint32_t>(bits) << 16);
-  // Half: scale the exponent by one exact product; infinities and NaN are set apart.
-  const uint32_t sign = (bits & 0x8000u) << 16, rest = bits & 0x7fffu;
-  const float scaled = mul_rn(bits_float(rest << 13), 0x1p112f);
-  const uint32_t wide = rest >= 0x7c00u ? (0x7f800000u | (rest << 13)) : float_bits(scaled);
-  return bits_float(sign | wide);
+  return type == LogitType::kBFloat16 ? bits_float(static_cast<uint32_t>(bits) << 16)
+                                      : half_value(bits);
 }
 
 // One row of logits in its own dtype; values come out as float32.
@@ -135,26 +131,36 @@ class LogitRow {
   // out[j] = row[i + j] for i + j < size, else -inf. i is a multiple of 8; 16-byte loads where the
   // row is aligned.
   __device__ __forceinline__ void load8(int64_t i, int64_t size, float* out) const {
-    if (i + 8 <= size && data_ % 16 == 0) {
-      if (type_ == LogitType::kFloat32) {
-        const Words first = words(data_ + i * 4), second = words(data_ + i * 4 + 16);
+    if (i + 8 > size || data_ % 16 != 0) {
+      const LogitRow rest = from(i, type_ == LogitType::kFloat32 ? 4 : 2);
+      const int left = size - i < 8 ? static_cast<int>(size - i) : 8;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) out[j] = -INFINITY;
+#pragma unroll 1
+      for (int half = 0; half < 8; half += 4) {  // in turn: all others pass by this code
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          out[j] = bits_float(first.w[j]);
-          out[4 + j] = bits_float(second.w[j]);
-        }
-      } else {
-        const Words all = words(data_ + i * 2);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          out[2 * j] = widen(type_, static_cast<uint16_t>(all.w[j]));
-          out[2 * j + 1] = widen(type_, static_cast<uint16_t>(all.w[j] >> 16));
+          out[j] = out[4 + j];
+          out[4 + j] = half + j < left ? rest.at(half + j) : -INFINITY;
         }
       }
-      return;
-    }
+    } else if (type_ == LogitType::kFloat32) {
+      const Words first = words(data_ + i * 4), second = words(data_ + i * 4 + 16);
 #pragma unroll
-    for (int j = 0; j < 8; ++j) out[j] = i + j < size ? at(i + j) : -INFINITY;
+      for (int j = 0; j < 4; ++j) {
+        out[j] = bits_float(first.w[j]);
+        out[4 + j] = bits_float(second.w[j]);
+      }
+    } else {
+      const Words all = words(data_ + i * 2);
+      const bool is_bfloat16 = type_ == LogitType::kBFloat16;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const uint32_t low = all.w[j] << 16, high = all.w[j] & 0xffff0000u;
+        out[2 * j] = is_bfloat16 ? bits_float(low) : half_value(all.w[j] & 0xffffu);
+        out[2 * j + 1] = is_bfloat16 ? bits_float(high) : half_value(all.w[j] >> 16);
+      }
+    }
   }
 
  private:
@@ -204,10 +210,8 @@ class GlobalIds {
   GlobalIds() = default;
   GlobalIds(void* data, bool wide) : data_(data), wide_(wide) {}
   __device__ int64_t load(int64_t i) const {
-    const Global<const int32_t> words(static_cast<const int32_t*>(data_));
-    const int32_t low = words.load(wide_ ? 2 * i : i);
-    const int32_t high = wide_ ? words.load(2 * i + 1) : low >> 31;
-    return static_cast<int64_t>(high) << 32 | static_cast<uint32_t>(low);
+    if (wide_) return Global<const int64_t>(static_cast<const int64_t*>(data_)).load(i);
+    return Global<const int32_t>(static_cast<const int32_t*>(data_)).load(i);
   }
   __device__ void store(int64_t i, int64_t id) const {
     if (wide_) {

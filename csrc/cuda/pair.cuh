@@ -12,14 +12,14 @@ struct PairRows {
 
   // Draft logit of a target id; -inf: it has none.
   __device__ float draft_at(const Problem& p, int64_t id) const {
-    if (p.is_kept) {
-      int place = -1;
-      for (int i = 0; i < p.draft_vocab; ++i) place = ids[i] == id ? i : place;
-      return place < 0 ? -INFINITY : draft.at(place);
-    }
-    if (!p.token_map) return id < p.draft_vocab ? draft.at(id) : -INFINITY;
-    const int64_t column = column_of(p, id);
+    const int64_t column = p.is_kept || p.token_map ? mapped(p, id) : id < p.draft_vocab ? id : -1;
     return column < 0 ? -INFINITY : draft.at(column);
+  }
+  __device__ SPECDEC_NOINLINE int64_t mapped(const Problem& p, int64_t id) const {
+    if (!p.is_kept) return column_of(p, id);
+    int place = -1;
+    for (int i = 0; i < p.draft_vocab; ++i) place = ids[i] == id ? i : place;
+    return place;
   }
 
   // Draft logits of eight target ids.

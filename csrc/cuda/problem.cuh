@@ -96,8 +96,8 @@ struct Part {  // of the values of a tile above a bracket, or at one of its ends
   int count;
 };
 struct Gathered {  // of one tile
-  Part above, high, low;
-  int listed;  // values between the ends; more than kListed are not listed
+  Part part[3];    // above the bracket, at its high end, at its low end
+  int listed;      // values between the ends; more than kListed are not listed
 };
 
 struct Listed {
@@ -223,7 +223,6 @@ struct Problem {
   int64_t top_m, max_distance, min_block;
   TreeRule tree_rule;  // verify_tree
   bool replacement;
-  bool again;    // settle: behind the second look (gather)
   int parts;     // blocks that look at a row, or a pair of rows, again
   bool at_once;  // the rows of all nodes are read before the walk
   int nodes;

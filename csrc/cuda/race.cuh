@@ -50,31 +50,22 @@ struct Race {
   GlobalVector<int32_t> token_map;  // noise is indexed by target id
   int64_t size;                     // ids
 
-  __device__ float exponential_of(int64_t id) const {
+  // Out of line: it needs more registers than what is around it.
+  __device__ SPECDEC_NOINLINE float exponential_of(int64_t id) const {
     return noise_of(noise, token_map ? token_map.load(id) : id);
   }
 };
 
-// -log1p(-x) of a word within 1e-3, from the hardware logarithm.
-__device__ __forceinline__ float rough_exponential(uint32_t word) {
-  const float x = unit_interval(word);
-  return x < 0.05f ? x + x * x * (0.5f + 0.34f * x) : -fast_log(1.f - x);
+// At least -log of the smallest noise of a block, from its word: -log1p(-x) is more than the first
+// terms of its series.
+constexpr float kLogBlock = 4.15888308f, kMargin = 3e-3f;
+__device__ __forceinline__ float luck_of(uint32_t word) {
+  const float x = fmaf(static_cast<float>(word), 0x1p-32f, 0x1p-33f);
+  const float least = x * fmaf(x, fmaf(x, fmaf(x, 0.25f, 0.3333f), 0.5f), 1.f);
+  return kLogBlock + kMargin - fast_log(least);
 }
 
 __device__ __forceinline__ int lowest_bit(unsigned bits) { return __popc((bits & -bits) - 1); }
-
-// Minima of the noise of eight blocks from `first` on, within 1e-3.
-__device__ inline void rough_minima(const Race& race, int first, float (&minimum)[8]) {
-  const uint32_t index = static_cast<uint32_t>(kMinima) + static_cast<uint32_t>(first);
-#pragma unroll
-  for (int quad = 0; quad < 8; quad += 4) {
-    const PhiloxWords w = noise_words(race.noise, (index + quad) >> 2);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      minimum[quad + j] = rough_exponential(w.word[j]) * (1.f / kNoiseBlock);
-    }
-  }
-}
 
 // With a token_map: the least of a block's columns, which the eight threads of a group share; all
 // lanes of a warp call it.
@@ -119,8 +110,8 @@ struct RaceScratch {  // in shared memory: a look needs the registers
 };
 
 // The ids of a row. The log-weight of a logit l is (l - maximum) inv_t + shift at most; out: l <
-// threshold. load8(first, v): logits of eight ids, -inf: out. other(id): what else the log-weight
-// is made of, weight(id, logit, other); it is asked for before the noise is made.
+// threshold, a finite number. load8(first, v): logits of eight ids, -inf: out. other(id): what else
+// the log-weight is made of, weight(id, logit, other); it is asked for before the noise is made.
 template <class L, class O, class W>
 struct Entrants {
   float maximum, inv_t, shift, threshold;
@@ -130,63 +121,63 @@ struct Entrants {
 
   __device__ __forceinline__ float above(float logit) const { return (logit - maximum) * inv_t; }
   __device__ __forceinline__ float bound(float logit) const {
-    return logit >= threshold && logit > -INFINITY ? above(logit) + shift : -INFINITY;
+    return logit >= threshold ? above(logit) + shift : -INFINITY;
   }
 };
 
 struct BlockQueue {
   RaceScratch& scratch;
-  int window, first;
+  int window;
 
+  // The first of the eight blocks of this thread, or of the first thread of its group.
+  __device__ int place() const { return window + static_cast<int>(threadIdx.x) / kLanes * 8; }
+  __device__ int first() const { return place() + threadIdx.x % kLanes * (kGroupsOf8 * 8); }
   __device__ __forceinline__ float& bound(int k) const {
     return scratch.bounds[k * kThreads + threadIdx.x];
   }
 
-  template <class E>
-  __device__ void fill(const Race& race, int blocks, const LogitRow& maxima, const E& entrants) {
-    const int lane = threadIdx.x % kLanes, place = static_cast<int>(threadIdx.x) / kLanes * 8;
-    first = window + (place + lane * (kGroupsOf8 * 8));
-    float minimum[8] = {}, most[8];
-    maxima.load8(first, blocks, most);
+  // What its noise adds to the best log-weight of each block, at most.
+  __device__ void set_luck(const Race& race) {
     if (race.token_map) {
 #pragma unroll 1
       for (int i = 0; i < kLanes * 8; ++i) {
-        const int block = first - lane * (kGroupsOf8 * 8) + i / 8 * (kGroupsOf8 * 8) + i % 8;
-        const float least = mapped_minimum(race, block);
-#pragma unroll
-        for (int j = 0; j < 8; ++j) minimum[j] = i == lane * 8 + j ? least : minimum[j];
+        const float least = mapped_minimum(race, place() + i / 8 * (kGroupsOf8 * 8) + i % 8);
+        if (i / 8 == static_cast<int>(threadIdx.x) % kLanes) {
+          bound(i % 8) = kMargin - fast_log(least);
+        }
       }
-    } else {
-      rough_minima(race, first, minimum);
+      return;
     }
+    const uint32_t quad = quad_of(kMinima + first());
+    PhiloxWords words[2];
+    noise_words(race.noise, {quad, quad + 1}, words);
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const float w = entrants.bound(most[j]);
-      // Scores are exact, bounds within their margin.
-      const float score = w - fast_log(minimum[j]);
-      bound(j) = w > -INFINITY ? score + (3e-3f + 1e-5f * fabsf(score)) : -INFINITY;
-    }
+    for (int j = 0; j < 8; ++j) bound(j) = luck_of(words[j / 4].word[j % 4]);
   }
-  // The best bound of the group and its block.
-  __device__ Bounded top() const {
+  // The bounds from it; returns the best of this thread and its block.
+  template <class E>
+  __device__ Bounded set_bounds(int blocks, const LogitRow& maxima, const E& entrants) {
+    float most[8];
+    maxima.load8(first(), blocks, most);
     Bounded best{-1, -INFINITY};
 #pragma unroll
-    for (int k = 0; k < 8; ++k) {
-      const float one = bound(k);
-      if (one > best.bound) best = {first + k, one};
+    for (int j = 0; j < 8; ++j) {
+      const float w = entrants.bound(most[j]), score = w + bound(j);
+      // Scores are exact, bounds within their margin.
+      const float one = w > -INFINITY ? score + 1e-5f * fabsf(score) : -INFINITY;
+      bound(j) = one;
+      if (one > best.bound) best = {first() + j, one};
     }
+    return best;
+  }
+  // Copies the best of each group to scratch.looks; returns how many groups there are.
+  __device__ int share_tops(Bounded best) const {
 #pragma unroll
     for (int mask = 1; mask < kLanes; mask *= 2) {
       const float other = __shfl_xor_sync(0xffffffffu, best.bound, mask);
       const int its = __shfl_xor_sync(0xffffffffu, best.block, mask);
       if (other > best.bound || (other == best.bound && its < best.block)) best = {its, other};
     }
-    return best;
-  }
-  // Copies the block of the best bound of each group to scratch.looks; returns how many groups
-  // there are.
-  __device__ int share_tops() const {
-    const Bounded best = top();
     if (threadIdx.x % kLanes == 0) scratch.looks[threadIdx.x / kLanes] = best;
     return kGroupsOf8;
   }
@@ -201,7 +192,7 @@ struct BlockQueue {
 #pragma unroll 1
     for (; may_win != 0 && at < kThreads; may_win &= may_win - 1) {
       const int k = lowest_bit(may_win);
-      scratch.looks[at++] = {first + k, bound(k)};
+      scratch.looks[at++] = {first() + k, bound(k)};
       bound(k) = -INFINITY;
     }
     return total;
@@ -268,10 +259,11 @@ __device__ inline bool list_marked(RaceScratch& scratch, const float (&v)[8], in
   return true;
 }
 
-// Lists ids of the blocks in scratch.looks: the favourites, or all that may reach `least`.
-template <class E>
+// Lists ids of the blocks in scratch.looks: the favourites, or all that may beat `best`.
+template <class Best, class E>
 __device__ void look_into(const BlockQueue& queue, int count, const Race& race,
-                          const LogitRow& maxima, bool is_first, float least, const E& entrants) {
+                          const LogitRow& maxima, bool is_first, const Best& best,
+                          const E& entrants) {
   const int group = static_cast<int>(threadIdx.x) / kLanes, lane = threadIdx.x % kLanes;
   const int of_warp = group / (32 / kLanes) * (32 / kLanes);
 #pragma unroll 1
@@ -287,7 +279,7 @@ __device__ void look_into(const BlockQueue& queue, int count, const Race& race,
       marks = mark_favourites(race, v, first);
     } else if (look.block >= 0) {
       const float luck = look.bound - entrants.above(maxima.at(look.block));
-      const float bar = fmaxf(least - luck, kLowest);
+      const float bar = fmaxf(best.least() - luck, kLowest);
 #pragma unroll
       for (int j = 0; j < 8; ++j) marks |= entrants.above(v[j]) >= bar ? 1u << j : 0;
     }
@@ -333,22 +325,22 @@ struct Winners {
 };
 
 // Runs the race of a row of `blocks` blocks on from `best`, a Winner or Winners. Favourites come
-// first: what their scores leave of a row is mostly one more look.
+// first: what their scores leave of a row is mostly one more look. The luck of the queue is set.
 template <class Best, class E>
-__device__ void run_race(const Race& race, int blocks, const LogitRow& maxima, RaceScratch& scratch,
+__device__ void run_race(const Race& race, int blocks, const LogitRow& maxima, BlockQueue queue,
                          Best& best, const E& entrants) {
-  for (int window = 0; window < blocks; window += kWindow) {
-    BlockQueue queue{scratch, window, 0};
-    queue.fill(race, blocks, maxima, entrants);
-    for (bool is_first = window == 0, is_over = false; !is_over; is_first = false) {
-      const float least = best.least();
-      const int found = is_first ? queue.share_tops() : queue.share(least);
+  RaceScratch& scratch = queue.scratch;
+  for (; queue.window < blocks; queue.window += kWindow) {
+    const bool is_begin = queue.window == 0;
+    if (!is_begin) queue.set_luck(race);
+    const Bounded top = queue.set_bounds(blocks, maxima, entrants);
+    for (bool is_first = is_begin, is_over = false; !is_over; is_first = false) {
+      const int found = is_first ? queue.share_tops(top) : queue.share(best.least());
       if (found == 0) break;
       if (threadIdx.x == 0) scratch.count = 0;
       for (int i = threadIdx.x; i < kMarked; i += kThreads) scratch.marked[i].id = -1;
       __syncthreads();
-      look_into(queue, found < kThreads ? found : kThreads, race, maxima, is_first, least,
-                entrants);
+      look_into(queue, found < kThreads ? found : kThreads, race, maxima, is_first, best, entrants);
       __syncthreads();
 #pragma unroll 1
       for (int k = 0; k < kScored; ++k) {

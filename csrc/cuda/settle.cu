@@ -2,8 +2,8 @@
 // race, and where it matters the argmax, or whether the drafted id is among the m largest.
 //   stats_kernel    grid = [batch * rows / kWarps]; a warp a row, where no row races or is filtered
 //   settle_kernel   grid = [batch * rows]
-//   gather_kernel   grid = [batch * rows * parts]; reads the rows again whose filters are not
-//                   settled; settle_kernel follows once more. Only with filters
+//   gather_kernel, settle_again_kernel   grid = [thread blocks that fill the GPU]; the rows whose
+//                   filters are not settled are read again, and settled. Only with filters
 // Where a chain has few rows, the kernel behind the digest settles them itself (stats.cuh).
 #include "bracket.cuh"
 #include "kernels.h"
@@ -62,7 +62,7 @@ __device__ inline void run_row(const Problem& p, const Row& row, const RowStats&
   const Entrants entrants{r.maximum,
                           row.parameters.inv_t,
                           0.f,
-                          r.threshold,
+                          fmaxf(r.threshold, kLowest),
                           [&](int64_t first, float (&v)[8]) { row.load8<kEdited>(first, v); },
                           [](int64_t) { return 0.f; },
                           [&](int64_t id, float logit, float) {
@@ -70,7 +70,7 @@ __device__ inline void run_row(const Problem& p, const Row& row, const RowStats&
                                                              : log_weight(row, r, logit);
                           }};
   run_race(race, static_cast<int>(row.blocks()), block_maxima_of(p, row.slot, row.type<kEdited>()),
-           scratch, best, entrants);
+           {scratch, 0}, best, entrants);
 }
 
 // best[0..num_samples) of a row. Out of line: it needs more registers than the race for one.
@@ -98,22 +98,15 @@ static __device__ SPECDEC_NOINLINE Key race_list(const Problem& p, const Row& ro
 }
 
 // The winner of a row's race, and the next best where several samples are drawn.
-template <bool kFilters, class Scratch>
+template <bool kFilters>
 __device__ inline Key race_row(const Problem& p, const Row& row, const RowStats& r,
-                               Scratch& scratch, Key* best) {
-  const bool is_one = p.task != Task::kSample || p.num_samples == 1;
-  if constexpr (kFilters) {
-    if (is_one && scratch.sorted > 0) return race_list(p, row, r, scratch);
-  }
-  SPECDEC_SHARED(Race, race);
-  if (threadIdx.x == 0) race = row_race(p, row);
-  __syncthreads();
-  if (!is_one) {
-    race_for_samples<kFilters>(p, row, r, race, scratch.race, best);
+                               const Race& race, RaceScratch& scratch, Key* best) {
+  if (p.task == Task::kSample && p.num_samples > 1) {
+    race_for_samples<kFilters>(p, row, r, race, scratch, best);
     return best[0];
   }
   Winner winner{0};
-  run_row<kFilters>(p, row, r, race, scratch.race, winner);
+  run_row<kFilters>(p, row, r, race, scratch, winner);
   return winner.key;
 }
 
@@ -135,16 +128,46 @@ __global__ void __launch_bounds__(kThreads) stats_kernel(const __grid_constant__
   if (threadIdx.x % 32 == 0) p.work.rows.store(slot, r);
 }
 
-// Whether the filters of a row are settled; each warp asks once.
-__device__ inline bool is_settled(const Problem& p, int64_t slot) {
-  int unknown = 0;
-  if (threadIdx.x % 32 == 0) unknown = p.work.rows.load(slot).unknown;
-  return __shfl_sync(0xffffffffu, unknown, 0) == kSettled;
+// Whether a row is drawn from, as far as is known before its digest.
+__device__ inline bool may_race(const Problem& p, const Row& row) {
+  return races_rows(p) && row.active && row.is_target && !row.parameters.greedy;
+}
+
+// The race of a row whose digest is not needed yet.
+__device__ inline void open_race(const Problem& p, const Row& row, Race* race,
+                                 RaceScratch& scratch) {
+  __syncthreads();
+  if (!may_race(p, row)) return;
+  if (threadIdx.x == 0) *race = row_race(p, row);
+  __syncthreads();
+  BlockQueue{scratch, 0}.set_luck(*race);
 }
 
 struct SettleScratch {
   RaceScratch race;
 };
+
+// Draws from a row whose filters are settled, and writes what is known of it.
+template <bool kFilters, class Scratch>
+__device__ inline void close_race(const Problem& p, const Row& row, bool is_open, Scratch& scratch,
+                                  Race* race, Key* best, RowStats* r) {
+  if (!r->bad && may_race(p, row)) {
+    Key key = 0;
+    bool is_listed = false;
+    if constexpr (kFilters) {
+      is_listed = scratch.sorted > 0 && (p.task != Task::kSample || p.num_samples == 1);
+      if (is_listed) key = race_list(p, row, *r, scratch);
+    }
+    if (!is_listed) {
+      if (!is_open) open_race(p, row, race, scratch.race);
+      key = race_row<kFilters>(p, row, *r, *race, scratch.race, best);
+    }
+    if (threadIdx.x == 0) r->key = key;
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) p.work.rows.store(row.slot, *r);
+  if (p.task == Task::kSample) write_sample<kFilters>(p, row.b, row, *r, best);
+}
 
 // kFilters: rows may have filters, or edits.
 template <bool kFilters>
@@ -154,29 +177,31 @@ __global__ void __launch_bounds__(kThreads, kFilters ? 2 : 3)
   SPECDEC_SHARED(Row, row);
   SPECDEC_SHARED(RowStats, r);
   SPECDEC_SHARED(Best, best);
+  SPECDEC_SHARED(Race, race);
   using Scratch = std::conditional_t<kFilters, FilterScratch, SettleScratch>;
   SPECDEC_SHARED(Scratch, scratch);
   const int64_t slot = blockIdx.x;
   const bool is_given = p.task != Task::kTree;  // else the walk says which row it is
-  if (threadIdx.x < 32 && is_given && !p.again) load_row<kFilters>(p, slot, &row);
+  const bool is_early = is_given && !kFilters;  // filters use the place of the race
+  if (threadIdx.x < 32 && is_given) load_row<kFilters>(p, slot, &row);
+  if (is_early) open_race(p, row, &race, scratch.race);
   after_last_kernel();
-  if (p.again && is_settled(p, slot)) return;
   if (threadIdx.x < kMaxSamples) best[threadIdx.x] = 0;
   if constexpr (kFilters) {
     if (threadIdx.x == 0) scratch.sorted = 0;
   }
   if (threadIdx.x < 32) {
-    if (!is_given || p.again) load_row<kFilters>(p, slot, &row);
+    if (!is_given) load_row<kFilters>(p, slot, &row);
     __syncwarp();
     if (row.active) {
-      const RowStats mine = p.again ? p.work.rows.load(slot) : plain_stats<kFilters>(p, row);
+      const RowStats mine = plain_stats<kFilters>(p, row);
       if (threadIdx.x == 0) r = mine;
     }
   }
   __syncthreads();
-  if (p.task == Task::kSample && !row.active && !p.again) write_no_sample(p, row.b);
   if (!row.active) {
-    if (kFilters && !p.again && threadIdx.x == 0) p.work.rows.store(slot, RowStats{});
+    if (p.task == Task::kSample) write_no_sample(p, row.b);
+    if (kFilters && threadIdx.x == 0) p.work.rows.store(slot, RowStats{});
     return;
   }
   const Parameters& s = row.parameters;
@@ -192,11 +217,7 @@ __global__ void __launch_bounds__(kThreads, kFilters ? 2 : 3)
       const FilteredRow f{p,       row,          block_maxima_of(p, slot, row.type()),
                           scratch, mine.maximum, mine.mass};
       __syncthreads();
-      if (p.again) {
-        close_row(f, slot, &mine);
-      } else if (!settle_from_blocks(f, &mine)) {
-        open_row(f, &mine);
-      }
+      if (!settle_from_blocks(f, &mine)) open_row(f, &mine);
       if (threadIdx.x == 0) r = mine;
       __syncthreads();
       if (mine.unknown != kSettled) {
@@ -205,44 +226,76 @@ __global__ void __launch_bounds__(kThreads, kFilters ? 2 : 3)
       }
     }
   }
-  if (!r.bad && row.is_target && !s.greedy && races_rows(p)) {
-    const Key key = race_row<kFilters>(p, row, r, scratch, best);
-    if (threadIdx.x == 0) r.key = key;
-    __syncthreads();
-  }
-  if (threadIdx.x == 0) p.work.rows.store(row.slot, r);
-  if (p.task == Task::kSample) write_sample<kFilters>(p, row.b, row, r, best);
+  close_race<kFilters>(p, row, is_early, scratch, &race, best, &r);
 }
 
-// A block reads every p.parts-th tile of a row.
+constexpr int kAsking = 4;  // thread blocks of a multiprocessor that ask for open rows
+
+// f(slot, part) for each part of the rows whose filters are not settled that this block has: every
+// gridDim.x-th of all. Most rows are settled; a warp asks of 32 parts at once.
+template <class F>
+__device__ inline void each_open(const Problem& p, int parts, const F& f) {
+  const int64_t count = p.batch * p.rows() * parts, step = gridDim.x;
+  for (int64_t first = blockIdx.x; first < count; first += 32 * step) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int64_t mine = first + lane * step;
+    const bool is_open = mine < count && p.work.rows.load(mine / parts).unknown != kSettled;
+    auto open =
+        static_cast<unsigned>(warp_reduce(is_open ? static_cast<int>(1u << lane) : 0, Or{}));
+#pragma unroll 1
+    for (; open != 0; open &= open - 1) {
+      const int64_t one = first + lowest_bit(open) * step;
+      __syncthreads();
+      f(one / parts, static_cast<int>(one % parts));
+    }
+  }
+}
+
+// A part of a row is every p.parts-th tile of it.
 template <bool kEdited>
-__global__ void __launch_bounds__(kThreads) gather_kernel(const __grid_constant__ Problem p) {
+__global__ void __launch_bounds__(kThreads, kEdited ? 3 : kAsking)
+    gather_kernel(const __grid_constant__ Problem p) {
   SPECDEC_SHARED(Row, row);
   SPECDEC_SHARED(RowStats, r);
-  SPECDEC_SHARED(int, is_open);
-  const int64_t slot = blockIdx.x / p.parts;
-  after_last_kernel();
-  if (is_settled(p, slot)) return;
-  if (threadIdx.x < 32) {
-    load_row<kEdited>(p, slot, &row);
-    if (threadIdx.x == 0) {
-      if (row.active) r = p.work.rows.load(slot);
-      is_open = row.active && r.unknown != kSettled;
-    }
-  }
-  __syncthreads();
-  if (is_open == 0) return;
   SPECDEC_SHARED(FilterScratch, scratch);
-  const FilteredRow f{p, row, LogitRow(), scratch, r.maximum, r.mass};
-  for (int tile = static_cast<int>(blockIdx.x - slot * p.parts); tile < row.tiles();
-       tile += p.parts) {
-    const int64_t at = slot * p.tiles + tile;
-    const Gathered g = gather_tile<kEdited>(f, tile, {r.low, r.high}, scratch.list, kListed);
-    for (int i = threadIdx.x; i < g.listed && g.listed <= kListed; i += kThreads) {
-      store_as(row.type(), p.work.lists, at * kListed + i, scratch.list[i]);
+  after_last_kernel();
+  each_open(p, p.parts, [&](int64_t slot, int part) {
+    if (threadIdx.x < 32) load_row<kEdited>(p, slot, &row);
+    if (threadIdx.x == 0) r = p.work.rows.load(slot);
+    __syncthreads();
+    const FilteredRow f{p, row, LogitRow(), scratch, r.maximum, r.mass};
+    for (int tile = part; tile < row.tiles(); tile += p.parts) {
+      const int64_t at = slot * p.tiles + tile;
+      const Gathered g = gather_tile<kEdited>(f, tile, {r.low, r.high}, scratch.list, kListed);
+      for (int i = threadIdx.x; i < g.listed && g.listed <= kListed; i += kThreads) {
+        store_as(row.type(), p.work.lists, at * kListed + i, scratch.list[i]);
+      }
+      if (threadIdx.x == 0) p.work.gathered.store(at, g);
     }
-    if (threadIdx.x == 0) p.work.gathered.store(at, g);
-  }
+  });
+}
+
+// The rows that are settled by what was gathered.
+__global__ void __launch_bounds__(kThreads, 2)
+    settle_again_kernel(const __grid_constant__ Problem p) {
+  using Best = Key[kMaxSamples];
+  SPECDEC_SHARED(Row, row);
+  SPECDEC_SHARED(RowStats, r);
+  SPECDEC_SHARED(Best, best);
+  SPECDEC_SHARED(Race, race);
+  SPECDEC_SHARED(FilterScratch, scratch);
+  after_last_kernel();
+  each_open(p, 1, [&](int64_t slot, int) {
+    if (threadIdx.x < 32) load_row(p, slot, &row);
+    if (threadIdx.x < kMaxSamples) best[threadIdx.x] = 0;
+    if (threadIdx.x == 0) scratch.sorted = 0;
+    __syncthreads();
+    RowStats mine = p.work.rows.load(slot);
+    close_row({p, row, LogitRow(), scratch, mine.maximum, mine.mass}, slot, &mine);
+    if (threadIdx.x == 0) r = mine;
+    __syncthreads();
+    close_race<true>(p, row, false, scratch, &race, best, &r);
+  });
 }
 
 // columns[token_map[c]] = c; grid = [ceil(draft_vocab / kThreads)].
@@ -310,7 +363,6 @@ void launch_rows(const Problem& p, Stream stream) {
 void launch_settle(const Problem& problem, Stream stream) {
   Problem p = problem;
   const int64_t rows = p.batch * p.rows();
-  p.again = false;
   const bool is_edited = p.edits || p.draft_edits;
   if (settles_rows(p)) return;
   if (!p.filters && !races_rows(p) && p.rule != Rule::kTopM) {
@@ -320,16 +372,16 @@ void launch_settle(const Problem& problem, Stream stream) {
   }
   if (!p.filters && !is_edited)
     return launch_phase(settle_kernel<false>, rows, kThreads, stream, p);
-  p.parts = p.tiles < 8 ? p.tiles : 8;  // few: most rows are settled at once, and blocks find that
   launch_phase(settle_kernel<true>, rows, kThreads, stream, p);
   if (!p.filters) return;
+  p.parts = p.tiles < 8 ? p.tiles : 8;
+  const int64_t parts = rows * p.parts, most = kAsking * multiprocessors();
   if (is_edited) {
-    launch_phase(gather_kernel<true>, rows * p.parts, kThreads, stream, p);
+    launch_phase(gather_kernel<true>, parts < most ? parts : most, kThreads, stream, p);
   } else {
-    launch_phase(gather_kernel<false>, rows * p.parts, kThreads, stream, p);
+    launch_phase(gather_kernel<false>, parts < most ? parts : most, kThreads, stream, p);
   }
-  p.again = true;
-  launch_phase(settle_kernel<true>, rows, kThreads, stream, p);
+  launch_phase(settle_again_kernel, rows < most ? rows : most, kThreads, stream, p);
 }
 
 }  // namespace specdec
