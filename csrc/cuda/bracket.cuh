@@ -35,18 +35,12 @@ __device__ inline Bracket bracket_of(const FilteredRow& f, Unknown unknown, doub
     if (l == -INFINITY) return 0.f;
     return is_rank ? 1.f : fast_exp2(fmaxf((l - f.maximum) * scale, -1000.f));
   };
-  const bool has_room = size <= kList;  // behind the sample, for its weights
-  float* const weights = f.scratch.list + kList;
-  for (int i = threadIdx.x; has_room && i < size; i += kThreads) {
-    weights[i] = weight(f.scratch.list[i]);
-  }
-  const auto weight_of = [&](int i, float l) { return has_room ? weights[i] : weight(l); };
   // What lies below t in the sample: the sum, or that of squares.
   const auto below = [&](float t, bool squares) {
     float sum = 0.f;
 #pragma unroll 4
     for (int i = threadIdx.x; i < size; i += kThreads) {
-      const float l = f.scratch.list[i], w = weight_of(i, l);
+      const float l = f.scratch.list[i], w = weight(l);
       sum += l < t ? (squares ? w * w : w) : 0.f;
     }
     return block_reduce(sum, Plus{});
@@ -61,7 +55,7 @@ __device__ inline Bracket bracket_of(const FilteredRow& f, Unknown unknown, doub
     const auto left = [&](const float (&t)[kTried], float (&sum)[kTried]) {
 #pragma unroll 4
       for (int i = threadIdx.x; i < size; i += kThreads) {
-        const float l = f.scratch.list[i], w = weight_of(i, l);
+        const float l = f.scratch.list[i], w = weight(l);
 #pragma unroll
         for (int k = 0; k < kTried; ++k) sum[k] -= l < t[k] ? w : 0.f;
       }

@@ -170,6 +170,7 @@ struct Workspace {
   Global<Gathered> gathered;  // [rows, tiles], with filters
   Global<uint8_t> lists;      // [rows, tiles, kListed] in the dtype of the row, with filters
   Global<RowStats> rows;      // [rows]
+  Global<int32_t> open;       // [rows], with filters: whether they are not settled yet
   Global<PairTask> tasks;     // [batch, pairs]
   Global<PairPartial> pair_partials;  // [batch, pairs, tiles]
   Global<ChainState> states;          // [batch]

@@ -2,8 +2,9 @@
 // race, and where it matters the argmax, or whether the drafted id is among the m largest.
 //   stats_kernel    grid = [batch * rows / kWarps]; a warp a row, where no row races or is filtered
 //   settle_kernel   grid = [batch * rows]
-//   gather_kernel, settle_again_kernel   grid = [thread blocks that fill the GPU]; the rows whose
-//                   filters are not settled are read again, and settled. Only with filters
+//   gather_kernel, settle_again_kernel   grid = [thread blocks that fill the GPU]; the rows that
+//   are
+//                   open, as blocks do not tell their filters, are read again, and settled
 // Where a chain has few rows, the kernel behind the digest settles them itself (stats.cuh).
 #include "bracket.cuh"
 #include "kernels.h"
@@ -188,7 +189,10 @@ __global__ void __launch_bounds__(kThreads, kFilters ? 2 : 3)
   after_last_kernel();
   if (threadIdx.x < kMaxSamples) best[threadIdx.x] = 0;
   if constexpr (kFilters) {
-    if (threadIdx.x == 0) scratch.sorted = 0;
+    if (threadIdx.x == 0) {
+      scratch.sorted = 0;
+      if (p.filters) p.work.open.store(slot, 0);
+    }
   }
   if (threadIdx.x < 32) {
     if (!is_given) load_row<kFilters>(p, slot, &row);
@@ -201,7 +205,6 @@ __global__ void __launch_bounds__(kThreads, kFilters ? 2 : 3)
   __syncthreads();
   if (!row.active) {
     if (p.task == Task::kSample) write_no_sample(p, row.b);
-    if (kFilters && threadIdx.x == 0) p.work.rows.store(slot, RowStats{});
     return;
   }
   const Parameters& s = row.parameters;
@@ -221,7 +224,9 @@ __global__ void __launch_bounds__(kThreads, kFilters ? 2 : 3)
       if (threadIdx.x == 0) r = mine;
       __syncthreads();
       if (mine.unknown != kSettled) {
-        if (threadIdx.x == 0) p.work.rows.store(slot, mine);
+        if (threadIdx.x != 0) return;
+        p.work.rows.store(slot, mine);
+        p.work.open.store(slot, 1);  // the kernels behind only read it
         return;
       }
     }
@@ -229,31 +234,36 @@ __global__ void __launch_bounds__(kThreads, kFilters ? 2 : 3)
   close_race<kFilters>(p, row, is_early, scratch, &race, best, &r);
 }
 
-constexpr int kAsking = 4;  // thread blocks of a multiprocessor that ask for open rows
-
-// f(slot, part) for each part of the rows whose filters are not settled that this block has: every
-// gridDim.x-th of all. Most rows are settled; a warp asks of 32 parts at once.
+// f(slot, part) for each part of the rows that are open: they are dealt out to all thread blocks.
 template <class F>
 __device__ inline void each_open(const Problem& p, int parts, const F& f) {
-  const int64_t count = p.batch * p.rows() * parts, step = gridDim.x;
-  for (int64_t first = blockIdx.x; first < count; first += 32 * step) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    const int64_t mine = first + lane * step;
-    const bool is_open = mine < count && p.work.rows.load(mine / parts).unknown != kSettled;
-    auto open =
-        static_cast<unsigned>(warp_reduce(is_open ? static_cast<int>(1u << lane) : 0, Or{}));
-#pragma unroll 1
-    for (; open != 0; open &= open - 1) {
-      const int64_t one = first + lowest_bit(open) * step;
-      __syncthreads();
-      f(one / parts, static_cast<int>(one % parts));
+  constexpr int kAsked = 4;  // rows that a thread asks of
+  using Slots = int[kAsked * kThreads];
+  SPECDEC_SHARED(Slots, slots);
+  const int64_t rows = p.batch * p.rows();
+  for (int64_t first = 0; first < rows; first += kAsked * kThreads) {
+    unsigned open = 0;
+#pragma unroll
+    for (int k = 0; k < kAsked; ++k) {
+      const int64_t slot = first + k * kThreads + threadIdx.x;
+      if (slot < rows && p.work.open.load(slot) != 0) open |= 1u << k;
     }
+    int total, at = block_exclusive_sum(__popc(open), &total);
+    for (; open != 0; open &= open - 1) {
+      slots[at++] = static_cast<int>(first) + lowest_bit(open) * kThreads + threadIdx.x;
+    }
+    __syncthreads();
+    for (int64_t i = blockIdx.x; i < int64_t{total} * parts; i += gridDim.x) {
+      f(slots[i / parts], static_cast<int>(i % parts));
+      __syncthreads();
+    }
+    __syncthreads();
   }
 }
 
 // A part of a row is every p.parts-th tile of it.
 template <bool kEdited>
-__global__ void __launch_bounds__(kThreads, kEdited ? 3 : kAsking)
+__global__ void __launch_bounds__(kThreads, kEdited ? 3 : 4)
     gather_kernel(const __grid_constant__ Problem p) {
   SPECDEC_SHARED(Row, row);
   SPECDEC_SHARED(RowStats, r);
@@ -375,7 +385,7 @@ void launch_settle(const Problem& problem, Stream stream) {
   launch_phase(settle_kernel<true>, rows, kThreads, stream, p);
   if (!p.filters) return;
   p.parts = p.tiles < 8 ? p.tiles : 8;
-  const int64_t parts = rows * p.parts, most = kAsking * multiprocessors();
+  const int64_t parts = rows * p.parts, most = 4 * multiprocessors();
   if (is_edited) {
     launch_phase(gather_kernel<true>, parts < most ? parts : most, kThreads, stream, p);
   } else {

@@ -47,6 +47,7 @@ Reserved::Reserved(Problem* problem, const Tensor& like) {
   const int64_t gathered_at = layout.add<Gathered>(gathered);
   const int64_t lists = layout.add<uint8_t>(gathered * kListed * (is_wide ? 4 : 2));
   const int64_t stats = layout.add<RowStats>(rows);
+  const int64_t open = layout.add<int32_t>(p.filters ? rows : 0);
   const int64_t tasks = layout.add<PairTask>(pairs);
   const int64_t pair_partials = layout.add<PairPartial>(pairs * p.tiles);
   const int64_t states = layout.add<ChainState>(p.batch);
@@ -65,6 +66,7 @@ Reserved::Reserved(Problem* problem, const Tensor& like) {
   w.gathered = part<Gathered>(scratch_, gathered_at);
   w.lists = part<uint8_t>(scratch_, lists);
   w.rows = part<RowStats>(scratch_, stats);
+  w.open = part<int32_t>(scratch_, open);
   w.tasks = part<PairTask>(scratch_, tasks);
   w.pair_partials = part<PairPartial>(scratch_, pair_partials);
   w.states = part<ChainState>(scratch_, states);

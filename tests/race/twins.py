@@ -74,10 +74,10 @@ TWINS = (
         "race: ids are scored before they are listed",
         "race.cuh",
         """
-                entrants);
+is_first, best, entrants);
       __syncthreads();""",
         """
-                entrants);
+is_first, best, entrants);
       if (!TWIN) __syncthreads();""",
         "sample plain 1",
     ),
@@ -201,12 +201,36 @@ TWINS = (
         "race: the row's race is read without a barrier",
         "settle.cu",
         """
-  if (threadIdx.x == 0) race = row_race(p, row);
+  if (threadIdx.x == 0) *race = row_race(p, row);
   __syncthreads();""",
         """
-  if (threadIdx.x == 0) race = row_race(p, row);
+  if (threadIdx.x == 0) *race = row_race(p, row);
   if (!TWIN) __syncthreads();""",
         "sample plain 1",
+    ),
+    Twin(
+        "race: which row races is read without a barrier",
+        "settle.cu",
+        """
+  __syncthreads();
+  if (!may_race(p, row)) return;""",
+        """
+  if (!TWIN) __syncthreads();
+  if (!may_race(p, row)) return;""",
+        "sample plain 1",
+    ),
+    Twin(
+        "filters: the list of open rows is read without a barrier",
+        "settle.cu",
+        """
+* kThreads + threadIdx.x;
+    }
+    __syncthreads();""",
+        """
+* kThreads + threadIdx.x;
+    }
+    if (!TWIN) __syncthreads();""",
+        "sample gathered 1",
     ),
     Twin(
         "filters: the blocks that are read again are read without a barrier",
