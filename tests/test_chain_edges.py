@@ -59,6 +59,18 @@ def test_flat_and_dense_layouts_agree(backend: str, device: str) -> None:
     assert_same(tuple(dense), tuple(flat), NAMES)
 
 
+def test_flat_layouts_of_no_drafts_leave_one_token_each(backend: str, device: str) -> None:
+    case = make_chain(3, 1, 50).to(device)
+    none, cu = torch.empty(0, dtype=torch.int64, device=device), torch.zeros(4, dtype=torch.int32, device=device)
+    rows, keywords = case.target_logits[:, 0].contiguous(), {k: case.keywords[k] for k in ("sampling", "rng")}
+    found = verify_chain(none, rows, rule="match", cu_draft=cu, max_draft=0, **keywords)
+    assert found.num_accepted.tolist() == [0, 0, 0]
+    assert found.status.tolist() == [0, 0, 0]
+    alone = verify_chain(none.view(1, 0).expand(3, 0), rows[:, None], rule="match", **keywords)
+    assert found.token_ids.shape == (3, 1)
+    assert torch.equal(found.token_ids, alone.token_ids)
+
+
 def test_strided_rows_are_read_as_they_lie(backend: str, device: str) -> None:
     case = make_chain(4, 3, 260).to(device)
     assert case.draft_logits is not None

@@ -84,7 +84,7 @@ def test_good_parents_come_back() -> None:
     ("parents", "message"),
     [
         ([], r"parents\[0\] must be -1 \(the root\), got nothing"),
-        ([0, 0], r"parents\[0\] must be -1 \(the root\), got 0"),
+        ([0, 5], r"parents\[0\] must be -1 \(the root\), got 0"),
         ([-1, 0, 7], r"parents\[2\] must be in \[-1, 3\), got 7"),
         ([-1, -2], r"parents\[1\] must be in \[-1, 2\), got -2"),
         ([-1, 1], "parents must be without cycle, got 1 -> 1"),
@@ -99,6 +99,12 @@ def test_good_parents_come_back() -> None:
 def test_bad_parents_are_refused_with_the_reason(parents: Any, message: str) -> None:
     with pytest.raises(ValueError, match="tree_from_parents: " + message):
         tree_from_parents(parents)
+
+
+def test_lookahead_has_a_window_of_columns_and_branches_of_guesses() -> None:
+    columns = [-1, 0, 1, 0, 1, 2, 3, 4, 5]  # three rows of three: the first a chain, each below the one above it
+    assert tree_from_lookahead(4, 3, 2).tolist() == [*columns, 0, 9, 10, 0, 12, 13]
+    assert tree_from_lookahead(2, 1, 0).tolist() == [-1]
 
 
 def test_lookahead_refuses_sizes_out_of_range() -> None:

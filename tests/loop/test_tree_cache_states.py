@@ -79,7 +79,7 @@ def test_a_chain_that_is_kept_whole_is_not_replayed(family: str, rows: int, monk
 @pytest.mark.parametrize("family", ["qwen3_next", "kimi_linear", "lfm2", "bamba"])
 def test_a_tree_that_grows_level_by_level_is_the_whole_one(family: str) -> None:
     """Siblings, children, children's children, behind texts of several lengths."""
-    network, draw, lengths, width = model(family), random.Random(1), [9, 4, 1], 3
+    network, draw, lengths, width = model(family), random.Random(1), [9, 4, 1], 4
     text = torch.tensor([random_tokens(9, draw) for _ in lengths])
     levels = [torch.tensor([random_tokens(width, draw) for _ in lengths]) for _ in range(3)]
     rows = [torch.tensor([[draw.randrange(width) for _ in range(width)] for _ in lengths]) for _ in range(2)]
