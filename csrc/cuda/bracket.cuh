@@ -86,7 +86,7 @@ __device__ inline Gathered gather_tile(const FilteredRow& f, int tile, Bracket q
   float v[16];
   const int64_t base = static_cast<int64_t>(tile) * kTile + threadIdx.x * 8;
 #pragma unroll
-  for (int run = 0; run < 2; ++run) f.row.load8<kEdited>(base + run * (kTile / 2), v + 8 * run);
+  for (int run = 0; run < 2; ++run) f.row.load8<kEdited, 8>(base + run * (kTile / 2), v + 8 * run);
   float mass[3] = {};
   int count[3] = {}, own = 0, listed;
 #pragma unroll

@@ -81,30 +81,32 @@ __device__ __forceinline__ void load_ragged(const LogitRow& row, int64_t base, i
   }
 }
 
+// The same where its end lies between two loads.
+template <LogitType kType, int kCount>
+__device__ __forceinline__ void load_last(const LogitRow& own, int64_t left, Words (&v)[kCount]) {
+  using C = Chunk<kType>;
+  constexpr uint32_t kNone = kNothing32<kType>;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    v[i] = {{kNone, kNone, kNone, kNone}};
+    if (C::step(i) < left) v[i] = own.template words_at<16 / C::kPer>(C::step(i));
+  }
+}
+
 // Some tiles of a row, -inf past its end.
 template <LogitType kType, int kCount>
 __device__ __forceinline__ void load_tiles(const LogitRow& row, int64_t base, int64_t size,
                                            Words (&v)[kCount]) {
   using C = Chunk<kType>;
   constexpr int kBytes = 16 / C::kPer;
-  if (row.is_aligned() && base + kCount / C::kOfTile * kTile <= size) {
-    const LogitRow own = row.from(base + C::offset(0), kBytes);
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) v[i] = own.template words_at<kBytes>(C::step(i));
-    return;
+  const bool is_whole = base + kCount / C::kOfTile * kTile <= size;
+  if (!row.is_aligned() || !(is_whole || size % C::kPer == 0)) {
+    return load_ragged<kType>(row, base, size, v);
   }
-  if (row.is_aligned() && size % C::kPer == 0) {
-    const LogitRow own = row.from(base + C::offset(0), kBytes);
-    const int64_t left = size - base - C::offset(0);
+  const LogitRow own = row.from(base + C::offset(0), kBytes);
+  if (!is_whole) return load_last<kType>(own, size - base - C::offset(0), v);
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      constexpr uint32_t kNone = kNothing32<kType>;
-      v[i] = C::step(i) < left ? own.template words_at<kBytes>(C::step(i))
-                               : Words{{kNone, kNone, kNone, kNone}};
-    }
-    return;
-  }
-  load_ragged<kType>(row, base, size, v);
+  for (int i = 0; i < kCount; ++i) v[i] = own.template words_at<kBytes>(C::step(i));
 }
 
 // -inf where the packed bits are 0.

@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(kThreads, 4)
                                  tile * kTileBlocks * (type == LogitType::kFloat32 ? 4 : 2);
   float v[16];
 #pragma unroll
-  for (int run = 0; run < 2; ++run) row.load8(base + run * (kTile / 2), v + 8 * run);
+  for (int run = 0; run < 2; ++run) row.load8<true, 8>(base + run * (kTile / 2), v + 8 * run);
   Partial out{};
   out.maximum = tile_maximum(v, type, maxima);
   if ((p.flags & kWantsMass) != 0) {
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(kThreads, 4)
   if ((p.flags & kWantsRaw) != 0 && row.is_target) {
 #pragma unroll
     for (int run = 0; run < 2; ++run) {
-      row.values.logits.load8(base + run * (kTile / 2), row.size, v + 8 * run);
+      row.values.logits.load8<8>(base + run * (kTile / 2), row.size, v + 8 * run);
     }
     out.raw_maximum = tile_maximum(v, type, {});
     out.raw_mass = tile_sums(v, out.raw_maximum, kLog2E, false).mass;

@@ -128,31 +128,31 @@ class LogitRow {
     return reinterpret_cast<const uint32_t*>(data_)[i];
   }
 
-  // out[j] = row[i + j] for i + j < size, else -inf. i is a multiple of 8; 16-byte loads where the
-  // row is aligned.
-  __device__ __forceinline__ void load8(int64_t i, int64_t size, float* out) const {
-    if (i + 8 > size || data_ % 16 != 0) {
-      const LogitRow rest = from(i, type_ == LogitType::kFloat32 ? 4 : 2);
-      const int left = size - i < 8 ? static_cast<int>(size - i) : 8;
+  // out[j] = row[first + j] for first + j < size, else -inf. `first` is a multiple of 8; 16-byte
+  // loads where the row is aligned, else values in turn, kAtOnce of them: eight where a row is
+  // streamed; elsewhere this code is only in the way of the others.
+  template <int kAtOnce = 1>
+  __device__ __forceinline__ void load8(int64_t first, int64_t size, float* out) const {
+    if (first + 8 > size || data_ % 16 != 0) {
+      const LogitRow rest = from(first, type_ == LogitType::kFloat32 ? 4 : 2);
+      const int left = size - first < 8 ? static_cast<int>(size - first) : 8;
 #pragma unroll
       for (int j = 0; j < 8; ++j) out[j] = -INFINITY;
-#pragma unroll 1
-      for (int half = 0; half < 8; half += 4) {  // in turn: all others pass by this code
+#pragma unroll kAtOnce
+      for (int i = 0; i < 8; ++i) {
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          out[j] = out[4 + j];
-          out[4 + j] = half + j < left ? rest.at(half + j) : -INFINITY;
-        }
+        for (int j = 0; j < 7; ++j) out[j] = out[j + 1];
+        out[7] = i < left ? rest.at(i) : -INFINITY;
       }
     } else if (type_ == LogitType::kFloat32) {
-      const Words first = words(data_ + i * 4), second = words(data_ + i * 4 + 16);
+      const Words low = words(data_ + first * 4), high = words(data_ + first * 4 + 16);
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        out[j] = bits_float(first.w[j]);
-        out[4 + j] = bits_float(second.w[j]);
+        out[j] = bits_float(low.w[j]);
+        out[4 + j] = bits_float(high.w[j]);
       }
     } else {
-      const Words all = words(data_ + i * 2);
+      const Words all = words(data_ + first * 2);
       const bool is_bfloat16 = type_ == LogitType::kBFloat16;
 #pragma unroll
       for (int j = 0; j < 4; ++j) {

@@ -77,18 +77,18 @@ struct MaskedRow {
     return kEdited && edits && edits.has(id) ? edits.apply(logit, edits.place(id)) : logit;
   }
   // The values from id `first` on, a multiple of 8; -inf past the end and where not allowed.
-  template <bool kEdited = true>
+  template <bool kEdited = true, int kAtOnce = 1>
   __device__ __forceinline__ void load8(int64_t first, int64_t size, float* v) const {
-    load_unmasked8<kEdited>(first, size, v);
+    load_unmasked8<kEdited, kAtOnce>(first, size, v);
     if (!allowed || first >= size) return;
     const unsigned kept = bits(first);
 #pragma unroll
     for (int j = 0; j < 8; ++j) v[j] = (kept >> j & 1u) != 0 ? v[j] : -INFINITY;
   }
   // The same of a row without packed bits.
-  template <bool kEdited = true>
+  template <bool kEdited = true, int kAtOnce = 1>
   __device__ __forceinline__ void load_unmasked8(int64_t first, int64_t size, float* v) const {
-    logits.load8(first, size, v);
+    logits.load8<kAtOnce>(first, size, v);
     if constexpr (kEdited) {
       if (edits && first < size) edits.edit8(first, v);
     }

@@ -25,7 +25,7 @@ struct PairRows {
   // Draft logits of eight target ids.
   template <bool kEdited = true>
   __device__ void load_draft8(const Problem& p, int64_t first, float* v) const {
-    if (!p.token_map) return draft.load_unmasked8<kEdited>(first, p.draft_vocab, v);
+    if (!p.token_map) return draft.load_unmasked8<kEdited, 8>(first, p.draft_vocab, v);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const int64_t column = first + j < p.vocab ? column_of(p, first + j) : -1;
@@ -67,7 +67,7 @@ __device__ inline void load_pair_tile(const Problem& p, const PairRows& r, int64
   for (int j = 0; j < kPerThread; ++j) l[j] = -INFINITY;
 #pragma unroll
   for (int run = 0; run < 2; ++run)
-    r.target.load8<kEdited>(first_of(base, run), p.vocab, v + 8 * run);
+    r.target.load8<kEdited, 8>(first_of(base, run), p.vocab, v + 8 * run);
   if (r.task.kind != kPair) return;
 #pragma unroll
   for (int run = 0; run < 2; ++run) r.load_draft8<kEdited>(p, first_of(base, run), l + 8 * run);

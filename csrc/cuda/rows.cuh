@@ -21,9 +21,9 @@ struct Row {
     return kEdited ? values.type() : values.logits.type();
   }
   // The values from id `first` on, a multiple of 8; -inf past the end and where not allowed.
-  template <bool kEdited = true>
+  template <bool kEdited = true, int kAtOnce = 1>
   __device__ __forceinline__ void load8(int64_t first, float* v) const {
-    values.load8<kEdited>(first, size, v);
+    values.load8<kEdited, kAtOnce>(first, size, v);
   }
   template <bool kEdited = true>
   __device__ float at(int64_t id) const {
