@@ -73,11 +73,9 @@ TWINS = (
     Twin(
         "race: ids are scored before they are listed",
         "race.cuh",
-        """
-is_first, best, entrants);
+        """ entrants);
       __syncthreads();""",
-        """
-is_first, best, entrants);
+        """ entrants);
       if (!TWIN) __syncthreads();""",
         "sample plain 1",
     ),
@@ -222,12 +220,10 @@ is_first, best, entrants);
     Twin(
         "filters: the list of open rows is read without a barrier",
         "settle.cu",
-        """
-* kThreads + threadIdx.x;
+        """ * kThreads + threadIdx.x;
     }
     __syncthreads();""",
-        """
-* kThreads + threadIdx.x;
+        """ * kThreads + threadIdx.x;
     }
     if (!TWIN) __syncthreads();""",
         "sample gathered 1",
