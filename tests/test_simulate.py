@@ -114,6 +114,12 @@ def test_a_second_result_of_a_shuffle_stays_where_it_is_read() -> None:
     assert lines(f"{shuffle} @%p1 ret;")[0] == shuffle
 
 
+def test_a_half_that_nobody_has_written_is_not_moved() -> None:
+    move = "mov.b64 %rd1, {%r1, %r2};"
+    assert lines(move) == ["mov.b64 %rd1, {%r1, %r1};"]
+    assert lines(f"mov.b32 %r2, 1; {move}")[1] == move
+
+
 def chain(name: str, count: int = 1) -> list[str]:
     return [f"ex2.approx.f32 %{name}{i + 1}, %{name}{i};" for i in range(count)]
 

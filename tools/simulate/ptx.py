@@ -112,9 +112,14 @@ class _Body:
 
     def __init__(self, text: str, number: int, timed: bool) -> None:
         self.text, self.number, self.timed, self.count = text, number, timed, 0
-        predicates = re.findall(r"\|\s*(%p\d+)", text)
         # A second result of shfl that nobody reads stays away: the timing model stumbles over it.
-        self.unread = {p for p in predicates if len(re.findall(rf"{p}\b", text)) == 1}
+        self.unread = self._once(r"\|\s*(%p\d+)")
+        # nvcc moves a half that nobody has written, nor reads, along with the other one: the simulator refuses that.
+        self.unwritten = self._once(r"mov\.b64\s+%\w+,\s*\{%\w+,\s*(%\w+)\}")
+
+    def _once(self, pattern: str) -> set[str]:
+        """Registers of these places that stand nowhere else."""
+        return {r for r in re.findall(pattern, self.text) if len(re.findall(rf"{r}\b", self.text)) == 1}
 
     def lines(self) -> Iterator[str]:
         for statement in statements(self.text):
@@ -135,6 +140,9 @@ class _Body:
             ("bar.warp", "cp.async.commit", "cp.async.wait")
         ):
             return
+        if opcode == "mov.b64" and given[1].startswith("{"):
+            low, high = _listed(given[1])
+            given[1] = f"{{{low}, {low if high in self.unwritten else high}}}"
         made = _replacement(opcode, given, self.timed)
         if kind == "fence":
             yield f"{guard}membar.gl;"
