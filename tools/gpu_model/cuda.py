@@ -29,7 +29,7 @@ from compile_cuda import FLAGS, INCLUDE, Usage, parse, short_name  # noqa: E402
 
 BUILD = ROOT / "build" / "gpu-model"
 DRAFT = 5
-# Paths for rows of another dtype, in code that picks its dtype at run time, for rows that are not aligned, and for ends.
+# Paths for rows of another dtype, in code that picks its dtype at run time, for rows that are not aligned, for ends.
 OTHER_DTYPES = (
     r"kFloat32|0x1p30f /|is_aligned && first|count_read\(4\)|count_read\(2\)|i \* 4|at\(i \+ j\)|scaled|rest\b|"
     r"load_ragged|load_last|half_at|word_at"
