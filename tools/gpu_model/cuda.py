@@ -31,8 +31,7 @@ BUILD = ROOT / "build" / "gpu-model"
 DRAFT = 5
 # Paths for rows of another dtype, in code that picks its dtype at run time, for rows that are not aligned, for ends.
 OTHER_DTYPES = (
-    r"kFloat32|0x1p30f /|is_aligned && first|count_read\(4\)|count_read\(2\)|i \* 4|at\(i \+ j\)|scaled|rest\b|"
-    r"load_ragged|load_last|half_at|word_at"
+    r"kFloat32|count_read\(4\)|count_read\(2\)|at\(i \+ j\)|scaled|rest\b|load_ragged|load_last|half_at|word_at"
 )
 # Flat rows, of which there is no call here; trees, whose rows are found in another way.
 OTHER_LAYOUTS = r"open_flat|find_tree_row"
