@@ -11,14 +11,16 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from cases import FILTERS, RULES, make_chain, make_rng, mixed_sampling
+from cases import FILTERS, RULES, ChainCase, make_chain, make_rng, mixed_sampling
 from edit_cases import make_edits
+from sparse_cases import sparse_chain, sparse_tree
 from torch import Tensor
-from tree_cases import TREE_RULES, distinct_tokens, make_tree
+from tree_cases import TREE_RULES, TreeCase, distinct_tokens, make_tree
 
 from specdec_kernels import (
     ResidualProbs,
     Sampling,
+    SparseRows,
     acceptance_ratios,
     batch_sd,
     edit_rows,
@@ -314,6 +316,29 @@ def residual_calls(vocab: int, batch: int, filters: str) -> list[Call]:
             Call(f"{name} token_map", function, smaller, drafted | more, vocab, budget, {}, token_map),
         ]
     return calls
+
+
+def sparse_calls(vocab: int, batch: int) -> list[Call]:
+    """Draft rows of candidates: every rank has all of them, by ids of the whole vocabulary; some rows are bad."""
+    calls = []
+    for rule in ("ratio", "block"):
+        case = make_chain(batch, 3, vocab, rule=rule, filters="temperature", ragged=True, greedy_every=5)
+        calls.append(_sparse_call(rule, verify_chain, case, {"draft_ids": case.draft_ids}, sparse_chain(case, 7)))
+    for rule in ("recursive", "traversal", "greedy_multi_draft"):
+        tree = make_tree(batch, 7, vocab, rule=rule, filters="temperature", greedy_every=5)
+        ids = {"token_ids": tree.token_ids, "parents": tree.parents}
+        calls.append(_sparse_call(rule, verify_tree, tree, ids, sparse_tree(tree, 12)))
+    return calls
+
+
+def _sparse_call(
+    rule: str, op: Callable[..., Any], case: ChainCase | TreeCase, ids: dict[str, Tensor], rows: SparseRows
+) -> Call:
+    rows.ids[3, 0, 0] = case.target_logits.shape[-1]  # no id
+    rows.logsumexp[6, 0] += 0.1
+    keywords = {**case.keywords, **ids, "draft_logits": rows, "logprobs": "processed"}
+    vocab, exchanges = case.target_logits.shape[-1], 2 + 2 * case.target_logits.shape[1]
+    return Call(f"{rule} candidates", op, {"target_logits": case.target_logits}, keywords, vocab, exchanges)
 
 
 def branch_call(vocab: int, batch: int, seed: int) -> Call:

@@ -12,12 +12,14 @@ import torch
 from cases import RULES, make_chain, make_rng, mixed_sampling
 from check import assert_same
 from op_calls import moved
+from sparse_cases import sparse_chain, sparse_tree
 from torch import Tensor
 from tree_cases import TREE_RULES, make_tree
 
 from specdec_kernels import (
     RngKey,
     Sampling,
+    SparseRows,
     acceptance_ratios,
     residual_probs,
     residual_sample,
@@ -45,6 +47,18 @@ def tree(rule: str) -> Call:
     return verify_tree, {**dict(zip(names, case.tensors, strict=True)), **case.keywords, "logprobs": "raw"}
 
 
+def chain_of_candidates(rule: str) -> Call:
+    case = make_chain(BATCH, 3, VOCAB, rule=rule, ragged=True, filters="temperature")
+    rows = {"draft_ids": case.draft_ids, "target_logits": case.target_logits, "draft_logits": sparse_chain(case, 7)}
+    return verify_chain, {**rows, **case.keywords}
+
+
+def tree_of_candidates(rule: str) -> Call:
+    case = make_tree(BATCH, 7, VOCAB, rule=rule, filters="temperature")
+    rows = {"token_ids": case.token_ids, "parents": case.parents, "target_logits": case.target_logits}
+    return verify_tree, {**rows, "draft_logits": sparse_tree(case, 12), **case.keywords}
+
+
 def ratios(flat: bool) -> Call:
     _, given = chain("ratio", flat=flat)
     return acceptance_ratios, {name: given[name] for name in given if name not in ("rng", "rule", "logprobs")}
@@ -70,6 +84,8 @@ CALLS: dict[str, Callable[[], Call]] = {
     "chain ratio stats": lambda: chain("ratio", drafts="stats"),
     "chain block point": lambda: chain("block", drafts="point"),
     "chain ratio flat": lambda: chain("ratio", flat=True),
+    **{f"chain {rule} candidates": lambda rule=rule: chain_of_candidates(rule) for rule in ("ratio", "block")},  # type: ignore[misc]
+    **{f"tree {rule} candidates": lambda rule=rule: tree_of_candidates(rule) for rule in ("recursive", "traversal")},  # type: ignore[misc]
     **{f"tree {rule}": lambda rule=rule: tree(rule) for rule in TREE_RULES},  # type: ignore[misc]
     "ratios": lambda: ratios(False),
     "ratios flat": lambda: ratios(True),
@@ -106,7 +122,7 @@ def unreadable(rows: Tensor, keeps: list[mmap.mmap]) -> Tensor:
 
 def poisoned(name: str, value: Any, is_flat: bool) -> Any:
     """An argument whose entries of requests that are not active would do harm."""
-    if isinstance(value, (Sampling, RngKey)):
+    if isinstance(value, (Sampling, RngKey, SparseRows)):
         parts = value._asdict()
         return type(value)(**{field: poisoned(field, parts[field], False) for field in parts})
     if not isinstance(value, Tensor) or is_flat or len(value) != BATCH or name in ("token_map", "seed", "position"):
@@ -123,7 +139,7 @@ def test_a_request_that_is_not_active_is_not_read_and_changes_no_other(name: str
     given = {key: poisoned(key, value, is_flat) for key, value in given.items()}
     keeps: list[mmap.mmap] = []
     for rows in ("logits", "target_logits", "draft_logits"):
-        if device == "cpu" and backend != "reference" and given.get(rows) is not None and not is_flat:
+        if device == "cpu" and backend != "reference" and isinstance(given.get(rows), Tensor) and not is_flat:
             given[rows] = unreadable(torch.nan_to_num(given[rows]), keeps)
     for part in ("sampling", "draft_sampling"):
         if given.get(part) is not None:

@@ -10,6 +10,7 @@ import torch
 from cases import make_chain
 from check import assert_same
 from op_calls import moved
+from sparse_cases import sparse_chain, sparse_tree
 from torch import Tensor
 from tree_cases import make_tree
 
@@ -55,6 +56,16 @@ def test_requests_of_a_chain_get_what_their_rules_give(backend: str, device: str
 
 def test_requests_of_trees_get_what_their_rules_give(backend: str, device: str, is_slow: bool) -> None:
     expect(verify_tree, tree(), TREE, device, is_slow)
+
+
+def test_drafts_of_candidates_are_read_by_the_rules_that_read_drafts(backend: str, device: str, is_slow: bool) -> None:
+    case = make_chain(BATCH, 3, VOCAB, ragged=True, filters="temperature")
+    rows = {"draft_ids": case.draft_ids, "target_logits": case.target_logits, "draft_logits": sparse_chain(case, 7)}
+    expect(verify_chain, {**rows, **case.keywords}, CHAIN, device, is_slow)
+    nodes = make_tree(BATCH, 7, VOCAB, rule="recursive", filters="temperature")
+    names = ("token_ids", "parents", "target_logits")
+    rows = {**dict(zip(names, nodes.tensors, strict=False)), "draft_logits": sparse_tree(nodes, 12)}
+    expect(verify_tree, {**rows, **nodes.keywords}, TREE, device, is_slow)
 
 
 def test_options_are_those_of_their_own_rule(backend: str, device: str) -> None:

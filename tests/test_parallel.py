@@ -20,6 +20,7 @@ from shard_cases import (
     residual_calls,
     run_on_ranks,
     sample_calls,
+    sparse_calls,
     tree_calls,
     whole_probs,
     wide_call,
@@ -111,6 +112,14 @@ def test_edits_are_those_of_one_rank(ranks: int, filters: str) -> None:
 @pytest.mark.parametrize(("ranks", "filters"), [(2, "none"), (4, "all"), (8, "top_p")])
 def test_residuals_are_those_of_one_rank(ranks: int, filters: str) -> None:
     check(ranks, residual_calls(61, 16, filters))
+
+
+@pytest.mark.parametrize(("ranks", "vocab"), [(2, 40), (4, 61)])
+def test_drafts_of_candidates_are_decided_as_by_one_rank(ranks: int, vocab: int) -> None:
+    calls = sparse_calls(vocab, 12)
+    check(ranks, calls)
+    for call in calls:
+        assert call.one_rank().status[3] == call.one_rank().status[6] == 2, call.name
 
 
 def test_ranks_leave_out_requests_that_are_not_active() -> None:

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from cases import ChainCase, make_chain, make_rng
+from cases import make_chain, make_rng
 from check import assert_biased, assert_distribution
 from exact_chains import joint_error, processed
 from exact_trees import joint_error as tree_joint_error
 from exact_trees import output_distribution, random_rows
+from sparse_cases import sparse_chain, sparse_of, sparse_tree
 from torch import Tensor
 from tree_cases import make_tree
 
@@ -28,28 +29,6 @@ from specdec_kernels import (
 )
 
 INF = float("inf")
-
-
-def sparse_of(rows: Tensor, k: int, drawn: Tensor, temperature: Tensor, dtype: torch.dtype = torch.int64) -> SparseRows:
-    """The k - 2 likeliest candidates of rows [batch, n, vocab] and the drafted ids, shuffled and padded to k."""
-    batch, n, vocab = rows.shape
-    wanted = torch.zeros(batch, n, vocab + 1, dtype=torch.bool)
-    wanted.scatter_(2, rows.float().topk(k - 2, dim=2).indices, True)
-    wanted.scatter_(2, torch.where(drawn >= 0, drawn, vocab), True)
-    g = torch.Generator().manual_seed(k)
-    order = torch.rand(wanted[..., :-1].shape, generator=g).masked_fill(~wanted[..., :-1], INF).argsort(2)[..., :k]
-    kept = wanted.gather(2, order)
-    logits = torch.where(kept, rows.gather(2, order), -INF)
-    return SparseRows(
-        torch.where(kept, order, -1).to(dtype), logits, (logits.float() / temperature[:, None, None]).logsumexp(2)
-    )
-
-
-def sparse_chain(case: ChainCase, k: int, dtype: torch.dtype = torch.int64) -> SparseRows:
-    assert case.draft_logits is not None
-    temperature = case.keywords["draft_sampling"].temperature
-    temperature = torch.ones(len(case.draft_ids)) if temperature is None else temperature
-    return sparse_of(case.draft_logits, k, case.draft_ids[..., None], temperature, dtype)
 
 
 def moved(rows: SparseRows, device: str) -> SparseRows:
@@ -111,12 +90,7 @@ def test_a_tree_is_decided_as_with_dense_rows(backend: str, device: str, is_slow
             case.keywords["replacement"] = True
         else:
             case.keywords["rule"] = rule
-        children = (case.parents[:, None] == torch.arange(7)[:, None]) & (case.token_ids[:, None] >= 0)
-        drawn = torch.where(children, case.token_ids[:, None], -1)  # [batch, node, its children]
-        drawn[::4, :, 2:] = -1  # some candidates are not kept
-        assert case.draft_logits is not None
-        temperature = case.keywords["draft_sampling"].temperature
-        rows, case = moved(sparse_of(case.draft_logits, 12, drawn, temperature), device), case.to(device)
+        rows, case = moved(sparse_tree(case, 12), device), case.to(device)
         arguments = (case.token_ids, case.parents, case.target_logits)
         result = assert_like_dense(verify_tree, arguments, rows, vocab, **case.keywords)
         accepted += int(result.num_accepted.sum())
