@@ -187,6 +187,16 @@ def test_a_draft_model_may_have_another_vocabulary() -> None:
     assert {x for row in ids for x in row} <= set(token_map.tolist())
 
 
+def test_a_draft_model_of_fewer_ids_needs_a_map() -> None:
+    target, drafter = tiny(1), DraftModel(tiny(0, vocab=3))
+    refusal = r"drafter must be of the target's \d+ ids, or with a token_map, got 3 ids"
+    for of_fewer in (drafter, SuffixOr(drafter)):
+        with pytest.raises(ValueError, match=refusal):
+            generate(target, of_fewer, [[1, 2]], rule="match", sampling=Sampling(), max_new_tokens=2)
+    mapped = DraftModel(tiny(0, vocab=3), token_map=torch.arange(3, dtype=torch.int32))
+    assert generate(target, mapped, [[3, 2]], rule="match", sampling=Sampling(), max_new_tokens=2).tokens[0]
+
+
 def test_retrieval_drafts_the_most_frequent_beginnings() -> None:
     store = Datastore.build([[1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 3, 5, 6], [8, 2, 9], [1, 2, 7]])
     drafter = Retrieval(store, candidates=4)

@@ -209,6 +209,7 @@ def test_out_receives_the_results_and_no_request_is_fine(backend: str, device: s
         ({"past": 3, "format": "int32"}, "past must be left out for format 'int32'"),
         ({"window": -1}, "window must be a host int >= 0"),
         ({"format": "additive", "dtype": torch.float64}, "dtype must be float32, bfloat16 or float16"),
+        ({"format": "int32", "dtype": torch.float16}, "dtype must be left out for format 'int32'"),
         (
             {"parents": torch.zeros(2, 33).int(), "format": "sglang_packed"},
             "parents must be of at most 32 nodes for format 'sglang_packed'",

@@ -85,6 +85,7 @@ class Drafter:
     # Which of the target's hidden states it reads, as transformers numbers them: 0 the embedding, -1 the last, normed.
     features: Sequence[int] = ()
     networks: Sequence[nn.Module] = ()  # that it runs
+    vocab: int | None = None  # how many of the target's ids they know; None: all
     clock: Clock | None = None  # of the run: see `timed`
     grammars = DraftGrammars([], 0)  # of the texts; drafts of a drafter that does not heed them are only verified
 

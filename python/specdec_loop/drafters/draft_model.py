@@ -45,6 +45,7 @@ class DraftModel(CachedDrafter):
             raise ValueError(f"DraftModel: model must be a transformers causal LM, got {type(model).__name__}")
         self.model, self.sampling, self.token_map = model, sampling, token_map
         self.networks = (model,)
+        self.vocab = model.config.get_text_config(decoder=True).vocab_size if token_map is None else None
         self._confidence = Confidence(confidence)
         if token_map is not None:
             self._sorted, self._column = token_map.long().sort()

@@ -39,6 +39,7 @@ class SuffixOr(Drafter):
                 f"got {type(drafter).__name__}, which lacks {', '.join(missing)}"
             )
         self.drafter, self.features, self.networks = drafter, drafter.features, drafter.networks
+        self.vocab = drafter.vocab
         self.suffixes = SuffixDecoding(factor=2.0) if suffixes is None else suffixes
 
     def begin(self, sequences: Sequences, *, rule: str, sampling: Sampling, longest: int) -> None:

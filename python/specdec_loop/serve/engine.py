@@ -116,14 +116,14 @@ class Engine:
             ValueError: a model or a drafter that cannot be served.
         """
         first = make_drafter() or NoDrafter()
-        _check_drafter(first, budget)
         check(model, first.features)
+        config = model.config.get_text_config(decoder=True)
+        _check_drafter(first, budget, config.vocab_size)
         self.lengths = FixedLength(4) if draft_length is None else draft_length
         self.lengths.begin(first.nodes)
         self._overhang = max(first.nodes(self.lengths.longest), 1 + self.lengths.longest)
         self.slots, self.model, self._budget, self._features = slots, model, budget, first.features
         self._networks = first.networks
-        config = model.config.get_text_config(decoder=True)
         self.longest = pages * page_size - self._overhang
         if (most := getattr(config, "max_position_embeddings", None)) is not None:
             self.longest = min(self.longest, most)
@@ -374,7 +374,7 @@ class Engine:
         compact_cache(self._layout.with_block_table(table), path, followers, lengths)
 
 
-def _check_drafter(drafter: Drafter, budget: int | None) -> None:
+def _check_drafter(drafter: Drafter, budget: int | None, vocab: int) -> None:
     name = type(drafter).__name__
     if "match" not in drafter.rules:
         raise ValueError(
@@ -383,6 +383,8 @@ def _check_drafter(drafter: Drafter, budget: int | None) -> None:
         )
     if budget is not None and not set(drafter.rules) <= set(CHAIN_RULES):
         raise ValueError(f"{name} cannot be served under a budget of drafts: it drafts trees, and budgets cut chains")
+    if drafter.vocab is not None and drafter.vocab < vocab:
+        raise ValueError(f"{name} knows {drafter.vocab} of the target's {vocab} ids: give it a token_map")
 
 
 def _texts(requests: Sequence[Request]) -> list[tuple[Sequences, slice]]:

@@ -114,8 +114,9 @@ def tree_mask(
     check = Checker.of(name, "parents", parents, "of int32 or int64")
     batch, nodes = check.parents(parents)
     code = check.choice("format", format, MASK_FORMATS)
-    if format == "additive" and dtype not in _ADDITIVE:
-        fail(name, "dtype", "float32, bfloat16 or float16", dtype)
+    if dtype not in (_ADDITIVE if format == "additive" else _ADDITIVE[:1]):
+        expected = "float32, bfloat16 or float16" if format == "additive" else f"left out for format {format!r}"
+        fail(name, "dtype", expected, dtype)
     check.size("window", window, 0)
     cached = past if isinstance(past, int) else None if isinstance(past, Tensor) else 0
     if isinstance(past, int):
