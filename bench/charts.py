@@ -80,7 +80,8 @@ def as_multiple(ratio: float) -> str:
 
 def lanes(axis: Any, rows: list[list[tuple[str, float]]]) -> None:
     """A line of dots for each case, rivals in order: the first is orange and named, the last is named."""
-    for y, rivals in enumerate(rows):
+    for y, timed in enumerate(rows):
+        rivals = [(name.removesuffix(" (launched)"), ratio) for name, ratio in timed]
         ratios = [ratio for _, ratio in rivals]
         axis.plot([min(1, ratios[0]), max(1, ratios[-1])], [y, y], color="#DDDDDD", linewidth=1.2, zorder=1)
         axis.plot(ratios[1:], [y] * (len(ratios) - 1), "o", color=OTHER, markersize=7, zorder=2)

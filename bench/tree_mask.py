@@ -66,9 +66,8 @@ def ours(case: MaskCase, x: Shape, backend: str) -> TreeMask:
     if case.format == "layout and bool":
         tree_layout(x.parents, max_depth=MAX_DEPTH, backend=backend)
         return tree_mask(x.parents, backend=backend)
-    return tree_mask(
-        x.parents, format=kind(case), past=case.past or None, dtype=torch.bfloat16, backend=backend
-    )  # fmt: skip
+    named = {"dtype": torch.bfloat16} if kind(case) == "additive" else {}
+    return tree_mask(x.parents, format=kind(case), past=case.past or None, backend=backend, **named)
 
 
 def minimum(case: MaskCase, x: Shape, result: TreeMask) -> int:

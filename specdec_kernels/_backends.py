@@ -41,7 +41,7 @@ def use_backend(backend: str) -> Iterator[None]:
         >>> with use_backend("reference"):
         ...     pass
     """
-    if backend not in BACKENDS and backend not in _native.test_backends():
+    if backend not in BACKENDS and backend not in _native.test_backends:
         raise ValueError(f"use_backend: backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
     choice = _Choice(backend)
     _choices.append(choice)

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 _FOLDER = Path(__file__).parent
-_test_backends: list[str] = []
+test_backends: list[str] = []  # that a test suite added: the CUDA sources run on the host
 
 
 def _files(stem: str) -> list[Path]:
@@ -52,19 +52,3 @@ def cuda_reason() -> str | None:
     if torch.version.cuda is None or not torch.cuda.is_available():
         return "this torch has no usable CUDA device"
     return _load("_cuda")
-
-
-def test_backends() -> tuple[str, ...]:
-    """Backends that a test suite added (the CUDA sources run on the host)."""
-    return tuple(_test_backends)
-
-
-def load_test_backend(name: str, library: str) -> None:
-    """Load the CUDA sources, built for cpu tensors, as a backend of every op that has `cuda`; used by the tests."""
-    from ._op import OPS
-
-    for op in OPS.values():
-        if "cuda" in op.backends:
-            op.declare(name)
-    torch.ops.load_library(library)
-    _test_backends.append(name)

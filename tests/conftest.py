@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import interpreter
 
 import specdec_kernels
-from specdec_kernels import _native
+from specdec_kernels import _native, _op
 
 if os.environ.get("TRITON_INTERPRET") == "1":
     interpreter.patch_once()
@@ -64,8 +64,8 @@ def cuda_host() -> None:
     """The CUDA sources compiled for the host, once a session."""
     from native.build import build
 
-    if "cuda_host" not in _native.test_backends():
-        _native.load_test_backend("cuda_host", str(build()))
+    if "cuda_host" not in _native.test_backends:
+        _op.load_test_backend("cuda_host", str(build()))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

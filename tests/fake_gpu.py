@@ -302,7 +302,7 @@ def fake_gpu() -> Iterator[State]:
 
     from specdec_kernels import _backends, _native
 
-    assert "cuda_host" in _native.test_backends()
+    assert "cuda_host" in _native.test_backends
     kept: list[tuple[Any, str, Any]] = []
 
     def replace(owner: Any, name: str, value: Any) -> None:

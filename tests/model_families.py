@@ -1,7 +1,7 @@
 """Which models of transformers are served: tiny random ones, continued by each way in and by transformers alone.
 
-    python tools/model_families.py                print the table
-    python tools/model_families.py --page FILE    write the page: the table, then all other causal LMs of transformers
+    python tests/model_families.py                print the table
+    python tests/model_families.py --page FILE    write the page: the table, then all other causal LMs of transformers
 
 Each model continues four prompts of different lengths, greedily, in float32. The drafters know the text and make one
 draft in four wrong, so drafts are accepted and rejected; in a tree each right node has a wrong sibling. It exits with 1

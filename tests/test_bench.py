@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -290,8 +292,21 @@ def test_a_rival_that_no_graph_holds_is_compared_with_our_launches() -> None:
     assert "driver 1.2, copies 3000.0 GB/s" in tables.machine_table([content])[-1]
 
 
-def test_charts_of_the_page_are_small_and_can_be_drawn(tmp_path: Path) -> None:
+def test_charts_of_the_page_are_small_and_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
+    cut = []
+
+    def save(figure: Any, path: Path) -> None:
+        figure.canvas.draw()
+        inside = figure.bbox.padded(1)
+        for text in itertools.chain(figure.texts, *(axis.texts for axis in figure.axes)):
+            box = text.get_window_extent()
+            if not (inside.contains(box.x0, box.y0) and inside.contains(box.x1, box.y1)):
+                cut.append(f"{path.name}: {text.get_text()}")
+        write(figure, path)
+
+    write = charts.save
+    monkeypatch.setattr(charts, "save", save)
     charts.draw(
         report.result_contents(),
         json.loads(results.LOOP.read_text()),
@@ -304,6 +319,7 @@ def test_charts_of_the_page_are_small_and_can_be_drawn(tmp_path: Path) -> None:
         assert f"](benchmarks/{drawn.name})" in page
         assert drawn.stat().st_size < 150_000
         assert committed.stat().st_size < 150_000
+    assert not cut
 
 
 def test_readme_without_the_region_is_an_error() -> None:

@@ -130,7 +130,7 @@ def test_the_api_reference_has_every_public_name() -> None:
             module = name
         elif directive in ("autofunction", "autoclass", "autodata"):
             documented.add(name if name.startswith("specdec_") else f"{module}.{name}")
-    for name in ("specdec_kernels", "specdec_loop", "specdec_loop.hf"):
+    for name in modules:
         public = {f"{name}.{public_name}" for public_name in modules[name].__all__}
         assert public <= documented, f"docs/api.md lacks {sorted(public - documented)}"
 
@@ -176,7 +176,7 @@ def test_the_page_on_new_ops_lists_every_file_that_lists_the_ops() -> None:
     central, generated = set(), ("benchmarks.md", "gpu-model.md", "simulator.md")
     for path in repository_files(".py", ".md", ".h", ".cpp", ".cu", ".toml", ""):
         named = ops & set(re.findall(r"\w+", path.read_text()))
-        if len(named) >= len(ops) - 1 and path.name not in generated:
+        if len(named) >= len(ops) - 2 and path.name not in generated:
             central.add(str(path.relative_to(ROOT)))
     table = (ROOT / "docs/adding-an-op.md").read_text().split("These files list every op")[1].split("\n\n")[1]
     assert central == {

@@ -229,7 +229,7 @@ PENALTIES = {"repetition": 1.6, "frequency": 0.7, "presence": -0.4}
 LENGTH, TEXTS = 4, 40_000
 
 
-def law() -> tuple[Tensor, Tensor]:
+def exact() -> tuple[Tensor, Tensor]:
     """(texts [n, LENGTH], their probabilities) of the target, token after token."""
     texts = torch.cartesian_prod(*[torch.arange(3)] * LENGTH)
     p = torch.ones(len(texts), dtype=torch.float64)
@@ -275,8 +275,8 @@ def decoded(rule: str, device: str, texts: int, *, frozen: bool = False) -> Tens
 @pytest.mark.parametrize("rule", ["ratio", "block"])
 def test_texts_under_penalties_follow_the_target(fast_backend: str, rule: str) -> None:
     device, texts = "cuda" if fast_backend == "cuda" else "cpu", 3000 if fast_backend == "reference" else TEXTS
-    assert_distribution(decoded(rule, device, texts), law()[1], rule)
+    assert_distribution(decoded(rule, device, texts), exact()[1], rule)
 
 
 def test_the_penalties_of_the_first_position_at_all_of_them_are_biased() -> None:
-    assert_biased(decoded("ratio", "cpu", TEXTS, frozen=True), law()[1], "the first row's penalties")
+    assert_biased(decoded("ratio", "cpu", TEXTS, frozen=True), exact()[1], "the first row's penalties")

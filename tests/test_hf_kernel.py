@@ -36,12 +36,12 @@ nodes, parents = ids[:, [0, 0, 1]], torch.tensor([[-1, 0, 0]]).expand(4, -1).con
 results = []
 for package in (specdec_kernels, kernel):
     rng = package.RngKey(torch.arange(4), torch.full((4,), 7), torch.zeros(4, dtype=torch.int64))
-    law = package.Sampling.full(4, temperature=0.8, top_k=50, top_p=0.95)
+    sampling = package.Sampling.full(4, temperature=0.8, top_k=50, top_p=0.95)
     for backend in ("reference", "cpu"):
-        own = {"sampling": law, "rng": rng, "backend": backend}
+        own = {"sampling": sampling, "rng": rng, "backend": backend}
         results.append([
             package.sample(target[:, 0], purpose="draft", num_samples=3, **own),
-            package.verify_chain(ids, target, draft, draft_sampling=law, logprobs="raw", **own),
+            package.verify_chain(ids, target, draft, draft_sampling=sampling, logprobs="raw", **own),
             package.verify_tree(nodes, parents, target[:, :3].contiguous(), max_depth=1, rule="match", **own),
         ])
 tree_ref, tree_cpu, kernel_ref, kernel_cpu = results

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import re
 import subprocess
 import sys
@@ -290,3 +291,19 @@ def test_every_fault_to_inject_finds_its_place() -> None:
     table = tomllib.loads((ROOT / "tests/mutants/patches.toml").read_text())["patch"]
     counts = {entry["name"]: (ROOT / entry["path"]).read_text().count(entry["old"]) for entry in table}
     no_faults([f"{fault}: its old text stands {count} times" for fault, count in counts.items() if count != 1])
+
+
+def test_no_modules_import_each_other() -> None:
+    """Not even within functions: a circle of imports is a question of who needs whom that nobody answered."""
+    files = {name(path.with_suffix("")).replace("/", ".").removeprefix("python."): path for path in tracked(".py")}
+    files = {module.removesuffix(".__init__"): path for module, path in files.items() if not module.startswith("tests")}
+    graph: dict[str, set[str]] = {}
+    for module, path in files.items():
+        found = (m.removeprefix("python.").replace(".__init__", "") for m in imports(path))
+        needed = {m if m in files else m.rpartition(".")[0] for m in found}
+        # A package is loaded before its modules, whatever they import.
+        graph[module] = {m for m in needed & files.keys() if not is_within(module, m)}
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))

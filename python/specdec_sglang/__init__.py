@@ -1,6 +1,6 @@
 """specdec_kernels inside SGLang: a plug-in (`sglang.srt.plugins`) that samples and verifies from raw logits.
 
-Installed with ``pip install 'specdec_kernels[sglang]'``; SGLang finds it by itself. ``SGLANG_PLUGINS`` that does not
+SGLang finds it by itself where the package is installed. ``SGLANG_PLUGINS`` that does not
 name ``specdec`` leaves it out. ``SPECDEC_SGLANG_RULE`` is ``match`` (default: a seeded text is the same with and
 without speculation), ``target_only`` (SGLang's own rule), ``ratio`` or ``block``.
 """

@@ -15,7 +15,6 @@ from torch import Tensor
 from specdec_kernels import ChainRule, RngKey, Sampling, TreeRule, tree_from_links, verify_chain, verify_tree
 
 from .penalties import keep, penalize
-from .plugin import Rule
 from .requests import NO_SEEDS, leave, parameters, seeds_of
 
 
@@ -33,7 +32,7 @@ class Accepted(NamedTuple):
     num_accepted: Tensor
 
 
-def reason_against(rule: Rule, verify_input: Any, info: Any, watermark_state: Any) -> str | None:
+def reason_against(rule: str, verify_input: Any, info: Any, watermark_state: Any) -> str | None:
     """Why a batch goes to SGLang's own verifier; None: it is served here."""
     from sglang.srt.runtime_context import get_spec
     from sglang.srt.speculative.spec_utils import SIMULATE_ACC_LEN
@@ -54,7 +53,7 @@ def reason_against(rule: Rule, verify_input: Any, info: Any, watermark_state: An
 
 
 def verified(
-    rule: Rule,
+    rule: str,
     theirs: Callable[..., Any],
     verify_input: Any,
     batch: Any,

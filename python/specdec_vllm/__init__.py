@@ -1,6 +1,6 @@
 """specdec_kernels inside vLLM: a plug-in (`vllm.general_plugins`) that samples, verifies and drafts from raw logits.
 
-Installed with ``pip install 'specdec_kernels[vllm]'``; vLLM finds it by itself. ``VLLM_PLUGINS`` that does not name
+vLLM finds it by itself where the package is installed. ``VLLM_PLUGINS`` that does not name
 ``specdec`` leaves it out. ``SPECDEC_VLLM_RULE`` is ``match`` (default: a seeded text is the same with and without
 speculation), ``ratio`` or ``block``. ``SPECDEC_VLLM_SHARDED=1`` leaves logits with the ranks that made them.
 """

@@ -191,7 +191,7 @@ def test_every_method_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
         ),
         (
             ["generate", "x", "--method", "magic"],
-            "--method: no method is called magic; methods are plain, prompt-lookup",
+            "--method: no method is called magic; methods are, with blanks between them, plain prompt-lookup",
         ),
         (["generate", "x", "--temperature", "-1"], "--temperature: must be a number of at least 0, got '-1'"),
         (["generate", "x", "--temperature", "nan"], "--temperature: must be a number of at least 0, got 'nan'"),
@@ -325,7 +325,7 @@ def test_a_package_that_is_missing_is_named(
     monkeypatch.delitem(sys.modules, "specdec_loop.cli.loading", raising=False)
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     assert call(folder, "generate", "x") == 2
-    said = "specdec_loop: huggingface_hub is not installed: pip install 'specdec_kernels[loop]'\n"
+    said = "specdec_loop: huggingface_hub is not installed: pip install huggingface_hub\n"
     assert capsys.readouterr().err == said
 
 

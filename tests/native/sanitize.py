@@ -66,10 +66,10 @@ def main() -> None:
 def pytest_sessionstart() -> None:
     """Load the sanitized libraries before a test asks for the plain ones."""
     from build import build
-    from specdec_kernels import _native
+    from specdec_kernels import _native, _op
 
     _native._FOLDER = SANITIZED / "specdec_kernels"
-    _native.load_test_backend("cuda_host", str(build("sanitized")))
+    _op.load_test_backend("cuda_host", str(build("sanitized")))
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def test_disjoint_distributions_reject_and_draw_from_the_target(backend: str, de
 
 @pytest.mark.parametrize("rule", ["ratio", "block"])
 def test_filters_of_the_draft_alone(backend: str, device: str, rule: str) -> None:
-    """The target has none: the draft row's law still has its own."""
+    """The target has none: the draft row's distribution still has its own."""
     case = make_chain(40, 3, 50, rule=rule)
     assert case.draft_logits is not None
     case.draft_ids.copy_(case.draft_logits.argmax(-1))

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from specdec_kernels import _native
+from specdec_kernels import _op
 
 from .cases import cases
 from .twins import TWINS
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def calls(library: Path) -> Iterator[tuple[str, Any]]:
     """Names of the cases, and what a call of each does to this library."""
-    _native.load_test_backend("cuda_host", str(library))
+    _op.load_test_backend("cuda_host", str(library))
     return cases()
 
 

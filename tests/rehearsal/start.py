@@ -31,14 +31,14 @@ def enter() -> None:
     import torch
     from fake_gpu import fake_gpu
 
-    from specdec_kernels import _native
+    from specdec_kernels import _native, _op
 
-    if _native.test_backends():  # pytest's conftest, in a process that start.py began
+    if _native.test_backends:  # pytest's conftest, in a process that start.py began
         return
     torch.set_num_threads(1)
     interpreter.patch_once()
     (library,) = (ROOT / "build/cuda_host").glob("*.so")
-    _native.load_test_backend("cuda_host", str(library))
+    _op.load_test_backend("cuda_host", str(library))
     entered.enter_context(fake_gpu())
 
 

@@ -14,12 +14,12 @@ import sys
 import types
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import torch
 
 from . import cuda
+from .model import Kernel
 from .triton_calls import BF16, DRAFT, Case, Size
 
 FLASHINFER = """
@@ -109,10 +109,8 @@ def _sglang(s: Size) -> None:
     )  # fmt: skip
 
 
-def flashinfer(arch: int) -> dict[str, list[Any]]:
+def flashinfer(arch: int) -> dict[str, Kernel]:
     """FlashInfer's kernels for one architecture; none where its headers are not there."""
-    from . import collect
-
     place = folder()
     headers = place / "flashinfer/data/include" if place else None
     if headers is None or not headers.exists() or cuda.nvcc() is None:
@@ -130,5 +128,5 @@ def flashinfer(arch: int) -> dict[str, list[Any]]:
     for name, use in made.usage.items():
         plain = re.sub(r"^.*?(\w*Kernel|Chain\w+)<.*", r"\1", cuda.plain_name(name))
         if plain in FLASHINFER:
-            found[plain] = collect.to_json(cuda.kernel_of(use, made.graphs[name], (), 1024, plain))
+            found[plain] = cuda.kernel_of(use, made.graphs[name], (), 1024, plain)
     return found

@@ -75,7 +75,7 @@ def _missing(error: ImportError) -> str:
         return str(error)
     if not isinstance(error, ModuleNotFoundError) or name in ("", "specdec_kernels", "specdec_loop", "specdec_lab"):
         raise error
-    return f"{name} is not installed: pip install 'specdec_kernels[loop]'"
+    return f"{name} is not installed: pip install {name}"
 
 
 class Parser(argparse.ArgumentParser):

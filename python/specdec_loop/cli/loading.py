@@ -160,7 +160,8 @@ def check_methods(option: str, names: Sequence[str]) -> None:
     """
     unknown = sorted(set(names) - set(METHODS))
     if unknown:
-        raise UserError(f"{option}: no method is called {', '.join(unknown)}; methods are {', '.join(METHODS)}")
+        known = f"methods are, with blanks between them, {' '.join(METHODS)}"
+        raise UserError(f"{option}: no method is called {' '.join(unknown)}; {known}")
 
 
 def device(name: str | None) -> str:

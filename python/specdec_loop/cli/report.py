@@ -99,7 +99,7 @@ def write_chart(rows: Sequence[Row], path: Path, where: str | None = None) -> No
     try:
         import matplotlib as mpl
     except ImportError as error:
-        raise UserError("a chart needs matplotlib: pip install 'specdec_kernels[loop]'") from error
+        raise UserError("a chart needs matplotlib: pip install matplotlib") from error
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 

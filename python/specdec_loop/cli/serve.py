@@ -18,7 +18,7 @@ NEEDED = ("starlette", "uvicorn", "prometheus_client")
 def run(args: argparse.Namespace) -> None:
     """Load the model, then serve until Ctrl-C; requests that run are finished first."""
     if missing := [name for name in NEEDED if find_spec(name) is None]:
-        raise UserError(f"{', '.join(missing)} not installed: pip install 'specdec_kernels[serve]'")
+        raise UserError(f"{', '.join(missing)} not installed: pip install {' '.join(missing)}")
     keys, hosts = api_keys(args.api_key_file), names(args.host)
     if not hosts and not keys:
         raise UserError(

@@ -50,7 +50,7 @@ class GrammarCompiler:
         if library not in LIBRARIES:
             raise ValueError(f"GrammarCompiler: library must be one of {', '.join(LIBRARIES)}, got {library!r}")
         if find_spec(library) is None:
-            raise ValueError(f"GrammarCompiler: {library} is not installed: pip install 'specdec_kernels[grammar]'")
+            raise ValueError(f"GrammarCompiler: {library} is not installed: pip install {library}")
         if not ends:
             raise ValueError("GrammarCompiler: ends must have an end token, or no text could end, got none")
         compiles = _xgrammar if library == "xgrammar" else _llguidance

@@ -9,7 +9,7 @@ try:
     from transformers import __version__ as _version
     from transformers.cache_utils import CacheLayerMixin as _CacheLayerMixin  # noqa: F401
 except ImportError as error:
-    raise ImportError("specdec_loop needs transformers 5.16 or later: pip install 'specdec_kernels[loop]'") from error
+    raise ImportError("specdec_loop needs transformers 5.16 or later: pip install 'transformers>=5.16'") from error
 if tuple(map(int, _version.split(".")[:2])) < (5, 16):
     raise ImportError(f"specdec_loop needs transformers 5.16 or later, got {_version}")
 

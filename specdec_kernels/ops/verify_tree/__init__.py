@@ -183,6 +183,8 @@ def verify_tree(
         fail(name, "rng.step", "given for rule 'traversal': position alone biases it", None)
     if "traversal" in rules and nodes > MAX_TRAVERSAL_NODES:
         fail(name, "parents", f"of at most {MAX_TRAVERSAL_NODES} nodes for rule 'traversal'", list(parents.shape))
+    if replacement not in (False, True):
+        fail(name, "replacement", "True or False", repr(replacement))
     if replacement and "recursive" not in rules:
         fail(name, "replacement", "False unless the rule is 'recursive'", replacement)
     token_map = check.token_map(token_map, draft_vocab, vocab)
