@@ -56,6 +56,9 @@ class Hooks:
         """Look at the sequences and a tree's accepted path after each step; `Sequences.finish` complete ones."""
 
 
+PIECE = 256  # tokens of prompts in one forward where layers keep their inputs until a commit
+
+
 @dataclass(frozen=True)
 class Generation:
     """Result of `generate`.
@@ -231,15 +234,23 @@ def _prefill(
     target: Any, cache: TreeCache, sequences: Sequences, lacking: int, features: Sequence[int]
 ) -> tuple[Tensor, Tensor | None]:
     """Run what the cache lacks of the prompts; logits ``[batch, 1, vocab]`` of their last tokens, and all features."""
-    place = cache.lengths[:, None] + torch.arange(lacking, device=cache.lengths.device)
-    prompts = sequences.tokens.gather(1, place.clamp(max=sequences.tokens.shape[1] - 1)).clamp(min=0)
-    last = sequences.lengths - 1 - cache.lengths
-    rows, own = last.unique(return_inverse=True)
-    inputs, states = cache.chain_inputs(lacking), bool(features)
-    out = forward(target, prompts, inputs, logits_to_keep=rows, output_hidden_states=states)
-    cache.commit(last.int())
+    begun, features_of, logits = cache.lengths.clone(), list[Tensor | None](), None
+    last = sequences.lengths - 1 - begun
+    for start in range(0, lacking, PIECE if cache.has_states else lacking):
+        count = min(PIECE, lacking - start) if cache.has_states else lacking
+        place = begun[:, None] + torch.arange(start, start + count, device=begun.device)
+        prompts = sequences.tokens.gather(1, place.clamp(max=sequences.tokens.shape[1] - 1)).clamp(min=0)
+        here = last - start
+        rows, own = here.clamp(0, count - 1).unique(return_inverse=True)
+        inputs, has_features = cache.chain_inputs(count), bool(features)
+        out = forward(target, prompts, inputs, logits_to_keep=rows, output_hidden_states=has_features)
+        cache.commit(here.clamp(-1, count - 1).int())  # -1: a prompt that ended in a piece before
+        found = kept_rows(out.logits, own)
+        logits = found if logits is None else torch.where((here < 0)[:, None, None], logits, found)
+        features_of.append(_chosen(out, features))
     cache.know_lengths(sequences.ends)
-    return kept_rows(out.logits, own), _chosen(out, features)
+    assert logits is not None
+    return logits, torch.cat([part for part in features_of if part is not None], 1) if features else None
 
 
 def _forward(

@@ -17,7 +17,7 @@ from texts import assert_same, prompts
 from transformers import DynamicCache
 
 from specdec_kernels import Sampling
-from specdec_loop import Datastore, PrefixCache, PromptLookup, generate, hf
+from specdec_loop import Datastore, PrefixCache, PromptLookup, generate, generation, hf
 from specdec_loop.methods import METHODS
 from specdec_loop.serve.forward import check
 from specdec_loop.tree_cache import check_model, states
@@ -252,3 +252,43 @@ def test_a_bad_path_is_told_where_no_layer_has_rows() -> None:
     assert status.tolist() == [32, 0] and cache.lengths.tolist() == [2, 5]
     for old, new in zip(before, (states.states, states.windows), strict=True):
         assert torch.equal(old[:, 0], new[:, 0]) and not torch.equal(old[:, 1], new[:, 1])
+
+
+@pytest.mark.parametrize("name", ["medusa", "eagle2", "mtp-tree"])
+@pytest.mark.parametrize("family", ["mamba", "mamba2"])
+def test_a_tree_that_comes_again_is_one_of_a_model_without_rows(family: str, name: str) -> None:
+    network, sampling = model(family), Sampling.full(1, temperature=0.8)
+    arguments: dict[str, Any] = {"sampling": sampling, "seed": 5, "max_new_tokens": 12, "stop": ()}
+    plain = generate(network, None, prompts(1), **arguments).tokens
+    got = generate(network, drafter_of(name, family), prompts(1), rule=METHODS[name].rule, **arguments)
+    assert_same(got.tokens, plain, network, prompts(1), sampling, seed=5)
+
+
+@pytest.mark.parametrize("family", RECURRENT)
+def test_a_step_of_drafts_keeps_one_state_and_its_inputs(family: str) -> None:
+    network, cache = model(family), new_cache(model(family), 2, 64)
+    network(torch.tensor([random_tokens(5, random.Random(1))] * 2), **cache.chain_inputs(5))
+    cache.commit(torch.tensor([4, 3], dtype=torch.int32))
+    nodes = torch.tensor([random_tokens(5, random.Random(2))] * 2)
+    steps = (lambda: cache.chain_inputs(5), lambda: cache.tree_inputs(torch.tensor([[-1, 0, 0, 1, 2]] * 2)))
+    for inputs in steps:
+        network(nodes, **inputs())
+        of_layers = [layer.running for layer in cache._states.layers]
+        assert of_layers == [None] * len(of_layers)
+        cache.commit(torch.tensor([0, -1], dtype=torch.int32), torch.full((2, 4), -1))
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "mamba2"])
+def test_long_prompts_are_read_in_pieces(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer keeps the inputs of one piece; prompts end in different pieces."""
+    network, sampling, kept = model(family), Sampling.full(4, temperature=0.9), []
+    arguments: dict[str, Any] = {"sampling": sampling, "seed": 3, "max_new_tokens": 8, "stop": ()}
+    whole = generate(network, drafter_of("mtp", family), prompts(4), **arguments).tokens
+    monkeypatch.setattr(generation, "PIECE", 3)
+    replay = states.advance_state
+    monkeypatch.setattr(
+        states, "advance_state", lambda s, k, *a, **kw: (kept.append(k.shape[2]), replay(s, k, *a, **kw))[1]
+    )
+    got = generate(network, drafter_of("mtp", family), prompts(4), **arguments).tokens
+    assert_same(got, whole, network, prompts(4), sampling, seed=3)
+    assert max(len(ids) for ids in prompts(4)) > 6 >= max(kept)

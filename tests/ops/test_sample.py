@@ -299,6 +299,15 @@ def test_the_last_id_of_the_last_word_may_be_the_only_one(backend: str, device: 
     assert result.token_ids.tolist() == [[63]]
 
 
+@pytest.mark.parametrize(("vocab", "words"), [(32, 1), (33, 2), (62, 2), (64, 2), (65, 3)])
+def test_allowed_must_have_a_word_for_32_ids(vocab: int, words: int) -> None:
+    named: dict[str, Any] = {"sampling": Sampling(), "rng": make_rng(3), "purpose": "draft"}
+    sample(torch.zeros(3, vocab), allowed=torch.full((3, words), -1, dtype=torch.int32), **named)
+    for wrong in (words - 1, words + 1):
+        with pytest.raises(ValueError, match=rf"allowed must be \[3, {words}\], got \[3, {wrong}\]"):
+            sample(torch.zeros(3, vocab), allowed=torch.zeros(3, wrong, dtype=torch.int32), **named)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

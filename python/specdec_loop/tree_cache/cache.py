@@ -271,7 +271,8 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
 
     def _kept_trees(self, parents: Tensor) -> dict[str, Any] | None:
         """The inputs of trees that came before."""
-        if not isinstance(parents, Tensor) or any(self._windows.values()) or not self._has_kept(parents.shape[-1]):
+        windows = self._windows.values()
+        if not isinstance(parents, Tensor) or not windows or any(windows) or not self._has_kept(parents.shape[-1]):
             return None
         lengths = self._lengths
         kept = self._kept.trees(parents, lengths.longest, self._mask_dtype())

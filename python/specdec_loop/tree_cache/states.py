@@ -18,6 +18,7 @@ from transformers.cache_utils import LinearAttentionCacheLayerMixin
 from specdec_kernels import advance_state, tree_mask
 
 from .layer import Lengths, TreeLayer, fail
+from .masks import MOST_NODES
 from .recurrence import begin_scan, delta_along_paths, owned, select_along_paths, sums_along_paths
 
 
@@ -264,8 +265,8 @@ class StateLayer(LinearAttentionCacheLayerMixin):  # type: ignore[misc] # transf
         if self.states.paths.parents is None:
             arguments |= {"initial_state": before, "output_final_state": True}
             norm = {"use_qk_l2norm_in_kernel": use_qk_l2norm_in_kernel}
-            out, self.running = original(query, key, value, g=g, beta=beta, **norm, **arguments)
-            return out, self.running
+            out, after = original(query, key, value, g=g, beta=beta, **norm, **arguments)
+            return out, self._ran(after, query.shape[1])
         q, k = (x.repeat_interleave(heads // x.shape[2], 2) for x in (q * q.shape[-1] ** -0.5, kept["keys"]))
         seen = self.states.paths.seen()
         out = delta_along_paths(before, q, k, kept["values"], kept["log_decay"], kept["beta"], seen)
@@ -295,8 +296,8 @@ class StateLayer(LinearAttentionCacheLayerMixin):  # type: ignore[misc] # transf
         if self.states.paths.parents is None:
             arguments |= {"initial_states": before, "return_final_states": True}
             arguments |= {"D": D, "dt_bias": dt_bias, "dt_softplus": dt_softplus, "dt_limit": dt_limit}
-            out, self.running = original(hidden_states, dt, A, B, C, **arguments)
-            return out, self.running
+            out, after = original(hidden_states, dt, A, B, C, **arguments)
+            return out, self._ran(after, hidden_states.shape[1])
         c, b = (x.repeat_interleave(heads // x.shape[2], 2) for x in (C.float(), kept["values"]))
         out = sums_along_paths(before, c, kept["keys"], b, kept["log_decay"], self.states.paths.seen())
         return out if D is None else out + D[:, None] * hidden_states.float(), None
@@ -341,9 +342,11 @@ class StateLayer(LinearAttentionCacheLayerMixin):  # type: ignore[misc] # transf
         kept = self._keep(**new)
         keys, values, log_decay = (new if parents is None else kept).values()
         decay = log_decay[..., None] * self.rates
-        out, self.running = select_along_paths(before, queries, keys[:, :, 0], values[..., 0], decay, parents)
+        out, after = select_along_paths(before, queries, keys[:, :, 0], values[..., 0], decay, parents)
+        if parents is None:
+            self._ran(after, x.shape[1])
         out = (out if D is None else out + x * D).transpose(1, 2)
-        return (out if z is None else out * silu(z)).to(hidden_states.dtype), self.running
+        return (out if z is None else out * silu(z)).to(hidden_states.dtype), after
 
     def select_one(self, original: Callable[..., Tensor], state: Tensor, **given: Any) -> Tensor:
         """Mamba's step of one token: outputs ``[batch, channels]``."""
@@ -356,8 +359,18 @@ class StateLayer(LinearAttentionCacheLayerMixin):  # type: ignore[misc] # transf
         shared = self.states
         if shared.states is None:
             shared.states = shared.zeros(shape, torch.float32)
-        is_chain = shared.paths.parents is None
-        return self.running if is_chain and self.running is not None else shared.states[self.number]
+        if shared.paths.parents is not None:
+            return shared.states[self.number]
+        if self.running is None and "keys" in self.inputs:  # a chain goes on behind drafts
+            shared.run_chain(self.inputs["keys"].shape[1])
+        return shared.states[self.number] if self.running is None else self.running
+
+    def _ran(self, after: Tensor, nodes: int) -> Tensor:
+        """Keep the state after a chain, but not behind a step's drafts: `commit` replays those that are accepted."""
+        are_drafts = 1 < nodes <= MOST_NODES and self.states.lengths.longest > 0
+        is_part = after.untyped_storage().nbytes() > after.nbytes  # of the states of all chunks
+        self.running = None if are_drafts else after.clone() if is_part else after
+        return after
 
     def _keep(self, **inputs: Tensor) -> dict[str, Tensor]:
         """Keep inputs of the recurrence; those of all nodes since the last commit."""
