@@ -51,26 +51,39 @@ class TokenCounts(NamedTuple):
         return {id: (count >> 1, count & 1 == 1) for id, count in sorted(pairs) if id >= 0 and count}
 
     def clear(self, slots: Tensor) -> None:
-        """Empty some slots, int64 [n]: their requests ended."""
+        """Empty some slots, int32 or int64 [n], -1: none: their requests ended."""
         token_ids, token_counts = self._tables("clear", slots=slots)
-        token_ids.index_fill_(0, slots, -1)
-        token_counts.index_fill_(0, slots, 0)
+        if len(slots):
+            places, has_any = _without_padding(slots >= 0, slots)
+            for table, empty in ((token_ids, -1), (token_counts, 0)):
+                table.index_copy_(0, places, torch.where(has_any, empty, table[places]))
 
     def copy(self, source: Tensor, target: Tensor) -> None:
-        """Copy slots `source` to slots `target`, int64 [n] each: a request moves, or forks."""
+        """Copy slots `source` to slots `target`, int32 or int64 [n] each, -1: none: a request moves, or forks."""
         token_ids, token_counts = self._tables("copy", source=source, target=target)
-        token_ids.index_copy_(0, target, token_ids[source])
-        token_counts.index_copy_(0, target, token_counts[source])
+        if len(source):
+            here, there, _ = _without_padding((source >= 0) & (target >= 0), source, target)
+            for table in (token_ids, token_counts):
+                table.index_copy_(0, there, table[here])
 
     def _tables(self, method: str, **places: Tensor) -> tuple[Tensor, Tensor]:
         """Both tensors of a method that is called for these slots."""
         if self.token_ids is None or self.token_counts is None:
             raise ValueError(f"TokenCounts.{method}: it has no tables (see TokenCounts.empty)")
         for name, value in places.items():
-            if not isinstance(value, Tensor) or value.dtype != torch.int64 or value.dim() != 1:
+            if not isinstance(value, Tensor) or value.dtype not in (torch.int32, torch.int64) or value.dim() != 1:
                 got = f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
-                raise ValueError(f"TokenCounts.{method}: {name} must be a tensor of int64 [n], got {got}")
+                raise ValueError(f"TokenCounts.{method}: {name} must be a tensor of int32 or int64 [n], got {got}")
+        if len({len(value) for value in places.values()}) > 1:
+            raise ValueError(f"TokenCounts.{method}: {' and '.join(places)} must be equally many")
         return self.token_ids, self.token_counts
+
+
+def _without_padding(is_slot: Tensor, *slots: Tensor) -> tuple[Tensor, ...]:
+    """Slots with the first that count in place of those that do not, 0 where none does; and whether any counts."""
+    first, has_any = is_slot.int().argmax(0, keepdim=True), is_slot.any()
+    kept = (torch.where(is_slot, s, torch.where(has_any, s.gather(0, first), 0)).long() for s in slots)
+    return *kept, has_any
 
 
 class Edits(NamedTuple):
@@ -87,7 +100,7 @@ class Edits(NamedTuple):
         frequency: float32 ``[batch]``: taken from a logit for each time its id was generated; 0 is off.
         presence: float32 ``[batch]``: taken from it where it was generated at all; 0 is off.
         counts: the tokens so far, for the three penalties; the drafts before a row are counted on top of them.
-        slots: int32 ``[batch]``: slot of `counts` of each request; None: its row.
+        slots: int32 ``[batch]``: slot of `counts` of each request, a number without a slot: no text; None: its row.
         stop_ids: int32 ``[batch, n]``: ids that may not come yet.
         min_tokens: int32 ``[batch]``: how many tokens must still come before one of `stop_ids`.
         bad_words: int32 ``[batch, words, length]``, each padded with -1 on its left: its last id is banned where the

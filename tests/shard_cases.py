@@ -342,7 +342,7 @@ def _sparse_call(
 
 
 def branch_call(vocab: int, batch: int, seed: int) -> Call:
-    """batch_sd: three independent drafts of two tokens."""
+    """batch_sd: three independent drafts of two tokens, drawn and verified with edits, and listed."""
     g = torch.Generator().manual_seed(seed)
     target = 2.5 * torch.randn(batch, 7, vocab, generator=g)
     draft = target + 0.7 * torch.randn(batch, 7, vocab, generator=g)
@@ -351,8 +351,13 @@ def branch_call(vocab: int, batch: int, seed: int) -> Call:
         "sampling": Sampling(),
         "draft_sampling": Sampling(),
         "rng": make_rng(batch, seed),
+        "logprobs": "raw",
+        "top": 3,
     }
-    return Call("batch_sd", batch_sd, {"target_logits": target, "draft_logits": draft}, keywords, vocab, 4)
+    edits = make_edits(batch, vocab, seed=vocab)
+    sharded = {"target_logits": target, "draft_logits": draft}
+    edited = lambda first, end: {"edits": edits, "draft_edits": edits}  # noqa: E731
+    return Call("batch_sd", batch_sd, sharded, keywords, vocab, 6, edited=edited)
 
 
 def wide_call(vocab: int, batch: int, seed: int) -> Call:

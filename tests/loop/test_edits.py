@@ -15,6 +15,7 @@ from transformers.generation import (
     NoRepeatNGramLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     SequenceBiasLogitsProcessor,
+    SuppressTokensAtBeginLogitsProcessor,
     SuppressTokensLogitsProcessor,
 )
 
@@ -22,6 +23,7 @@ from specdec_kernels import Edits, Sampling, TokenCounts
 from specdec_loop import DraftModel, Lookahead, PromptLookup, SuffixDecoding, generate, hf
 from specdec_loop.hf.processors import split_edits
 
+INF = float("inf")
 STARTS = prompts(3)
 BATCH = len(STARTS)
 ALL: dict[str, Any] = {
@@ -72,6 +74,20 @@ def test_texts_of_transformers_with_all_its_penalties(drafter: Any) -> None:
     assert torch.equal(got[:, : want.shape[1]], want[:, : got.shape[1]])
 
 
+def test_texts_without_some_first_tokens_and_some_pairs() -> None:
+    ids = torch.tensor([[5, 6, 7], [12, 3, 9], [20, 21, 2]])
+    plain = model().generate(ids, max_new_tokens=12, do_sample=False, pad_token_id=0)[:, 3:]
+    pairs = [[[int(a), int(b)], -INF] for a, b in zip(plain[0], plain[0][1:], strict=False)]
+    how: dict[str, Any] = {
+        "max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, "sequence_bias": pairs[2:5],
+        "begin_suppress_tokens": plain[:, 0].unique().tolist(),
+    }  # fmt: skip
+    want = model().generate(ids, **how)
+    assert not torch.equal(want[:, 3], plain[:, 0])
+    got = model().generate(ids, custom_generate=hf.generate, drafter=Lookahead(), **how)  # trees take edits alone
+    assert torch.equal(got[:, : want.shape[1]], want[:, : got.shape[1]])
+
+
 def test_processors_become_edits_from_the_last_one_back() -> None:
     bias, penalty = SequenceBiasLogitsProcessor({(3,): 1.0}), RepetitionPenaltyLogitsProcessor(1.2)
     words, least = NoBadWordsLogitsProcessor([[5], [6, 7]]), MinNewTokensLengthLogitsProcessor(4, 3, [1])
@@ -90,3 +106,11 @@ def test_processors_become_edits_from_the_last_one_back() -> None:
     assert left(penalty, bias)[0] == [penalty]  # the other order: a penalty of the biased logits is no edit
     assert left(SequenceBiasLogitsProcessor({(3, 4): 1.0}), penalty)[0] != []
     assert left(ngram) == ([ngram], None)
+    at_begin, later = (SuppressTokensAtBeginLogitsProcessor([9, 2], index) for index in (4, 5))
+    rest, found = left(SequenceBiasLogitsProcessor({(6, 7): -INF, (3,): 0.5}), penalty, at_begin)
+    assert rest == [] and found is not None and found.bias is not None and found.bad_words is not None
+    assert (found.bad_words.tolist(), found.bias.tolist()) == ([[[6, 7]]] * 2, [[0.5]] * 2)
+    assert found.stop_ids is not None and found.min_tokens is not None
+    assert (found.stop_ids.tolist(), found.min_tokens.tolist()) == ([[2, 9]] * 2, [1, 1])
+    assert left(later) == ([later], None)
+    assert left(least, at_begin)[0] == [least]  # other ids until another length

@@ -77,6 +77,21 @@ def test_slots_are_cleared_and_copied() -> None:
     assert (counts.of(0), counts.of(1), counts.of(2)) == ({}, *({2: (1, False), 3: (1, False)},) * 2)
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_slots_of_padding_are_left_out(dtype: torch.dtype) -> None:
+    counts, slots = TokenCounts.empty(3, 8), lambda *numbers: torch.tensor(numbers, dtype=dtype)
+    count_tokens(counts, torch.tensor([[1, 1], [2, 3], [4, 5]]))
+    first, second, third = {1: (2, False)}, {2: (1, False), 3: (1, False)}, {4: (1, False), 5: (1, False)}
+    counts.clear(slots())
+    counts.clear(slots(-1, -1))
+    counts.copy(slots(-1, 0, -1), slots(0, -1, -1))
+    assert [counts.of(slot) for slot in range(3)] == [first, second, third]
+    counts.copy(slots(-1, 2, 0), slots(2, 1, -1))
+    assert [counts.of(slot) for slot in range(3)] == [first, third, third]
+    counts.clear(slots(-1, 1))
+    assert [counts.of(slot) for slot in range(3)] == [first, {}, third]
+
+
 def test_slots_that_cannot_be_are_refused() -> None:
     counts, none = TokenCounts.empty(3, 8), TokenCounts()
     for call in (
@@ -86,10 +101,16 @@ def test_slots_that_cannot_be_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=r"TokenCounts\.\w+: it has no tables \(see TokenCounts.empty\)"):
             call()
-    with pytest.raises(ValueError, match=r"TokenCounts.clear: slots must be a tensor of int64 \[n\], got \[0\]"):
+    with pytest.raises(
+        ValueError, match=r"TokenCounts.clear: slots must be a tensor of int32 or int64 \[n\], got \[0\]"
+    ):
         counts.clear([0])  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"TokenCounts.copy: target must be a tensor of int64 \[n\], got torch.int32"):
-        counts.copy(torch.tensor([1]), torch.tensor([2], dtype=torch.int32))
+    with pytest.raises(
+        ValueError, match=r"TokenCounts.copy: target must be a tensor of int32 or int64 \[n\], got torch.f"
+    ):
+        counts.copy(torch.tensor([1]), torch.tensor([2.0]))
+    with pytest.raises(ValueError, match=r"TokenCounts.copy: source and target must be equally many"):
+        counts.copy(torch.tensor([1]), torch.tensor([2, 0]))
     for slots, distinct, message in ((2, -3, "distinct must be an int >= 0, got -3"), (1.5, 3, "slots must be an int")):
         with pytest.raises(ValueError, match="TokenCounts.empty: " + message):
             TokenCounts.empty(slots, distinct)  # type: ignore[arg-type]

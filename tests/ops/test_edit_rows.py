@@ -115,6 +115,14 @@ def test_a_request_that_is_not_active_has_no_edits(backend: str, device: str) ->
     assert [not torch.equal(*pair) for pair in zip(rows, logits, strict=True)] == [True] * 3 + [False] * 3 + [True] * 3
 
 
+def test_a_number_without_a_slot_has_no_text(backend: str, device: str) -> None:
+    edits, logits = make_edits(4, 64, seed=5), torch.randn(4, 64)
+    slots = torch.tensor([2, -1, 99, 2**31 - 1], dtype=torch.int32)
+    rows = check(device, logits, edits._replace(slots=slots))
+    empty = edits._replace(counts=TokenCounts.empty(4, 8))
+    assert torch.equal(rows[1:], edit_rows(empty, vocab=64, backend="reference").apply(logits)[1:])
+
+
 def test_a_ban_holds_whatever_the_logit(backend: str, device: str) -> None:
     edits = Edits(
         bias_ids=torch.tensor([[2, 4]], dtype=torch.int32), bias=torch.tensor([[-INF, -INF]]),

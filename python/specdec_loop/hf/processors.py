@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -16,6 +16,7 @@ from transformers.generation import (
     NoBadWordsLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     SequenceBiasLogitsProcessor,
+    SuppressTokensAtBeginLogitsProcessor,
     SuppressTokensLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
@@ -97,7 +98,9 @@ class _Edited:
         if kind is NoBadWordsLogitsProcessor:
             self.words += [tuple(int(x) for x in word) for word in processor.sequence_bias]
             return True
-        if kind in (MinLengthLogitsProcessor, MinNewTokensLengthLogitsProcessor):
+        if kind in (
+            MinLengthLogitsProcessor, MinNewTokensLengthLogitsProcessor, SuppressTokensAtBeginLogitsProcessor
+        ):  # fmt: skip
             return self._take_least(processor)
         if kind is RepetitionPenaltyLogitsProcessor:
             skipped = processor.prompt_ignore_length
@@ -107,21 +110,32 @@ class _Edited:
                 return False
             self.repetition, self.skipped = float(processor.penalty), skipped
             return True
-        is_bias = kind is SequenceBiasLogitsProcessor and all(len(ids) == 1 for ids in processor.sequence_bias)
-        if is_bias and not self.bias:
-            self.bias = {int(ids[0]): float(value) for ids, value in processor.sequence_bias.items()}
-            return True
-        return False
+        return kind is SequenceBiasLogitsProcessor and self._take_bias(processor.sequence_bias)
+
+    def _take_bias(self, biases: Mapping[Sequence[int], float]) -> bool:
+        """Of single ids; of longer sequences a ban of the last id, which is a bad word."""
+        single = {int(ids[0]): float(value) for ids, value in biases.items() if len(ids) == 1}
+        longer = {ids: value for ids, value in biases.items() if len(ids) > 1}
+        if (single and self.bias) or any(value != -float("inf") for value in longer.values()):
+            return False
+        self.bias = single or self.bias
+        self.words += [tuple(int(x) for x in ids) for ids in longer]
+        return True
 
     def _take_least(self, processor: Any) -> bool:
-        stops = sorted(processor.eos_token_id.flatten().tolist())
-        if self.stops not in (None, stops):
-            return False
-        if type(processor) is MinLengthLogitsProcessor:
-            least = processor.min_length - self.width
+        if isinstance(processor, SuppressTokensAtBeginLogitsProcessor):
+            stops, least = processor.begin_suppress_tokens, processor.begin_index + 1 - self.width
+            if least > 1:  # not the first new token
+                return False
+        elif isinstance(processor, MinLengthLogitsProcessor):
+            stops, least = processor.eos_token_id, processor.min_length - self.width
         else:
             least = processor.min_new_tokens + processor.prompt_length_to_skip - self.width
-        self.stops, self.least = stops, max(self.least, least)
+            stops = processor.eos_token_id
+        ids = sorted(torch.as_tensor(stops).flatten().tolist())
+        if self.stops not in (None, ids):
+            return False
+        self.stops, self.least = ids, max(self.least, least)
         return True
 
     def edits(self, batch: int, device: torch.device) -> Edits:

@@ -99,7 +99,9 @@ def _penalise(rows: _Rows, edits: Edits) -> None:
     in_prompt = torch.zeros_like(rows.listed)
     if edits.counts.token_ids is not None and edits.counts.token_counts is not None:
         slot = rows.request if edits.slots is None else edits.slots.long()[rows.request]
-        ids, counts = edits.counts.token_ids[slot], edits.counts.token_counts[slot]
+        size = len(edits.counts.token_ids)
+        is_slot, slot = ((slot >= 0) & (slot < size))[:, None], slot.clamp(0, max(size - 1, 0))
+        ids, counts = torch.where(is_slot, edits.counts.token_ids[slot], -1), edits.counts.token_counts[slot]
         generated = generated + rows.at(ids, (counts >> 1).clamp(min=0).long())
         in_prompt = rows.has(torch.where(counts & 1 == 1, ids, -1))
     repetition = rows.of(edits.repetition, 1.0)

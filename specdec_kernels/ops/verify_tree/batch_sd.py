@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ..._check import ID_DTYPES, MAX_NODES, Checker, fail
 from ..._codes import Backend, Logprobs
-from ..._edits import RowEdits
+from ..._edits import Edits, RowEdits
+from ..._sparse import SparseRows
 from ..._types import RngKey, Sampling
 from . import TreeResult, verify_tree
 
@@ -18,15 +19,17 @@ from . import TreeResult, verify_tree
 def batch_sd(
     draft_ids: Tensor,
     target_logits: Tensor,
-    draft_logits: Tensor,
+    draft_logits: Tensor | SparseRows,
     *,
     sampling: Sampling,
     draft_sampling: Sampling,
     rng: RngKey,
     token_map: Tensor | None = None,
     allowed: Tensor | None = None,
-    edits: RowEdits | None = None,
+    edits: Edits | RowEdits | None = None,
+    draft_edits: Edits | RowEdits | None = None,
     logprobs: Logprobs | None = None,
+    top: int | None = None,
     group: Any = None,
     vocab_offsets: Sequence[int] | None = None,
     out: TreeResult | None = None,
@@ -48,7 +51,9 @@ def batch_sd(
         token_map: see `verify_tree`.
         allowed: see `verify_tree`.
         edits: see `verify_tree`.
+        draft_edits: see `verify_tree`.
         logprobs: see `verify_tree`.
+        top: see `verify_tree`.
         group: see `verify_tree`; one exchange for each branch but the first.
         vocab_offsets: see `verify_chain`.
         out: preallocated results.
@@ -82,6 +87,6 @@ def batch_sd(
     return verify_tree(
         token_ids, parents, target_logits, draft_logits, max_depth=draft, sampling=sampling,
         draft_sampling=draft_sampling, rng=rng, rule="recursive", replacement=True, token_map=token_map,
-        allowed=allowed, edits=edits, logprobs=logprobs, group=group, vocab_offsets=vocab_offsets,
-        max_children=None if group is None else max(branches, 1), out=out, backend=backend,
+        allowed=allowed, edits=edits, draft_edits=draft_edits, logprobs=logprobs, top=top, group=group,
+        vocab_offsets=vocab_offsets, max_children=None if group is None else max(branches, 1), out=out, backend=backend,
     )  # fmt: skip
