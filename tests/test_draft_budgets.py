@@ -12,7 +12,16 @@ from cases import make_chain
 from exact_chains import chain_distribution
 from torch import Tensor
 
-from specdec_kernels import ChainRule, DraftAllocation, RngKey, Sampling, allocate_drafts, verify_chain
+from specdec_kernels import (
+    ChainRule,
+    DraftAllocation,
+    RngKey,
+    Sampling,
+    allocate_drafts,
+    tree_from_marginals,
+    tree_mask,
+    verify_chain,
+)
 from specdec_kernels.ops.allocate_drafts import op  # noqa: F401 - the backends of this file's tests
 
 VOCAB, DRAFT, REQUESTS = 3, 2, 2
@@ -160,3 +169,33 @@ def test_the_flat_layout_decides_as_calls_of_each_request(
         one = slice(b, b + 1)
         alone = verify(ids[one, :n].contiguous(), target[one, : n + 1], given[one, :n], one)
         assert together[b] == alone[0] + [-1] * (draft - n)
+
+
+@pytest.mark.parametrize("budget", [0, 1, 7, 20, 100])
+def test_trees_share_a_budget_by_their_best_nodes(backend: str, device: str, budget: int) -> None:
+    """The docs' recipe against all prefixes of all requests."""
+    batch, depth, width, g = 3, 3, 3, torch.Generator().manual_seed(budget)
+    logprobs = (2 * torch.randn(batch, depth, width, generator=g)).log_softmax(2)
+    ids = torch.randint(1, 50, (batch, depth, 1), generator=g) + 50 * torch.arange(width)
+    on = lambda part: part.contiguous().to(device)  # noqa: E731
+    whole = tree_from_marginals(on(ids), on(logprobs), num_nodes=25)
+    source = whole.source.long()
+    own = torch.where(source >= 0, on(logprobs).flatten(1).gather(1, source.clamp(min=0)), 0.0)
+    score = (tree_mask(whole.parents).mask[:, 0] * own[:, None]).sum(2)
+    confidence = score.diff(dim=1).exp().clamp(max=1.0)
+    kept = allocate_drafts(whole.token_ids[:, 1:].contiguous(), confidence, budget=budget)
+    tree = tree_from_marginals(on(ids), on(logprobs), num_nodes=25, max_nodes=kept.num_draft + 1)
+    paths = []
+    for b in range(batch):
+        prefixes = (p for n in range(1, depth + 1) for p in itertools.product(range(width), repeat=n))
+        paths += [(sum(float(logprobs[b, d, x]) for d, x in enumerate(p)), b, p) for p in prefixes]
+    best = sorted(paths, reverse=True)
+    allowed = [path for path in best if path in [q for q in best if q[1] == path[1]][:24]][:budget]
+    found = set()
+    for b, (tokens, parents) in enumerate(zip(tree.token_ids.tolist(), tree.parents.tolist(), strict=True)):
+        for node in range(1, 25):
+            path: tuple[int, ...] = ()
+            while node > 0 and tokens[node] >= 0:
+                path, node = ((tokens[node] - 1) // 50, *path), parents[node]
+            found |= {(b, path)} if path else set()
+    assert found == {(b, path) for _, b, path in allowed}

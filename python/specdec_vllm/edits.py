@@ -16,6 +16,7 @@ from torch import Tensor
 from specdec_kernels import Edits, TokenCounts, count_tokens
 
 LONGEST = 64  # tokens of a bad word; requests with longer ones are vLLM's
+ROOM = 1024  # distinct ids of a text at first: tables grow with the texts, not with what the model could take
 
 
 def has_penalties(params: Any) -> bool:
@@ -56,22 +57,34 @@ class Texts:
     """Token counts and last tokens of texts, by slot; one slot more is always empty."""
 
     def __init__(self, slots: int, longest: int, device: torch.device) -> None:
-        """Empty texts, with room for so many distinct ids each."""
-        self.counts = TokenCounts.empty(slots + 1, longest, device=device)
+        """Empty texts of up to `longest` distinct ids each."""
+        self.longest, self.room = longest, min(longest, ROOM)
+        self.bound = 0  # no text is longer, as far as the host knows
+        self.counts = TokenCounts.empty(slots + 1, self.room, device=device)
         self.recent = torch.full((slots + 1, LONGEST - 1), -1, dtype=torch.int32, device=device)  # generated ones
         self.length = torch.zeros(slots + 1, dtype=torch.int64, device=device)
         self.empty = slots
 
     def begin(self, slots: Tensor, prompts: Tensor, outputs: Tensor) -> None:
         """Slots, int64 ``[n]``, hold these texts and nothing else: ids ``[n, columns]``, -1 behind the last."""
+        columns = prompts.shape[1] + outputs.shape[1]
+        self.bound = max(self.bound, columns)
+        self._hold(columns)
         self.counts.clear(slots)
         self.recent.index_fill_(0, slots, -1)
         count_tokens(self.counts, prompts, slots=slots.int(), is_prompt=True)
         self.length[slots] = (prompts >= 0).sum(1)
-        self.append(slots, outputs, (outputs >= 0).sum(1))
+        self._append(slots, outputs, (outputs >= 0).sum(1))
 
     def append(self, slots: Tensor, token_ids: Tensor, amount: Tensor) -> None:
         """The first `amount` ids of each row ``[n, width]``, none where it is negative, continue the texts."""
+        self.bound += token_ids.shape[1]
+        if self.bound > self.room < self.longest:  # a wait for the device, each time that so many tokens may have come
+            self.bound = int(self.length.max()) + token_ids.shape[1]
+            self._hold(self.bound)
+        self._append(slots, token_ids, amount)
+
+    def _append(self, slots: Tensor, token_ids: Tensor, amount: Tensor) -> None:
         width = token_ids.shape[1]
         amount = amount.clamp(0, width)
         column = torch.arange(width, device=token_ids.device)
@@ -80,6 +93,27 @@ class Texts:
         both = torch.cat((self.recent[slots], ids), 1)
         self.recent[slots] = both.gather(1, amount[:, None] + torch.arange(LONGEST - 1, device=ids.device))
         self.length[slots] += amount
+
+    def _hold(self, tokens: int) -> None:
+        """Have tables for texts of so many tokens, or of the most that there can be."""
+        if tokens > self.room < self.longest:
+            while tokens > self.room:
+                self.room *= 2
+            self.room = min(self.room, self.longest)
+            self.counts = grown(self.counts, self.room)
+
+
+def grown(counts: TokenCounts, distinct: int) -> TokenCounts:
+    """The same texts in tables for so many distinct ids, more than before."""
+    ids, found = counts
+    assert ids is not None and found is not None
+    new = TokenCounts.empty(len(ids), distinct, device=ids.device)
+    assert new.token_ids is not None and new.token_counts is not None
+    count_tokens(new, ids)
+    # Ids of a text are all different: in order, both tables have the same ones last.
+    place = new.token_ids.argsort(1)[:, -ids.shape[1] :]
+    new.token_counts.scatter_(1, place, found.gather(1, ids.argsort(1)))
+    return new
 
 
 class Wishes(NamedTuple):

@@ -50,7 +50,7 @@ def plain(models: str) -> list[list[int]]:  # noqa: F811
     return texts
 
 
-@pytest.mark.parametrize("speculation", ["ngram", "draft"])
+@pytest.mark.parametrize("speculation", ["ngram", "draft", "suffix"])
 def test_edited_texts_are_the_same_with_speculation(models: str, plain: list[list[int]], speculation: str) -> None:  # noqa: F811
     """A batch of 200 passes through eight seats, so that requests join, leave and move."""
     result = run(models, speculation, [mixed(200, has_bias=False)])
@@ -75,15 +75,20 @@ def test_biases_without_speculation(models: str) -> None:  # noqa: F811
     assert not result["fallbacks"]
 
 
+@pytest.mark.parametrize("room", [1024, 4])  # tables that grow
 @pytest.mark.parametrize("seed", range(5))
-def test_rows_are_those_of_vllms_penalties_at_every_position(seed: int) -> None:
+def test_rows_are_those_of_vllms_penalties_at_every_position(
+    seed: int, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
     import torch
     from vllm import SamplingParams
     from vllm.model_executor.layers.utils import apply_penalties
 
     from specdec_kernels import edit_rows
+    from specdec_vllm import edits as module
     from specdec_vllm.edits import Texts, Wishes, padded
 
+    monkeypatch.setattr(module, "ROOM", room)
     g, vocab, drafts = torch.Generator().manual_seed(seed), 97, 4
     kinds = [
         {"repetition_penalty": 1.4},
@@ -99,6 +104,7 @@ def test_rows_are_those_of_vllms_penalties_at_every_position(seed: int) -> None:
     texts.append(torch.tensor(slots[:3]), rest, torch.tensor([8, -2, 29]))
     length = torch.tensor([len(a) + len(b) for a, b in zip(prompts, outputs, strict=True)])
     assert texts.length[slots[:3]].tolist() == length[:3].tolist()
+    assert texts.room == (97 if room == 1024 else 64)  # 30 + 29 tokens
     wishes = Wishes.of(params, [len(p) for p in prompts], slots, vocab, "cpu")
     logits, drafted = torch.randn(4, drafts + 1, vocab, generator=g), torch.randint(9, (4, drafts), generator=g)
     cu_draft = torch.arange(0, 4 * drafts + 1, drafts, dtype=torch.int32)

@@ -20,6 +20,7 @@ from transformers import Qwen3Config
 from specdec_kernels import Sampling
 from specdec_loop import heads
 from specdec_loop.drafters import BlockDrafter, BlockTree, Drafter, MedusaBestTree
+from specdec_loop.drafters.marginals import MarginalTree
 from specdec_loop.generation import generate
 
 FALSE_ALARM = 1e-6  # of each distribution test below; seeds are fixed, so an alarm would stay
@@ -243,6 +244,11 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
         BlockTree(block_head(model()), width=0)
     with pytest.raises(ValueError, match=r"MedusaBestTree: total must be in \[1, 1023\], got 1024"):
         MedusaBestTree(medusa(), total=1024)
+
+
+def test_a_wide_tree_is_as_deep_as_its_candidates_may_be() -> None:
+    tree = MarginalTree(depth=40, width=64, total=1000)
+    assert tree._depth(40) == 2048 // 64
 
 
 # --- the distribution

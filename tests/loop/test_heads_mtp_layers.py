@@ -265,6 +265,17 @@ def test_a_checkpoint_that_does_not_fit_is_named(
         heads.load_mtp_layers(tmp_path, target)
 
 
+def test_quantised_weights_are_refused(tmp_path: Path) -> None:
+    """Their scales stand elsewhere, and without them they are other numbers."""
+    target = target_of("Qwen3-Next")
+    of_speculators(tmp_path, target)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["mtp.fc.weight"] = tensors["mtp.fc.weight"].to(torch.float8_e4m3fn)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"eh_proj\.weight is torch\.float8_e4m3fn: quantised weights are not served"):
+        heads.load_mtp_layers(tmp_path, target)
+
+
 def test_a_folder_without_tensors_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no model\.safetensors\.index\.json or model\.safetensors"):
         heads.load_mtp_layers(tmp_path, model())

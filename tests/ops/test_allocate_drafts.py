@@ -170,6 +170,7 @@ def test_results_can_be_given(backend: str, device: str) -> None:
         ({"confidence": torch.zeros(2, 4)}, r"confidence must be \[2, 3\], got \[2, 4\]"),
         ({"confidence": torch.zeros(2, 3).double()}, "confidence must be float32"),
         ({"budget": -1}, "budget must be a host int >= 0"),
+        ({"budget": True}, "budget must be a host int >= 0, got True"),
         ({"cost": torch.zeros(5)}, r"cost must be \[at least 6\]"),
         ({"compare_all": True}, "compare_all must be False without cost"),
         ({"active": torch.ones(2)}, "active must be bool"),

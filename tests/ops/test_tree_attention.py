@@ -343,6 +343,8 @@ def test_opcheck_and_compile(backend: str, device: str, format: str) -> None:
         ({"key": torch.zeros(2, 2, 9, 8).half()}, "key must be float32 or float8_e4m3fn or float8_e5m2, got float16"),
         ({"value": FLOAT8}, "value must be torch.float32, as the key, got torch.float8_e4m3fn"),
         ({"value": torch.zeros(2, 2, 9, 513)}, "value must be of dim 1 to 512, got 513"),
+        ({"scale": float("nan")}, "scale must be a number in .*, got nan"),
+        ({"scale": "x"}, "scale must be a number in .*, got 'x'"),
         ({"key_scale": torch.ones(2)}, "key_scale must be None for keys in torch.float32, got Tensor"),
         ({"key": FLOAT8, "value": FLOAT8, "value_scale": torch.ones(3)}, r"value_scale must be \[2\], got \[3\]"),
         ({"key": FLOAT8, "value": FLOAT8, "key_scale": 0.5}, r"key_scale must be a tensor of float32, got float"),

@@ -8,6 +8,8 @@ from ..sequences import Sequences
 from .base import Draft, Drafter
 from .races import PositionRaces
 
+MOST_CANDIDATES = 2048  # of a request that `tree_from_marginals` takes
+
 
 class MarginalTree(Drafter):
     """The best nodes of all prefixes, see `tree_from_marginals`; a prefix scores the product of its probabilities.
@@ -41,7 +43,7 @@ class MarginalTree(Drafter):
         return 1 + min(self.total, prefixes)
 
     def _depth(self, length: int) -> int:
-        return min(length, self.depth, self.total)
+        return min(length, self.depth, self.total, MOST_CANDIDATES // self.width)
 
     def _drawn(self, sequences: Sequences, positions: int, count: int) -> SampleResult:
         """The `count` best tokens of the first positions, see `PositionRaces.best`."""

@@ -296,6 +296,9 @@ def load_exactly(network: nn.Module, weights: dict[str, Tensor], source: str) ->
     if wrong:
         name = wrong[0]
         raise ValueError(f"{source}: {name} must be {list(own[name].shape)}, got {list(weights[name].shape)}")
+    if quantised := [n for n in own if weights[n].dtype.itemsize < min(own[n].dtype.itemsize, 2)]:
+        name = quantised[0]
+        raise ValueError(f"{source}: {name} is {weights[name].dtype}: quantised weights are not served")
     with torch.no_grad():
         for name, value in own.items():
             value.copy_(weights[name])

@@ -14,6 +14,7 @@ from ..._op import Op, Shape
 from . import reference
 
 MAX_DIM, MAX_VALUE_DIM = 576, 512  # of latent attention, the largest in use
+_FINITE = 3.4e38  # float32 holds it
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _AXES = {
     "bhld": ("batch", "head", "length", "dim"),
@@ -153,7 +154,7 @@ def tree_attention(
     check.size("window", window, 0)
     key_scale = _scale(check, "key_scale", key_scale, keys)
     value_scale = _scale(check, "value_scale", value_scale, keys)
-    scale = dim**-0.5 if scale is None else float(scale)
+    scale = dim**-0.5 if scale is None else check.number("scale", scale, -_FINITE, _FINITE)
     results = op(
         query, keys, values, ancestors, lengths, block_table, scale, window, key_scale, value_scale,
         device=query.device, backend=backend, out=out,
