@@ -124,17 +124,17 @@ def eagle_loop(x: TreeInput) -> list[list[int]]:
 def lazy_walk(x: TreeInput) -> list[list[int]]:
     """All requests a level at a time: softmax and race of the rows stood on, and a look for the token below."""
     batch = len(x.token_ids)
-    stand = torch.zeros(batch, dtype=torch.int64, device=x.parents.device)
+    last = torch.zeros(batch, dtype=torch.int64, device=x.parents.device)
     active = torch.arange(batch, device=x.parents.device)
     emitted: list[list[int]] = [[] for _ in range(batch)]
     while len(active):
-        token = race(x.target[active, stand[active]].float().softmax(-1))
+        token = race(x.target[active, last[active]].float().softmax(-1))
         for b, drawn in zip(active.tolist(), token.tolist(), strict=True):
             emitted[b].append(drawn)
-        hit = (x.parents[active] == stand[active, None]) & (x.token_ids[active] == token[:, None])
+        hit = (x.parents[active] == last[active, None]) & (x.token_ids[active] == token[:, None])
         found = hit.any(1)
         active = active[found]
-        stand[active] = hit.int().argmax(1)[found]
+        last[active] = hit.int().argmax(1)[found]
     return emitted
 
 

@@ -342,9 +342,8 @@ class Checker:
 
     def size(self, name: str, value: Any, least: int) -> int:
         """A host int."""
-        is_int = isinstance(value, int) and not isinstance(value, bool)
-        if not is_int or not least <= value < 2**63:
-            is_large = is_int and value > least
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**63:
+            is_large = isinstance(value, int) and value > max(least, 1)
             fail(self.op, name, "a host int < 2^63" if is_large else f"a host int >= {least}", repr(value))
         return value
 

@@ -51,7 +51,7 @@ def scored_by(rule: str, processed: Parameters, mode: int) -> Parameters | None:
 class End(NamedTuple):
     """Where a walk ends."""
 
-    stand: Tensor  # int64 [batch]: the last accepted node
+    last: Tensor  # int64 [batch]: the last accepted node
     token: Tensor  # int64 [batch]: drawn after it
     logit: Tensor  # float32 [batch], of the token
     status: Tensor
@@ -88,25 +88,25 @@ def descend(
     nodes: Nodes, passes: Tensor, max_depth: int, faults: list[tuple[Tensor, int]], status: Tensor, *, in_order: bool
 ) -> tuple[Tensor, Tensor]:
     """(node where the walk ends, status); with `in_order` candidates behind the accepted one were not looked at."""
-    stand = torch.zeros_like(nodes.request)
-    walking = torch.ones_like(stand, dtype=torch.bool)
+    last = torch.zeros_like(nodes.request)
+    walking = torch.ones_like(last, dtype=torch.bool)
     for _ in range(max_depth):
-        children = (nodes.tree.parents == stand[:, None]) & walking[:, None]
+        children = (nodes.tree.parents == last[:, None]) & walking[:, None]
         child, walking = first(children & passes)
         if in_order:
             children = children & ((nodes.tree.node <= child[:, None]) | ~walking[:, None])
         for mask, bit in faults:
             status = flag(status, (children & mask).any(1), bit)
-        stand = torch.where(walking, child, stand)
-    return stand, status
+        last = torch.where(walking, child, last)
+    return last, status
 
 
 def finish(
-    nodes: Nodes, stand: Tensor, tried: Tensor, scale: Tensor, status: Tensor, *, from_target: bool = False,
+    nodes: Nodes, last: Tensor, tried: Tensor, scale: Tensor, status: Tensor, *, from_target: bool = False,
     excludes: bool = False,
 ) -> End:  # fmt: skip
-    """Draw after `stand`: from (p - scale q)+, or p without `tried` where the draft is a point mass."""
-    rows = stand[:, None]
+    """Draw after `last`: from (p - scale q)+, or p without `tried` where the draft is a point mass."""
+    rows = last[:, None]
     p, q = nodes.probs(rows)
     weight = torch.where(nodes.distributions(rows).kept, p.float() - (scale[:, None] * q).float(), 0.0)
     point = torch.ones_like(nodes.has_draft_row) if excludes else ~nodes.has_draft_row
@@ -119,16 +119,16 @@ def finish(
         late = rejected & nodes.has_draft_row & ~got[0].amax(0)[:, 0].isfinite()
         status = flag(status, late, Status.BAD_DRAFT)
         rejected = rejected & ~late
-    return choose(stand, plain, left, rejected, status)
+    return choose(last, plain, left, rejected, status)
 
 
-def choose(stand: Tensor, plain: Draw, left: Draw, rejected: Tensor, status: Tensor) -> End:
+def choose(last: Tensor, plain: Draw, left: Draw, rejected: Tensor, status: Tensor) -> End:
     """The draw that counts; where nothing is left it is the one from p."""
     empty = left.empty[:, 0]
     status = flag(status, rejected & empty, Status.EMPTY_RESIDUAL)
     corrected = rejected & ~empty
     token = torch.where(corrected, left.token[:, 0], plain.token[:, 0])
-    return End(stand, token, torch.where(corrected, left.logit[:, 0], plain.logit[:, 0]), status)
+    return End(last, token, torch.where(corrected, left.logit[:, 0], plain.logit[:, 0]), status)
 
 
 def match(nodes: Nodes, max_depth: int, status: Tensor) -> End:
@@ -136,17 +136,17 @@ def match(nodes: Nodes, max_depth: int, status: Tensor) -> End:
     drawn, _, _ = nodes.race(nodes.every, TARGET_PURPOSE)
     fine, faults = testable(nodes, False)
     passes = fine & (nodes.ids == of_parent(nodes, drawn.token))
-    stand, status = descend(nodes, passes, max_depth, faults, status, in_order=False)
-    return End(stand, at(drawn.token, stand), at(drawn.logit, stand), status)
+    last, status = descend(nodes, passes, max_depth, faults, status, in_order=False)
+    return End(last, at(drawn.token, last), at(drawn.logit, last), status)
 
 
 def argmax(nodes: Nodes, max_depth: int, status: Tensor, near: Tensor | None = None) -> End:
     """Rules of argmax decoding: `near` bool [batch, nodes] passes, by default the argmax itself."""
     fine, faults = testable(nodes, False)
     near = nodes.ids == of_parent(nodes, nodes.argmax) if near is None else near
-    stand, status = descend(nodes, fine & near, max_depth, faults, status, in_order=False)
-    token = at(nodes.argmax, stand)
-    return End(stand, token, nodes.argmax_logit(stand, token), status)
+    last, status = descend(nodes, fine & near, max_depth, faults, status, in_order=False)
+    token = at(nodes.argmax, last)
+    return End(last, token, nodes.argmax_logit(last, token), status)
 
 
 def typical(nodes: Nodes, epsilon: float, delta: float, status: Tensor) -> End:
@@ -170,8 +170,8 @@ def typical(nodes: Nodes, epsilon: float, delta: float, status: Tensor) -> End:
     depth = torch.where(alive, nodes.tree.depth, -1)
     deepest = alive & (depth == depth.amax(1, keepdim=True))
     best = torch.where(deepest, score, -torch.inf)
-    stand, _ = first(deepest & (best == best.amax(1, keepdim=True)))
-    return End(stand, at(drawn.token, stand), at(drawn.logit, stand), status)
+    last, _ = first(deepest & (best == best.amax(1, keepdim=True)))
+    return End(last, at(drawn.token, last), at(drawn.logit, last), status)
 
 
 def _logprobs(nodes: Nodes, path: Tensor, tokens: Tensor, end: End, mode: int) -> Tensor:
@@ -190,8 +190,8 @@ def result(
     nodes: Nodes, end: End, silent: Tensor, max_depth: int, mode: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """(token_ids, path behind the root, num_accepted, logprobs); nothing is drawn for `silent` requests."""
-    path = _trees.paths(nodes.tree, end.stand[:, None], max_depth)[:, 0]
-    accepted = at(nodes.tree.depth, end.stand)
+    path = _trees.paths(nodes.tree, end.last[:, None], max_depth)[:, 0]
+    accepted = at(nodes.tree.depth, end.last)
     column = torch.arange(max_depth + 1, device=path.device)
     following = torch.nn.functional.pad(path[:, 1:], (0, 1), value=-1)
     tokens = torch.where(following >= 0, nodes.ids.gather(1, following.clamp(min=0)), -1)

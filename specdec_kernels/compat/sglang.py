@@ -309,7 +309,7 @@ def _write(
     accept_token_num.copy_(count)
     following = candidates.gather(1, torch.nn.functional.pad(path[:, 1:], (0, 1)))
     behind = torch.where(place == count[:, None], token[:, None], following)
-    # Slots of the rest are written with the root's, which is always kept: one value, whoever is last.
+    # Slots of the rest are written with the root's, which is always kept: one value, whichever is last.
     slot = torch.where(is_kept, slot, slot[:, :1])
     behind = torch.where(is_kept, behind, behind[:, :1])
     predicts.scatter_(0, slot.flatten(), behind.flatten().to(predicts.dtype))

@@ -125,7 +125,7 @@ def test_a_bounded_residual_draw_is_the_race_of_its_weights(
     assert (drawn.token_ids == best.indices)[~empty].float().mean() > 0.9 or bool(empty.all())
 
 
-def test_rejections_draw_the_same_whoever_weighs(isa: str) -> None:
+def test_rejections_draw_the_same_by_either_weighing(isa: str) -> None:
     """Drafts that are likely under q alone: residual rows with much, little and no room, as the reference draws."""
     batch, vocab = 32, TILE + 300
     target = _rows(batch, 2 * vocab, 31).view(batch, 2, vocab)

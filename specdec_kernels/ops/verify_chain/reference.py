@@ -59,7 +59,7 @@ def decide(given: ChainArguments, vocabulary: Vocabulary) -> tuple[Tensor, Tenso
         silent = silent | bonus_bad
     else:
         end = _walk_chain(nodes, given, rule, status)
-        bad = at(nodes.bad, end.stand)
+        bad = at(nodes.bad, end.last)
         end = end._replace(status=flag(end.status, bad, Status.BAD_TARGET))
         silent = silent | bad
     # Of a request that is lost nothing but its layout was looked at.
@@ -119,8 +119,8 @@ def ratio(nodes: Nodes, max_depth: int, over_acceptance: float, from_target: boo
     fine, faults = testable(nodes, True)
     p, q = nodes.p.float(), nodes.q.float()
     passes = fine & (p > 0) & (q > 0) & (nodes.coin * q < p + over_acceptance)
-    stand, status = descend(nodes, passes, max_depth, faults, status, in_order=True)
-    return finish(nodes, stand, fine & ~passes, torch.ones_like(nodes.p[:, 0]), status, from_target=from_target)
+    last, status = descend(nodes, passes, max_depth, faults, status, in_order=True)
+    return finish(nodes, last, fine & ~passes, torch.ones_like(nodes.p[:, 0]), status, from_target=from_target)
 
 
 def stern(nodes: Nodes, rule: str, top_m: int, max_distance: int, min_block: int) -> Tensor:

@@ -70,7 +70,7 @@ def decide(
         end = _walks.match(nodes, max_depth, status)
     else:
         end = _walks.argmax(nodes, max_depth, status)
-    lost = at(nodes.bad, end.stand)
+    lost = at(nodes.bad, end.last)
     status = flag(end.status, lost, Status.BAD_TARGET)
     tokens, path, accepted, logprobs = _walks.result(nodes, end, lost, max_depth, mode)
     tokens = tokens.to(given.token_ids.dtype)

@@ -21,8 +21,8 @@ def target_only(nodes: Nodes, max_depth: int, status: Tensor) -> End:
     upto = siblings & (nodes.tree.node <= nodes.tree.node[:, None])
     total = torch.where(upto, nodes.p[:, None, :], 0.0).cumsum(2)[:, :, -1].float()
     passes = fine & (nodes.p.float() > 0) & (of_parent(nodes, nodes.children_coin) < total)
-    stand, status = descend(nodes, passes, max_depth, faults, status, in_order=False)
-    return finish(nodes, stand, fine, torch.ones_like(nodes.p[:, 0]), status, excludes=True)
+    last, status = descend(nodes, passes, max_depth, faults, status, in_order=False)
+    return finish(nodes, last, fine, torch.ones_like(nodes.p[:, 0]), status, excludes=True)
 
 
 def greedy_multi_draft(nodes: Nodes, max_depth: int, status: Tensor) -> End:
@@ -59,8 +59,8 @@ def greedy_multi_draft(nodes: Nodes, max_depth: int, status: Tensor) -> End:
     faults.append((of_parent(nodes, empty), Status.EMPTY_RESIDUAL))
     open_rows = ~(children & accepted[:, None, :]).any(2)
     passes = accepted | (others & of_parent(nodes, open_rows) & (nodes.ids == of_parent(nodes, token)))
-    stand, status = descend(nodes, passes, max_depth, faults, status, in_order=False)
-    return End(stand, at(token, stand), at(logit, stand), status)
+    last, status = descend(nodes, passes, max_depth, faults, status, in_order=False)
+    return End(last, at(token, last), at(logit, last), status)
 
 
 def recursive(nodes: Nodes, replacement: bool, rounds: int, max_depth: int, status: Tensor) -> End:
@@ -101,8 +101,8 @@ def recursive(nodes: Nodes, replacement: bool, rounds: int, max_depth: int, stat
         (left,) = nodes.vocabulary.sum(torch.where(point.expand_as(rows).flatten(), by_mask, by_scale).view(rows.shape))
         was_tested = _to_rows(nodes, tested, torch.ones_like(mass), torch.zeros_like(mass)).gather(1, rows) > 0
         mass = mass.scatter(1, rows, torch.where(was_tested, left, mass.gather(1, rows)))
-    stand, status = descend(nodes, passes, max_depth, faults, status, in_order=True)
-    return finish(nodes, stand, tried, at(scale, stand), status)
+    last, status = descend(nodes, passes, max_depth, faults, status, in_order=True)
+    return finish(nodes, last, tried, at(scale, last), status)
 
 
 def _to_rows(nodes: Nodes, which: Tensor, values: Tensor, otherwise: Tensor) -> Tensor:

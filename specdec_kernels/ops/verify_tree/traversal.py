@@ -102,10 +102,10 @@ def traverse(nodes: Nodes, max_depth: int, status: Tensor) -> End:
     """Leaves first, in depth-first order."""
     now = _Traversal(nodes)
     alive, status = _examine(now, status)
-    stand = torch.zeros_like(nodes.request)
-    running = torch.ones_like(stand, dtype=torch.bool)
+    last = torch.zeros_like(nodes.request)
+    running = torch.ones_like(last, dtype=torch.bool)
     for deleted in range(nodes.nodes):
-        leaf, above = torch.zeros_like(stand), torch.zeros_like(stand)
+        leaf, above = torch.zeros_like(last), torch.zeros_like(last)
         weight = at(now.fixed, leaf)
         weight_above = weight
         for _ in range(max_depth):
@@ -114,16 +114,16 @@ def traverse(nodes: Nodes, max_depth: int, status: Tensor) -> End:
             above, weight_above = torch.where(descends, leaf, above), torch.where(descends, weight, weight_above)
             leaf, weight = torch.where(descends, child, leaf), torch.where(descends, below, weight)
         accepted = running & ((leaf == 0) | (at(nodes.coin, leaf) < weight.float()))
-        stand = torch.where(accepted, leaf, stand)
+        last = torch.where(accepted, leaf, last)
         running = running & ~accepted
         if deleted == nodes.nodes - 1:
             break  # the root alone was left
         now.delete(above, weight_above, leaf, running)
         alive = alive & ~(running[:, None] & (nodes.tree.node == leaf[:, None]))
 
-    tried = now.tried & (nodes.tree.parents == stand[:, None])
+    tried = now.tried & (nodes.tree.parents == last[:, None])
     point = ~nodes.has_draft_row
-    weight = now.p_row[nodes.request, stand].float()
-    plain, left, _ = nodes.race(stand[:, None], RESIDUAL_PURPOSE, weight, tried, point)
-    left = left._replace(empty=left.empty | (at(now.is_empty, stand) & ~point)[:, None])
-    return choose(stand, plain, left, at(now.is_fixed, stand), status)
+    weight = now.p_row[nodes.request, last].float()
+    plain, left, _ = nodes.race(last[:, None], RESIDUAL_PURPOSE, weight, tried, point)
+    left = left._replace(empty=left.empty | (at(now.is_empty, last) & ~point)[:, None])
+    return choose(last, plain, left, at(now.is_fixed, last), status)
