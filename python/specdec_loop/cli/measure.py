@@ -97,6 +97,7 @@ class Comparison:
         """Check that each method has what it needs, and warm up."""
         self.models, self.prompts, self.cases, self.new_tokens = models, prompts, cases, new_tokens
         self.runs: dict[Case, list[Round]] = {case: [] for case in cases}
+        self.lengths = {case: models.draft_length(case.method, case.batch) for case in cases if case.method in METHODS}
         for case in cases:
             self._run(case, self._policy(case), 0, 8, Round())
 
@@ -108,7 +109,8 @@ class Comparison:
         """Run every case `count` times; yields each after each group of prompts.
 
         The cases take turns on every prompt, so that a machine that slows down does so for all of them. A round has
-        drafters of its own: they must not know these texts from the last one. Lengths that adapt go on between prompts.
+        drafters of its own: they must not know these texts from the last one. Lengths that adapt go on, as in an engine:
+        what they know is how many drafts were accepted, and how long steps take.
         """
         gc.collect()
         gc.freeze()  # all that is loaded: looking through it takes 0.2 s, in the midst of somebody's step
@@ -144,7 +146,7 @@ class Comparison:
         """The drafter and its draft length; None for a rival."""
         if case.method in RIVALS:
             return None
-        return self.models.drafter(case.method), self.models.draft_length(case.method, case.batch)
+        return self.models.drafter(case.method), self.lengths[case]
 
     def _run(
         self, case: Case, policy: tuple[Drafter | None, FixedLength] | None, start: int, new_tokens: int, done: Round
