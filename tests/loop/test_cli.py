@@ -139,6 +139,8 @@ def test_compare_writes_tables_json_and_chart(folder: Path, capsys: pytest.Captu
             assert first == pytest.approx(row["drafted_at_least"][0] * row["acceptance_by_position"][0])
         if method == "draft-model-ratio":
             assert row["same_text"] == ("2/2" if temperature == 0 else None)
+            assert (row["predicted_tokens_per_second"] is None) == (row["acceptance"] is None)  # drafts may not pay
+        if row["predicted_tokens_per_second"] is not None:
             assert row["predicted_tokens_per_second"] > 0
     assert (tmp_path / "c.png").read_bytes()[1:4] == b"PNG"
 
