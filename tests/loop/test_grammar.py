@@ -205,7 +205,7 @@ def test_an_unknown_or_missing_library_is_named(tokenizer: Any, monkeypatch: pyt
     with pytest.raises(ValueError, match="library must be one of llguidance, xgrammar, got 'yacc'"):
         compiler(tokenizer, "yacc")
     monkeypatch.setattr("specdec_loop.grammar.compiler.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"xgrammar is not installed: pip install xgrammar"):
+    with pytest.raises(ValueError, match="xgrammar is not installed: pip install xgrammar"):
         compiler(tokenizer, "xgrammar")
 
 

@@ -109,8 +109,8 @@ class Comparison:
         """Run every case `count` times; yields each after each group of prompts.
 
         The cases take turns on every prompt, so that a machine that slows down does so for all of them. A round has
-        drafters of its own: they must not know these texts from the last one. Lengths that adapt go on, as in an engine:
-        what they know is how many drafts were accepted, and how long steps take.
+        drafters of its own: they must not know these texts from the last one. Lengths that adapt go on, as in an
+        engine: what they know is how many drafts were accepted, and how long steps take.
         """
         gc.collect()
         gc.freeze()  # all that is loaded: looking through it takes 0.2 s, in the midst of somebody's step
