@@ -395,7 +395,7 @@ def test_calls_that_make_no_sense_are_refused() -> None:
         cache.sibling_inputs(2)
     with pytest.raises(ValueError, match=r"num_accepted must be an int in \[-1, 3\) of chains, .* got 3"):
         cache.commit(3)
-    with pytest.raises(ValueError, match="tokens_to_remove must be minus"):
+    with pytest.raises(ValueError, match="tokens_to_remove must be minus the number of tokens, got 2"):
         cache.crop(2)
     with pytest.raises(ValueError, match="requests cannot be left out"):
         cache.batch_select_indices(torch.tensor([0]))
@@ -440,3 +440,19 @@ def test_a_forward_that_calls_its_cache_so_is_served(monkeypatch: pytest.MonkeyP
     inputs = new_cache(network, 1).chain_inputs(3)
     assert "cache" in inputs and "past_key_values" not in inputs
     assert_close(network(ids, **inputs).logits, want, "three tokens")
+
+
+def test_a_tree_that_came_before_is_another_behind_a_committed_root() -> None:
+    """Its root is not run again, and lies one place earlier."""
+    network, parents = model(), torch.tensor([[-1, 0, 0, 1]] * 2)
+    found = []
+    for comes_again in (True, False):
+        cache = new_cache(network, 2, 32)
+        network(torch.ones(2, 5, dtype=torch.long), **cache.chain_inputs(5))
+        cache.commit(4)
+        if comes_again:
+            cache.tree_inputs(parents)
+        found.append(cache.tree_inputs(parents, is_root_committed=True))
+    for name in ("position_ids", "attention_mask"):
+        assert torch.equal(found[0][name], found[1][name]), name
+    assert found[0]["position_ids"].tolist() == [[5, 5, 6]] * 2

@@ -127,6 +127,14 @@ def test_opcheck_and_out(backend: str, device: str) -> None:
         torch.library.opcheck(op.overload(backend, out=True), (*flat, *out))
 
 
+@pytest.mark.parametrize("weight", [0, 0.0, 0.5, 1, 3.5])
+def test_a_weight_must_be_no_less_than_zero(weight: float) -> None:
+    case = make_residual(3, 9)
+    assert not (residual_probs(**{**case, "a": weight}).status & Status.BAD_SAMPLING).any()
+    every = {**case, "a": torch.full((3,), float(weight))}
+    assert torch.equal(residual_probs(**{**case, "a": weight}).probs, residual_probs(**every).probs)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -362,8 +362,8 @@ def test_a_flat_draft_without_its_bonus_rows_is_told_so() -> None:
         run(replace(case, target_logits=case.target_logits[:6]))
 
 
-def test_a_flat_draft_needs_its_longest_length() -> None:
+@pytest.mark.parametrize("longest", [None, -1, 1.5])
+def test_the_longest_length_of_flat_drafts_must_be_given(longest: Any) -> None:
     case = make_chain(3, 2, 9, flat=True)
-    case.keywords.pop("max_draft")
     with pytest.raises(ValueError, match="verify_chain: max_draft must be a host int >= 0 when cu_draft is given"):
-        run(case)
+        run(replace(case, keywords={**case.keywords, "max_draft": longest}))
