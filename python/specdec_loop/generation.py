@@ -234,23 +234,25 @@ def _prefill(
     target: Any, cache: TreeCache, sequences: Sequences, lacking: int, features: Sequence[int]
 ) -> tuple[Tensor, Tensor | None]:
     """Run what the cache lacks of the prompts; logits ``[batch, 1, vocab]`` of their last tokens, and all features."""
-    begun, features_of, logits = cache.lengths.clone(), list[Tensor | None](), None
-    last = sequences.lengths - 1 - begun
-    for start in range(0, lacking, PIECE if cache.has_states else lacking):
-        count = min(PIECE, lacking - start) if cache.has_states else lacking
+    begun, piece, has_features = cache.lengths.clone(), PIECE if cache.has_states else lacking, bool(features)
+    last, hidden, logits = sequences.lengths - 1 - begun, list[Tensor](), None
+    for start in range(0, lacking, piece):
+        count = min(piece, lacking - start)
         place = begun[:, None] + torch.arange(start, start + count, device=begun.device)
         prompts = sequences.tokens.gather(1, place.clamp(max=sequences.tokens.shape[1] - 1)).clamp(min=0)
         here = last - start
         rows, own = here.clamp(0, count - 1).unique(return_inverse=True)
-        inputs, has_features = cache.chain_inputs(count), bool(features)
-        out = forward(target, prompts, inputs, logits_to_keep=rows, output_hidden_states=has_features)
+        out = forward(
+            target, prompts, cache.chain_inputs(count), logits_to_keep=rows, output_hidden_states=has_features
+        )  # fmt: skip
         cache.commit(here.clamp(-1, count - 1).int())  # -1: a prompt that ended in a piece before
         found = kept_rows(out.logits, own)
         logits = found if logits is None else torch.where((here < 0)[:, None, None], logits, found)
-        features_of.append(_chosen(out, features))
+        if (chosen := _chosen(out, features)) is not None:
+            hidden.append(chosen)
     cache.know_lengths(sequences.ends)
     assert logits is not None
-    return logits, torch.cat([part for part in features_of if part is not None], 1) if features else None
+    return logits, (torch.cat(hidden, 1) if len(hidden) > 1 else hidden[0]) if has_features else None
 
 
 def _forward(
