@@ -205,8 +205,7 @@ def available(names: list[str]) -> list[str]:
             except ImportError as error:
                 progress(f"cuda_host is left out: {error}")
                 continue
-            if name not in specdec_kernels._native.test_backends():
-                specdec_kernels._native.load_test_backend(name, str(build()))
+            specdec_kernels._op.load_test_backend(name, str(build()))
         elif reason := specdec_kernels.available_backends("cpu")[name]:
             progress(f"{name} is left out: {reason}")
             continue

@@ -196,7 +196,9 @@ def _do_nothing(*_: Any) -> None:
 
 
 def load_test_backend(name: str, library: str) -> None:
-    """Load the CUDA sources, built for cpu tensors, as a backend of every op that has `cuda`; used by the tests."""
+    """Load the CUDA sources, built for cpu tensors, as a backend of every op that has `cuda`, once; for the tests."""
+    if name in _native.test_backends:
+        return
     for op in OPS.values():
         if "cuda" in op.backends:
             op.declare(name)

@@ -64,8 +64,7 @@ def cuda_host() -> None:
     """The CUDA sources compiled for the host, once a session."""
     from native.build import build
 
-    if "cuda_host" not in _native.test_backends:
-        _op.load_test_backend("cuda_host", str(build()))
+    _op.load_test_backend("cuda_host", str(build()))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

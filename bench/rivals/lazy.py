@@ -38,6 +38,7 @@ def verify_chain(
     if not sampling.has_filters:
         # Nothing full-size but what logsumexp needs: the division by T is done on its result's inputs once.
         target, drafted = target_logits.float(), draft_logits.float()
+        assert sampling.temperature is not None
         inverse = (1 / sampling.temperature)[:, None, None]
         target, drafted = target * inverse, drafted * inverse
     else:

@@ -16,7 +16,8 @@ from .gpgpusim import ROOT
 
 sys.path.insert(0, str(ROOT / "tests"))
 from attention_cases import make
-from cases import RULES, make_chain
+from cases import RULES
+from cases import make_chain as make_chain
 from cases import make_rng as make_rng
 from op_calls import CALLS, Call
 from tree_cases import TREE_RULES, make_tree

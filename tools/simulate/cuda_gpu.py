@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from specdec_kernels import _native
+from specdec_kernels import _op
 
 from ..gpu_model import cuda
 from . import ptx
@@ -40,8 +40,7 @@ CALLBACK = ctypes.CFUNCTYPE(
 def load_host() -> Path:
     """The CUDA sources for the host, as a backend of every op."""
     library = build()
-    if "cuda_host" not in _native.test_backends():
-        _native.load_test_backend("cuda_host", str(library))
+    _op.load_test_backend("cuda_host", str(library))
     return library
 
 

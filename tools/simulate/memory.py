@@ -41,7 +41,7 @@ class Watch(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if self._inside and isinstance(result, Tensor) and result.device.type == "cpu":
             if "empty" in name and result.numel() > 0:
-                result.untyped_storage().fill_(0xFF)
+                result.untyped_storage().fill_(0xFF)  # type: ignore[attr-defined]
             (self._zeros if "zeros" in name else self._call).append(result)
         return result
 
