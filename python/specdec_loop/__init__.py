@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .generation import Generation, generate
     from .grammar import GrammarCompiler
     from .prefix_cache import PrefixCache
+    from .step_times import StepTimes
     from .tree_cache import TreeCache
 
 _HOMES = {  # of all else: drafters
@@ -37,6 +38,7 @@ _HOMES = {  # of all else: drafters
     "Generation": "generation",
     "GrammarCompiler": "grammar",
     "PrefixCache": "prefix_cache",
+    "StepTimes": "step_times",
     "TreeCache": "tree_cache",
     "generate": "generation",
 }
@@ -60,6 +62,7 @@ __all__ = [
     "PrefixCache",
     "PromptLookup",
     "Retrieval",
+    "StepTimes",
     "SuffixDecoding",
     "SuffixOr",
     "TreeCache",

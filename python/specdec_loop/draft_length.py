@@ -16,7 +16,13 @@ PAUSE, LONGEST_PAUSE = 4, 64  # steps with drafts until then: the first time, an
 
 
 class FixedLength:
-    """Always the same."""
+    """Always the same.
+
+    Attributes:
+        measures: whether the length follows the time of steps.
+    """
+
+    measures = False
 
     def __init__(self, longest: int) -> None:
         """Draft `longest` tokens.
@@ -86,7 +92,7 @@ class AdaptiveLength(FixedLength):
         super().__init__(longest)
         if memory < 1 or (cost is not None and cost < 0):
             raise ValueError(f"AdaptiveLength: memory >= 1 and cost >= 0 expected, got {memory} and {cost}")
-        self._fade, self._cost = 1 - 1 / memory, cost
+        self._fade, self._cost, self.measures = 1 - 1 / memory, cost, cost is None
         self._looked_at, self._accepted = 2.0, 1.0  # as if of two candidates one had been accepted
         self._nodes: Callable[[int], int] = lambda length: 1 + length
         # Seconds of the last steps beside drafting, by nodes, and of drafting a token.

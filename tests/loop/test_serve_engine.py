@@ -14,12 +14,12 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdec_kernels import Edits, Sampling
-from specdec_loop import DraftModel, IndependentDrafts, Lookahead, PromptLookup, SuffixDecoding, generate
+from specdec_loop import DraftModel, IndependentDrafts, Lookahead, PromptLookup, StepTimes, SuffixDecoding, generate
 from specdec_loop.draft_length import AdaptiveLength, FixedLength
 from specdec_loop.drafters import Drafter
 from specdec_loop.serve.engine import PIECE, Engine, Progress
 from specdec_loop.serve.group import MOST_FAULTS, REST
-from specdec_loop.serve.request import Request
+from specdec_loop.serve.request import Request, acceptances
 
 VOCAB = 23
 
@@ -408,6 +408,43 @@ def test_drafts_under_a_budget_go_to_those_that_accept_them() -> None:
             given[id(progress.request)] = given.get(id(progress.request), 0) + progress.drafted
     assert loops.new == alone(loops)
     assert given[id(loops)] > max(given.get(id(r), 0) for r in (others[3], others[0]))
+
+
+class Given(StepTimes):
+    """A token beyond the first takes so many steps."""
+
+    def __init__(self, slope: float) -> None:
+        super().__init__()
+        self._slope = slope
+
+    def table(self, batch: int, budget: int) -> torch.Tensor:
+        return 1 + self._slope * torch.arange(batch - 1, batch + budget)
+
+
+@pytest.mark.parametrize(("slope", "drafts"), [(0.0, True), (10.0, False)])
+def test_drafts_are_verified_as_far_as_the_time_of_steps_lets_them_pay(slope: float, drafts: bool) -> None:
+    engine = Engine(network(), PromptLookup, slots=2, draft_length=AdaptiveLength(4))
+    engine._times = Given(slope)
+    loops = [Request([5, 6] * 10, 40), Request([7, 8, 9] * 7, 40)]
+    for request in loops:
+        engine.submit(request)
+    given = sum(p.drafted or 0 for _ in range(60) for p in engine.step())
+    assert (given > 0) == drafts
+    assert [request.new for request in loops] == [alone(request) for request in loops]
+
+
+def test_what_a_request_accepts_is_trusted_as_far_as_it_is_known() -> None:
+    good, bad, new = (Request([1]) for _ in range(3))
+    assert acceptances([new]) == [0.5]
+    for _ in range(60):
+        good.learn(4, 4)
+        bad.learn(4, 0)
+    shares = acceptances([good, bad, new])
+    assert shares[0] > 0.9 and shares[1] < 0.4 and shares[1] < shares[2] < shares[0]
+    for _ in range(100):  # no drafts: what was seen fades, and a trial comes
+        bad.learn(0, 0)
+    shares = acceptances([good, bad, new])
+    assert shares[1] == pytest.approx(shares[2], abs=0.01)
 
 
 def test_an_adaptive_length_learns_from_steps_without_prompts() -> None:

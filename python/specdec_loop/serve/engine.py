@@ -27,11 +27,12 @@ from ..generation import check_rotary
 from ..linear import small_batch_linear
 from ..sequences import Sequences, on_host
 from ..statistics import Clock
+from ..step_times import StepTimes
 from .batch import Batch
 from .forward import Nodes, check, forward
 from .group import Group
 from .pages import Pages, block_table
-from .request import Logprob, Reason, Request
+from .request import Logprob, Reason, Request, acceptances
 from .verification import Verifier, depth_of, listed, nodes_of
 
 logger = getLogger(__name__)
@@ -106,7 +107,8 @@ class Engine:
         Args:
             model: a transformers causal LM.
             make_drafter: gives a new drafter of a batch; None: plain decoding.
-            draft_length: most drafts of a request and step, or an `AdaptiveLength`; None: 4.
+            draft_length: most drafts of a request and step, or an `AdaptiveLength`, with which no more drafts are
+                verified than pay by the measured time of steps; None: 4.
             slots: requests that run at once.
             pages: of keys and values.
             page_size: tokens of a page.
@@ -142,6 +144,7 @@ class Engine:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.clock = Clock(model.device)
+        self._times = StepTimes() if self.lengths.measures else None
         batch = partial(
             Batch,
             longest=self.lengths.longest,
@@ -231,6 +234,9 @@ class Engine:
             accepted = [progress.accepted for progress in found]
             tokens = 1 + sum(accepted) / len(accepted)
             self.lengths.update(depths, accepted, self.clock.latest, max(depths), tokens)
+            if self._times is not None:
+                beside_drafting = (self.clock.latest[phase] for phase in ("target", "verify", "commit"))
+                self._times.note(sum(len(n.ids) for n in nodes), sum(beside_drafting))
         return found
 
     # --- who runs
@@ -285,7 +291,7 @@ class Engine:
         return self._allotted(turns)
 
     def _allotted(self, turns: list[Turn]) -> list[Turn]:
-        """The same with shorter chains: what limits leave room for, of copies what pays, and what the budget allows."""
+        """The same with shorter chains: what limits leave room for, what pays, and what the budget allows."""
         lengths = [
             0 if turn.draft.parents is not None else min(turn.draft.token_ids.shape[1], turn.request.left - 1)
             for turn in turns
@@ -294,11 +300,14 @@ class Engine:
         if copied:
             columns = self.lengths.verified(copied)
             lengths = [min(length, columns) for length in lengths]
-        if self._budget is not None and sum(lengths) > self._budget:
+        if wanted := sum(lengths):
+            budget = wanted if self._budget is None else min(wanted, self._budget)
             is_draft = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
-            chances = torch.tensor([turn.request.acceptance for turn in turns], dtype=torch.float32)[:, None]
-            ids = torch.where(is_draft, 0, -1)
-            lengths = allocate_drafts(ids, torch.where(is_draft, chances, 0.0), budget=self._budget).num_draft.tolist()
+            chances = torch.tensor(acceptances([turn.request for turn in turns]), dtype=torch.float32)[:, None]
+            ids, chances = torch.where(is_draft, 0, -1), torch.where(is_draft, chances, 0.0)
+            own = sum(len(turn.piece) for turn in turns)
+            cost = None if self._times is None else self._times.table(own, budget)
+            lengths = allocate_drafts(ids, chances, budget=budget, cost=cost).num_draft.tolist()
         return [
             turn if turn.draft.parents is not None else turn._replace(draft=_cut(turn.draft, length))
             for turn, length in zip(turns, lengths, strict=True)

@@ -17,7 +17,8 @@ from ..stops import Stops
 from .pages import Lease
 
 Reason = Literal["", "stop", "length", "cancelled", "failed"]
-FADE = 0.9  # of what a request has accepted, by each further step
+FADE = 0.95  # of what a request has accepted, by each further step
+SHARED = 12.0  # as many of its own drafts, looked at, count as much as those of all requests
 
 
 class Logprob(NamedTuple):
@@ -54,7 +55,9 @@ class Request:
         leader: another request with the same prompt, which is to be read first and shared.
         reason: why it has left; "": it has not.
         error: why it failed.
-        accepted: drafts that were kept in each step that had some.
+        accepted: drafts that were kept in each step behind the prompt.
+        kept: of late.
+        looked_at: of late: drafts that were accepted, or would have been next.
     """
 
     prompt: list[int]
@@ -76,6 +79,8 @@ class Request:
     reason: Reason = field(default="", init=False)
     error: str = field(default="", init=False)
     accepted: list[int] = field(default_factory=list, init=False)
+    kept: float = field(default=0.0, init=False)
+    looked_at: float = field(default=0.0, init=False)
     cached: int = field(default=0, init=False)  # tokens that have rows in the pages
     has_spoken: bool = field(default=False, init=False)  # the prompt is read, and a first token was drawn
     slot: int = field(default=-1, init=False)
@@ -102,11 +107,6 @@ class Request:
         """Most tokens that it has to go."""
         return self.limit - len(self.new)
 
-    @property
-    def acceptance(self) -> float:
-        """Share of its drafts that it accepts, of late."""
-        return self._kept / self._looked_at
-
     def begin(self, slot: int, lease: Lease, *, ends: Sequence[int], overhang: int, device: torch.device) -> None:
         """It runs."""
         self.slot, self.lease, self.cached = slot, lease, lease.shared
@@ -116,7 +116,6 @@ class Request:
         text = Sequences(prompt, count, seed=seed, limits=[self.limit], stops=[self.stops], overhang=overhang)
         self.place(text, 0)
         self.matcher: Matcher | None = None if self.grammar is None else self.grammar.matcher()
-        self._kept, self._looked_at = 1.0, 2.0
 
     def place(self, text: Sequences, number: int) -> None:
         """Its text is now this one of a batch."""
@@ -137,10 +136,10 @@ class Request:
         self.error = self.error or f"its grammar failed: {reason}"
 
     def learn(self, drafted: int, accepted: int) -> None:
-        """Note what a step with drafts accepted."""
+        """Note what a step accepted; without drafts what is known of it fades."""
         self.accepted.append(accepted)
-        self._kept = FADE * self._kept + accepted
-        self._looked_at = FADE * self._looked_at + min(drafted, accepted + 1)
+        self.kept = FADE * self.kept + accepted
+        self.looked_at = FADE * self.looked_at + min(drafted, accepted + 1)
 
     def state(self) -> Reason:
         """Why it is to leave now, if it is."""
@@ -153,3 +152,9 @@ class Request:
             return ""
         assert self.stops is not None
         return "length" if self.stops.end(self.new, len(self.new) - 1) is None else "stop"
+
+
+def acceptances(requests: Sequence[Request]) -> list[float]:
+    """Share of its drafts that each accepts; of one that few are known of, rather that of all requests."""
+    pooled = (1 + sum(r.kept for r in requests)) / (2 + sum(r.looked_at for r in requests))
+    return [(r.kept + SHARED * pooled) / (r.looked_at + SHARED) for r in requests]
