@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from statistics import linear_regression, mean, median
+from statistics import fmean, median
 
 import torch
 from torch import Tensor
@@ -42,12 +42,12 @@ class StepTimes:
             >>> times.table(4, 2)
             tensor([0.0100, 0.0105, 0.0110])
         """
-        counts = [tokens for tokens, _ in self._steps]
+        counts, seconds = [n for n, _ in self._steps], [spent for _, spent in self._steps]
         if len(set(counts)) < 2:
             return None
-        most = SLOWEST * median(seconds for _, seconds in self._steps)
-        seconds = [min(spent, most) for _, spent in self._steps]
-        centre = mean(counts), mean(seconds)
+        most = SLOWEST * median(seconds)
+        centre, time = fmean(counts), fmean(min(spent, most) for spent in seconds)
+        rise = sum((n - centre) * min(spent, most) for n, spent in zip(counts, seconds, strict=True))
         # A token takes no more than its share of a step: so the line stays positive.
-        slope = min(max(linear_regression(counts, seconds).slope, 0.0), centre[1] / centre[0])
-        return centre[1] + slope * (torch.arange(batch, batch + budget + 1, dtype=torch.float32) - centre[0])
+        slope = min(max(rise / sum((n - centre) ** 2 for n in counts), 0.0), time / centre)
+        return time + slope * (torch.arange(batch, batch + budget + 1, dtype=torch.float32) - centre)
