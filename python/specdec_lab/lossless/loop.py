@@ -28,6 +28,7 @@ from specdec_loop.drafters import (
 )
 from specdec_loop.generation import generate
 from specdec_loop.heads import DFlashHead, EagleHead, MtpHead, PEagleHead, Shared
+from specdec_loop.heads.mtp_layers import MtpLayer
 
 from .exact import Filters, Table, joint_counts, joint_distribution, tree_of_histories
 from .experiments import Finding, finding
@@ -75,16 +76,26 @@ def tiny(target: str, seed: int) -> Any:
     return model.eval().requires_grad_(False)
 
 
-@torch.no_grad()
 def _head(kind: Callable[..., Any], target: str, *, layers: int = 1, fields: dict[str, Any], **options: Any) -> Any:
-    """A head with random weights, so large that it says something."""
+    """A head on a target."""
     model, config = tiny(target, 0), transformers.LlamaConfig(**SIZES, **fields, num_hidden_layers=layers)
     config._attn_implementation = "sdpa"
-    head = kind(config, Shared(model), **options)
+    return _random(kind(config, Shared(model), **options))
+
+
+@torch.no_grad()
+def _random(head: Any) -> Any:
+    """The same with random weights, so large that it says something."""
     g = torch.Generator().manual_seed(2)
     for weight in head.parameters():
         weight.copy_(torch.randn(weight.shape, generator=g) * 0.3 + (weight.dim() == 1))
     return head.eval().requires_grad_(False)
+
+
+def _layer(target: str) -> MtpLayer:
+    model = tiny(target, 0)
+    layer: MtpLayer = _random(MtpLayer(model, Shared(model)))
+    return layer
 
 
 def _block(target: str) -> DFlashHead:
@@ -101,12 +112,15 @@ def _parallel(target: str) -> PEagleHead:
     return head
 
 
+# One more layer of the target's own kind.
+LAYER, WITH_LAYER = "MTP layer of a checkpoint", ("attention (Llama)", "gated delta rule and attention (Qwen 3.5)")
 DRAFTERS: dict[str, tuple[ChainRule | TreeRule, Callable[[str], Drafter]]] = {
     "draft model": ("ratio", lambda t: DraftModel(tiny(t, 1))),
     "draft model, block": ("block", lambda t: DraftModel(tiny(t, 1))),
     "independent drafts, a tree": ("recursive", lambda t: IndependentDrafts(tiny(t, 1), 2)),
     "suffixes": ("ratio", lambda t: SuffixDecoding()),
     "MTP head": ("block", lambda t: HeadChain(_head(MtpHead, t, fields={}))),
+    LAYER: ("block", lambda t: HeadChain(_layer(t))),
     "EAGLE, a drawn tree": ("traversal", lambda t: EagleTree(_head(EagleHead, t, fields={}), ((0,), (1,), (0, 0)))),
     "P-EAGLE": ("ratio", lambda t: ParallelChain(_parallel(t))),
     "DFlash": ("block", lambda t: BlockDrafter(_block(t))),
@@ -165,7 +179,8 @@ class Job:
 
 
 def jobs(texts: int) -> Iterator[Job]:
-    """Every drafter on every target."""
+    """Every drafter on every target that it fits."""
     for target in TARGETS:
         for drafter in DRAFTERS:
-            yield Job(target, drafter, texts)
+            if drafter != LAYER or target in WITH_LAYER:
+                yield Job(target, drafter, texts)
