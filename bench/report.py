@@ -50,7 +50,7 @@ with plain decoding. Cases in which another implementation is faster are listed 
 REPRODUCE = """
 ```sh
 python -m bench verify_chain     # times one op; without a name all ops; --quick for the main cases
-python -m bench.loop             # decoding methods, up to 25 minutes on two cores
+python -m bench.loop             # decoding methods, half an hour on two cores
 python -m bench.traffic --save   # bytes moved, counted on a CPU
 bash bench/gpu.sh                # all ops on an NVIDIA GPU (page "On a GPU")
 python -m bench.report           # writes this page, its charts and README's table, offline
