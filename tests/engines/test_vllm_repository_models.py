@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,12 @@ FOLDER = Path(__file__).parents[2] / "python/models"
 PROMPTS = ["def __init__(self, name):\n", "import os\n", "for key, value in items:\n    if key", "class Reader:\n"]
 
 
+def tokenizer() -> Any:
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast.from_pretrained(FOLDER / "target")
+
+
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> str:
     """As vLLM loads them: the draft model with the embedding that it borrows."""
@@ -27,6 +34,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("repository")
     target = LlamaForCausalLM.from_pretrained(FOLDER / "target", dtype=torch.float32)
     target.save_pretrained(folder / "target")
+    tokenizer().save_pretrained(folder / "target")
     load_draft_model(FOLDER / "draft", target).save_pretrained(folder / "draft")
     shutil.copytree(FOLDER / "dflash", folder / "head")
     return str(folder)
@@ -35,10 +43,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="session")
 def requests() -> list[dict[str, Any]]:
     """Eight of them, greedy and seeded."""
-    from transformers import PreTrainedTokenizerFast
-
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(FOLDER / "target")
-    ids = [tokenizer(prompt)["input_ids"] for prompt in PROMPTS]
+    ids = [tokenizer()(prompt)["input_ids"] for prompt in PROMPTS]
     return [request(ids[i % 4], seed=i, temperature=(0.0, 0.7, 1.0)[i % 3]) for i in range(8)]
 
 
@@ -58,6 +63,44 @@ def test_texts_are_those_without_speculation(
     result = run(models, speculation, [requests, requests[:3], requests[4:5]], runner=runner)
     assert result["texts"] == [plain, plain[:3], plain[4:5]]
     assert not result["fallbacks"]
+
+
+REGEXES = [r"(self|name)\.[a-z]{2,9} = [0-9]{1,4}\n", r"(if|for|while) [a-z_]+( in [a-z_]+)?:\n    pass", None]
+
+
+@pytest.fixture(scope="session")
+def obeying(requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Two of three obey a grammar; each has a penalty or a bias too, or neither."""
+    more = ({}, {"repetition_penalty": 1.2}, {"presence_penalty": 0.4}, {"frequency_penalty": 0.7})
+    wanted = [r | more[i % 4] | ({"regex": REGEXES[i % 3]} if REGEXES[i % 3] else {}) for i, r in enumerate(requests)]
+    return [r | {"max_tokens": 40} for r in wanted]
+
+
+@pytest.fixture(scope="session")
+def obedient(models: str, obeying: list[dict[str, Any]]) -> list[list[int]]:
+    """Their texts without speculation."""
+    result = run(models, "none", [[dict(r) for r in obeying]])
+    assert not result["fallbacks"]
+    texts: list[list[int]] = result["texts"][0]
+    return texts
+
+
+def test_texts_obey_their_grammars(obeying: list[dict[str, Any]], obedient: list[list[int]]) -> None:
+    said = [tokenizer().decode(text, skip_special_tokens=True) for text in obedient]
+    complete = [re.fullmatch(r["regex"], text) for r, text in zip(obeying, said, strict=True) if "regex" in r]
+    assert sum(map(bool, complete)) >= 3 and len(set(said)) > 5
+
+
+@pytest.mark.parametrize(
+    ("speculation", "runner"), [("ngram", "v1"), ("suffix", "v1"), ("draft", "v1"), ("dflash", "v2")]
+)
+def test_texts_that_obey_grammars_are_those_without_speculation(
+    models: str, obeying: list[dict[str, Any]], obedient: list[list[int]], speculation: str, runner: str
+) -> None:
+    result = run(models, speculation, [[dict(r) for r in obeying], [dict(obeying[1])]], runner=runner)
+    assert result["texts"] == [obedient, obedient[1:2]]
+    assert not result["fallbacks"]
+    assert result["counts"][0]["accepted"] > 0
 
 
 def as_speculators(folder: Path, target: str) -> None:

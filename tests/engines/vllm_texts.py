@@ -143,10 +143,12 @@ class Traffic:
         return found
 
 
-def engine(models: str, speculative: str, rule: str, seats: int, room: int, ranks: int) -> Any:
+def engine(
+    models: str, speculative: str, rule: str, seats: int, room: int, ranks: int, has_tokenizer: bool
+) -> Any:  # fmt: skip
     """One that stays, by its options; of workers, the last one alone: they read the rule when they start."""
     if ranks == 1:
-        return make_engine(models, speculative, seats, room)
+        return make_engine(models, speculative, seats, room, has_tokenizer=has_tokenizer)
     made = (models, speculative, rule, seats, room)
     if made not in WORKERS:
         for llm in WORKERS.values():
@@ -174,7 +176,9 @@ def fork_workers() -> None:
 
 
 @cache
-def make_engine(models: str, speculative: str, seats: int, room: int, ranks: int = 1) -> Any:
+def make_engine(
+    models: str, speculative: str, seats: int, room: int, ranks: int = 1, *, has_tokenizer: bool = False
+) -> Any:  # fmt: skip
     from vllm import LLM
 
     workers = {"distributed_executor_backend": "mp", "worker_extension_cls": "vllm_texts.Traffic"} if ranks > 1 else {}
@@ -182,7 +186,7 @@ def make_engine(models: str, speculative: str, seats: int, room: int, ranks: int
         tensor_parallel_size=ranks,
         **workers,
         model=models + "/target",
-        skip_tokenizer_init=True,
+        skip_tokenizer_init=not has_tokenizer,
         max_model_len=512,
         enforce_eager=True,
         dtype="float32",
@@ -284,10 +288,12 @@ def counted() -> Iterator[Counter[str]]:
 
 def serve(job: dict[str, Any]) -> dict[str, Any]:
     from vllm import SamplingParams
+    from vllm.sampling_params import StructuredOutputsParams
 
     fallbacks = load_plugins(job["rule"])
     ranks, options = job["ranks"], (job.get("seats", SEATS), job.get("room", CACHE))
-    llm = engine(job["models"], json.dumps(speculative(job)), job["rule"], *options, ranks)
+    has_grammars = any("regex" in request for batch in job["batches"] for request in batch)
+    llm = engine(job["models"], json.dumps(speculative(job)), job["rule"], *options, ranks, has_grammars)
     texts, drafts, counts, scores, traffic = [], [], [], [], []
     with noted_drafts() if job.get("drafts") else contextlib.nullcontext([]) as found, counted() as count:
         for batch in job["batches"]:
@@ -296,7 +302,10 @@ def serve(job: dict[str, Any]) -> dict[str, Any]:
                 if bias := request.get("logit_bias"):  # JSON has no integer keys
                     request["logit_bias"] = {int(token): value for token, value in bias.items()}
             words = [request.pop("bad_words_ids", None) for request in batch]  # vLLM's own need a tokenizer
-            params = [SamplingParams(detokenize=False, ignore_eos=True, **request) for request in batch]
+            for request in batch:
+                if regex := request.pop("regex", None):  # a text ends with it
+                    request |= {"structured_outputs": StructuredOutputsParams(regex=regex), "ignore_eos": False}
+            params = [SamplingParams(**{"detokenize": False, "ignore_eos": True} | request) for request in batch]
             for one, ids in zip(params, words, strict=True):
                 one._bad_words_token_ids = ids
             outputs = llm.generate(prompts, params, use_tqdm=False)
