@@ -2,7 +2,8 @@
 
 MIN is the sum of what the rule must read, in the logits' own dtype (docs/design.md, Cost). The budget is 1.05 MIN
 without filters, 1.3 MIN with filters on rows shaped like a language model's, 2.4 MIN on any row. MIN of an op on trees
-or caches is what a call must read and write, its budget stands in minimum.py. `--check` exits 1 over budget.
+or caches is what a call must read and write, its budget stands in minimum.py; calls with edits and other options are in
+option_traffic.py. `--check` exits 1 over budget.
 Where the vocabulary is sharded, bytes that ranks send: exchange.py.
 Statistics, workspace and results count. How each meter counts: meters.py. The rivals' multiples stand below ours.
 """
@@ -24,7 +25,7 @@ import torch
 
 import specdec_kernels
 
-from . import exchange, filter_traffic, results, sparse, suite
+from . import exchange, filter_traffic, option_traffic, results, suite
 from .advance_state import StateCase
 from .allocate_drafts import BudgetCase
 from .caches import CacheCase
@@ -33,6 +34,7 @@ from .edits import EditCase
 from .machine import ROOT, commit, machine, progress, versions
 from .meters import Bytes, host_meter, torch_only_meter, triton_meter
 from .minimum import budget, draws, minimum
+from .option_traffic import OptionCase
 from .rivals import rivals
 from .rows import DTYPES, chain
 from .tree_attention import AttentionCase
@@ -88,7 +90,7 @@ def cases() -> list[OpCase]:
     made += [TreeCase("tree_from_marginals", 64, 4)]
     made += [EditCase("edit_rows", 2), EditCase("count_tokens", 2)]
     made += [BudgetCase("allocate_drafts", 64, 5, 128)]
-    return [*made, AttentionCase("tree_attention", 16, 1, 512)]
+    return [*made, AttentionCase("tree_attention", 16, 1, 512), *option_traffic.cases()]
 
 
 def build_input(case: OpCase) -> Any:
@@ -126,6 +128,8 @@ def meter_ours(case: OpCase, backend: str) -> list[Metered]:
     """Ours in one case."""
     if isinstance(case, Case):
         return meter_rows(case, backend)
+    if isinstance(case, OptionCase):
+        return [meter_option(case, backend)]
     bench, x = suite.module(case.op), build_input(case)
     ours = suite.contenders(case, [x], [backend])[0]
     try:
@@ -140,24 +144,14 @@ def meter_ours(case: OpCase, backend: str) -> list[Metered]:
     return [Metered(case, backend, least, moved, round(budget(case) + near / least, 2), fault)]
 
 
-def meter_kept(rule: str, backend: str) -> Metered:
-    """Draft rows of candidates, which count in place of dense ones; their masses read k logits of a target row."""
-    case = Case("verify_chain", VOCAB, 4, dtype="bf16", rule=rule)
-    x = build_input(case)
-    rows, ids = sparse.drawn(x.draft, 1)
-    tokens = ids[..., 0].contiguous()
-
-    def run(name: str) -> Any:
-        named = {"sampling": x.sampling, "draft_sampling": x.sampling, "rng": x.rng, "rule": rule, "backend": name}
-        return specdec_kernels.verify_chain(tokens, x.target, rows, **named)
-
+def meter_option(case: OptionCase, backend: str) -> Metered:
+    """Ours with an option."""
+    x = option_traffic.batch_of(case)
     with METERS[backend]() as moved:
-        result = run(backend)
-    fault = "" if torch.equal(result.token_ids, run("reference").token_ids) else WRONG
-    kept, row = (sum(part.numel() * part.element_size() for part in parts) for parts in (rows, [x.target]))
-    near = draws(case) + 4 * kept  # drafted ids are looked for among the candidates
-    allowed = round(budget(case) + near / (row + kept), 2)
-    return Metered(case, f"{backend} + SparseRows", row + kept, moved, allowed, fault)
+        result = option_traffic.run(case, x, backend)
+    fault = "" if torch.equal(result.token_ids, option_traffic.run(case, x, "reference").token_ids) else WRONG
+    least, allowed = option_traffic.minimum(case, x, result), option_traffic.budget(case, x, result, backend)
+    return Metered(case, backend, least, moved, round(allowed / least, 2), fault)
 
 
 def meter_rivals(case: OpCase) -> list[Metered]:
@@ -184,7 +178,7 @@ def rival_cases() -> list[OpCase]:
 
     def is_shared(case: OpCase) -> bool:
         if not isinstance(case, Case):
-            return getattr(case, "nodes", 0) <= 64
+            return not isinstance(case, OptionCase) and getattr(case, "nodes", 0) <= 64
         usual = case.op == "verify_chain" and case.rule == "ratio" and case.dtype == "bf16"
         return (case.op == "sample" or usual) and case.rows == "llm" and case.filters in ("none", BOTH)
 
@@ -279,10 +273,6 @@ def main() -> None:
         if chosen.only in f"{case.op} {case.name}":
             print(f"{case.op}: {case.name}")
             lines += [show(line) for backend in backends_of(case, backends) for line in meter_ours(case, backend)]
-    for rule in ("ratio", "block"):
-        if chosen.only in f"verify_chain SparseRows {rule}":
-            print(f"verify_chain: SparseRows of {sparse.KEPT}, {rule}")
-            lines += [show(meter_kept(rule, backend)) for backend in backends]
     for case in rival_cases():
         if chosen.only in f"{case.op} {case.name}":
             print(f"rivals, {case.op}: {case.name}")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench import charts, filter_traffic, report, results, tables
+from bench import charts, filter_traffic, option_traffic, report, results, tables
 from bench.cases import FILTERS, Case
 from bench.machine import ROOT
 from bench.meters import torch_only_meter, triton_meter
@@ -216,6 +216,18 @@ def test_bytes_of_filters_are_counted_row_by_row(monkeypatch: pytest.MonkeyPatch
         assert row["budget"] == round((1.5 if shape == "llm" else 2.4) + 6 * 1024 / 1200, 3)
     line = tables.filter_table({"rows": [row | {"vocab": 128256}]})[-1]
     assert line.count("not metered") == 3
+
+
+@pytest.mark.parametrize("rules", [("match",), ("ratio",)])
+def test_what_edited_rows_must_move_has_the_lists_of_each_row_that_is_read(rules: tuple[str, ...]) -> None:
+    case = option_traffic.OptionCase("verify_chain", rules=rules, vocab=600)  # ten words of 64 bits a row
+    x = option_traffic.batch_of(case)
+    listed = [sum(word.bit_count() for word in row.tolist()) for row in x.edits.edit_bits.view(torch.uint64)]
+    rows = listed + (listed[:2] if rules == ("ratio",) else [])  # draft rows have those of target rows
+    want = sum(2 * 600 + 10 * 8 + 11 * 4 + 12 * count for count in rows)
+    result = option_traffic.run(case, x, "reference")
+    assert option_traffic.minimum(case, x, result) == want
+    assert option_traffic.budget(case, x, result, "cuda_host") > want
 
 
 def test_rows_of_each_shape() -> None:
