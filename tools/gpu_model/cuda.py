@@ -51,6 +51,10 @@ RARE = (
     r"apply_list|token_map|mapped_minimum|column|is_excluded|i < count|is_among_largest|race_for_samples|write_sample|"
     r"is_listed|num_listed|watch_draft|has_stats|active\.get|find_argmax|search_row|logprob|drafted_logit|edit"
 )
+EDITED, SCORED, MAPPED = (RARE.replace(f"|{word}", "") for word in ("edit", "logprob", "column"))  # these words are run
+# Where one kernel has rows of every dtype, masked or not, and sums of raw logits: float32, masks, raw sums. For some
+# of the latter the disassembler has the right line of a wrong file, where a type ends.
+OTHER_ROWS = r"data_ \+ first \* 4|low\.w|high\.w|kept >> j|= bits\(first\)|kWantsRaw|raw_|logits\.load8<8>|^};$"
 # Loops that turn once: over the 131072 ids that a race has bounds of, over 256 positions, over 32 tiles or ids; over
 # the parts of rows, or the tiles, that a block has, each of which counts as a block; and a draw that finds something at
 # its first look.
@@ -75,7 +79,7 @@ class Call(NamedTuple):
     """A call of an op."""
 
     name: str
-    rows: int  # of logits a request that it must read
+    rows: float  # of logits a request that it must read; 0: no prediction, as how many a tree has read depends on it
     parts: tuple[Part, ...]
     filters: bool = False
 
@@ -118,6 +122,34 @@ def _rows(rows: int, flags: int, *, filters: bool = False, races: bool = False, 
     return digest, settle, *again
 
 
+def _edited_rows(rows: int, flags: int, *, races: bool = False) -> tuple[Part, ...]:
+    """The same of rows with edits, of which there is one kernel: it sees at run time what a rule needs."""
+    grid = lambda batch, _: batch * rows  # noqa: E731
+    unwanted = (*_unwanted(flags), OTHER_ROWS, *(() if flags & MASS else ("kWantsMass|tile_sums",)))
+    digest = Part("edited_digest_kernel", lambda batch, vocab: batch * rows * tiles(vocab), (EDITED, *unwanted))
+    if races:
+        no_filters = r"settle_from_blocks|open_row\(f|FilteredRow f|race_list|p\.work\.open"
+        return digest, Part("settle_kernel<1>", grid, (EDITED, *unwanted, no_filters))
+    cold = EDITED if flags & MASS else EDITED.replace("find_argmax|", "")
+    return digest, Part("stats_kernel<1>", lambda batch, _: -(-batch * rows // 8), (cold, *unwanted))
+
+
+def _kept_rows(rows: int, kept: int) -> tuple[Part, ...]:
+    """Whole target rows, and draft rows of candidates in a tile each."""
+    digest, _ = _rows(rows, MASS)
+    both = digest._replace(blocks=lambda batch, vocab: digest.blocks(batch, vocab) + batch * kept)
+    _, stats = _rows(rows + kept, MASS)
+    return both, stats, Part("kept_kernel", lambda batch, _: batch * (rows + kept), (RARE, *_unwanted(MASS)))
+
+
+def _third(parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    """Kernels for a third of a batch, of one request at least; the blocks of the others leave at once."""
+    return tuple(
+        one._replace(blocks=lambda batch, vocab, one=one: one.blocks(-(-batch // 3), vocab))  # type: ignore[misc]
+        for one in parts
+    )
+
+
 def _pairs(name: str, pairs: int) -> Part:
     cold = RARE, r"weigh<kPass>\(r\.task"  # whole tiles of two rows
     return Part(f"pair_kernel<{name},0>", lambda batch, vocab: batch * pairs * tiles(vocab), cold)
@@ -134,8 +166,22 @@ _NO_DRAW = r"draw\(|kind == kPair|has_draft|Rule::kRatio"  # every row has its t
 _KNOWN = _once("chain_kernel", "settle_rows", _NO_DRAW)
 _ARGMAX = Part("chain_kernel", lambda batch, _: batch, (RARE.replace("find_argmax|", ""), *_unwanted(0), _NO_DRAW))
 _LOOK = Part("look_kernel<0>", lambda batch, _: batch, (RARE.replace("|logprob", ""), "shorten", "nth_key"))
+_LISTING = (*_rows(_ONE, MASS), _LOOK._replace(blocks=lambda batch, _: batch * _ONE))  # of all rows: all are accepted
+_GREEDY, _MATCH = (*_rows(_ONE, 0, few=True), _ARGMAX), (*_rows(_ONE, 0, races=True), _KNOWN)
+_RATIO = (*_rows(_BOTH, MASS, few=True), _FEW)
+
+
+def _walk(*cold: str) -> Part:
+    return Part("chain_kernel", lambda batch, _: batch, (*cold, "settle_rows"))
+
+
+def _level(*rows: Part) -> tuple[Part, ...]:
+    """The first level of a tree: the kernels around its rows count with all that they may run."""
+    return Part("open_kernel", lambda batch, _: batch), *rows, Part("tree_kernel", lambda batch, _: batch)
+
+
 CALLS = [
-    Call("verify_chain ratio bf16", _BOTH, (*_rows(_BOTH, MASS, few=True), _FEW)),
+    Call("verify_chain ratio bf16", _BOTH, _RATIO),
     Call("verify_chain ratio bf16 mask", _BOTH, (*_rows(_BOTH, MASS | MASKED, few=True), _FEW)),
     Call("verify_chain ratio bf16 filters", _BOTH, (*_rows(_BOTH, MASS, filters=True), _WALK), True),
     Call(
@@ -143,20 +189,31 @@ CALLS = [
         _BOTH,
         (*_rows(_BOTH, MASS), _once("weights_kernel"), _pairs("0", DRAFT - 1), _once("block_kernel", "examine")),
     ),
-    Call("verify_chain match bf16", _ONE, (*_rows(_ONE, 0, races=True), _KNOWN)),
+    Call("verify_chain match bf16", _ONE, _MATCH),
     Call("verify_chain match bf16 mask", _ONE, (*_rows(_ONE, MASKED, races=True), _KNOWN)),
     Call("verify_chain match bf16 filters", _ONE, (*_rows(_ONE, MASS, filters=True, races=True), _KNOWN), True),
-    Call("verify_chain greedy bf16", _ONE, (*_rows(_ONE, 0, few=True), _ARGMAX)),
+    Call("verify_chain greedy bf16", _ONE, _GREEDY),
     Call("verify_chain typical bf16", _ONE, (*_rows(_ONE, MASS | ENTROPY, races=True), _KNOWN)),
     Call("verify_chain topm bf16", _ONE, (*_rows(_ONE, 0, races=True), _KNOWN)),
     Call("verify_chain distance bf16", _ONE, (*_rows(_ONE, 0, few=True), _ARGMAX)),
+    Call("verify_chain ratio bf16 edits", _BOTH, (*_edited_rows(_BOTH, MASS), _walk(EDITED))),
+    Call("verify_chain match bf16 edits", _ONE, (*_edited_rows(_ONE, 0, races=True), _walk(EDITED, _NO_DRAW))),
+    Call("verify_chain greedy bf16 edits", _ONE, (*_edited_rows(_ONE, 0), _walk(EDITED, _NO_DRAW))),
+    Call("verify_chain ratio bf16 kept", _ONE, (*_kept_rows(_ONE, DRAFT), _walk(MAPPED))),
+    Call("verify_chain match bf16 top", _ONE, (*_rows(_ONE, MASS, races=True), _walk(SCORED, _NO_DRAW), *_LISTING)),
+    Call("verify_chain mixed bf16", (2 * _ONE + _BOTH) / 3, _third((*_GREEDY, *_MATCH, *_RATIO))),
     Call("sample bf16", 1, _rows(1, MASS, races=True)),
+    Call("sample bf16 edits", 1, _edited_rows(1, MASS, races=True)),
+    Call("sample bf16 top", 1, (*_rows(1, MASS, races=True), *_rows(1, MASS), _LOOK)),
     Call("sample bf16 filters", 1, _rows(1, MASS, filters=True, races=True), True),
     Call("token_logprobs bf16", 1, (*_rows(1, MASS), _LOOK)),
     Call("token_logprobs bf16 filters", 1, (*_rows(1, MASS, filters=True), _LOOK), True),
     Call("acceptance_ratios bf16", 2 * DRAFT, (*_rows(2 * DRAFT, MASS), _once("ratios_kernel"), _pairs("1", DRAFT))),
     Call("residual_probs bf16", 2, (*_rows(2, MASS), _pairs("0", 1), _pairs("2", 1))),
     Call("residual_sample bf16", 2, (*_rows(2, MASS), _pairs("0", 1), _once("draw_kernel"))),
+    Call("verify_tree match bf16 edits", 0, _level(*_edited_rows(1, 0, races=True))),
+    Call("verify_tree recursive bf16 edits", 0, _level(*_edited_rows(2, MASS))),
+    Call("verify_tree recursive bf16 kept", 0, _level(*_kept_rows(1, 1))),
 ]
 
 

@@ -126,6 +126,6 @@ def call_time(machine: Machine, launches: list[Launch]) -> float:
     return started + sum(kernel_time(machine, one).total for one in launches)
 
 
-def share(machine: Machine, launches: list[Launch], least: int) -> float:
+def share(machine: Machine, launches: list[Launch], least: float) -> float:
     """Part of the copy rate at which the bytes that the call must read are read."""
     return least / machine.copy / call_time(machine, launches)

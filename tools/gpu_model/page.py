@@ -39,7 +39,9 @@ bytes that the rule must read.
 Counts are those of the longest path through the code that a streaming block runs up to its ticket. Slow paths of
 divisions, rows that are not aligned, flat rows and other dtypes are left out. Where a CUDA kernel decides at run time
 what a rule needs, `tools/gpu_model/cuda.py` names the source lines that a call does not reach, and the loops that turn
-once. Calls ask for no log-probabilities.
+once. Calls ask for no log-probabilities, except those with `top`: there every draft is accepted, so that the likeliest
+ids of all rows are listed. `mixed` is a batch with a third each of `greedy`, `match` and `ratio`. With `kept`, a draft
+row holds 64 candidates.
 
 Machines: {machines}.
 """
@@ -49,6 +51,9 @@ _LIMITS = """## What the model cannot see
   filters are therefore better here than they would be on a GPU.
 * Filters: top-k and top-p on rows of a language model, where the second pass finds nothing to do. Top-p alone can read
   a row again many times; the traffic meter (`make traffic`) counts that.
+* Edits: a CUDA thread finds one edited id among each eight that it reads, and the slowest thread of a block decides.
+  `edit_rows` lists them before the call.
+* `top` and mixed rules: PyTorch's operations between our launches are not counted.
 * `ratio` and `block`: every request is rejected once and reads one pair of rows again.
 * Caches, the memory's page and bank conflicts, clocks that fall under load, the cost of fences.
 * Trees have machine-code facts but no prediction: their levels depend on the tree.
@@ -64,7 +69,7 @@ class Row(NamedTuple):
 
     contender: str
     call: str
-    rows: int  # of logits a request that it must read; 0: no prediction
+    rows: float  # of logits a request that it must read; 0: no prediction
     item: int
     vocab: int
     arch: int
