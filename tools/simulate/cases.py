@@ -10,17 +10,19 @@ import torch
 from torch import Tensor
 
 import specdec_kernels
-from specdec_kernels import CacheLayout, use_backend
+from specdec_kernels import CacheLayout, MixedRules, edit_rows, use_backend
 
 from .gpgpusim import ROOT
 
 sys.path.insert(0, str(ROOT / "tests"))
 from attention_cases import make
-from cases import RULES
+from cases import RULES, ChainCase
 from cases import make_chain as make_chain
 from cases import make_rng as make_rng
+from edit_cases import make_edits
 from op_calls import CALLS, Call
-from tree_cases import TREE_RULES, make_tree
+from sparse_cases import sparse_chain, sparse_tree
+from tree_cases import TREE_RULES, TreeCase, make_tree
 
 TILES = 4099  # ids: two tiles, rows at odd addresses
 
@@ -62,6 +64,41 @@ def _attention(**shape: Any) -> Case:
     return Case("tree_attention", " ".join(map(_word, shape.values())), call)
 
 
+def _with(case: Case, option: Callable[[Call], Call]) -> Case:
+    return Case(case.op, f"{case.name} {option.__name__}", lambda: option(case.make()))
+
+
+def edits(call: Call) -> Call:
+    """Every edit, of requests; of rows where the op takes no other, and of draft rows too."""
+    args, named = call
+    rows = args[0] if len(args) == 1 else args[-2]
+    made: Any = make_edits(len(rows), rows.shape[-1])
+    if len(args) == 1:
+        made = edit_rows(made, None, vocab=rows.shape[-1])
+    elif args[-1] is not None:
+        named = named | {"draft_edits": made}
+    return args, named | {"edits": made}
+
+
+def top(call: Call) -> Call:
+    """The five likeliest ids of each emitted token."""
+    return call[0], call[1] | {"logprobs": "processed", "top": 5}
+
+
+def mixed(call: Call) -> Call:
+    """The rule of the case for the last request, others for those before it."""
+    args, named = call
+    rules = ("greedy", "match", named["rule"])
+    return args, named | {"rule": MixedRules(rules, torch.tensor([1, 0, 2][-len(args[0]) :], dtype=torch.int32))}
+
+
+def kept(call: Call) -> Call:
+    """Nine candidates in place of each draft row."""
+    args, named = call
+    rows = sparse_chain(ChainCase(*args, named), 9) if len(args) == 3 else sparse_tree(TreeCase(*args, named), 9)
+    return (*args[:-1], rows), named
+
+
 BF16 = torch.bfloat16
 CASES = [
     *(Case(op, "small", lambda op=op: CALLS[op](1)) for op in CALLS),  # type: ignore[misc]
@@ -75,6 +112,16 @@ CASES = [
     _tree("match", filters="all"),
     _attention(format="nhd", dtype=BF16, dims=(32, 32)),
     _attention(format="hnd", lengths=(70, 3), window=20),
+    _with(Case("sample", "small", lambda: CALLS["sample"](1)), edits),
+    *(_with(_chain(rule, dtype=BF16), edits) for rule in ("ratio", "match", "greedy", "block")),
+    _with(_chain("ratio", TILES, filters="all"), edits),
+    *(_with(_tree(rule, dtype=BF16), edits) for rule in ("match", "recursive", "typical", "traversal")),
+    _with(_chain("match"), top),
+    _with(_tree("match"), top),
+    _with(_chain("ratio", dtype=BF16), mixed),
+    _with(_tree("recursive", dtype=BF16), mixed),
+    *(_with(_chain(rule, filters="temperature"), kept) for rule in ("ratio", "block")),
+    *(_with(_tree(rule, filters="temperature"), kept) for rule in ("recursive", "greedy_multi_draft", "traversal")),
 ]
 # One a backend, whose kernels compile fast: the check of every push.
 QUICK = {"triton": ("verify_chain", "greedy bfloat16 41 ids"), "cuda": ("sample", "small")}
