@@ -84,12 +84,14 @@ def inlined_sources() -> Path:
     text, count = re.subn(r"(#define SPECDEC_NOINLINE) __noinline__", r"\1 __forceinline__", header.read_text())
     assert count == 1
     header.write_text(text)
+    for path in (copy / "cuda").glob("*.cu*"):
+        path.write_text(path.read_text().replace("__device__ inline ", "__device__ __forceinline__ "))
     return copy
 
 
 def ptx_of(source: Path) -> Path:
     """A source's PTX, compiled once of the same text."""
-    path = BUILD / "cuda" / f"{source.stem}-inlined-{cuda.digest(cuda.included(source))}.ptx"
+    path = BUILD / "cuda" / f"{source.stem}-all-inlined-{cuda.digest(cuda.included(source))}.ptx"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         compiler = cuda.nvcc()

@@ -32,7 +32,8 @@ bison, flex and nvcc: two minutes on two free cores. A patch there mends these f
 
 `tools/simulate/ptx.py` rewrites today's PTX into what the simulator reads: memory orders and cache hints go; `lop3`,
 `redux`, conversions to and from bfloat16, `cp.async`, `ldmatrix` and `mma` (bfloat16) become other instructions. nvcc
-inlines all functions of the CUDA sources: the simulator passes structures of called ones wrongly. For timed launches
+is told to inline the functions of the CUDA sources: in the simulator a called one may get wrong structures, and rule
+`traversal`, while it was one, returned a wrong status. For timed launches
 `tools/simulate/schedule.py` orders the instructions of each basic block as an assembler would: the simulator issues
 those of a warp as they stand, and PTX uses a value right behind the exponential that makes it. Halves of a product of
 64 bits, which are registers to an assembler, are products of their own.
