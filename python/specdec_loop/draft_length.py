@@ -10,7 +10,7 @@ from statistics import median_low
 MARGIN = 1.05  # expected speed-up below which a draft is a trial: the slowest of a batch gains less than the mean
 HORIZON = 40  # steps whose expected gain, beyond the margin, a call may lose before it comes
 FORGIVEN = 0.01  # of all time: so much of it trials may lose
-SLOWEST = 3.0  # most steps without drafts that one step counts for: another program may have run
+SLOWEST = 3.0  # most usual steps that one step counts for: another program may have run
 CLOSE = 1.4  # speed-up below which a step without drafts is measured again now and then
 PAUSE, LONGEST_PAUSE = 4, 64  # steps with drafts until then: the first time, and at most
 

@@ -300,13 +300,14 @@ class Engine:
         if copied:
             columns = self.lengths.verified(copied)
             lengths = [min(length, columns) for length in lengths]
-        if wanted := sum(lengths):
-            budget = wanted if self._budget is None else min(wanted, self._budget)
+        wanted = sum(lengths)
+        budget = wanted if self._budget is None else min(wanted, self._budget)
+        own = sum(len(turn.piece) for turn in turns)
+        cost = self._times.table(own, budget) if self._times is not None and wanted else None
+        if cost is not None or budget < wanted:
             is_draft = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
             chances = torch.tensor(acceptances([turn.request for turn in turns]), dtype=torch.float32)[:, None]
             ids, chances = torch.where(is_draft, 0, -1), torch.where(is_draft, chances, 0.0)
-            own = sum(len(turn.piece) for turn in turns)
-            cost = None if self._times is None else self._times.table(own, budget)
             lengths = allocate_drafts(ids, chances, budget=budget, cost=cost).num_draft.tolist()
         return [
             turn if turn.draft.parents is not None else turn._replace(draft=_cut(turn.draft, length))
