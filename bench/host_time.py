@@ -81,12 +81,14 @@ def cache_calls() -> Calls:
     cache = CacheLayout([torch.zeros(1, 4, 128, 16) for _ in range(16)], "bhld")
     features = rows(1, 6)
     state, keys = torch.zeros(1, 1, 1, 4, 4), torch.ones(1, 1, 4, 1, 4)
+    window, inputs = torch.zeros(1, 1, 4, 3), torch.ones(1, 1, 4, 4)
     return {
         "compact_cache, 16 tensors": lambda: ops.compact_cache(cache, path, accepted, lengths),
         "rollback, 16 tensors": lambda: ops.rollback(cache, lengths, accepted),
         "select_state, 16 tensors": lambda: ops.select_state(cache, accepted),
         "gather_nodes": lambda: ops.gather_nodes(features, path),
         "advance_state": lambda: ops.advance_state(state, keys, keys, accepted),
+        "advance_window": lambda: ops.advance_window(window, inputs, accepted),
     }
 
 

@@ -21,6 +21,7 @@ BUDGETS = {
     "gather_nodes": 1.01,
     "select_state": 1.01,
     "advance_state": 1.1,
+    "advance_window": 1.05,
     "rollback": 1.25,
     "select_tree": 1.1,
     "tree_from_sequences": 3.5,

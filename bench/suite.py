@@ -43,6 +43,7 @@ OPS = (
     "gather_nodes",
     "select_state",
     "advance_state",
+    "advance_window",
     "verify_tree",
     "tree_layout",
     "tree_mask",

@@ -27,6 +27,7 @@ import specdec_kernels
 
 from . import exchange, filter_traffic, option_traffic, results, suite
 from .advance_state import StateCase
+from .advance_window import WindowCase
 from .allocate_drafts import BudgetCase
 from .caches import CacheCase
 from .cases import BOTH, FILTERS, Case, OpCase
@@ -80,6 +81,7 @@ def cases() -> list[OpCase]:
     made += [CacheCase("compact_cache", 32, batch, f) for batch, f in ((1, "bhld"), (4, "bhld"), (4, "nhd"))]
     made += [CacheCase("rollback", 32, 16, "nhd"), CacheCase("gather_nodes", 32, 4, "blhd")]
     made += [CacheCase("select_state", 32, 1, "blhd"), StateCase("advance_state", 2)]
+    made += [WindowCase("advance_window", 2)]
     made += [TreeCase("tree_layout", 64, 4), TreeCase("tree_layout", 256, 1)]
     made += [MaskCase("tree_mask", 64, 4), MaskCase("tree_mask", 256, 1, format="int32")]
     past = f"past {PAST}"

@@ -27,6 +27,7 @@ from ._types import CandidateTree, RngKey, Sampling
 from ._warmup import warmup
 from .ops.acceptance_ratios import RatioResult, acceptance_ratios
 from .ops.advance_state import advance_state
+from .ops.advance_window import advance_window
 from .ops.allocate_drafts import DraftAllocation, allocate_drafts
 from .ops.compact_cache import compact_cache
 from .ops.count_tokens import count_tokens
@@ -89,6 +90,7 @@ __all__ = [
     "TreeRule",
     "acceptance_ratios",
     "advance_state",
+    "advance_window",
     "allocate_drafts",
     "available_backends",
     "batch_sd",

@@ -120,6 +120,13 @@ def replayed(seed: int) -> Call:
     return given, {"log_decay": -gates[0], "beta": gates[1]}
 
 
+def shifted(seed: int) -> Call:
+    """A step of two short convolutions, of two drafts."""
+    g = numbers(seed)
+    accepted = torch.randint(-1, 3, (BATCH,), generator=g, dtype=torch.int32)
+    return (torch.randn(2, BATCH, 4, 3, generator=g), torch.randn(2, BATCH, 3, 4, generator=g), accepted), {}
+
+
 def edits(seed: int) -> Call:
     """As many ids as there is room for: what lies behind the last one is not written."""
     g = numbers(seed)
@@ -165,6 +172,7 @@ CALLS: dict[str, Callable[[int], Call]] = {
     "gather_nodes": gathered,
     "tree_attention": attended,
     "advance_state": replayed,
+    "advance_window": shifted,
     **{op: cached(op) for op in ("compact_cache", "select_state", "rollback")},
 }
 

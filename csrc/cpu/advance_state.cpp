@@ -3,33 +3,12 @@
 #include <vector>
 
 #include "../torch/dispatch.h"
-#include "../torch/state_args.h"
+#include "accepted.h"
 #include "team.h"
 #include "tile.h"
 
 namespace specdec::cpu {
 namespace {
-
-struct Steps {  // what happens to a request
-  int64_t slot;
-  std::vector<int64_t> nodes;  // empty: nothing
-};
-
-// The nodes of request b in order; false if its count, slot or path is bad.
-bool plan_request(const AdvanceStateParams& p, int64_t b, Steps* steps) {
-  const int64_t count = p.num_accepted[b];
-  steps->slot = p.slot.get(b, static_cast<int32_t>(b));
-  if (count < 0 || steps->slot == -1) return count >= -1;
-  if (count > p.columns || steps->slot < 0 || steps->slot >= p.slots) return false;
-  std::vector<int64_t> nodes{0};
-  for (int64_t d = 1; d <= count; ++d) {
-    const int64_t node = p.path.data ? p.path.at(b, d - 1) : d;
-    if (node <= nodes.back() || node >= p.nodes) return false;
-    nodes.push_back(node);
-  }
-  steps->nodes = std::move(nodes);
-  return true;
-}
 
 // out[i] = x[offset + i] as float32.
 void widen(const TokenInputs& x, int64_t offset, int64_t n, float* out) {
@@ -79,16 +58,14 @@ void advance_head(const AdvanceStateParams& p, int64_t layer, int64_t b, int64_t
 }
 
 void advance_state(const AdvanceStateParams& p, const Tensor& /*like*/) {
-  std::vector<Steps> plan(p.batch);
-  for (int64_t b = 0; b < p.batch; ++b) {
-    p.status[b] = plan_request(p, b, &plan[b]) ? 0 : kBadLayout;
-  }
-  hand_out(p.layers * p.batch * p.heads, [&](const auto& take) {  // requests differ in tokens
+  const std::vector<Steps> plan = plan_steps(p.accepted);
+  const int64_t batch = p.accepted.batch;
+  hand_out(p.layers * batch * p.heads, [&](const auto& take) {  // requests differ in tokens
     Scratch scratch;
     for (int64_t i = take(); i >= 0; i = take()) {
-      const int64_t b = i / p.heads % p.batch;
+      const int64_t b = i / p.heads % batch;
       if (plan[b].nodes.empty()) continue;
-      advance_head(p, i / p.heads / p.batch, b, i % p.heads, plan[b], &scratch);
+      advance_head(p, i / p.heads / batch, b, i % p.heads, plan[b], &scratch);
     }
   });
 }

@@ -1,9 +1,7 @@
 // advance_state: S = exp(g) S + k u^T for the root and the accepted nodes.
 // Grid: layers * batch * heads * blocks; a block owns kColumns columns of a head's state. A warp
 // has every kWarps-th row, a lane two columns of it: the state stays in registers.
-#include "../torch/state_args.h"
-#include "block.cuh"
-#include "global.cuh"
+#include "accepted.cuh"
 
 namespace specdec {
 namespace {
@@ -12,7 +10,7 @@ constexpr int kColumns = 64;
 
 struct AdvanceParams {
   AdvanceStateParams given;
-  GlobalIds path;
+  Accepted accepted;
   unsigned blocks;  // of a head
 };
 
@@ -35,17 +33,6 @@ __device__ float load_input(const TokenInputs& x, int64_t i) {
 __device__ int64_t place(const AdvanceStateParams& p, const TokenInputs& x, int64_t layer,
                          int64_t b, int64_t node, int64_t head) {
   return x.at(layer, b, node, head / (p.heads / x.heads));
-}
-
-// Whether the path of request b rises, and ends within the step; all threads ask.
-__device__ bool is_path(const AdvanceParams& p, int64_t b, int64_t count) {
-  int strays = 0;
-  for (int64_t d = threadIdx.x; d < count; d += kThreads) {
-    const int64_t node = p.path.load(b * p.given.columns + d);
-    const int64_t before = d > 0 ? p.path.load(b * p.given.columns + d - 1) : 0;
-    strays |= node <= before || node >= p.given.nodes;
-  }
-  return block_reduce(strays, Or()) == 0;
 }
 
 // The token into the rows of this thread.
@@ -112,20 +99,13 @@ __global__ void __launch_bounds__(kThreads)
   SPECDEC_SHARED(Sums, sums);
   const AdvanceStateParams& a = p.given;
   const unsigned block = blockIdx.x % p.blocks, rest = blockIdx.x / p.blocks;
-  const int64_t head = rest % a.heads, b = rest / a.heads % a.batch;
-  const int64_t layer = rest / a.heads / a.batch;
-  const Global<const int32_t> counts(a.num_accepted.data), slots(a.slot.data);
-  const int64_t count = counts.load(b), slot = slots ? slots.load(b) : b;
-  const bool acts = count >= 0 && slot != -1;
-  bool good = count <= a.columns && slot >= 0 && slot < a.slots;
-  if (acts && good && a.path.data) good = is_path(p, b, count);
-  if (layer == 0 && head == 0 && block == 0 && threadIdx.x == 0) {
-    Global<int32_t>(a.status).store(b, count < -1 || (acts && !good) ? kBadLayout : 0);
-  }
-  if (!acts || !good) return;
+  const int64_t head = rest % a.heads, b = rest / a.heads % a.accepted.batch;
+  const int64_t layer = rest / a.heads / a.accepted.batch;
+  const Steps steps = p.accepted.steps(b, layer == 0 && head == 0 && block == 0);
+  if (steps.count < 0) return;
 
   const int64_t first = int64_t{block} * kColumns, column = first + threadIdx.x % 32;
-  const int64_t start = layer * a.layer_stride + slot * a.slot_stride + head * a.d_k * a.d_v;
+  const int64_t start = layer * a.layer_stride + steps.slot * a.slot_stride + head * a.d_k * a.d_v;
   const LogitRow state(a.state, start, a.type);
   float s[kRows][2];
 #pragma unroll
@@ -136,9 +116,8 @@ __global__ void __launch_bounds__(kThreads)
       s[r][j] = is_there ? state.at(k * a.d_v + column + 32 * j) : 0.f;
     }
   }
-  for (int64_t d = 0; d <= count; ++d) {
-    const int64_t node = d > 0 && a.path.data ? p.path.load(b * a.columns + d - 1) : d;
-    share_token(a, layer, b, head, node, first, &token);
+  for (int64_t d = 0; d <= steps.count; ++d) {
+    share_token(a, layer, b, head, p.accepted.node(b, d), first, &token);
     __syncthreads();
     step<kRows>(a.beta.data != nullptr, token, sums, s);
     __syncthreads();
@@ -157,9 +136,9 @@ __global__ void __launch_bounds__(kThreads)
 
 void advance_state(const AdvanceStateParams& p, const Tensor& like) {
   const DeviceGuard guard(like);
-  AdvanceParams q{p, {const_cast<void*>(p.path.data), p.path.wide}, 0};
+  AdvanceParams q{p, Accepted(p.accepted), 0};
   q.blocks = static_cast<unsigned>((p.d_v + kColumns - 1) / kColumns);
-  const int64_t blocks = p.layers * p.batch * p.heads * q.blocks;
+  const int64_t blocks = p.layers * p.accepted.batch * p.heads * q.blocks;
   const Stream stream = current_stream(like);
   if (p.d_k <= 128) return launch(advance_state_kernel<16>, blocks, kThreads, stream, q);
   launch(advance_state_kernel<32>, blocks, kThreads, stream, q);

@@ -234,6 +234,9 @@ def replays() -> Iterator[tuple[str, Case]]:
     yield "advance_state tree", bound("advance_state", (given, {**more, "path": path}))
     long = (torch.zeros(1, 2, 1, 130, 8), torch.randn(1, 2, 3, 1, 130), torch.randn(1, 2, 3, 1, 8))
     yield "advance_state long keys", bound("advance_state", ((*long, caches.counts([2, 1], "cpu")), {}))
+    windows = (torch.randn(2, 2, 300, 6), torch.randn(2, 2, 5, 300), caches.counts([3, 0], "cpu"))
+    yield "advance_window chain", bound("advance_window", (windows, {}))
+    yield "advance_window tree", bound("advance_window", (windows, {"path": path}))
 
 
 def moves() -> Iterator[tuple[str, Case]]:

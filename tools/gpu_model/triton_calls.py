@@ -244,6 +244,15 @@ def _advance_state(dtype: torch.dtype, gates: str) -> Callable[[Size], None]:
     return call
 
 
+def _advance_window(dtype: torch.dtype, is_tree: bool) -> Callable[[Size], None]:
+    def call(s: Size) -> None:
+        windows, inputs = torch.zeros(2, s.batch, 512, 3, dtype=dtype), torch.zeros(2, s.batch, DRAFT, 512, dtype=dtype)
+        path = s.zeros(DRAFT) if is_tree else None
+        _launcher("advance_window")(windows, inputs, s.ints, path, s.ints if is_tree else None, s.ints)
+
+    return call
+
+
 def _tree_layout(nodes: int) -> Callable[[Size], None]:
     def call(s: Size) -> None:
         # A view of a wider tensor, as a launcher gets it.
@@ -357,6 +366,8 @@ OTHER_CASES = [
     Case("advance_state", "fp32 delta", _advance_state(FP32, "delta")),
     Case("advance_state", "bf16 plain", _advance_state(BF16, "plain")),
     Case("advance_state", "bf16 channel tree", _advance_state(BF16, "channel")),
+    Case("advance_window", "fp32", _advance_window(FP32, is_tree=False)),
+    Case("advance_window", "bf16 tree", _advance_window(BF16, is_tree=True)),
     _cache("rollback", "paged zero", True, lambda s: (s.longs, s.ints, 64, s.longs, s.ints.repeat(4), s.ints, s.ints)),
     _cache("rollback", "dense zero", False, lambda s: (s.longs, s.ints, 64, s.longs, s.ints, s.ints, s.ints)),
     *(_edit_rows(layout) for layout in ("dense", "flat", "tree")),

@@ -1,8 +1,8 @@
 """Recurrent layers of a `TreeCache`: one state a layer, which `commit` advances over the accepted tokens alone.
 
 A forward leaves the committed states as they are. It keeps what its tokens put into the recurrence, keys, values and
-gates, and into the short convolution; `commit` replays those of the accepted nodes (`advance_state`). What is rejected
-was never in the state.
+gates, and into the short convolution; `commit` replays those of the accepted nodes (`advance_state`, `advance_window`).
+What is rejected was never in the state.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad, silu, softplus
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
-from specdec_kernels import advance_state, tree_mask
+from specdec_kernels import advance_state, advance_window, tree_mask
 
 from .layer import Lengths, TreeLayer, fail
 from .masks import MOST_NODES
@@ -82,7 +82,8 @@ class States:
             is_whole: all requests accepted all nodes of a chain: the forward left the states after it.
 
         Returns:
-            status, int32 ``[batch]``, of `advance_state`: nothing of a request that it flags is kept. None: not called.
+            status, int32 ``[batch]``, of the ops that advance: nothing of a request that they flag is kept. None: none
+            was called.
         """
         status = None
         if not self.layers:
@@ -93,10 +94,9 @@ class States:
                 state.copy_(layer.running)
         elif self.states is not None:
             status = self._replay(self.states, num_accepted, path)
-            num_accepted = num_accepted.masked_fill(status > 0, -1)
         if self.windows is not None:
-            rows = torch.stack([layer.inputs["window"] for layer in self.layers])
-            self.windows.copy_(_last(torch.cat([self.windows, rows], 3), self.windows.shape[3], num_accepted, path))
+            inputs = torch.stack([layer.inputs["window"] for layer in self.layers]).transpose(2, 3)
+            status = advance_window(self.windows, inputs, num_accepted, path=path)
         return status
 
     def _replay(self, states: Tensor, num_accepted: Tensor, path: Tensor | None) -> Tensor:
@@ -407,22 +407,3 @@ class HybridLayer(TreeLayer, LinearAttentionCacheLayerMixin):  # type: ignore[mi
     def update_recurrent_state(self, recurrent_states: Tensor, state_idx: int = 0, **kwargs: Any) -> Tensor:
         """Likewise."""
         return self.recurrent.update_recurrent_state(recurrent_states, state_idx, **kwargs)
-
-
-def _last(rows: Tensor, size: int, num_accepted: Tensor, path: Tensor | None) -> Tensor:
-    """The last `size` of a window and the accepted nodes behind it.
-
-    Args:
-        rows: ``[layers, batch, channel, size + nodes]``.
-        size: of the window.
-        num_accepted: int32 ``[batch]``; -1: the window stays.
-        path: nodes behind the root, ``[batch, columns]``; None: a chain.
-    """
-    count = rows.shape[3] - size
-    order = torch.arange(rows.shape[3], device=rows.device).expand(len(num_accepted), -1)
-    if path is not None:
-        nodes = path[:, : count - 1].long().clamp(0, count - 1)
-        order = torch.cat([order[:, : size + 1], size + nodes], 1)
-    place = num_accepted.long()[:, None] + 1 + torch.arange(size, device=rows.device)
-    column = order.gather(1, place.clamp(0, order.shape[1] - 1))
-    return rows.gather(3, column[None, :, None].expand(*rows.shape[:1], -1, rows.shape[2], -1))

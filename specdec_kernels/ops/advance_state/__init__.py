@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._check import ID_DTYPES, LOGIT_DTYPES, Checker, fail
+from ..._accepted import check_steps
+from ..._check import LOGIT_DTYPES, Checker, fail
 from ..._codes import Backend
 from ..._op import Op, Shape
 from . import reference
@@ -100,13 +101,7 @@ def advance_state(
     for what, given in (("state", state), ("keys", keys), ("values", values), ("log_decay", log_decay), ("beta", beta)):
         if given is not None and not given[:1, :1].is_contiguous():
             fail(name, what, "dense but for its first two axes", f"strides {list(given.stride())}")
-    check.vector("num_accepted", num_accepted, torch.int32, batch)
-    if path is not None:
-        check.dense("path", path, ID_DTYPES, (batch, "max_depth + 1"))
-    if slots is not None:
-        check.vector("slots", slots, torch.int32, batch)
-    elif num_slots < batch:
-        fail(name, "slots", "given where the state has fewer slots than requests", None)
+    check_steps(check, num_accepted, path, slots, batch, num_slots)
     results = op(
         state, keys, values, log_decay, beta, num_accepted, path, slots,
         device=state.device, backend=backend, out=None if out is None else (out,),

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..._triton import launch as host
-from ..._triton.codes import S_LAYOUT
+from ..._triton.accepted import steps_of
 
 COLUMNS = 64  # of the state a program: at d_k = 128, 64 numbers a thread
 
@@ -63,21 +63,9 @@ def _advance_kernel(
     pid = tl.program_id(0).to(tl.int64)
     block, head = pid % blocks, pid // blocks % heads
     b, layer = pid // blocks // heads % batch, pid // blocks // heads // batch
-    count = tl.load(num_accepted + b).to(tl.int64)
-    slot = b
-    if slot_of is not None:
-        slot = tl.load(slot_of + b).to(tl.int64)
-    acts = (count >= 0) & (slot != -1)
-    bad = (count > columns) | (slot < 0) | (slot >= slots)
-    if path is not None:
-        d = tl.arange(0, PATH)
-        used = (d < columns) & (d < count)
-        node = tl.load(path + b * columns + d, mask=used, other=0).to(tl.int64)
-        before = tl.load(path + b * columns + d - 1, mask=used & (d > 0), other=0).to(tl.int64)
-        bad |= tl.max((used & ((node <= before) | (node >= nodes))).to(tl.int32), axis=0) > 0
-    if (layer == 0) & (head == 0) & (block == 0):
-        tl.store(status + b, tl.where((count < -1) | (acts & bad), S_LAYOUT, 0))
-    if acts & (bad == 0):
+    is_writer = (layer == 0) & (head == 0) & (block == 0)
+    slot, count, acts = steps_of(b, num_accepted, path, columns, nodes, slot_of, slots, status, is_writer, PATH)
+    if acts:
         k, v = tl.arange(0, KEYS), block * COLUMNS + tl.arange(0, COLUMNS)
         in_k, in_v = k < d_k, v < d_v
         tile = state + layer * layer_stride + slot * slot_stride + head * d_k * d_v + k[:, None] * d_v + v[None, :]
