@@ -56,16 +56,23 @@ def test_every_drafter_follows_a_text_through_steps_without_drafts(name: str) ->
     assert policy.asked.count(0) > 3
 
 
+@pytest.mark.parametrize("budget", [None, 3])
 @pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.keeps_the_text])
-def test_every_method_that_keeps_the_text_is_served_to_requests_that_come_and_go(name: str) -> None:
+def test_every_method_that_keeps_the_text_is_served_to_requests_that_come_and_go(name: str, budget: int | None) -> None:
     method = METHODS[name]
+    if budget is not None and method.make(assets()) is not None and method.make(assets()).is_whole:
+        pytest.skip("its trees are not cut")
     plain = generate(
         model(), None, prompts(5), sampling=Sampling.full(5, temperature=0.9), seed=2, max_new_tokens=24, stop=()
     ).tokens  # fmt: skip
     policy = Irregular(method.draft_length)
-    engine = Engine(model(), lambda: method.make(assets()), draft_length=policy, slots=2, pages=60, page_size=8)
+    sizes: dict[str, Any] = {"slots": 2, "pages": 60, "page_size": 8}
+    engine = Engine(model(), lambda: method.make(assets()), draft_length=policy, budget=budget, **sizes)
     requests = [engine.submit(Request(ids, 24, 0.9, seed=2 + i)) for i, ids in enumerate(prompts(5))]
-    engine.run()
+    steps = []
+    while engine.waiting or engine.running:
+        steps.append(sum(progress.drafted or 0 for progress in engine.step()))
+    assert budget is None or max(steps) <= budget
     assert [request.new for request in requests] == plain
     assert not any(request.error for request in requests)
     assert policy.asked.count(0) > 3
@@ -99,6 +106,37 @@ def test_behind_steps_without_drafts_a_drafter_knows_what_it_would_have_known(na
     both = always.keys() & seldom.keys()
     assert len(both) > 10
     assert [always[text] for text in both] == [seldom[text] for text in both]
+
+
+@pytest.mark.parametrize("name", ["medusa", "eagle", "eagle2", "dflash-tree"])
+def test_of_cut_trees_a_drafter_learns_what_it_would_have_learned(name: str) -> None:
+    """The same drafts of the same texts, though the path that it is told is one of a smaller tree."""
+
+    def drafts_of(budget: int | None) -> dict[tuple[int, ...], list[int]]:
+        seen: dict[tuple[int, ...], list[int]] = {}
+
+        def make() -> Any:
+            drafter: Any = METHODS[name].make(assets())
+            whole = drafter.draft
+
+            def draft(text: Any, length: int) -> Any:
+                made = whole(text, length)
+                seen.update(zip(map(tuple, text.rows), made.token_ids.tolist(), strict=True))
+                return made
+
+            drafter.draft = draft
+            return drafter
+
+        engine = Engine(model(), make, draft_length=FixedLength(3), budget=budget, slots=2, pages=60, page_size=8)
+        for ids in prompts(5):
+            engine.submit(Request(ids, 60))
+        engine.run()
+        return seen
+
+    whole, cut = drafts_of(None), drafts_of(3)
+    both = whole.keys() & cut.keys()
+    assert len(both) > 10
+    assert [whole[text] for text in both] == [cut[text] for text in both]
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -95,7 +95,7 @@ def test_a_text_does_not_depend_on_companions_that_come_and_go(temperature: floa
 def test_each_drafter_of_the_repository_is_served_or_refused_with_its_rule() -> None:
     with pytest.raises(ValueError, match="IndependentDrafts cannot be served: its drafts are verified under recursive"):
         Engine(network(), lambda: IndependentDrafts(network(1), 2))
-    with pytest.raises(ValueError, match="Lookahead cannot be served under a budget of drafts: it drafts trees"):
+    with pytest.raises(ValueError, match="Lookahead cannot be served under a budget of drafts: it needs the whole"):
         Engine(network(), lambda: Lookahead(3, 4, 2, pool=32), budget=3)
     with pytest.raises(ValueError, match=r"DraftModel knows 6 of the target's \d+ ids: give it a token_map"):
         Engine(network(), lambda: DraftModel(tiny(0, vocab=6)))
@@ -424,7 +424,7 @@ class Given(StepTimes):
 @pytest.mark.parametrize(("slope", "drafts"), [(0.0, True), (10.0, False)])
 def test_drafts_are_verified_as_far_as_the_time_of_steps_lets_them_pay(slope: float, drafts: bool) -> None:
     engine = Engine(network(), PromptLookup, slots=2, draft_length=AdaptiveLength(4))
-    engine._times = Given(slope)
+    engine._allotment.times = Given(slope)
     loops = [Request([5, 6] * 10, 40), Request([7, 8, 9] * 7, 40)]
     for request in loops:
         engine.submit(request)

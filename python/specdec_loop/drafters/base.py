@@ -86,6 +86,7 @@ class Drafter:
     features: Sequence[int] = ()
     networks: Sequence[nn.Module] = ()  # that it runs
     vocab: int | None = None  # how many of the target's ids they know; None: all
+    is_whole: ClassVar[bool] = False  # whether a target forward has to run all that was drafted
     clock: Clock | None = None  # of the run: see `timed`
     grammars = DraftGrammars([], 0)  # of the texts; drafts of a drafter that does not heed them are only verified
 

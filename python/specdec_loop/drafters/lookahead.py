@@ -23,6 +23,7 @@ class Lookahead(Drafter):
     """
 
     rules = ("match", "greedy", "typical", "target_only", "recursive")
+    is_whole = True
 
     def __init__(self, level: int = 4, window: int = 8, guesses: int = 4, *, pool: int = 512) -> None:
         """Choose the sizes of the paper: N, W and G.

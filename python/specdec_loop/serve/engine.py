@@ -18,21 +18,20 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from specdec_kernels import CacheLayout, TreeResult, allocate_drafts, compact_cache
+from specdec_kernels import CacheLayout, TreeResult, compact_cache
 
 from ..draft_length import FixedLength
 from ..drafters import Draft, Drafter, NoDrafter, Outcome
-from ..drafters.base import CHAIN_RULES
 from ..generation import check_rotary
 from ..linear import small_batch_linear
 from ..sequences import Sequences, on_host
 from ..statistics import Clock
-from ..step_times import StepTimes
+from .allotment import Allotment
 from .batch import Batch
 from .forward import Nodes, check, forward
 from .group import Group
 from .pages import Pages, block_table
-from .request import Logprob, Reason, Request, acceptances
+from .request import Logprob, Reason, Request
 from .verification import Verifier, depth_of, listed, nodes_of
 
 logger = getLogger(__name__)
@@ -124,7 +123,7 @@ class Engine:
         self.lengths = FixedLength(4) if draft_length is None else draft_length
         self.lengths.begin(first.nodes)
         self._overhang = max(first.nodes(self.lengths.longest), 1 + self.lengths.longest)
-        self.slots, self.model, self._budget, self._features = slots, model, budget, first.features
+        self.slots, self.model, self._features = slots, model, first.features
         self._networks = first.networks
         self.longest = pages * page_size - self._overhang
         if (most := getattr(config, "max_position_embeddings", None)) is not None:
@@ -144,7 +143,7 @@ class Engine:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.clock = Clock(model.device)
-        self._times = StepTimes() if self.lengths.measures else None
+        self._allotment = Allotment(self.lengths, budget)
         batch = partial(
             Batch,
             longest=self.lengths.longest,
@@ -234,9 +233,9 @@ class Engine:
             accepted = [progress.accepted for progress in found]
             tokens = 1 + sum(accepted) / len(accepted)
             self.lengths.update(depths, accepted, self.clock.latest, max(depths), tokens)
-            if self._times is not None:
+            if self._allotment.times is not None:
                 beside_drafting = (self.clock.latest[phase] for phase in ("target", "verify", "commit"))
-                self._times.note(sum(len(n.ids) for n in nodes), sum(beside_drafting))
+                self._allotment.times.note(sum(len(n.ids) for n in nodes), sum(beside_drafting))
         return found
 
     # --- who runs
@@ -288,31 +287,9 @@ class Engine:
                 room -= len(piece)
                 nothing = NoDrafter().draft(request.text, 0)
                 turns.append(Turn(request, piece, nothing, len(piece) == len(lacking), reads=True))
-        return self._allotted(turns)
-
-    def _allotted(self, turns: list[Turn]) -> list[Turn]:
-        """The same with shorter chains: what limits leave room for, what pays, and what the budget allows."""
-        lengths = [
-            0 if turn.draft.parents is not None else min(turn.draft.token_ids.shape[1], turn.request.left - 1)
-            for turn in turns
-        ]
-        copied = [sum(turn.draft.lengths or ()) for turn in turns if turn.draft.is_free]
-        if copied:
-            columns = self.lengths.verified(copied)
-            lengths = [min(length, columns) for length in lengths]
-        wanted = sum(lengths)
-        budget = wanted if self._budget is None else min(wanted, self._budget)
-        own = sum(len(turn.piece) for turn in turns)
-        cost = self._times.table(own, budget) if self._times is not None and wanted else None
-        if cost is not None or budget < wanted:
-            is_draft = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
-            chances = torch.tensor(acceptances([turn.request for turn in turns]), dtype=torch.float32)[:, None]
-            ids, chances = torch.where(is_draft, 0, -1), torch.where(is_draft, chances, 0.0)
-            lengths = allocate_drafts(ids, chances, budget=budget, cost=cost).num_draft.tolist()
-        return [
-            turn if turn.draft.parents is not None else turn._replace(draft=_cut(turn.draft, length))
-            for turn, length in zip(turns, lengths, strict=True)
-        ]
+        drafted = [turn.draft for turn in turns]
+        cut = self._allotment.cut([turn.request for turn in turns], drafted, sum(len(turn.piece) for turn in turns))
+        return [turn._replace(draft=draft) for turn, draft in zip(turns, cut, strict=True)]
 
     def _nodes(self, turn: Turn) -> Nodes:
         request, draft = turn.request, turn.draft
@@ -358,9 +335,12 @@ class Engine:
             counts = [nodes_of(draft) for draft in drafts[:grown]]
             states = None if hidden is None else _padded(hidden, counts)
             self._group.commit(Outcome(_padded(logits, counts), followers[:grown], path, states))
-        ids, status, accepted, taken = on_host(  # the one wait for the device
-            verdict.token_ids, verdict.status, verdict.num_accepted, followers
+        wanted = () if paths is None else (paths,)
+        ids, status, accepted, taken, *told = on_host(  # the one wait for the device
+            verdict.token_ids, verdict.status, verdict.num_accepted, followers, *wanted
         )
+        for nodes in told:
+            self._allotment.learn(requests, nodes, accepted)
         new = [tokens for text, rows in texts for tokens in text.take(ids[rows], status[rows], taken[rows])]
         found = []
         for turn, tokens, most, logprobs in zip(said, new, accepted, listed(requests, verdict), strict=True):
@@ -391,8 +371,8 @@ def _check_drafter(drafter: Drafter, budget: int | None, vocab: int) -> None:
             f"{name} cannot be served: its drafts are verified under {', '.join(drafter.rules)}, and only under match "
             "is a seeded text the same whatever runs beside it"
         )
-    if budget is not None and not set(drafter.rules) <= set(CHAIN_RULES):
-        raise ValueError(f"{name} cannot be served under a budget of drafts: it drafts trees, and budgets cut chains")
+    if budget is not None and drafter.is_whole:
+        raise ValueError(f"{name} cannot be served under a budget of drafts: it needs the whole of its trees verified")
     if drafter.vocab is not None and drafter.vocab < vocab:
         raise ValueError(f"{name} knows {drafter.vocab} of the target's {vocab} ids: give it a token_map")
 
@@ -414,8 +394,3 @@ def _padded(rows: Tensor, counts: Sequence[int]) -> Tensor:
     if min(counts) == max(counts):
         return rows.view(len(counts), counts[0], -1)
     return pad_sequence(list(rows.split(list(counts))), batch_first=True)
-
-
-def _cut(draft: Draft, length: int) -> Draft:
-    """The first drafts of a chain."""
-    return draft if draft.token_ids.shape[1] <= length else draft._replace(token_ids=draft.token_ids[:, :length])

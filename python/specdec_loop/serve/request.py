@@ -154,7 +154,12 @@ class Request:
         return "length" if self.stops.end(self.new, len(self.new) - 1) is None else "stop"
 
 
+def pooled(requests: Sequence[Request]) -> float:
+    """Share of their drafts that all of them accept."""
+    return (1 + sum(r.kept for r in requests)) / (2 + sum(r.looked_at for r in requests))
+
+
 def acceptances(requests: Sequence[Request]) -> list[float]:
     """Share of its drafts that each accepts; of one that few are known of, rather that of all requests."""
-    pooled = (1 + sum(r.kept for r in requests)) / (2 + sum(r.looked_at for r in requests))
-    return [(r.kept + SHARED * pooled) / (r.looked_at + SHARED) for r in requests]
+    shared = pooled(requests)
+    return [(r.kept + SHARED * shared) / (r.looked_at + SHARED) for r in requests]
