@@ -86,7 +86,7 @@ def draft_at(call, b, first, i, ids, tested, has_row, row, ROWS: tl.constexpr, S
     if ROWS or STATS:
         inv_t, _, _, _, _, _, _, _ = sampling_of(call.draft_sampling, b, call.draft.vocab)
         mask = tested & has_row
-        at = row_offset(call.draft, call.chain, first, b, i, 0)
+        at = tl.where(mask, row_offset(call.draft, call.chain, first, b, i, 0), 0)  # candidates are read without a mask
         number = number_of(call.chain, first, b, i)
         x = draft_logits_at(call.draft, call.columns, at, number, tl.where(mask, ids, 0), mask)
         if ROWS:
