@@ -1,5 +1,6 @@
 """python -m tools.gpu_model [--arch 90 ...] [--vocab 128256 ...] [--case sample]: compile, count, write the page.
 
+--stale counts anew only the Triton cases whose sources have changed, an hour after a change that all of them see.
 --check compiles a slice and compares it, and what is committed, with the limits; it writes nothing.
 """
 
@@ -51,11 +52,15 @@ def dump(value: Any, depth: int, indent: str = "") -> str:
     return "{\n" + ",\n".join(rows) + "\n" + indent + "}"
 
 
-def run_triton(content: dict[str, Any], target: str, vocab: int, chosen: list[triton_calls.Case]) -> None:
-    """Compile and count cases, on every core."""
+def run_triton(
+    content: dict[str, Any], target: str, vocab: int, chosen: list[triton_calls.Case], is_stale_only: bool
+) -> None:
+    """Compile and count cases, on every core; of stale ones, what was counted from other sources or never."""
     kept = content["triton"].setdefault(f"{target} {vocab}", {})
     made_of = content["made_of"].setdefault(f"{target} {vocab}", {})
     sources = {case.name: cuda.digest(collect.triton_sources(case.op)) for case in chosen}
+    if is_stale_only:
+        chosen = [case for case in chosen if made_of.get(case.name) != sources[case.name]]
     with multiprocessing.get_context("spawn").Pool() as pool:
         works = [(target, vocab, case.name) for case in chosen]
         for case, found in zip(chosen, pool.imap(collect.named_case, works), strict=True):
@@ -83,13 +88,13 @@ def run(options: argparse.Namespace, content: dict[str, Any]) -> None:
     for vocab in options.vocab:
         for arch in options.arch:
             target = next(t for t in TARGETS if t.endswith(str(arch)))
-            run_triton(content, target, vocab, rows)
-            if arch != 942 and not options.case:
+            run_triton(content, target, vocab, rows, options.stale)
+            if arch != 942 and not options.case and not options.stale:
                 run_rivals(content, target, vocab)
                 run_cuda(content, arch)
     for arch in options.arch:
         target = next(t for t in TARGETS if t.endswith(str(arch)))
-        run_triton(content, target, 0, others)
+        run_triton(content, target, 0, others, options.stale)
 
 
 def run_cuda(content: dict[str, Any], arch: int) -> None:
@@ -117,6 +122,7 @@ def main() -> int:
     parser.add_argument("--arch", type=int, nargs="+", default=[90, 80, 100, 120, 942])
     parser.add_argument("--vocab", type=int, nargs="+", default=[128256, 151936, 32000, 262144])
     parser.add_argument("--case", help="only Triton cases whose name contains this, and no CUDA", default="")
+    parser.add_argument("--stale", action="store_true", help="only Triton cases whose sources have changed, and no CUDA")
     parser.add_argument("--check", action="store_true", help="compile a slice and compare; write nothing")
     parser.add_argument("--page", action="store_true", help="write the page from the results; compile nothing")
     options = parser.parse_args()
