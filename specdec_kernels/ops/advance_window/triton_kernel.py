@@ -32,12 +32,12 @@ def _advance_kernel(
         node = step
         if path is not None:
             node = tl.load(path + b * columns + step - 1, mask=(step > 0) & (j < width), other=0).to(tl.int64)
-        window += layer * to[0] + slot * to[1] + c * to[2]
-        inputs += layer * of[0] + b * of[1] + c * of[3]
-        old = tl.load(window + source * to[3], mask=mask & (step < 0), other=0)
-        new = tl.load(inputs + node * of[2], mask=mask & (step >= 0), other=0)
+        row = window + layer * to[0] + slot * to[1] + c * to[2]
+        tokens = inputs + layer * of[0] + b * of[1] + c * of[3]
+        old = tl.load(row + source * to[3], mask=mask & (step < 0), other=0)
+        new = tl.load(tokens + node * of[2], mask=mask & (step >= 0), other=0)
         tl.debug_barrier()  # a number is read before another thread writes there
-        tl.store(window + j * to[3], tl.where(step < 0, old, new), mask=mask)
+        tl.store(row + j * to[3], tl.where(step < 0, old, new), mask=mask)
 
 
 def advance_window_out(
