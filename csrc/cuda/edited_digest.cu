@@ -1,93 +1,192 @@
-// The digest of rows of a call with edits (digest.cu says what it holds): one kernel for every
-// dtype and every flag, which reads values as all others do. The maxima of edited rows are float32.
-//   grid = [batch * rows * tiles]; a thread has two runs of eight ids
-#include "kernels.h"
-#include "rows.cuh"
+// The digest of rows of a call with edits (digest.cu says what it holds). The maxima of edited rows
+// are float32.
+//   grid = [batch * rows * shares / a few], a share half as large as there. A lane has 16 values of
+//   each tile; what it needs to edit them is under way with them
+#include "digest.cuh"
 
 namespace specdec {
 namespace {
 
-struct MaxNan {
-  __device__ float operator()(float a, float b) const { return max_nan(a, b); }
-};
+template <LogitType kType>
+struct Edited {  // what a lane has of a share
+  using C = Chunk<kType>;
+  static constexpr int kTiles = C::kTiles / 2, kCount = kTiles * C::kOfTile;
+  static constexpr unsigned kBits = (1u << C::kPer) - 1;
+  using Places = int[kCount][kThreads];
+  Words words[kCount];
+  unsigned listed, kept;  // bit j: value j has an edit, is allowed
+  // Edits of the row before those of each load, less those of its tile: in shared memory, where a
+  // thread has its own. Registers are few: sm_120 would spill.
+  Places& places;
 
-// The largest of two runs of eight values of each thread; stored: also of each block of ids.
-__device__ inline float tile_maximum(const float (&v)[16], LogitType type, Global<uint8_t> maxima) {
-  float most[2];
+  // Bits of all loads, out of a table of one bit an id; 0 past the end of the row.
+  template <class F>
+  static __device__ __forceinline__ unsigned gather(const Share& t, const F& byte) {
+    unsigned bits = 0;
 #pragma unroll
-  for (int run = 0; run < 2; ++run) {
-    most[run] = v[8 * run];
-#pragma unroll
-    for (int j = 1; j < 8; ++j) most[run] = max_nan(most[run], v[8 * run + j]);
-#pragma unroll
-    for (int mask = 1; mask < 8; mask *= 2) {
-      most[run] = max_nan(most[run], __shfl_xor_sync(0xffffffffu, most[run], mask));
+    for (int i = 0; i < kCount; ++i) {
+      const int id = static_cast<int>(t.base) + C::offset(i);
+      const unsigned eight = id < static_cast<int>(t.size) ? byte(id >> 3) : 0u;
+      bits |= (eight >> (id & 7) & kBits) << i * C::kPer;
     }
-    if (maxima && threadIdx.x % 8 == 0) {
-      store_as(type, maxima, run * (kTileBlocks / 2) + threadIdx.x / 8, most[run]);
+    return bits;
+  }
+
+  __device__ __forceinline__ void load(const Share& t) {
+    const EditedRow& edits = t.values.edits;
+    load_tiles<kType>(t.values.logits, t.base, t.size, words);
+    const Global<const uint8_t> named = edits.bits.template as<const uint8_t>();
+    const Global<const uint8_t> allowed = t.values.allowed.template as<const uint8_t>();
+    kept = allowed ? gather(t, [&](int64_t i) { return allowed.load(i); }) : ~0u;
+    listed = named ? gather(t, [&](int64_t i) { return named.load(i); }) : 0u;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const unsigned before = (1u << i * C::kPer) - (1u << i / C::kOfTile * kOfLane);
+      const bool is_listed = (listed >> i * C::kPer & kBits) != 0;
+      places[i][threadIdx.x] =
+          is_listed ? edits.place(static_cast<int>(t.base) + C::offset(i)) - __popc(listed & before)
+                    : 0;
     }
   }
-  return block_reduce(max_nan(most[0], most[1]), MaxNan{});
-}
 
-struct Sums {
-  float mass, entropy;
+  // The values of a tile as they are in memory.
+  __device__ __forceinline__ void widen(int tile, float (&x)[kOfLane]) const {
+#pragma unroll
+    for (int j = 0; j < kOfLane; ++j) {
+      x[j] = value_of<kType>(words[tile * C::kOfTile + j / C::kPer], j % C::kPer);
+    }
+  }
+
+  // Their edits, one after the other: most lanes have few. Then the packed bits of what is allowed.
+  __device__ __forceinline__ void apply(const MaskedRow& row, int tile, float (&x)[kOfLane]) const {
+    const unsigned own = listed >> tile * kOfLane & 0xffffu, allowed = kept >> tile * kOfLane;
+#pragma unroll 1
+    for (unsigned left = own; left != 0; left &= left - 1) {
+      const unsigned mine = left & (0u - left);
+      float logit = x[0];
+#pragma unroll
+      for (int j = 1; j < kOfLane; ++j) logit = mine == 1u << j ? x[j] : logit;
+      const int load = tile * C::kOfTile + __popc(mine - 1) / C::kPer;
+      const int edit = places[load][threadIdx.x] + __popc(own & (mine - 1));
+      logit = row.edits.apply(logit, edit);
+#pragma unroll
+      for (int j = 0; j < kOfLane; ++j) x[j] = mine == 1u << j ? logit : x[j];
+    }
+    if (!row.allowed) return;
+#pragma unroll
+    for (int j = 0; j < kOfLane; ++j) x[j] = (allowed >> j & 1u) != 0 ? x[j] : -INFINITY;
+  }
 };
 
-// sum of e^s and e^s s, with s = (l - maximum) scale in units of log 2.
-__device__ inline Sums tile_sums(const float (&v)[16], float maximum, float scale, bool entropy) {
-  const float zero = is_finite(maximum) ? maximum : 0.f;
-  Sums own{};
+// Largest value of a warp's share of a tile, whose loads lie as in Chunk; stored: also of each of
+// its eight blocks, of so many lanes.
+template <int kPer>
+__device__ __forceinline__ float warp_maximum(const float (&x)[kOfLane], LogitType type,
+                                              Global<uint8_t> maxima, bool stores) {
+  constexpr int kLanes = kBlock / kPer;
+  const int lane = threadIdx.x % 32;
+  float all = -INFINITY;
 #pragma unroll
-  for (int j = 0; j < 16; ++j) {
-    const float s = (v[j] - zero) * scale, e = fast_exp2(s);
-    own.mass += e;
-    own.entropy += e * fmaxf(s, -1000.f);
+  for (int i = 0; i < kOfLane / kPer; ++i) {
+    float most = x[i * kPer];
+#pragma unroll
+    for (int j = 1; j < kPer; ++j) most = max_nan(most, x[i * kPer + j]);
+#pragma unroll
+    for (int mask = 1; mask < kLanes; mask *= 2) {
+      most = max_nan(most, __shfl_xor_sync(0xffffffffu, most, mask));
+    }
+    if (stores && lane % kLanes == 0)
+      store_as(type, maxima, i * (32 / kLanes) + lane / kLanes, most);
+    all = max_nan(all, most);
   }
-  own.mass = block_reduce(own.mass, Plus{});
-  if (entropy) own.entropy = block_reduce(own.entropy, Plus{});
-  return own;
+#pragma unroll
+  for (int mask = kLanes; mask < 32; mask *= 2) {
+    all = max_nan(all, __shfl_xor_sync(0xffffffffu, all, mask));
+  }
+  return all;
 }
 
-__global__ void __launch_bounds__(kThreads, 4)
+// The same numbers of the logits as they are in memory, at temperature 1.
+template <LogitType kType, int kTiles>
+__device__ __forceinline__ void measure_raw(const Edited<kType>& own, float (&most)[kTiles],
+                                            Sums (&sums)[kTiles]) {
+#pragma unroll
+  for (int tile = 0; tile < kTiles; ++tile) {
+    float x[kOfLane];
+    own.widen(tile, x);
+    most[tile] = warp_maximum<Chunk<kType>::kPer>(x, kType, {}, false);
+    sums[tile] = lane_sums<false>(most[tile], kLog2E, [&](int j) { return x[j]; });
+  }
+}
+
+template <LogitType kType, unsigned kFlags, int kTiles>
+__device__ __forceinline__ void digest_edited(const Problem& p, const Share& t,
+                                              typename Edited<kType>::Places& places,
+                                              Digested<kType, kFlags, kTiles>& parts) {
+  using D = Digested<kType, kFlags, kTiles>;
+  constexpr int kPer = Chunk<kType>::kPer, kOfWarp = kTileBlocks / kWarps;
+  const LogitType type = t.values.type();
+  const int bytes = type == LogitType::kFloat32 ? 4 : 2, warp = threadIdx.x / 32;
+  Edited<kType> own{{}, 0, 0, places};
+  own.load(t);
+  float x[kOfLane], most[kTiles] = {};
+  Sums sums[kTiles] = {};
+  if constexpr (D::kRaw) {
+    if (t.is_target) measure_raw(own, most, sums);
+    parts.raw.store(most, sums, kLog2E);
+  }
+#pragma unroll
+  for (int tile = 0; tile < kTiles; ++tile) {
+    own.widen(tile, x);
+    own.apply(t.values, tile, x);
+    const Global<uint8_t> maxima = t.maxima + (tile * kTileBlocks + warp * kOfWarp) * bytes;
+    most[tile] = warp_maximum<kPer>(x, type, maxima, tile < t.tiles);
+    if constexpr (D::kMass) {
+      sums[tile] = lane_sums<D::kEntropy>(most[tile], t.scale, [&](int j) { return x[j]; });
+    }
+  }
+  parts.own.store(most, sums, t.scale);
+  finish_share<D, kTiles>(p, t, parts);
+}
+
+// Thread blocks of a multiprocessor. On sm_120 four of them would spill registers, and three have
+// enough under way for its memory.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+constexpr int kEditedResident = 3;
+#else
+constexpr int kEditedResident = kResident;
+#endif
+
+template <LogitType kType, unsigned kFlags>
+__global__ void __launch_bounds__(kThreads, kEditedResident)
     edited_digest_kernel(const __grid_constant__ Problem p) {
-  SPECDEC_SHARED(Row, row);
-  const int64_t slot = blockIdx.x / static_cast<unsigned>(p.tiles);
-  const int tile = static_cast<int>(blockIdx.x - slot * p.tiles);
+  constexpr int kTiles = Edited<kType>::kTiles;
+  using D = Digested<kType, kFlags, kTiles>;
+  using Places = typename Edited<kType>::Places;
+  SPECDEC_SHARED(Places, places);
   after_last_kernel();
-  if (threadIdx.x < 32) load_row(p, slot, &row);
-  __syncthreads();
-  if (!row.active || tile >= row.tiles()) return;
-  const int64_t base = static_cast<int64_t>(tile) * kTile + threadIdx.x * 8;
-  const LogitType type = row.type();
-  const Global<uint8_t> maxima = p.work.maxima + slot * p.maxima_bytes +
-                                 tile * kTileBlocks * (type == LogitType::kFloat32 ? 4 : 2);
-  float v[16];
-#pragma unroll
-  for (int run = 0; run < 2; ++run) row.load8<true, 8>(base + run * (kTile / 2), v + 8 * run);
-  Partial out{};
-  out.maximum = tile_maximum(v, type, maxima);
-  if ((p.flags & kWantsMass) != 0) {
-    const float scale = fmaxf(fminf(row.parameters.inv_t * kLog2E, 3e38f), 1e-45f);
-    const Sums sums = tile_sums(v, out.maximum, scale, (p.flags & kWantsEntropy) != 0);
-    out.mass = sums.mass;
-    out.entropy = sums.entropy * 0.693147181f;
-  }
-  if ((p.flags & kWantsRaw) != 0 && row.is_target) {
-#pragma unroll
-    for (int run = 0; run < 2; ++run) {
-      row.values.logits.load8<8>(base + run * (kTile / 2), row.size, v + 8 * run);
-    }
-    out.raw_maximum = tile_maximum(v, type, {});
-    out.raw_mass = tile_sums(v, out.raw_maximum, kLog2E, false).mass;
-  }
-  if (threadIdx.x == 0) p.work.partials.store(slot * p.tiles + tile, out);
+  const unsigned count = static_cast<unsigned>(shares_of<kTiles>(p));
+  take_shares<D, kTiles, true>(p, kType, blockIdx.x, count, [&](const Share& t, D& parts) {
+    digest_edited<kType, kFlags, kTiles>(p, t, places, parts);
+  });
+}
+
+template <LogitType kType>
+void launch_typed(const Problem& p, Stream stream) {
+  const int64_t blocks = blocks_for(shares_of<Edited<kType>::kTiles>(p));
+  for_flags(p, [&](auto flags) {
+    launch_phase(edited_digest_kernel<kType, flags.value>, blocks, kThreads, stream, p);
+  });
 }
 
 }  // namespace
 
 void launch_edited_digest(const Problem& p, Stream stream) {
-  launch_phase(edited_digest_kernel, p.batch * p.rows() * p.tiles, kThreads, stream, p);
+  for_types(p, [&](LogitType type) {
+    if (type == LogitType::kFloat32) return launch_typed<LogitType::kFloat32>(p, stream);
+    if (type == LogitType::kBFloat16) return launch_typed<LogitType::kBFloat16>(p, stream);
+    launch_typed<LogitType::kFloat16>(p, stream);
+  });
 }
 
 }  // namespace specdec

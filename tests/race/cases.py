@@ -107,6 +107,9 @@ def digests() -> Iterator[tuple[str, Case]]:
                 call = (chain.draft_ids, chain.target_logits, chain.draft_logits), keywords
                 kind = f"{rule} {dtype} {logprobs} {'all' if allowed is None else 'allowed'}"
                 yield f"verify_chain digest {kind} of {batch}", bound("verify_chain", call)
+                if batch == 2:
+                    named = edited(make_edits(batch, WIDE), chain.draft_ids, is_drafted=True)
+                    yield f"verify_chain digest {kind} edits", bound("verify_chain", (call[0], keywords | named))
 
 
 def samples() -> Iterator[tuple[str, Case]]:
@@ -236,7 +239,8 @@ def replays() -> Iterator[tuple[str, Case]]:
     yield "advance_state long keys", bound("advance_state", ((*long, caches.counts([2, 1], "cpu")), {}))
     windows = (torch.randn(2, 2, 300, 6), torch.randn(2, 2, 5, 300), caches.counts([3, 0], "cpu"))
     yield "advance_window chain", bound("advance_window", (windows, {}))
-    yield "advance_window tree", bound("advance_window", (windows, {"path": path}))
+    halves = (windows[0].bfloat16(), windows[1].bfloat16(), windows[2])
+    yield "advance_window tree", bound("advance_window", (halves, {"path": path}))
 
 
 def moves() -> Iterator[tuple[str, Case]]:

@@ -142,27 +142,27 @@ TWINS = (
     ),
     Twin(
         "digest: the row is read without a barrier",
-        "digest.cu",
+        "digest.cuh",
         """
-    if (mine < count) find_share<kTiles>(p, kType, mine, &shares[threadIdx.x / 32]);
-    __syncthreads();""",
+  if (mine < count) find_share<kTiles, kEdited>(p, type, mine, &shares[threadIdx.x / 32]);
+  __syncthreads();""",
         """
-    if (mine < count) find_share<kTiles>(p, kType, mine, &shares[threadIdx.x / 32]);
-    if (!TWIN) __syncthreads();""",
+  if (mine < count) find_share<kTiles, kEdited>(p, type, mine, &shares[threadIdx.x / 32]);
+  if (!TWIN) __syncthreads();""",
         "sample plain 1",
     ),
     Twin(
         "digest: a part is filled while the one before it is merged",
-        "digest.cu",
+        "digest.cuh",
         """
-      turn ^= 1;""",
+    turn ^= 1;""",
         """
-      if (!TWIN) turn ^= 1;""",
+    if (!TWIN) turn ^= 1;""",
         "verify_chain ratio none",
     ),
     Twin(
         "digest: the warps' parts are merged without a barrier",
-        "digest.cu",
+        "digest.cuh",
         """
   __syncthreads();
   if (threadIdx.x >= 32) return;""",
@@ -179,6 +179,13 @@ TWINS = (
         """
   const Global<uint8_t> maxima = t.maxima + (TWIN ? warp / 2 : warp) * (""",
         "sample plain 1",
+    ),
+    Twin(
+        "edited digest: two warps store the maxima of one share of a tile",
+        "edited_digest.cu",
+        "t.maxima + (tile * kTileBlocks + warp * kOfWarp) * bytes;",
+        "t.maxima + (tile * kTileBlocks + (TWIN ? warp / 2 : warp) * kOfWarp) * bytes;",
+        "verify_chain digest greedy torch.float32 None all edits",
     ),
     Twin(
         "settle: a row's statistics are read without a barrier",

@@ -123,10 +123,11 @@ def _rows(rows: int, flags: int, *, filters: bool = False, races: bool = False, 
 
 
 def _edited_rows(rows: int, flags: int, *, races: bool = False) -> tuple[Part, ...]:
-    """The same of rows with edits, of which there is one kernel: it sees at run time what a rule needs."""
+    """The same of rows with edits; a share of their digest has two tiles of bf16."""
     grid = lambda batch, _: batch * rows  # noqa: E731
-    unwanted = (*_unwanted(flags), OTHER_ROWS, *(() if flags & MASS else ("kWantsMass|tile_sums",)))
-    digest = Part("edited_digest_kernel", lambda batch, vocab: batch * rows * tiles(vocab), (EDITED, *unwanted))
+    unwanted = (*_unwanted(flags), OTHER_ROWS)
+    shares = lambda batch, vocab: batch * rows * -(-tiles(vocab) // 2)  # noqa: E731
+    digest = Part(f"edited_digest_kernel<1,{flags}>", shares, (EDITED, r"allowed\.load|row\.allowed"))
     if races:
         no_filters = r"settle_from_blocks|open_row\(f|FilteredRow f|race_list|p\.work\.open"
         return digest, Part("settle_kernel<1>", grid, (EDITED, *unwanted, no_filters))
