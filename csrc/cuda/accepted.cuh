@@ -25,7 +25,13 @@ class Accepted {
 
   // What happens to request b; all threads ask. One block of each request writes its status.
   __device__ Steps steps(int64_t b, bool is_writer) const {
-    const int64_t count = counts_.load(b), slot = slot_.get(b, static_cast<int32_t>(b));
+    int32_t given[2] = {};
+    if (threadIdx.x % 32 == 0) {
+      given[0] = counts_.load(b);
+      given[1] = slot_.get(b, static_cast<int32_t>(b));
+    }
+    const int64_t count = __shfl_sync(0xffffffffu, given[0], 0);
+    const int64_t slot = __shfl_sync(0xffffffffu, given[1], 0);
     const bool acts = count >= 0 && slot != -1;
     bool good = count <= columns_ && slot >= 0 && slot < slots_;
     if (acts && good && is_tree_) good = is_path(b, count);

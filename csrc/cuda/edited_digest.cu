@@ -19,15 +19,29 @@ struct Edited {  // what a lane has of a share
   // thread has its own. Registers are few: sm_120 would spill.
   Places& places;
 
-  // Bits of all loads, out of a table of one bit an id; 0 past the end of the row.
+  // The byte of the eight ids where load i begins, in a table of one bit an id; 0 behind the row.
+  template <class F>
+  static __device__ __forceinline__ unsigned byte_of(const Share& t, int i, const F& byte) {
+    const int first = (static_cast<int>(t.base) + C::offset(i)) & ~7;
+    return first < static_cast<int>(t.size) ? byte(first >> 3) : 0u;
+  }
+
+  // Bits of all loads. Two lanes of float32 share each byte: either reads those of two loads.
   template <class F>
   static __device__ __forceinline__ unsigned gather(const Share& t, const F& byte) {
     unsigned bits = 0;
+    if constexpr (C::kPer == 8) {
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const int id = static_cast<int>(t.base) + C::offset(i);
-      const unsigned eight = id < static_cast<int>(t.size) ? byte(id >> 3) : 0u;
-      bits |= (eight >> (id & 7) & kBits) << i * C::kPer;
+      for (int i = 0; i < kCount; ++i) bits |= byte_of(t, i, byte) << i * 8;
+    } else {
+      const bool is_odd = threadIdx.x % 2 != 0;
+      unsigned own = 0;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) own |= byte_of(t, is_odd ? 2 + i : i, byte) << i * 8;
+      const unsigned other = __shfl_xor_sync(0xffffffffu, own, 1);
+      const unsigned bytes = is_odd ? other | own << 16 : own | other << 16;
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) bits |= (bytes >> (i * 8 + is_odd * 4) & kBits) << i * 4;
     }
     return bits;
   }
