@@ -35,7 +35,7 @@ from .rows import DTYPES, chain
 from .trees import MAX_DEPTH, TreeCase, tree_input
 
 EDITS, OF_REQUESTS, TOP, MIXED, KEPT = "edits", "Edits", "top 20", "mixed rules", "SparseRows"
-# Allowed multiples of edited rows. 1.05 was asked; CUDA needs up to 1.09 and 1.051, Triton up to 1.31 and 1.16.
+# Allowed multiples of edited rows. 1.05 was asked; CUDA needs up to 1.09 and 1.06, Triton up to 1.31 and 1.16.
 # Block maxima of edited rows are float32, and CUDA reads a word and its count again for each edited group of eight ids.
 # Triton reads the lists once more to make the edited logits, and a word and a count for each id that a draw looks at.
 EDITED = {

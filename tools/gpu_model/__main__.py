@@ -122,7 +122,7 @@ def main() -> int:
     parser.add_argument("--arch", type=int, nargs="+", default=[90, 80, 100, 120, 942])
     parser.add_argument("--vocab", type=int, nargs="+", default=[128256, 151936, 32000, 262144])
     parser.add_argument("--case", help="only Triton cases whose name contains this, and no CUDA", default="")
-    parser.add_argument("--stale", action="store_true", help="only Triton cases whose sources have changed, and no CUDA")
+    parser.add_argument("--stale", action="store_true", help="only Triton cases whose sources changed, and no CUDA")
     parser.add_argument("--check", action="store_true", help="compile a slice and compare; write nothing")
     parser.add_argument("--page", action="store_true", help="write the page from the results; compile nothing")
     options = parser.parse_args()
