@@ -116,7 +116,7 @@ def test_an_address_in_use_is_named_before_a_model_is_loaded(host: str) -> None:
         (["--host", "0.0.0.0"], "--host 0.0.0.0 is open to other machines: give --api-key-file FILE"),
         (["--api-key-file", "missing"], "--api-key-file: there is no file missing"),
         (["--method", "mtp-block"], "--method: mtp-block verifies under rule block, and only under match is a seeded"),
-        (["--method", "lookahead", "--draft-budget", "3"], "it drafts trees, and budgets cut chains"),
+        (["--method", "lookahead", "--draft-budget", "3"], "it needs the whole of its trees verified"),
         (["--pages", "1", "--page-size", "4"], "1 pages of 4 tokens hold no text"),
         (["--method", "nothing"], "--method: no method is called nothing"),
     ],
