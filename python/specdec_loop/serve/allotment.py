@@ -57,11 +57,13 @@ class Offer(NamedTuple):
         chances: that each is accepted if all before it were; of a tree, quotients of the chances of its nodes.
         parents: of a tree.
         nodes: of a tree, in this order; the root is none of them.
+        depths: of all nodes of a tree.
     """
 
     chances: list[float]
     parents: Sequence[int] = ()
     nodes: Sequence[int] = ()
+    depths: Sequence[int] = ()
 
 
 class Allotment:
@@ -133,7 +135,7 @@ class Allotment:
             children[parent] += is_there
         nodes = sorted((n for n in range(1, len(ids)) if score[n] > 0), key=lambda n: -score[n])
         ordered = [1.0, *(score[n] for n in nodes)]
-        return Offer([after / before for before, after in pairwise(ordered)], parents, nodes)
+        return Offer([after / before for before, after in pairwise(ordered)], parents, nodes, depth)
 
     def _kept(self, request: Request, draft: Draft, offer: Offer, length: int) -> Draft:
         """The first `length` of what was offered."""
@@ -149,12 +151,11 @@ class Allotment:
         self._trees[request] = links
         if len(nodes) == draft.token_ids.shape[1]:
             return draft
-        depth = [0]
-        for parent in links[1:]:
-            depth.append(depth[parent] + 1)
         columns = torch.tensor(nodes, device=draft.token_ids.device)
         kept = torch.tensor([links], dtype=draft.parents.dtype, device=draft.parents.device)
-        return draft._replace(token_ids=draft.token_ids[:, columns], parents=kept, max_depth=max(depth))
+        return draft._replace(
+            token_ids=draft.token_ids[:, columns], parents=kept, max_depth=max(offer.depths[n] for n in nodes)
+        )
 
 
 def _read(trees: Sequence[Draft]) -> Iterator[tuple[list[int], list[int]]]:
