@@ -1,9 +1,10 @@
-"""Attention of grouped heads without copies: for several nodes under a mask, transformers' SDPA repeats the keys."""
+"""Attention of grouped heads without copies: transformers' SDPA repeats the keys, and a CPU's attends head by head."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -11,13 +12,13 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 NAME = "specdec_grouped"
-# Elements of the keys up to which SDPA's own grouping is faster on a CPU: 18 us against 31 with 21 thousand, 4 nodes;
-# 63 against 73 with 168 thousand; 2.4 ms against 1.4 with 3 million. Repeating takes 43 us, 173 us and 29 ms.
-SMALL = 2**17
-# Packing writes the mask once for each head of a group, repeats * nodes values a key, where a key has groups * dim. On
-# a CPU it beats SDPA's own grouping up to about half as many: 0.12 of them 23 ms against 29, 0.44 1.8 ms against 4.1;
-# 1 of them 41 ms against 35, 3.5 24 ms against 18.
+# The heads of a group as rows of one head, beside SDPA's own grouping, two cores of an AMD EPYC (Zen 5), 1,024 keys: 8
+# groups of 32 heads, dim 128, 3 nodes 442 us against 811, one of bfloat16 302 against 3,132; 2 of 4, dim 64, batch 8, 3
+# nodes 301 against 471. Only a lone float32 node of two heads a group is slower: 172 against 159, of 128 keys 47
+# against 28. The mask is written once for each head of a group, repeats * nodes values a key, where a key has groups *
+# dim: 1.1 times faster with half as many, slower with as many.
 MASK_SHARE = 0.5
+FEW = 2  # heads of such a group
 
 
 def grouped_sdpa(
@@ -38,7 +39,7 @@ def grouped_sdpa(
         query: ``[batch, head, node, dim]``.
         key: ``[batch, group, key, dim]``.
         value: ``[batch, group, key, value dim]``.
-        attention_mask: ``[batch or 1, 1, node, key]``; others, and none, are left to transformers.
+        attention_mask: ``[batch or 1, 1, node, key]``; others are left to transformers, and none for several nodes.
         dropout: of training, left to transformers.
         scaling: of the scores.
         options: softcap, position_bias and cache are left to transformers.
@@ -46,26 +47,47 @@ def grouped_sdpa(
     Returns:
         ``[batch, node, head, dim]``, and no weights.
     """
-    heads, nodes, groups = query.shape[1], query.shape[2], key.shape[1]
-    get = options.get
+    get, own = options.get, (1, query.shape[2])
     is_usual = not dropout and not get("output_attentions")
     is_usual = is_usual and get("softcap") is None and get("position_bias") is None and get("cache") is None
-    is_masked = attention_mask is not None and attention_mask.shape[1:3] == (1, nodes)
-    packs = heads // groups * nodes <= MASK_SHARE * groups * key.shape[3]
-    on_cpu = key.device.type == "cpu"
-    if attention_mask is None or heads == groups or not (is_masked and is_usual and (packs or on_cpu)):
+    is_known = own == (1, 1) if attention_mask is None else attention_mask.shape[1:3] == own
+    is_fast = query.shape[1] > key.shape[1] and (_packs(query, key, attention_mask) or key.device.type == "cpu")
+    if not (is_usual and is_known and is_fast):
         out, _ = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
         )
         return out, None
-    if on_cpu and (key.numel() <= SMALL or not packs):
-        out = scaled_dot_product_attention(query, key, value, attention_mask, scale=scaling, enable_gqa=True)
-        return out.transpose(1, 2).contiguous(), None
+    return grouped_attention(query, key, value, attention_mask, scaling), None
+
+
+def grouped_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, scale: float | None = None
+) -> Tensor:
+    """SDPA of grouped heads; without a mask every node attends all keys. Shapes as of `grouped_sdpa`.
+
+    Returns:
+        ``[batch, node, head, dim]``, contiguous.
+    """
+    if not _packs(query, key, mask):
+        out = scaled_dot_product_attention(query, key, value, mask, scale=scale, enable_gqa=True)
+        return out.transpose(1, 2).contiguous()
+    (batch, heads, nodes, _), groups = query.shape, key.shape[1]
     repeats = heads // groups
-    rows = query.reshape(len(query), groups, repeats * nodes, -1)
-    mask = attention_mask.expand(-1, repeats, -1, -1).reshape(len(attention_mask), 1, repeats * nodes, -1)
-    out = scaled_dot_product_attention(rows, key, value, mask, scale=scaling)
-    return out.reshape(len(query), heads, nodes, -1).transpose(1, 2).contiguous(), None
+    rows = query.reshape(batch, groups, repeats * nodes, -1)
+    if mask is not None:
+        mask = mask.expand(-1, repeats, nodes, -1).reshape(len(mask), 1, repeats * nodes, -1)
+    out = scaled_dot_product_attention(rows, key, value, mask, scale=scale)
+    return out.reshape(batch, heads, nodes, -1).transpose(1, 2).contiguous()
+
+
+def _packs(query: Tensor, key: Tensor, mask: Tensor | None) -> bool:
+    """Whether the heads of a group become rows of one head."""
+    nodes, groups, on_gpu = query.shape[2], key.shape[1], key.device.type != "cpu"
+    repeats = query.shape[1] // groups
+    # A GPU has kernels for no mask.
+    is_cheap = not on_gpu if mask is None else repeats * nodes <= MASK_SHARE * groups * key.shape[3]
+    is_faster = on_gpu or nodes > 1 or repeats > FEW or key.dtype != torch.float32
+    return repeats > 1 and is_cheap and is_faster
 
 
 AttentionInterface.register(NAME, grouped_sdpa)
@@ -73,7 +95,7 @@ AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
 def forward(model: Any, token_ids: Tensor, inputs: dict[str, Any], **more: Any) -> Any:
-    """``model(token_ids, **inputs, **more)``; a model of SDPA attends by `grouped_sdpa` meanwhile if there is a mask.
+    """``model(token_ids, **inputs, **more)``; a model of SDPA attends by `grouped_sdpa` meanwhile, but for a prompt.
 
     Models that do not take their attention from transformers' table are left as they are.
 
@@ -102,7 +124,8 @@ def forward(model: Any, token_ids: Tensor, inputs: dict[str, Any], **more: Any) 
     """
     config = model.config.get_text_config(decoder=True)
     is_ours = config._attn_implementation == "sdpa" and not config.sub_configs  # those would be set too, and stay so
-    if inputs.get("attention_mask") is None or not is_ours or not getattr(model, "_supports_attention_backend", False):
+    is_prompt = inputs.get("attention_mask") is None and token_ids.shape[1] > 1
+    if is_prompt or not is_ours or not getattr(model, "_supports_attention_backend", False):
         return model(token_ids, **inputs, **more)
     config._attn_implementation = NAME
     try:

@@ -14,13 +14,13 @@ from specdec_loop import attention
 from specdec_loop.attention import forward
 
 
-@pytest.mark.parametrize(("small", "share"), [(0, 9.0), (attention.SMALL, 9.0), (0, 0.0)])
+@pytest.mark.parametrize(("few", "share"), [(0, 9.0), (attention.FEW, 9.0), (0, 0.0)])
 @pytest.mark.parametrize("kind", [torch.float32, torch.bool, torch.bfloat16])
 @pytest.mark.parametrize(("heads", "groups"), [(4, 2), (6, 1), (8, 2), (3, 3)])
 def test_grouped_heads_attend_as_if_keys_were_repeated(
-    heads: int, groups: int, kind: torch.dtype, small: int, share: float, monkeypatch: pytest.MonkeyPatch
+    heads: int, groups: int, kind: torch.dtype, few: int, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention, "SMALL", small)
+    monkeypatch.setattr(attention, "FEW", few)
     monkeypatch.setattr(attention, "MASK_SHARE", share)
     g = torch.Generator().manual_seed(heads)
     dtype = torch.float32 if kind == torch.bool else kind
@@ -36,7 +36,12 @@ def test_grouped_heads_attend_as_if_keys_were_repeated(
         scores = (query.double() @ wide[0].mT * 0.3).masked_fill(~seen, -torch.inf)
         want = (scores.softmax(-1) @ wide[1]).transpose(1, 2)
         assert got.is_contiguous()
-        torch.testing.assert_close(got.double(), want, atol=2e-2 if dtype == torch.bfloat16 else 1e-5, rtol=0)
+        near: dict[str, Any] = {"atol": 2e-2 if dtype == torch.bfloat16 else 1e-5, "rtol": 0}
+        torch.testing.assert_close(got.double(), want, **near)
+        if nodes == 1:  # without a mask it attends all keys
+            got, _ = attention.grouped_sdpa(None, query, key, value, None, scaling=0.3)
+            want = ((query.double() @ wide[0].mT * 0.3).softmax(-1) @ wide[1]).transpose(1, 2)
+            torch.testing.assert_close(got.double(), want, **near)
 
 
 def test_unusual_attention_is_left_to_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,8 +75,9 @@ def test_a_forward_changes_nothing_but_how_masked_heads_attend(monkeypatch: pyte
     tokens = torch.tensor([[1, 2]])
     for some in (network, eager):
         forward(some, tokens, {"attention_mask": None})
+        forward(some, tokens[:, :1], {"attention_mask": None})
         forward(some, tokens, {"attention_mask": torch.zeros(1, 1, 2, 2)})
-    assert calls == ["sdpa", "specdec_grouped", "eager", "eager"]
+    assert calls == ["sdpa", *["specdec_grouped"] * 2, *["eager"] * 3]
 
     calls.clear()  # one that asks for its attention by name, and one whose parts have attention of their own
     of_parts = SimpleNamespace(_attn_implementation="sdpa", sub_configs={"vision": None}, get_text_config=None)

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
 
+from ..attention import grouped_attention
 from .layers import Attention, FeatureHead, Residual, Shared, norm, rotate
 
 
@@ -26,8 +26,7 @@ class BlockAttention(Attention):
     def forward(self, x: Tensor, rotary: tuple[Tensor, ...], mask: Tensor | None, cache: Any) -> Tensor:
         """Attend all keys that the mask shows; None: all."""
         query = rotate(self.q_norm(self.q_proj(x).view(*x.shape[:2], -1, self.dim)), rotary).transpose(1, 2)
-        out = scaled_dot_product_attention(query, *self.write(x, rotary, cache), mask, enable_gqa=True)
-        attended: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
+        attended: Tensor = self.o_proj(grouped_attention(query, *self.write(x, rotary, cache), mask).flatten(2))
         return attended
 
 

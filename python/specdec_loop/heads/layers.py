@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding
 
+from ..attention import grouped_attention
+
 GROWING = ("dynamic", "longrope")  # rotary tables that change with the length of the text
 
 
@@ -74,9 +76,11 @@ def attend(
     value = network.v_proj(x).view(shape).transpose(1, 2)
     if cache is not None:
         key, value = cache.update(key, value, layer)
-    is_causal = mask is None and x.shape[1] > 1
-    out = scaled_dot_product_attention(query, key, value, mask, is_causal=is_causal, enable_gqa=True)
-    attended: Tensor = network.o_proj(out.transpose(1, 2).flatten(2))
+    if mask is None and x.shape[1] > 1:
+        out = scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True).transpose(1, 2)
+    else:
+        out = grouped_attention(query, key, value, mask)
+    attended: Tensor = network.o_proj(out.flatten(2))
     return attended
 
 
