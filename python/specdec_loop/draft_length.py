@@ -147,8 +147,10 @@ class AdaptiveLength(FixedLength):
             looked_at, taken = sum(min(d, a + 1) for d, a in zip(drafted, accepted, strict=True)), sum(accepted)
             self._looked_at = self._fade * self._looked_at + looked_at
             self._accepted = self._fade * self._accepted + taken
-            self._note(self._kept, taken / len(accepted), self._promise)
-            found = (looked_at, taken, taken, self._promise * len(accepted))
+            # One request without drafts holds the end up; what the others accepted still brings later ends nearer.
+            kept = (taken / len(accepted) + tokens - 1) / 2
+            self._note(self._kept, kept, self._promise)
+            found = (looked_at, taken, kept * len(accepted), self._promise * len(accepted))
             self._all = [old + new for old, new in zip(self._all, found, strict=True)]
             drafts = seconds["draft"] + seconds["networks"]
             self._steps[self._nodes(width)].append(sum(seconds.values()) - drafts)
