@@ -24,12 +24,12 @@ RUNS = (
     ["--batch", "1", "--rounds", "1", "--max-new-tokens", "64", "--draft-dtype", "bfloat16", "--rivals"],
     # Two calls of eight prompts. A fast request leaves its place empty, which an engine would fill: longer texts make
     # the end of a call weigh less.
-    ["--batch", "8", "--rounds", "3", "--max-new-tokens", "128"],
+    ["--batch", "8", "--rounds", "5", "--max-new-tokens", "128"],
 )
 COMMON = ["--temperature", "0", "0.7", "1", "--count", "16"]
 ABOUT = (
-    "Tokens per second of whole calls, prefill included, on 16 held-out code prompts of 64 tokens; the methods take "
-    "turns on every prompt. "
+    "Tokens per second of whole calls, prefill included, on 16 held-out code prompts of 57 to 64 tokens, the median "
+    "round's; in brackets times plain decoding in the same round, likewise. The methods take turns on every prompt. "
     "*Same text*: every text equals plain decoding's with the same seed. *Same distribution*: a greedy text is equal, "
     "a sampled one follows the same distribution ([losslessness](losslessness.md)). "
     "[Drafters](drafters.md) describes the methods; `python -m specdec_loop compare --list` prints one line for each.",

@@ -128,7 +128,7 @@ def compare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", nargs="+", type=COUNT, default=[1], help="must divide the number of prompts")
     parser.add_argument("--prompts", nargs="+", type=Path, help="text files, one prompt each; by default held-out code")
     parser.add_argument("--count", type=COUNT, default=8, help="prompts, where none are given")
-    parser.add_argument("--prompt-tokens", type=COUNT, default=64, help="their length, where none are given")
+    parser.add_argument("--prompt-tokens", type=COUNT, default=64, help="of the longest, where none are given")
     parser.add_argument("--max-new-tokens", type=COUNT, default=128)
     _add_draft_length(parser)
     parser.add_argument("--rounds", type=COUNT, default=3, help="each case reports its median")

@@ -15,6 +15,8 @@ from .measure import RIVALS, Comparison, Row, all_cases
 from .progress import progress
 from .report import new_console, print_tables, write_chart, write_json
 
+UNEVEN = 8  # so many lengths have prompts: those of a batch are seldom equal, and equal ones are faster
+
 
 def run(args: argparse.Namespace) -> None:
     """Measure, print, write."""
@@ -92,7 +94,7 @@ def prompts_of(models: Models, args: argparse.Namespace) -> list[list[int]]:
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
         ids = models.tokenizer("".join(lines[len(lines) // 3 :][: args.prompt_tokens]))["input_ids"]
         if len(ids) >= args.prompt_tokens and len(made) < args.count:
-            made.append(ids[: args.prompt_tokens])
+            made.append(ids[: args.prompt_tokens - len(made) % UNEVEN])
     if len(made) < args.count:
         raise UserError(f"only {len(made)} held-out files have {args.prompt_tokens} tokens: lower --count")
     return made

@@ -38,7 +38,7 @@ class Row:
 
     Attributes:
         tokens_per_second: the median round's.
-        speedup: beside plain decoding at the same temperature and batch.
+        speedup: beside plain decoding at the same temperature and batch, the median of rounds.
         tokens_per_step: of a request.
         acceptance: accepted candidates, of those that were looked at.
         acceptance_by_position: the same for the first, second, .. candidate of a step.
@@ -89,6 +89,11 @@ class Round:
     texts: list[list[int]] = field(default_factory=list)
     results: list[Generation] = field(default_factory=list)
 
+    @property
+    def speed(self) -> float:
+        """Tokens a second."""
+        return sum(map(len, self.texts)) / self.seconds
+
 
 class Comparison:
     """Runs cases on prompts; `rows` when all rounds are done."""
@@ -134,13 +139,19 @@ class Comparison:
             base = plain.get((row.temperature, row.batch))
             if base is None:
                 continue
-            row.speedup = row.tokens_per_second / base.tokens_per_second
-            own = METHODS.get(row.method)
-            if row.temperature == 0 or (own is not None and own.keeps_the_text):
-                want = self.runs[Case("plain", case.temperature, case.batch)][-1].texts
+            row.speedup = statistics.median(
+                own.speed / theirs.speed for own, theirs in zip(self.runs[case], self._plain(case), strict=True)
+            )
+            method = METHODS.get(row.method)
+            if row.temperature == 0 or (method is not None and method.keeps_the_text):
+                want = self._plain(case)[-1].texts
                 same = sum(a == b for a, b in zip(self.runs[case][-1].texts, want, strict=True))
                 row.same_text = f"{same}/{len(want)}"
         return made
+
+    def _plain(self, case: Case) -> list[Round]:
+        """Plain decoding beside a case."""
+        return self.runs[Case("plain", case.temperature, case.batch)]
 
     def _policy(self, case: Case) -> tuple[Drafter | None, FixedLength] | None:
         """The drafter and its draft length; None for a rival."""
