@@ -98,6 +98,7 @@ class AdaptiveLength(FixedLength):
         # Seconds of the last steps beside drafting, by nodes, and of drafting a token.
         self._steps: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=math.ceil(memory)))
         self._drafting: deque[float] = deque(maxlen=math.ceil(memory))
+        self._usual: dict[int, float] = {}  # medians of `_steps`, which every choice asks for
         self._promise, self._kept = 1.0, [2.0, 2.0]  # tokens of this step's drafts; over drafts: tokens, promised ones
         self._all = [2.0, 1.0, 2.0, 2.0]  # of all steps: candidates looked at, accepted; tokens kept, promised
         self._debt = self._old_debt = 0.0  # in steps without drafts: time that drafts lost, and before this call
@@ -153,15 +154,19 @@ class AdaptiveLength(FixedLength):
             found = (looked_at, taken, kept * len(accepted), self._promise * len(accepted))
             self._all = [old + new for old, new in zip(self._all, found, strict=True)]
             drafts = seconds["draft"] + seconds["networks"]
-            self._steps[self._nodes(width)].append(sum(seconds.values()) - drafts)
+            self._timed(self._nodes(width), sum(seconds.values()) - drafts)
             if not (self._since_drafts and self._drafting):  # a drafter first reads what it missed: no draft's time
                 self._drafting.append(drafts / width)
             self._since_drafts, self._since_plain = 0, self._since_plain + 1
         else:
-            self._steps[1].append(sum(seconds.values()))
+            self._timed(1, sum(seconds.values()))
             if self._since_plain:
                 self._pause = min(2 * self._pause, LONGEST_PAUSE)
             self._since_drafts, self._since_plain = self._since_drafts + 1, 0
+
+    def _timed(self, nodes: int, seconds: float) -> None:
+        self._steps[nodes].append(seconds)
+        self._usual[nodes] = median_low(self._steps[nodes])
 
     def _note(self, sums: list[float], *values: float) -> None:
         sums[:] = [self._fade * old + value for old, value in zip(sums, values, strict=True)]
@@ -182,7 +187,7 @@ class AdaptiveLength(FixedLength):
 
     def _may_draft(self, speed: float) -> bool:
         """Whether to make a draft of this expected speed-up, and not a step without one, which is measured too."""
-        is_due = 1 not in self._steps or (self._since_plain >= self._pause and speed < CLOSE)
+        is_due = 1 not in self._usual or (self._since_plain >= self._pause and speed < CLOSE)
         if self._cost is None and is_due:
             return False
         gain = HORIZON * (speed - (MARGIN if self._cost is None else 1.0))
@@ -193,8 +198,8 @@ class AdaptiveLength(FixedLength):
         time = 1.0
         if self._cost is not None:
             time += (self._nodes(width) - 1) * self._cost
-        elif width and 1 in self._steps:
-            time = max(sum(seconds.values()) / median_low(self._steps[1]), 1.0)
+        elif width and 1 in self._usual:
+            time = max(sum(seconds.values()) / self._usual[1], 1.0)
         return (1 - FORGIVEN) * time
 
     def _time(self, length: int, *, are_drafted: bool) -> float:
@@ -202,8 +207,8 @@ class AdaptiveLength(FixedLength):
         nodes = self._nodes(length)
         if self._cost is not None or not self._drafting:
             return 1 + (nodes - 1) * (0.1 if self._cost is None else self._cost)
-        known = {n: median_low(seconds) for n, seconds in self._steps.items()}
-        plain = known.setdefault(1, min(known.values()))
+        known = self._usual if 1 in self._usual else {1: min(self._usual.values()), **self._usual}
+        plain = known[1]
         above = min((n for n in known if n >= nodes), default=max(known))
         below = max((n for n in known if n < above), default=1) if nodes <= above else 1
         slope = (known[above] - known[below]) / max(above - below, 1)
