@@ -1,6 +1,6 @@
 """python -m tools.gpu_model [--arch 90 ...] [--vocab 128256 ...] [--case sample]: compile, count, write the page.
 
---stale counts anew only the Triton cases whose sources have changed, an hour after a change that all of them see.
+--stale counts anew only the Triton cases whose sources have changed and are translated to something else.
 --check compiles a slice and compares it, and what is committed, with the limits; it writes nothing.
 """
 
@@ -34,8 +34,8 @@ def say(*words: Any) -> None:
 
 def load() -> dict[str, Any]:
     """The committed results."""
-    empty = {"made_of": {}, "triton": {}, "cuda": {}, "rivals": {}, "known": {}}
-    return json.loads(RESULTS.read_text()) if RESULTS.exists() else empty
+    empty = {"made_of": {}, "translated": {}, "triton": {}, "cuda": {}, "rivals": {}, "known": {}}
+    return empty | json.loads(RESULTS.read_text()) if RESULTS.exists() else empty
 
 
 def save(content: dict[str, Any]) -> None:
@@ -55,17 +55,25 @@ def dump(value: Any, depth: int, indent: str = "") -> str:
 def run_triton(
     content: dict[str, Any], target: str, vocab: int, chosen: list[triton_calls.Case], is_stale_only: bool
 ) -> None:
-    """Compile and count cases, on every core; of stale ones, what was counted from other sources or never."""
-    kept = content["triton"].setdefault(f"{target} {vocab}", {})
-    made_of = content["made_of"].setdefault(f"{target} {vocab}", {})
+    """Compile and count cases, on every core; of stale ones, what is translated to something else than before."""
+    place = f"{target} {vocab}"
+    kept, made_of, translated = (content[part].setdefault(place, {}) for part in ("triton", "made_of", "translated"))
     sources = {case.name: cuda.digest(collect.triton_sources(case.op)) for case in chosen}
+    names = [case.name for case in chosen]
     if is_stale_only:
-        chosen = [case for case in chosen if made_of.get(case.name) != sources[case.name]]
+        names = [name for name in names if made_of.get(name) != sources[name] or name not in translated]
+    # A process translates no kernel that it has compiled.
     with multiprocessing.get_context("spawn").Pool() as pool:
-        works = [(target, vocab, case.name) for case in chosen]
-        for case, found in zip(chosen, pool.imap(collect.named_case, works), strict=True):
-            kept[case.name], made_of[case.name] = found, sources[case.name]
-            say(f"{target} {vocab} {case.name}")
+        texts = dict(zip(names, pool.imap(collect.translation, [(target, vocab, name) for name in names]), strict=True))
+    works = []
+    for name, text in texts.items():
+        is_same = made_of.get(name) == sources[name] or translated.get(name) == text
+        kernels = [launch["kernel"] for launch in kept[name]] if is_stale_only and is_same else None
+        works.append((target, vocab, name, kernels))
+    with multiprocessing.get_context("spawn").Pool() as pool:
+        for (*_, name, kernels), found in zip(works, pool.imap(collect.named_case, works), strict=True):
+            kept[name], made_of[name], translated[name] = found, sources[name], texts[name]
+            say(place, name, "" if kernels is None else "(as it was)")
             save(content)
 
 

@@ -17,7 +17,7 @@ from .model import Kernel, Launch
 from .rivals import READS
 from .sass import Graph, functions
 from .triton_calls import COLD, IDLE, OTHER_CASES, ROW_CASES, Case, Size
-from .triton_run import TARGETS, disassemble, resources, run
+from .triton_run import TARGETS, disassemble, front_end_only, resources, run
 
 BATCHES = (1, 16, 64, 256)
 COUNTED = cuda.BUILD / "counted"
@@ -71,6 +71,13 @@ def remembered(key: str, make: Callable[[], Any]) -> Any:
 
 
 @functools.cache
+def _cold_lines() -> list[str]:
+    """Lines that are marked as cold: they are counted apart, and no translation knows them."""
+    paths = sorted((cuda.ROOT / "specdec_kernels" / "_triton").glob("*.py"))
+    return [line for path in paths for line in path.read_text().splitlines() if COLD in line]
+
+
+@functools.cache
 def _is_cold_line(line: str) -> bool:
     """Whether a source line, known by the name of its file, is not run by a block of a long row."""
     file, _, number = line.rpartition(":")
@@ -109,11 +116,10 @@ def grids(target: str, call: Callable[[Size], None], vocab: int) -> list[list[li
     return [[[one.blocks, one.large] for one in launches] for launches in zip(*of_batch, strict=True)]
 
 
-def triton_case(target: str, case: Case, vocab: int) -> list[dict[str, Any]]:
-    """Launches of a case: the kernel, and its grids at every batch."""
-    launches = run(target, lambda: case.call(Size(64, vocab)), row=vocab)
-    made = []
-    for one in launches:
+def triton_case(target: str, case: Case, vocab: int, kernels: list[list[Any]] | None = None) -> list[dict[str, Any]]:
+    """Launches of a case: the kernel, and its grids at every batch. `kernels`: the former, if they are known."""
+    made = kernels or []
+    for one in run(target, lambda: case.call(Size(64, vocab)), row=vocab) if kernels is None else []:
         key = f"{target} {one.compiled.hash} {one.threads}"
         compiled, threads = one.compiled, one.threads
         made.append(remembered(key, lambda c=compiled, t=threads: triton_kernel(c, target, t)))  # type: ignore[misc]
@@ -121,10 +127,24 @@ def triton_case(target: str, case: Case, vocab: int) -> list[dict[str, Any]]:
     return [{"kernel": k, "at": g} for k, g in zip(made, at, strict=True)]
 
 
-def named_case(work: tuple[str, int, str]) -> list[dict[str, Any]]:
-    """`triton_case` of target, vocabulary and name, for other processes: those import this module, never `__main__`."""
+def named(name: str) -> Case:
+    """A Triton case. Its functions go to no other process: those import this module, never `__main__`."""
+    return next(case for case in ROW_CASES + OTHER_CASES if case.name == name)
+
+
+def named_case(work: tuple[str, int, str, list[list[Any]] | None]) -> list[dict[str, Any]]:
+    """`triton_case` of target, vocabulary, name and known kernels."""
+    target, vocab, name, kernels = work
+    return triton_case(target, named(name), vocab, kernels)
+
+
+def translation(work: tuple[str, int, str]) -> str:
+    """Digest of what Triton's front end makes of a case: its machine code is another only where this is another."""
     target, vocab, name = work
-    return triton_case(target, next(c for c in ROW_CASES + OTHER_CASES if c.name == name), vocab)
+    call = named(name).call
+    with front_end_only() as texts:
+        run(target, lambda: call(Size(64, vocab)))
+    return hashlib.sha256("".join([*texts, *_cold_lines()]).encode()).hexdigest()[:16]
 
 
 def cuda_kernels(arch: int, chosen: Iterable[Path]) -> dict[str, list[Any]]:

@@ -19,6 +19,7 @@ from unittest import mock
 
 import torch
 import triton
+from triton.backends.amd.compiler import HIPBackend
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime import driver
@@ -57,10 +58,20 @@ class _Translated(Exception):
 
 
 @contextmanager
-def front_end_only() -> Iterator[None]:
-    """Inside, kernels for NVIDIA are translated to Triton's first representation and compiled no further."""
-    with mock.patch.object(CUDABackend, "make_ttgir", side_effect=_Translated):
-        yield
+def front_end_only() -> Iterator[list[str]]:
+    """Inside, kernels are translated to Triton's first representation, which is kept, and compiled no further."""
+    found: list[str] = []
+
+    @staticmethod
+    def keep(module: Any, metadata: Any, options: Any, *target: Any) -> None:
+        names = ("num_warps", "num_stages", "maxnreg", "enable_fp_fusion")
+        rest = {name: getattr(options, name, None) for name in names}
+        found.append(f"{module.str_nodebug()}{rest}")
+        raise _Translated
+
+    whole = mock.patch.object(triton.knobs.compilation, "always_compile", True)  # not out of the cache of files
+    with whole, mock.patch.object(CUDABackend, "make_ttgir", keep), mock.patch.object(HIPBackend, "make_ttgir", keep):
+        yield found
 
 
 class Launch(NamedTuple):
