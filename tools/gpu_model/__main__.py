@@ -1,6 +1,6 @@
 """python -m tools.gpu_model [--arch 90 ...] [--vocab 128256 ...] [--case sample]: compile, count, write the page.
 
---stale counts anew only the Triton cases whose sources have changed and are translated to something else.
+--stale counts anew only what was made of other sources; a Triton case only if it is translated to something else.
 --check compiles a slice and compares it, and what is committed, with the limits; it writes nothing.
 """
 
@@ -99,28 +99,32 @@ def run(options: argparse.Namespace, content: dict[str, Any]) -> None:
             run_triton(content, target, vocab, rows, options.stale)
             if arch != 942 and not options.case and not options.stale:
                 run_rivals(content, target, vocab)
-                run_cuda(content, arch)
     for arch in options.arch:
         target = next(t for t in TARGETS if t.endswith(str(arch)))
         run_triton(content, target, 0, others, options.stale)
+        if arch != 942 and not options.case:
+            run_cuda(content, arch, options.stale)
 
 
-def run_cuda(content: dict[str, Any], arch: int) -> None:
-    """Compile and count the CUDA sources, ours and FlashInfer's."""
+def run_cuda(content: dict[str, Any], arch: int, is_stale_only: bool) -> None:
+    """Compile and count the CUDA sources, ours and, unless stale ones are asked for, FlashInfer's."""
     if cuda.nvcc() is None:
         return say("no nvcc: the CUDA kernels stay as they were")
     made = content["cuda"].setdefault(str(arch), {"kernels": {}, "calls": {}, "flashinfer": {}})
-    chosen = [path for path in cuda.sources() if path.stem in limits.CUDA_SLICE]
-    for source in chosen + [path for path in cuda.sources() if path not in chosen]:
-        started = time.monotonic()
-        made["kernels"][source.name] = collect.cuda_kernels(arch, [source])
-        content["made_of"].setdefault(f"sm_{arch}", {})[source.name] = cuda.digest(cuda.included(source))
-        say(f"sm_{arch} {source.name}: {time.monotonic() - started:.1f} s")
-        if source == chosen[-1]:
-            made["calls"] = collect.cuda_calls(arch, chosen)
-        save(content)
-    found = {name: collect.to_json(kernel) for name, kernel in rivals.flashinfer(arch).items()}
-    made["flashinfer"] = found or made["flashinfer"]
+    made_of = content["made_of"].setdefault(f"sm_{arch}", {})
+    sources = {path: cuda.digest(cuda.included(path)) for path in cuda.sources()}
+    chosen = [path for path, digest in sources.items() if not is_stale_only or made_of.get(path.name) != digest]
+    with multiprocessing.get_context("spawn").Pool() as pool:
+        counted = pool.imap(collect.cuda_source, [(arch, path) for path in chosen])
+        for path, found in zip(chosen, counted, strict=True):
+            made["kernels"][path.name], made_of[path.name] = found, sources[path]
+            say(f"sm_{arch} {path.name}")
+            save(content)
+    if any(path.stem in limits.CUDA_SLICE for path in chosen):
+        made["calls"] = collect.cuda_calls(arch, [path for path in sources if path.stem in limits.CUDA_SLICE])
+    if not is_stale_only:
+        found = {name: collect.to_json(kernel) for name, kernel in rivals.flashinfer(arch).items()}
+        made["flashinfer"] = found or made["flashinfer"]
     save(content)
 
 
@@ -130,7 +134,7 @@ def main() -> int:
     parser.add_argument("--arch", type=int, nargs="+", default=[90, 80, 100, 120, 942])
     parser.add_argument("--vocab", type=int, nargs="+", default=[128256, 151936, 32000, 262144])
     parser.add_argument("--case", help="only Triton cases whose name contains this, and no CUDA", default="")
-    parser.add_argument("--stale", action="store_true", help="only Triton cases whose sources changed, and no CUDA")
+    parser.add_argument("--stale", action="store_true", help="only what was made of other sources")
     parser.add_argument("--check", action="store_true", help="compile a slice and compare; write nothing")
     parser.add_argument("--page", action="store_true", help="write the page from the results; compile nothing")
     options = parser.parse_args()

@@ -147,6 +147,11 @@ def translation(work: tuple[str, int, str]) -> str:
     return hashlib.sha256("".join([*texts, *_cold_lines()]).encode()).hexdigest()[:16]
 
 
+def cuda_source(work: tuple[int, Path]) -> dict[str, list[Any]]:
+    """`cuda_kernels` of an architecture and a source."""
+    return cuda_kernels(work[0], [work[1]])
+
+
 def cuda_kernels(arch: int, chosen: Iterable[Path]) -> dict[str, list[Any]]:
     """Every kernel of the sources, everything that it may run counted."""
     found = {}
