@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ._edits import BLOCK, Edits, RowEdits, TokenCounts
 from ._sparse import MAX_KEPT, SparseRows
-from ._types import Kept, RngKey, Sampling
+from ._types import Kept, RngKey, Sampling, Typical
 
 LOGIT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ID_DTYPES = (torch.int32, torch.int64)
@@ -352,6 +352,20 @@ class Checker:
         if not isinstance(value, (int, float)) or not least <= value <= most:
             fail(self.op, name, f"a number in [{least:g}, {most:g}]", repr(value))
         return float(value)
+
+    def knob(self, name: str, value: Any, batch: int, most: float = float("inf")) -> tuple[float, Tensor | None]:
+        """A parameter of a rule: (that of all requests, or those of each)."""
+        if isinstance(value, Tensor):
+            return 0.0, self.vector(name, value, torch.float32, batch)
+        if not isinstance(value, (int, float)) or not 0 <= value <= most:
+            fail(self.op, name, f"a number in [0, {most:g}] or float32 [batch]", repr(value))
+        return float(value), None
+
+    def typical(self, epsilon: Any, delta: Any, batch: int) -> Typical:
+        """Thresholds of rule `typical`."""
+        own_epsilon, epsilons = self.knob("typical_epsilon", epsilon, batch)
+        own_delta, deltas = self.knob("typical_delta", delta, batch)
+        return Typical(own_epsilon, own_delta, epsilons, deltas)
 
     def lanes(self, value: Any, batch: int) -> Tensor | None:
         """Lane of each request; None for 0."""

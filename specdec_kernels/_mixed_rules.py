@@ -18,7 +18,7 @@ class MixedRules(NamedTuple):
     """Rules of a batch whose requests do not all have the same one; `verify_chain` and `verify_tree` take it as `rule`.
 
     Each rule is launched once, for its own requests; a request's rows are read by its own rule alone. Options of a
-    rule (`over_acceptance`, `typical_epsilon`, ...) are those of all its requests.
+    rule are read by it alone: `over_acceptance`, `typical_epsilon` and `typical_delta` may be one for each request.
 
     Attributes:
         rules: names of rules, each once.
@@ -62,6 +62,19 @@ def calls_of(rule: Any, sampling: Sampling) -> list[tuple[Any, Sampling]]:
             active &= sampling.active
         calls.append((name, sampling._replace(active=active)))
     return calls
+
+
+def with_knobs(sampling: Sampling, *knobs: Tensor | None) -> tuple[Any, ...]:
+    """(sampling parameters, numbers of the rule): a NaN or negative number becomes 0, beside a bad temperature."""
+    good = []
+    for knob in knobs:
+        if knob is not None:
+            is_good = knob >= 0
+            temperature = torch.ones_like(knob) if sampling.temperature is None else sampling.temperature
+            sampling = sampling._replace(temperature=torch.where(is_good, temperature, torch.nan))
+            knob = torch.where(is_good, knob, 0.0)
+        good.append(knob)
+    return sampling, *good
 
 
 def merged(

@@ -178,6 +178,19 @@ class Kept(NamedTuple):
     kept_logsumexp: Tensor | None = None
 
 
+class Typical(NamedTuple):
+    """Thresholds of rule ``typical``: of all requests, or float32 [batch] of each."""
+
+    typical_epsilon: float
+    typical_delta: float
+    typical_epsilons: Tensor | None
+    typical_deltas: Tensor | None
+
+    def of_requests(self, rule: str) -> tuple[Tensor | None, Tensor | None]:
+        """Those of each request, where the rule reads them."""
+        return (self.typical_epsilons, self.typical_deltas) if rule == "typical" else (None, None)
+
+
 class ChainArguments(NamedTuple):
     """Arguments of `verify_chain`, in the order of the schema."""
 
@@ -193,14 +206,14 @@ class ChainArguments(NamedTuple):
     rng: RngKey
     rule: int
     over_acceptance: float
+    over_acceptances: Tensor | None
     rejected_from_target: bool
     token_map: Tensor | None
     draft_kept: Kept
     allowed: Tensor | None
     edits: RowEdits
     draft_edits: RowEdits
-    typical_epsilon: float
-    typical_delta: float
+    typical: Typical
     top_m: int
     max_distance: int
     min_block: int
@@ -225,6 +238,5 @@ class TreeArguments(NamedTuple):
     allowed: Tensor | None
     edits: RowEdits
     draft_edits: RowEdits
-    typical_epsilon: float
-    typical_delta: float
+    typical: Typical
     logprobs_mode: int

@@ -16,7 +16,7 @@ from . import _rows, _trees
 from ._codes import NO_LOGPROBS, PROCESSED_LOGPROBS, RAW_LOGPROBS, RESIDUAL_PURPOSE, TARGET_PURPOSE, Status
 from ._nodes import Draw, Nodes, at
 from ._rows import Parameters
-from ._types import ChainArguments, Sampling, TreeArguments
+from ._types import ChainArguments, Sampling, TreeArguments, Typical
 from ._vocabulary import added
 
 ARGMAX_RULES = ("greedy", "topm", "distance")
@@ -149,12 +149,19 @@ def argmax(nodes: Nodes, max_depth: int, status: Tensor, near: Tensor | None = N
     return End(last, token, nodes.argmax_logit(last, token), status)
 
 
-def typical(nodes: Nodes, epsilon: float, delta: float, status: Tensor) -> End:
+def knob(value: float, each: Tensor | None) -> Tensor | float:
+    """A parameter of a rule beside candidates [batch, nodes]: of all requests, or of each."""
+    return value if each is None else each[:, None]
+
+
+def typical(nodes: Nodes, given: Typical, status: Tensor) -> End:
     """Passes iff p(x) > min(epsilon, delta exp(-H(p))); the deepest node, then the likeliest path, then the lower."""
     p, _ = nodes.probs(nodes.every)
     entropy = -torch.special.xlogy(p, p).sum(1).view(nodes.batch, nodes.nodes)
     drawn, _, got = nodes.race(nodes.every, RESIDUAL_PURPOSE, more=(entropy,))
-    limit = of_parent(nodes, delta * (-added(got[0])).exp()).clamp(max=epsilon)
+    epsilon = torch.as_tensor(knob(given.typical_epsilon, given.typical_epsilons), device=p.device)
+    limit = knob(given.typical_delta, given.typical_deltas) * of_parent(nodes, (-added(got[0])).exp())
+    limit = torch.minimum(limit, epsilon)
     fine, faults = testable(nodes, False)
     passes = fine & (nodes.p > 0) & (nodes.p > limit)
     # A node is accepted iff it and all its ancestors but the root pass; it is looked at iff its parent is accepted.

@@ -1,4 +1,4 @@
-"""A rule for each request of a batch: each gets what its rule gives it alone."""
+"""A rule, and its numbers, for each request of a batch: each gets what they give it alone."""
 
 from __future__ import annotations
 
@@ -145,3 +145,39 @@ def test_each_rule_is_exact_in_a_mixture(fast_backend: str) -> None:
         error = (p * (1 - p) / len(first)).sqrt()
         assert bool(((seen - p).abs() < 5 * error).all())
         assert bool(((seen - q).abs() > 5 * error).any())
+
+
+NUMBERS = ([0.0, 0.3, float("nan"), 0.05, -1.0, 1.0], [0.3, 1.0, 0.1, float("nan"), 0.2, 0.4])
+
+
+@pytest.mark.parametrize(
+    ("op", "rule", "names"),
+    [
+        (verify_chain, "ratio", ("over_acceptance",)),
+        (verify_chain, "typical", ("typical_epsilon", "typical_delta")),
+        (verify_tree, "typical", ("typical_epsilon", "typical_delta")),
+    ],
+)
+def test_numbers_of_a_rule_are_those_of_each_request(
+    backend: str, device: str, is_slow: bool, op: Any, rule: str, names: tuple[str, ...]
+) -> None:
+    """A bad number is a bad temperature."""
+    given = moved({**(chain() if op is verify_chain else tree()), "rule": rule}, device)
+    numbers = dict(zip(names, NUMBERS, strict=False))
+    whole = op(**given, **{name: torch.tensor(values, device=device) for name, values in numbers.items()})
+    for b in range(BATCH) if not is_slow else (1, 2):
+        mine = {name: values[b] for name, values in numbers.items()}
+        is_bad = not all(value >= 0 for value in mine.values())
+        spoiled = given["sampling"]._replace(temperature=torch.full((BATCH,), float("nan"), device=device))
+        alone = op(**given | {"sampling": spoiled}) if is_bad else op(**given, **mine)
+        for field, ours, theirs in zip(whole._fields, whole, alone, strict=True):
+            if theirs is not None:
+                assert_same((ours[b : b + 1],), (theirs[b : b + 1],), (field,))
+        assert bool(int(whole.status[b]) & Status.BAD_SAMPLING) == is_bad
+
+
+def test_numbers_of_a_rule_are_read_by_it_alone(backend: str, device: str) -> None:
+    given, bad = moved(chain(), device), torch.full((BATCH,), float("nan"), device=device)
+    rules = MixedRules(("match", "typical"), (CHOICE % 2).to(device))
+    whole = verify_chain(**{**given, "rule": rules}, typical_epsilon=bad)
+    assert ((whole.status & Status.BAD_SAMPLING) != 0).int().tolist() == (CHOICE % 2).tolist()

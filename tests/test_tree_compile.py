@@ -28,7 +28,7 @@ def arguments(name: str, device: str) -> tuple[Any, ...]:
         case = VERIFIED.to(device)
         distribution = tuple(Sampling.full(BATCH, temperature=0.8, device=device))
         rng = tuple(case.keywords["rng"])
-        return (*case.tensors, 4, *distribution, *distribution, *rng, 3, False, *[None] * 10, 0.09, 0.3, 1)
+        return (*case.tensors, 4, *distribution, *distribution, *rng, 3, False, *[None] * 10, 0.09, 0.3, None, None, 1)
     return {
         "tree_layout": (parents, past, 4, NODES),
         "tree_mask": (parents, past, None, 0, 20, 1, torch.bfloat16),

@@ -112,6 +112,13 @@ SPECDEC_HD double kept_tolerance(double logsumexp) {
   return 0x1p-10 + 0x1p-22 * (logsumexp < 0 ? -logsumexp : logsumexp);
 }
 
+// A number that a rule reads: of all requests, or of each.
+struct Knob {
+  float all;
+  Vector<float> each;  // [batch] or not given
+  SPECDEC_HD float of(int64_t b) const { return each.get(b, all); }
+};
+
 struct VerifyChainParams {
   int64_t batch, max_draft, total;  // total: rows of flat ids; 0 when dense
   Ids draft_ids;
@@ -121,13 +128,13 @@ struct VerifyChainParams {
   Sampling sampling, draft_sampling;
   Noise noise;
   Rule rule;
-  float over_acceptance;
+  Knob over_acceptance;
   bool rejected_from_target;
   Vector<int32_t> token_map;  // [draft vocab]
   Kept kept;
   Allowed allowed;
   RowEdits edits, draft_edits;
-  float typical_epsilon, typical_delta;
+  Knob typical_epsilon, typical_delta;
   int64_t top_m, max_distance, min_block;
   LogprobsMode logprobs_mode;
   void* token_ids;        // [batch, max_draft + 1], the type of draft_ids

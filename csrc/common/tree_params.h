@@ -16,7 +16,7 @@ struct VerifyTreeParams {
   Kept kept;
   Allowed allowed;  // row b * nodes + n
   RowEdits edits, draft_edits;
-  double typical_epsilon, typical_delta;
+  Knob typical_epsilon, typical_delta;
   LogprobsMode logprobs_mode;
   void* token_ids;        // [batch, max_depth + 1], the type of ids
   int32_t* path;          // [batch, max_depth + 1]

@@ -119,8 +119,8 @@ bool ChainWalk::passes(int64_t i, int64_t x) {
   if (p_.rule == Rule::kMatch) return emit_plain() == x;
   const auto p = static_cast<float>(row_.prob(x));  // typical
   if (!(p > 0)) return false;
-  if (p > p_.typical_epsilon) return true;
-  return p > p_.typical_delta * std::exp(-row_.entropy());
+  if (p > p_.typical_epsilon.of(slot_)) return true;
+  return p > p_.typical_delta.of(slot_) * std::exp(-row_.entropy());
 }
 
 bool ChainWalk::passes_ratio(int64_t i, int64_t x) {
@@ -134,7 +134,8 @@ bool ChainWalk::passes_ratio(int64_t i, int64_t x) {
   const auto q = static_cast<float>(draft_row(i, x, drafted_).prob(x));
   const auto p = static_cast<float>(row_.prob(x));
   if (q == 0) status_ |= kZeroDraft;
-  if (p > 0 && q > 0 && mul_rn(coin_at(i), q) < add_rn(p, p_.over_acceptance)) return true;
+  if (p > 0 && q > 0 && mul_rn(coin_at(i), q) < add_rn(p, p_.over_acceptance.of(slot_)))
+    return true;
   if (!p_.rejected_from_target) how_ = How::kResidual;
   return false;
 }
@@ -278,13 +279,13 @@ void verify(const VerifyChainParams& p, const Listing& listing) { verify(p, list
 void verify_chain(const VerifyChainParams& p, const Tensor& /*like*/) { verify(p, {}); }
 
 // The arguments of the schema, by name.
-#define SPECDEC_VERIFY_CHAIN_NAMES                                                                 \
-  draft_ids, target_logits, draft_logits, draft_logsumexp, draft_threshold, cu_draft, max_draft,   \
-      SPECDEC_SAMPLING_NAMES(), SPECDEC_SAMPLING_NAMES(draft_), seed, position, step, rule,        \
-      over_acceptance, rejected_from_target, token_map, draft_kept_ids, draft_kept_logsumexp,      \
-      allowed, SPECDEC_EDITS_NAMES(), SPECDEC_EDITS_NAMES(draft_), typical_epsilon, typical_delta, \
-      top_m, max_distance, min_block, logprobs_mode, out_token_ids, out_num_accepted, out_status,  \
-      out_logprobs
+#define SPECDEC_VERIFY_CHAIN_NAMES                                                               \
+  draft_ids, target_logits, draft_logits, draft_logsumexp, draft_threshold, cu_draft, max_draft, \
+      SPECDEC_SAMPLING_NAMES(), SPECDEC_SAMPLING_NAMES(draft_), seed, position, step, rule,      \
+      over_acceptance, over_acceptances, rejected_from_target, token_map, draft_kept_ids,        \
+      draft_kept_logsumexp, allowed, SPECDEC_EDITS_NAMES(), SPECDEC_EDITS_NAMES(draft_),         \
+      SPECDEC_TYPICAL_NAMES, top_m, max_distance, min_block, logprobs_mode, out_token_ids,       \
+      out_num_accepted, out_status, out_logprobs
 
 Listed<VerifyChainParams> listed_params(int64_t top, SPECDEC_VERIFY_CHAIN_ARGS,
                                         SPECDEC_LISTING_ARGS) {

@@ -228,11 +228,11 @@ int64_t TreeWalk::typical() {
     const bool has_candidates = has_usable_child(n);
     if (!examine_row(n, has_candidates ? Purpose::kTestedByEntropy : Purpose::kTested)) continue;
     if (!has_candidates) continue;
-    const double typical_p = p_.typical_delta * std::exp(-laws_[n].entropy());
+    const double typical_p = p_.typical_delta.of(slot_) * std::exp(-laws_[n].entropy());
     for (const int64_t child : tree_.children(n)) {
       if (!is_usable(child)) continue;
       const double p = laws_[n].prob(id(child));
-      if (p > 0 && p > std::min(p_.typical_epsilon, typical_p)) {
+      if (p > 0 && p > std::min<double>(p_.typical_epsilon.of(slot_), typical_p)) {
         score[child] = score[n] + std::log(std::max(p, 1e-300));
       }
     }
@@ -280,12 +280,12 @@ void verify(const VerifyTreeParams& p, const Listing& listing) { verify(p, listi
 void verify_tree(const VerifyTreeParams& p, const Tensor& /*like*/) { verify(p, {}); }
 
 // The arguments of the schema, by name.
-#define SPECDEC_VERIFY_TREE_NAMES                                                                \
-  token_ids, parents, target_logits, draft_logits, max_depth, SPECDEC_SAMPLING_NAMES(),          \
-      SPECDEC_SAMPLING_NAMES(draft_), seed, position, step, rule, replacement, token_map,        \
-      draft_kept_ids, draft_kept_logsumexp, allowed, SPECDEC_EDITS_NAMES(),                      \
-      SPECDEC_EDITS_NAMES(draft_), typical_epsilon, typical_delta, logprobs_mode, out_token_ids, \
-      out_path, out_num_accepted, out_status, out_logprobs
+#define SPECDEC_VERIFY_TREE_NAMES                                                                 \
+  token_ids, parents, target_logits, draft_logits, max_depth, SPECDEC_SAMPLING_NAMES(),           \
+      SPECDEC_SAMPLING_NAMES(draft_), seed, position, step, rule, replacement, token_map,         \
+      draft_kept_ids, draft_kept_logsumexp, allowed, SPECDEC_EDITS_NAMES(),                       \
+      SPECDEC_EDITS_NAMES(draft_), SPECDEC_TYPICAL_NAMES, logprobs_mode, out_token_ids, out_path, \
+      out_num_accepted, out_status, out_logprobs
 
 Listed<VerifyTreeParams> listed_params(int64_t top, SPECDEC_VERIFY_TREE_ARGS,
                                        SPECDEC_LISTING_ARGS) {

@@ -12,7 +12,6 @@ struct Steps {          // of a request
 
 class Accepted {
  public:
-  Accepted() = default;
   explicit Accepted(const AcceptedNodes& a)
       : path_{const_cast<void*>(a.path.data), a.path.wide},
         counts_(a.num_accepted),

@@ -95,7 +95,7 @@ __device__ inline bool passes_target_rule(const Problem& p, const Request& q, co
                                           const Law& law, int64_t i, int64_t x, float logit) {
   if (p.rule == Rule::kTypical) {
     const float px = law.at(logit, x);
-    return px > 0.f && px > fminf(p.typical_epsilon, p.typical_delta * expf(-row.entropy));
+    return px > 0.f && px > fminf(q.typical_epsilon, q.typical_delta * expf(-row.entropy));
   }
   if (p.rule == Rule::kTopM || p.rule == Rule::kDistance) {
     const int64_t distance = x > row.argmax ? x - row.argmax : row.argmax - x;
@@ -178,7 +178,7 @@ __device__ inline Fact examine(const Problem& p, const Request& q, int64_t i, co
   f.point_mass = px;
   f.ratio = qx > 0.f ? px / qx : 0.f;
   if (p.rule == Rule::kBlock) return f;
-  const bool passes = px > 0.f && qx > 0.f && mul_rn(d.coin, qx) < add_rn(px, p.over_acceptance);
+  const bool passes = px > 0.f && qx > 0.f && mul_rn(d.coin, qx) < add_rn(px, q.over_acceptance);
   f.verdict = passes ? kAccept : kReject;
   return f;
 }

@@ -223,11 +223,19 @@ __device__ __forceinline__ void take_shares(const Problem& p, LogitType type, un
 constexpr int64_t kInTurn = 4;
 static_assert(kInTurn <= kWarps);
 
-// f(type) of the target's rows, and of the draft's if theirs is another.
+template <LogitType kType>
+using Type = std::integral_constant<LogitType, kType>;
+
+// f(type), as a constant, of the target's rows, and of the draft's if theirs is another.
 template <class F>
 void for_types(const Problem& p, const F& f) {
-  f(p.target.type());
-  if (p.draft_rows > 0 && p.draft.type() != p.target.type()) f(p.draft.type());
+  const auto call = [&](LogitType type) {
+    if (type == LogitType::kFloat32) return f(Type<LogitType::kFloat32>{});
+    if (type == LogitType::kBFloat16) return f(Type<LogitType::kBFloat16>{});
+    f(Type<LogitType::kFloat16>{});
+  };
+  call(p.target.type());
+  if (p.draft_rows > 0 && p.draft.type() != p.target.type()) call(p.draft.type());
 }
 
 // f(flags) of what is wanted of each row.

@@ -196,11 +196,7 @@ void launch_typed(const Problem& p, Stream stream) {
 }  // namespace
 
 void launch_edited_digest(const Problem& p, Stream stream) {
-  for_types(p, [&](LogitType type) {
-    if (type == LogitType::kFloat32) return launch_typed<LogitType::kFloat32>(p, stream);
-    if (type == LogitType::kBFloat16) return launch_typed<LogitType::kBFloat16>(p, stream);
-    launch_typed<LogitType::kFloat16>(p, stream);
-  });
+  for_types(p, [&](auto type) { launch_typed<type.value>(p, stream); });
 }
 
 }  // namespace specdec

@@ -78,6 +78,14 @@ struct GlobalVector {  // [n], any stride; absent: `get` gives the other value
   }
 };
 
+struct GlobalKnob {
+  float all = 0.f;
+  GlobalVector<float> each;
+  GlobalKnob() = default;
+  explicit GlobalKnob(const Knob& k) : all(k.all), each(k.each) {}
+  __device__ __forceinline__ float load(int64_t b) const { return each.get(b, all); }
+};
+
 struct alignas(16) Words {
   uint32_t w[4];
 };

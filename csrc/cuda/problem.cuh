@@ -219,7 +219,7 @@ struct Problem {
   int64_t allowed_rows;             // rows a request when dense, of edits too
   GlobalVector<float> a, b;         // residual ops
   GlobalVector<int64_t> point_ids;  // residual ops
-  float over_acceptance, typical_epsilon, typical_delta;
+  GlobalKnob over_acceptance, typical_epsilon, typical_delta;
   bool rejected_from_target;
   int64_t top_m, max_distance, min_block;
   TreeRule tree_rule;  // verify_tree
@@ -367,6 +367,7 @@ struct Request {  // what all its rows and positions share
   Parameters target, draft;
   bool has_draft_law;
   bool is_draft_bad;  // the draft's sampling parameters are, and they would be read
+  float over_acceptance, typical_epsilon, typical_delta;
   int status;
 };
 
@@ -377,6 +378,9 @@ __device__ inline Request make_request(const Problem& p, int64_t b) {
   if (threadIdx.x % 32 == 0) {
     if (!is_argmax_rule(p)) target = p.sampling.load(b);  // argmax decoding reads none
     if (p.draft) draft = p.draft_sampling.load(b);
+    q.over_acceptance = p.over_acceptance.load(b);
+    q.typical_epsilon = p.typical_epsilon.load(b);
+    q.typical_delta = p.typical_delta.load(b);
   }
   q.chain = load_chain(p, b);
   if (threadIdx.x % 32 != 0) return q;

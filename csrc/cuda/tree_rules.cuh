@@ -202,7 +202,7 @@ __device__ inline void walk_on(const Problem& p, const Request& q, const WalkSta
 // at.
 __device__ inline void accept_typical(const Problem& p, const Request& q, const Stand& s, int64_t b,
                                       Children& c, WalkState* w) {
-  const float least = fminf(p.typical_epsilon, p.typical_delta * expf(-s.row.entropy));
+  const float least = fminf(q.typical_epsilon, q.typical_delta * expf(-s.row.entropy));
   for_children(p, s, b, c, [&](int i) {
     if (c.id[i] == kOutside) w->status |= kBadId;
     if (c.id[i] < 0 || s.row.bad != 0 || !(c.px[i] > 0.f && c.px[i] > least)) return false;

@@ -192,10 +192,10 @@ void fill_statistics_and_noise(const VerifyChainParams& v, Problem* problem) {
 void fill_knobs_and_results(const VerifyChainParams& v, Problem* problem) {
   Problem& p = *problem;
   p.rule = v.rule;
-  p.over_acceptance = v.over_acceptance;
+  p.over_acceptance = GlobalKnob(v.over_acceptance);
   p.rejected_from_target = v.rejected_from_target;
-  p.typical_epsilon = v.typical_epsilon;
-  p.typical_delta = v.typical_delta;
+  p.typical_epsilon = GlobalKnob(v.typical_epsilon);
+  p.typical_delta = GlobalKnob(v.typical_delta);
   p.top_m = v.top_m;
   p.max_distance = v.max_distance;
   p.min_block = v.min_block;

@@ -163,8 +163,8 @@ void verify_tree_out(const VerifyTreeParams& v, const Tensor& like) {
   set_vocabulary(&p, v.token_map, v.allowed, p.nodes);
   set_kept(&p, v.kept, p.nodes);
   set_edits(&p, v.edits, v.draft_edits);
-  p.typical_epsilon = static_cast<float>(v.typical_epsilon);
-  p.typical_delta = static_cast<float>(v.typical_delta);
+  p.typical_epsilon = GlobalKnob(v.typical_epsilon);
+  p.typical_delta = GlobalKnob(v.typical_delta);
   p.logprobs_mode = v.logprobs_mode;
   p.token_ids = GlobalIds(v.token_ids, v.ids.wide);
   p.path = Global<int32_t>(v.path);

@@ -35,6 +35,10 @@ Matrix<T> matrix_of(const OptTensor& t) {  // a vector becomes row 0
                        : Matrix<T>{data, t->stride(0), t->stride(1)};
 }
 
+inline Knob knob_of(double all, const OptTensor& each) {
+  return {static_cast<float>(all), vector_of<float>(each)};
+}
+
 inline LogitType logit_type(const Tensor& t) {
   switch (t.scalar_type()) {
     case ScalarType::Float:
@@ -128,16 +132,20 @@ struct Boxed<kParams, kRun> {
 #define SPECDEC_EDITS_ARGS(prefix) \
   OptTensor prefix##edit_bits, OptTensor prefix##edit_start, OptTensor prefix##edit_values
 
+#define SPECDEC_TYPICAL_ARGS \
+  double typical_epsilon, double typical_delta, OptTensor typical_epsilons, OptTensor typical_deltas
+
+#define SPECDEC_TYPICAL_NAMES typical_epsilon, typical_delta, typical_epsilons, typical_deltas
+
 #define SPECDEC_VERIFY_CHAIN_ARGS                                                                \
   Tensor draft_ids, Tensor target_logits, OptTensor draft_logits, OptTensor draft_logsumexp,     \
       OptTensor draft_threshold, OptTensor cu_draft, int64_t max_draft, SPECDEC_SAMPLING_ARGS(), \
       SPECDEC_SAMPLING_ARGS(draft_), Tensor seed, Tensor position, OptTensor step, int64_t rule, \
-      double over_acceptance, bool rejected_from_target, OptTensor token_map,                    \
-      OptTensor draft_kept_ids, OptTensor draft_kept_logsumexp, OptTensor allowed,               \
-      SPECDEC_EDITS_ARGS(), SPECDEC_EDITS_ARGS(draft_), double typical_epsilon,                  \
-      double typical_delta, int64_t top_m, int64_t max_distance, int64_t min_block,              \
-      int64_t logprobs_mode, Tensor out_token_ids, Tensor out_num_accepted, Tensor out_status,   \
-      Tensor out_logprobs
+      double over_acceptance, OptTensor over_acceptances, bool rejected_from_target,             \
+      OptTensor token_map, OptTensor draft_kept_ids, OptTensor draft_kept_logsumexp,             \
+      OptTensor allowed, SPECDEC_EDITS_ARGS(), SPECDEC_EDITS_ARGS(draft_), SPECDEC_TYPICAL_ARGS, \
+      int64_t top_m, int64_t max_distance, int64_t min_block, int64_t logprobs_mode,             \
+      Tensor out_token_ids, Tensor out_num_accepted, Tensor out_status, Tensor out_logprobs
 
 #define SPECDEC_SAMPLE_ARGS                                                                  \
   Tensor logits, SPECDEC_SAMPLING_ARGS(), Tensor seed, Tensor position, OptTensor step,      \
@@ -190,15 +198,15 @@ inline VerifyChainParams verify_chain_params(SPECDEC_VERIFY_CHAIN_ARGS) {
   p.draft_sampling = sampling_of(SPECDEC_SAMPLING_NAMES(draft_));
   p.noise = noise_of(seed, position, step);
   p.rule = static_cast<Rule>(rule);
-  p.over_acceptance = static_cast<float>(over_acceptance);
+  p.over_acceptance = knob_of(over_acceptance, over_acceptances);
   p.rejected_from_target = rejected_from_target;
   p.token_map = vector_of<int32_t>(token_map);
   p.kept = kept_of(draft_kept_ids, draft_kept_logsumexp);
   p.allowed = allowed_of(allowed);
   p.edits = edits_of(SPECDEC_EDITS_NAMES());
   p.draft_edits = edits_of(SPECDEC_EDITS_NAMES(draft_));
-  p.typical_epsilon = static_cast<float>(typical_epsilon);
-  p.typical_delta = static_cast<float>(typical_delta);
+  p.typical_epsilon = knob_of(typical_epsilon, typical_epsilons);
+  p.typical_delta = knob_of(typical_delta, typical_deltas);
   p.top_m = top_m;
   p.max_distance = max_distance;
   p.min_block = min_block;

@@ -62,9 +62,9 @@ inline TreeOutput tree_output(const Tensor& token_ids, const Tensor& parents, co
       int64_t max_depth, SPECDEC_SAMPLING_ARGS(), SPECDEC_SAMPLING_ARGS(draft_), Tensor seed, \
       Tensor position, OptTensor step, int64_t rule, bool replacement, OptTensor token_map,   \
       OptTensor draft_kept_ids, OptTensor draft_kept_logsumexp, OptTensor allowed,            \
-      SPECDEC_EDITS_ARGS(), SPECDEC_EDITS_ARGS(draft_), double typical_epsilon,               \
-      double typical_delta, int64_t logprobs_mode, Tensor out_token_ids, Tensor out_path,     \
-      Tensor out_num_accepted, Tensor out_status, Tensor out_logprobs
+      SPECDEC_EDITS_ARGS(), SPECDEC_EDITS_ARGS(draft_), SPECDEC_TYPICAL_ARGS,                 \
+      int64_t logprobs_mode, Tensor out_token_ids, Tensor out_path, Tensor out_num_accepted,  \
+      Tensor out_status, Tensor out_logprobs
 
 inline VerifyTreeParams verify_tree_params(SPECDEC_VERIFY_TREE_ARGS) {
   VerifyTreeParams p{};
@@ -85,8 +85,8 @@ inline VerifyTreeParams verify_tree_params(SPECDEC_VERIFY_TREE_ARGS) {
   p.allowed = allowed_of(allowed);
   p.edits = edits_of(SPECDEC_EDITS_NAMES());
   p.draft_edits = edits_of(SPECDEC_EDITS_NAMES(draft_));
-  p.typical_epsilon = typical_epsilon;
-  p.typical_delta = typical_delta;
+  p.typical_epsilon = knob_of(typical_epsilon, typical_epsilons);
+  p.typical_delta = knob_of(typical_delta, typical_deltas);
   p.logprobs_mode = static_cast<LogprobsMode>(logprobs_mode);
   STD_TORCH_CHECK(out_token_ids.scalar_type() == token_ids.scalar_type(),
                   "verify_tree: results must have the type of token_ids");

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .._check import SAMPLING_DTYPES
 from .._edits import RowEdits
-from .._types import Kept, RngKey, Sampling
+from .._types import Kept, RngKey, Sampling, Typical
 from . import launch as host
 from .chains import Columns, invert_kernel
 from .changes import changed
@@ -27,6 +27,14 @@ def _null(dtype: torch.dtype, device: torch.device) -> Tensor:
 def given_or_null(part: Tensor | None, dtype: torch.dtype, device: torch.device) -> Tensor:
     """An optional tensor as kernels take it."""
     return _null(dtype, device) if part is None else part
+
+
+def typical_of(typical: Typical, is_read: bool, device: torch.device) -> Typical:
+    """Thresholds as kernels take them."""
+    if not is_read:
+        return typical
+    parts = (given_or_null(part, torch.float32, device) for part in (typical.typical_epsilons, typical.typical_deltas))
+    return Typical(typical.typical_epsilon, typical.typical_delta, *parts)
 
 
 def table_of(ids: Tensor | None, counts: Tensor | None, device: torch.device) -> Table:

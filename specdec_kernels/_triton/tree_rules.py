@@ -37,7 +37,7 @@ from .tree_walk import (
     plan_draw,
 )  # fmt: skip
 from .trees import any_of
-from .walk import FIXED, NOTHING, PLAIN, POINT, RESIDUAL, logprob_at, pick
+from .walk import FIXED, NOTHING, PLAIN, POINT, RESIDUAL, logprob_at, pick, typical_limit
 
 SURE = tl.constexpr(0.0625)  # a difference from 1 that keeps its digits; a smaller one is summed anew
 
@@ -232,7 +232,7 @@ def _accept_typical(
     tested = is_child & (ids >= 0) & (bad == 0)
     p, _, _ = candidates_at(call, b, node, row, row, ids, tested, inv_t, greedy, b < 0, ROW_RULE, False)
     entropy = get_record_f(call.ws, row, R_ENTROPY, b >= 0)
-    passes = tested & (p > 0) & (p > tl.minimum(call.knobs.epsilon, call.knobs.delta * tl.exp(-entropy)))
+    passes = tested & (p > 0) & (p > typical_limit(call.knobs.typical, b, entropy))
     score = tl.load(call.marks.score + at + node) + tl.log(tl.where(passes, p, 1.0).to(tl.float64))
     tl.store(call.marks.score + at + n, score, mask=passes)
     tl.store(call.marks.state + at + n, n * 0 + 1, mask=passes)

@@ -15,7 +15,7 @@ from .codes import NO_LOGPROBS, PROCESSED_LOGPROBS, S_DRAFT, S_ID, S_LAYOUT, S_S
 from .laws import draft_logits_at, kept, law_of, prob
 from .noise import coins
 from .records import BAD, Q_ARG, Q_RANK, Q_STATE, Q_WINNER, R_ENTROPY, R_MASS, R_RAW, get_record_f, get_record_i
-from .rows import logits_at, sampling_of, size_of
+from .rows import entry_or, logits_at, sampling_of, size_of
 
 RATIO, BLOCK, MATCH, GREEDY, TYPICAL, TOPM, DISTANCE = map(tl.constexpr, CHAIN_RULES.values())
 # How the token after the accepted ones comes about: not at all, drawn from the row, from the residual, from the row
@@ -26,11 +26,11 @@ D_HOW, D_STATUS, D_LENGTH, D_BAD, D_FIELDS = (tl.constexpr(i) for i in range(5))
 
 
 class Knobs(NamedTuple):
-    """Parameters of the rules."""
+    """Parameters of the rules. `over_acceptances` float32 [batch], null: not given, None: not read by the rule."""
 
     over_acceptance: Any
-    epsilon: Any
-    delta: Any
+    over_acceptances: Any
+    typical: Any  # Typical, whose tensors are alike
     top_m: Any
     max_distance: Any
     min_block: Any
@@ -120,6 +120,14 @@ def setup(call, b, KP: tl.constexpr, RULE: tl.constexpr, HAS_LAW: tl.constexpr):
 
 
 @triton.jit
+def typical_limit(typical, b, entropy):
+    """What the probability of an id must exceed."""
+    epsilon = entry_or(typical.typical_epsilons, b, typical.typical_epsilon)
+    delta = entry_or(typical.typical_deltas, b, typical.typical_delta)
+    return tl.minimum(epsilon, delta * tl.exp(-entropy))
+
+
+@triton.jit
 def walk_ratio(call, b, KP: tl.constexpr, NT, NR, ROWS: tl.constexpr, STATS: tl.constexpr):
     """(accepted, how, status, argmax): accept while coin * q < p + over_acceptance."""
     ids, k, bad_id, first, lost, greedy, has_row, inv_t, status = setup(call, b, KP, RATIO, ROWS or STATS)
@@ -134,7 +142,8 @@ def walk_ratio(call, b, KP: tl.constexpr, NT, NR, ROWS: tl.constexpr, STATS: tl.
     p = tl.where(greedy, (ids == argmax).to(tl.float32), p)
     q, unreadable = draft_at(call, b, first, i, ids, tested, has_row, row + NT, ROWS, STATS)
     u = coins(call.noise, b, tl.load(call.noise.position + b) + i)
-    passes = tested & (unreadable == 0) & (p > 0) & (q > 0) & (u * q < p + call.knobs.over_acceptance)
+    extra = entry_or(call.knobs.over_acceptances, b, call.knobs.over_acceptance)
+    passes = tested & (unreadable == 0) & (p > 0) & (q > 0) & (u * q < p + extra)
     accepted = tl.min(tl.where(passes, KP, i), axis=0)
     here = i == accepted
     bad_here = any_of(here & bad_row)
@@ -173,7 +182,7 @@ def walk_target(call, b, KP: tl.constexpr, NR, RULE: tl.constexpr):
             p = prob(x, law_of(call.ws, tl.where(used, row, -1)), inv_t)
             p = tl.where(greedy, (ids == argmax).to(tl.float32), p)
             entropy = get_record_f(call.ws, row, R_ENTROPY, used)
-            passes = (p > 0) & (p > tl.minimum(call.knobs.epsilon, call.knobs.delta * tl.exp(-entropy)))
+            passes = (p > 0) & (p > typical_limit(call.knobs.typical, b, entropy))
         else:
             if RULE == TOPM:
                 near = get_record_i(call.ws, row, Q_RANK, used) < call.knobs.top_m

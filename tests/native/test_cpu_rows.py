@@ -68,7 +68,7 @@ def _verify(vocab: int, filters: str, dtype: torch.dtype, rule: int, rows: slice
     return verify_op.overload("cpu")(
         ids[rows], target.to(dtype)[rows], draft.to(dtype)[rows], None, None, None, 3, *distribution, *distribution,
         seed, seed * 7, seed,
-        rule, 0.0, False, *[None] * 10, 0.09, 0.3, 1, 0, 1, 1,
+        rule, 0.0, None, False, *[None] * 10, 0.09, 0.3, None, None, 1, 0, 1, 1,
     )  # fmt: skip
 
 

@@ -467,7 +467,10 @@ def test_ids_come_back_in_the_dtype_they_came_and_out_receives_them(backend: str
         ),
         ({"allowed": torch.zeros(15, 2).int()}, r"allowed must be \[15, 1\], got \[15, 2\]"),
         ({"draft_logits": torch.zeros(3, 5, 7)}, r"token_map must be given where draft_vocab \(7\) is not vocab \(9\)"),
-        ({"typical_epsilon": float("nan")}, r"typical_epsilon must be a number in \[0, inf\], got nan"),
+        (
+            {"typical_epsilon": float("nan")},
+            r"typical_epsilon must be a number in \[0, inf\] or float32 \[batch\], got nan",
+        ),
         ({"out": 5}, "out must be a TreeResult, got int"),
         ({"logprobs": "all"}, "logprobs must be one of None, 'processed', 'raw'"),
         ({"backend": "numpy"}, "backend must be one of reference"),

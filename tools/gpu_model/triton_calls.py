@@ -12,6 +12,7 @@ import specdec_kernels  # noqa: F401 - declares the ops
 from specdec_kernels._op import OPS
 
 DRAFT, NODES, SMALL, KEPT = 5, 1024, 64, 64
+TYPICAL = (0.3, 0.3, None, None)  # thresholds
 VOCABULARIES = (32000, 128256, 151936, 262144)
 BF16, FP32 = torch.bfloat16, torch.float32
 RULES = ("ratio", "block", "match", "greedy", "typical", "topm", "distance")
@@ -97,9 +98,9 @@ def _chain(
         given, made = s.filters(filters), s.zeros(DRAFT, dtype=FP32) if stats else None
         _launcher("verify_chain")(
             s.zeros(DRAFT), s.logits(dtype, DRAFT + 1), rows.logits(dtype, DRAFT) if drafts else None, made, made, None,
-            DRAFT, s.numbers, *given, s.numbers, *given, s.longs, s.longs, s.longs, RULES.index(rule), 0.0, False,
+            DRAFT, s.numbers, *given, s.numbers, *given, s.longs, s.longs, s.longs, RULES.index(rule), 0.0, None, False,
             None, *s.kept(kept, DRAFT), s.bits(DRAFT + 1) if mask else None, *s.edits(DRAFT + 1, edits),
-            *s.edits(DRAFT + 1, edits and drafts), 0.3, 0.3, 3, 1, 1, mode, s.zeros(DRAFT + 1), s.ints, s.ints,
+            *s.edits(DRAFT + 1, edits and drafts), *TYPICAL, 3, 1, 1, mode, s.zeros(DRAFT + 1), s.ints, s.ints,
             s.zeros(DRAFT + 1, dtype=FP32),
         )  # fmt: skip
 
@@ -174,7 +175,7 @@ def _tree(
         _launcher("verify_tree")(
             ids, ids.int(), s.logits(dtype, nodes), rows.logits(dtype, nodes) if drafts else None, 1, s.numbers, *given,
             s.numbers, *given, s.longs, s.longs, s.longs, TREE_RULES.index(rule), False, None,
-            *s.kept(kept, nodes), None, *s.edits(nodes, edits), *s.edits(nodes, edits and drafts), 0.3, 0.3,
+            *s.kept(kept, nodes), None, *s.edits(nodes, edits), *s.edits(nodes, edits and drafts), *TYPICAL,
             int(filters), path, path, s.ints, s.ints, s.zeros(2, dtype=FP32),
         )  # fmt: skip
 

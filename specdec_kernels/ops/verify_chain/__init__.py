@@ -13,7 +13,7 @@ from ..._check import NO_KEPT, Checker, fail, outputs
 from ..._codes import CHAIN_RULES, LOGPROBS, REJECTED_FROM, Backend, ChainRule, Logprobs, RejectedFrom
 from ..._edited import EXTRAS, NO_EDITS_GIVEN, Layout, edited_shapes, edits_given, nothing_listed
 from ..._edits import Edits, RowEdits
-from ..._mixed_rules import MixedRules, calls_of, merged, rule_names
+from ..._mixed_rules import MixedRules, calls_of, merged, rule_names, with_knobs
 from ..._op import Op, Shape, Tensors
 from ..._scores import chain_rows, check_top, listing_shapes, run_listed
 from ..._sparse import SparseRows
@@ -80,14 +80,14 @@ def verify_chain(
     draft_sampling: Sampling | None = None,
     rng: RngKey,
     rule: ChainRule | MixedRules = "ratio",
-    over_acceptance: float | None = None,
+    over_acceptance: float | Tensor | None = None,
     rejected_from: RejectedFrom = "residual",
     token_map: Tensor | None = None,
     allowed: Tensor | None = None,
     edits: Edits | RowEdits | None = None,
     draft_edits: Edits | RowEdits | None = None,
-    typical_epsilon: float = 0.09,
-    typical_delta: float = 0.3,
+    typical_epsilon: float | Tensor = 0.09,
+    typical_delta: float | Tensor = 0.3,
     top_m: int = 1,
     max_distance: int = 0,
     min_block: int = 1,
@@ -124,7 +124,8 @@ def verify_chain(
         rule: ``ratio``, ``match``, ``block``, ``greedy``, ``typical``, ``topm`` or ``distance``. ``greedy``, ``topm``
             and ``distance`` are rules of argmax decoding and read no sampling parameter. `MixedRules` has one for each
             request.
-        over_acceptance: adds to p in rule ``ratio`` (lossy, Pareto-optimal in total variation; Yin et al. 2024).
+        over_acceptance: adds to p in rule ``ratio`` (lossy, Pareto-optimal in total variation; Yin et al. 2024); a
+            number in [0, 1], or float32 ``[batch]``.
         rejected_from: ``"residual"``, or ``"target"`` to draw a rejected position from p (biased; rule ``ratio``).
         token_map: int32 ``[draft_vocab]``: target id of each draft column, injective.
         allowed: int32 ``[target rows, ceil(vocab / 32)]``: bit v % 32 of word v // 32 allows id v; before filters.
@@ -132,7 +133,9 @@ def verify_chain(
             the CPU `Edits` cost less: those of a row are made when the row is read.
         draft_edits: the edits that the drafts were drawn with, numbered as target rows: mostly the same ones, since
             draft row i follows the same text as target row i. Not with `token_map`.
-        typical_epsilon: rule ``typical`` accepts x iff ``p(x) > min(epsilon, delta exp(-entropy))``.
+        typical_epsilon: rule ``typical`` accepts x iff ``p(x) > min(epsilon, delta exp(-entropy))``; a number, or
+            float32 ``[batch]``. A request whose number is NaN or negative is decoded greedily, as with a bad
+            temperature.
         typical_delta: see `typical_epsilon`.
         top_m: rule ``topm`` accepts an id among the m largest logits.
         max_distance: rule ``distance`` accepts ``|x - argmax| <= max_distance``.
@@ -208,14 +211,14 @@ def verify_chain(
         fail(name, "rng.step", "given for rule 'block': position alone biases it", None)
     if over_acceptance is not None and "ratio" not in rules:
         fail(name, "over_acceptance", "None unless the rule is 'ratio'", f"{over_acceptance!r} with {rule!r}")
-    over_acceptance = 0.0 if over_acceptance is None else check.number("over_acceptance", over_acceptance, 0, 1)
+    over, overs = check.knob("over_acceptance", 0.0 if over_acceptance is None else over_acceptance, batch, 1)
     from_target = bool(check.choice("rejected_from", rejected_from, REJECTED_FROM))
     if from_target and "ratio" not in rules:
         fail(name, "rejected_from", "'residual' unless the rule is 'ratio'", repr(rejected_from))
     check.size("top_m", top_m, 1)
     check.size("min_block", min_block, 1)
     check.size("max_distance", max_distance, 0)
-    typical = check.number("typical_epsilon", typical_epsilon, 0), check.number("typical_delta", typical_delta, 0)
+    typical = check.typical(typical_epsilon, typical_delta, batch)
     which, first = (op, ()) if top is None else (listed, (check_top(check, top, mode),))
     if extras := both.extras(top):
         which, first = edited, extras
@@ -227,10 +230,11 @@ def verify_chain(
     into = None if isinstance(rule, MixedRules) else given
     done: list[Tensors] = []
     for one, its in calls_of(rule, sampling):
+        its, own, *limits = with_knobs(its, overs if one == "ratio" else None, *typical.of_requests(one))
         args = (
             *first, draft_ids, target_logits, draft_logits, *stats, cu_draft, width, *its, *drafted, *rng,
-            CHAIN_RULES[one], over_acceptance if one == "ratio" else 0.0, from_target and one == "ratio", token_map,
-            *kept, allowed, *both.rows, *both.draft_rows, *typical, top_m, max_distance, min_block, mode,
+            CHAIN_RULES[one], over, own, from_target and one == "ratio", token_map, *kept, allowed, *both.rows,
+            *both.draft_rows, *typical[:2], *limits, top_m, max_distance, min_block, mode,
         )  # fmt: skip
         if shards is not None:
             decide: Callable[..., Tensors] = reference.decide if top is None else reference.decide_listed

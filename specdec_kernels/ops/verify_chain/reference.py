@@ -103,9 +103,9 @@ def decide_listed(
 
 def _walk_chain(nodes: Nodes, given: ChainArguments, rule: str, status: Tensor) -> End:
     if rule == "ratio":
-        return ratio(nodes, given.max_draft, given.over_acceptance, given.rejected_from_target, status)
+        return ratio(nodes, given, status)
     if rule == "typical":
-        return _walks.typical(nodes, given.typical_epsilon, given.typical_delta, status)
+        return _walks.typical(nodes, given.typical, status)
     if rule == "match":
         return _walks.match(nodes, given.max_draft, status)
     near = None
@@ -114,13 +114,15 @@ def _walk_chain(nodes: Nodes, given: ChainArguments, rule: str, status: Tensor) 
     return _walks.argmax(nodes, given.max_draft, status, near)
 
 
-def ratio(nodes: Nodes, max_depth: int, over_acceptance: float, from_target: bool, status: Tensor) -> End:
+def ratio(nodes: Nodes, given: ChainArguments, status: Tensor) -> End:
     """A chain: x passes iff u q(x) < p(x) + over_acceptance."""
     fine, faults = testable(nodes, True)
     p, q = nodes.p.float(), nodes.q.float()
-    passes = fine & (p > 0) & (q > 0) & (nodes.coin * q < p + over_acceptance)
-    last, status = descend(nodes, passes, max_depth, faults, status, in_order=True)
-    return finish(nodes, last, fine & ~passes, torch.ones_like(nodes.p[:, 0]), status, from_target=from_target)
+    extra = _walks.knob(given.over_acceptance, given.over_acceptances)
+    passes = fine & (p > 0) & (q > 0) & (nodes.coin * q < p + extra)
+    last, status = descend(nodes, passes, given.max_draft, faults, status, in_order=True)
+    whole, from_target = torch.ones_like(nodes.p[:, 0]), given.rejected_from_target
+    return finish(nodes, last, fine & ~passes, whole, status, from_target=from_target)
 
 
 def stern(nodes: Nodes, rule: str, top_m: int, max_distance: int, min_block: int) -> Tensor:

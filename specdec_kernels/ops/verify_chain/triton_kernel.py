@@ -192,6 +192,7 @@ def verify_chain_out(
         given.cu_draft,
     )
     rule, max_draft, logprobs_mode = given.rule, given.max_draft, given.logprobs_mode
+    is_block, is_typical = rule == BLOCK.value, rule == TYPICAL.value
     batch, device = status.shape[0], target_logits.device
     if batch == 0:
         return
@@ -203,7 +204,7 @@ def verify_chain_out(
     draft = draft if has_draft else target_logits
     nt, nd, kp = max_draft + 1, max_draft if has_rows else 0, host.power(max(max_draft + 1, 16))
     # greedy, topm and distance read no sampling parameter; with draft_stats the draft's filters are in its threshold.
-    reads_sampling = rule <= MATCH.value or rule == TYPICAL.value
+    reads_sampling = rule <= MATCH.value or is_typical
     sampling = given.sampling if reads_sampling else Sampling(active=given.sampling.active)
     draft_sampling = given.draft_sampling
     if has_stats or not has_rows:
@@ -224,18 +225,17 @@ def verify_chain_out(
     mass = rule <= BLOCK.value or rule == TYPICAL.value or logprobs_mode == PROCESSED_LOGPROBS.value
     digest_rows(
         on, noise, purpose=races.get(rule, -1), top_m=given.top_m if rule == TOPM.value else 0,
-        mass=mass or on.work is not None, entropy=rule == TYPICAL.value, raw=logprobs_mode == RAW_LOGPROBS.value,
+        mass=mass or on.work is not None, entropy=is_typical, raw=logprobs_mode == RAW_LOGPROBS.value,
         columns=columns,
     )  # fmt: skip
-    is_block = rule == BLOCK.value
+    over = scratch.given_or_null(given.over_acceptances, torch.float32, device) if rule == RATIO.value else None
+    typical = scratch.typical_of(given.typical, is_typical, device)
+    knobs = Knobs(given.over_acceptance, over, typical, given.top_m, given.max_distance, given.min_block)
     call = Call(
         chain, target_rows, draft_rows, columns,
         whole, whole_draft, noise,
         given.draft_logsumexp if has_stats else None, given.draft_threshold if has_stats else None,
-        Knobs(
-            given.over_acceptance, given.typical_epsilon, given.typical_delta, given.top_m, given.max_distance,
-            given.min_block,
-        ),
+        knobs,
         on.digest, on.plan,
         torch.empty(batch * D_FIELDS.value, dtype=torch.int32, device=device) if is_block else None,
         torch.empty(batch * 2 * kp, dtype=torch.float32, device=device) if is_block else None,

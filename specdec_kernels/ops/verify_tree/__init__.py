@@ -13,7 +13,7 @@ from ..._check import ID_DTYPES, NO_KEPT, Checker, fail, outputs
 from ..._codes import LOGPROBS, TREE_RULES, Backend, Logprobs, TreeRule
 from ..._edited import EXTRAS, NO_EDITS_GIVEN, Layout, edited_shapes, edits_given, nothing_listed
 from ..._edits import Edits, RowEdits
-from ..._mixed_rules import MixedRules, calls_of, merged, rule_names
+from ..._mixed_rules import MixedRules, calls_of, merged, rule_names, with_knobs
 from ..._op import Op, Shape, Tensors
 from ..._scores import check_top, listing_shapes, run_listed, tree_rows
 from ..._sparse import SparseRows
@@ -86,8 +86,8 @@ def verify_tree(
     allowed: Tensor | None = None,
     edits: Edits | RowEdits | None = None,
     draft_edits: Edits | RowEdits | None = None,
-    typical_epsilon: float = 0.09,
-    typical_delta: float = 0.3,
+    typical_epsilon: float | Tensor = 0.09,
+    typical_delta: float | Tensor = 0.3,
     logprobs: Logprobs | None = None,
     top: int | None = None,
     group: Any = None,
@@ -133,8 +133,8 @@ def verify_tree(
         allowed: int32 ``[batch * nodes, ceil(vocab / 32)]`` packed bits, one row per target row.
         edits: `Edits` of the requests, or what `edit_rows` made of the target rows, with `parents`.
         draft_edits: the edits that the candidates were drawn with, mostly the same ones; not with `token_map`.
-        typical_epsilon: of rule ``typical``.
-        typical_delta: of rule ``typical``.
+        typical_epsilon: of rule ``typical``: a number, or float32 ``[batch]``.
+        typical_delta: of rule ``typical``, likewise.
         logprobs: ``"processed"`` or ``"raw"``.
         top: see `verify_chain`.
         group: see `verify_chain`.
@@ -201,7 +201,7 @@ def verify_tree(
         check.size("max_children", max_children, 1)
         if shards is None or "recursive" not in rules:
             fail(name, "max_children", "None but for rule 'recursive' with a group", max_children)
-    typical = check.number("typical_epsilon", typical_epsilon, 0), check.number("typical_delta", typical_delta, 0)
+    typical = check.typical(typical_epsilon, typical_delta, batch)
     which, first = (op, ()) if top is None else (listed, (check_top(check, top, mode),))
     if extras := both.extras(top):
         which, first = edited, extras
@@ -213,9 +213,11 @@ def verify_tree(
     into = None if isinstance(rule, MixedRules) else given
     done: list[Tensors] = []
     for one, its in calls_of(rule, sampling):
+        its, *limits = with_knobs(its, *typical.of_requests(one))
         args = (
             *first, token_ids, parents, target_logits, draft_logits, max_depth, *its, *drafted, *rng, TREE_RULES[one],
-            replacement and one == "recursive", token_map, *kept, allowed, *both.rows, *both.draft_rows, *typical, mode,
+            replacement and one == "recursive", token_map, *kept, allowed, *both.rows, *both.draft_rows,
+            *typical[:2], *limits, mode,
         )  # fmt: skip
         if shards is not None:
             decide: Callable[..., Tensors] = reference.decide if top is None else reference.decide_listed

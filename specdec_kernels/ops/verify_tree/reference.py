@@ -61,7 +61,7 @@ def decide(
     elif rule == "recursive":
         end = rules.recursive(nodes, given.replacement, rounds, max_depth, status)
     elif rule == "typical":
-        end = _walks.typical(nodes, given.typical_epsilon, given.typical_delta, status)
+        end = _walks.typical(nodes, given.typical, status)
     elif rule == "target_only":
         end = rules.target_only(nodes, max_depth, status)
     elif rule == "greedy_multi_draft":

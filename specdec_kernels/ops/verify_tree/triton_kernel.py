@@ -166,10 +166,11 @@ def verify_tree_out(
         marks = Marks(ints(batch, nodes), score, floats(batch, nodes), ints(batch, nodes), floats(batch, nodes))
     columns = scratch.columns(given.token_map, vocab, given.draft_kept) if has_rows else scratch.columns(None, vocab)
     parent, depth, rank, ids, children = (ints(batch, nodes) for _ in range(5))
+    knobs = Knobs(0.0, None, scratch.typical_of(given.typical, is_typical, device), 0, 0, 0)
     call = Walk(
         Chain(token_ids, None, 0, host.size(nodes - 1), on.sampling),
         target_rows, draft_rows, columns, on.sampling,
-        on.draft_sampling, noise, Knobs(0.0, given.typical_epsilon, given.typical_delta, 0, 0, 0), on.digest, on.plan,
+        on.draft_sampling, noise, knobs, on.digest, on.plan,
         host.size(nodes), host.size(max_depth), token_ids, given.parents,
         parent, depth, rank, ids, children, ints(batch, nt), ints(batch, nt), ints(batch, W_FIELDS.value),
         floats(batch, 2), ints(batch, nodes), floats(batch, nodes), marks,
