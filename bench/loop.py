@@ -29,7 +29,8 @@ RUNS = (
 COMMON = ["--temperature", "0", "0.7", "1", "--count", "16"]
 ABOUT = (
     "Tokens per second of whole calls, prefill included, on 16 held-out code prompts of 57 to 64 tokens, the median "
-    "round's; in brackets times plain decoding in the same round, likewise. The methods take turns on every prompt. "
+    "round's; in brackets times plain decoding just before and after, likewise. The methods take turns on every "
+    "prompt, and plain decoding runs again after every fourth. "
     "*Same text*: every text equals plain decoding's with the same seed. *Same distribution*: a greedy text is equal, "
     "a sampled one follows the same distribution ([losslessness](losslessness.md)). "
     "[Drafters](drafters.md) describes the methods; `python -m specdec_loop compare --list` prints one line for each.",

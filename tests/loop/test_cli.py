@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,8 @@ from model_folders import save_model, save_tokenizer
 from safetensors.torch import load_file, save_file
 
 from specdec_loop.cli import arguments, main
-from specdec_loop.cli.measure import Case, all_cases, distinct
+from specdec_loop.cli.measure import Case, Comparison, Policy, Round, all_cases, distinct
+from specdec_loop.draft_length import FixedLength
 from specdec_loop.heads import MtpLayer, Shared, save_head
 from specdec_loop.heads.mtp_layers import DEEPSEEK
 from specdec_loop.methods import LOADERS, METHODS
@@ -143,6 +145,30 @@ def test_compare_writes_tables_json_and_chart(folder: Path, capsys: pytest.Captu
         if row["predicted_tokens_per_second"] is not None:
             assert row["predicted_tokens_per_second"] > 0
     assert (tmp_path / "c.png").read_bytes()[1:4] == b"PNG"
+
+
+def test_a_method_is_held_against_plain_decoding_just_before_and_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine that gets slower by as much with every run."""
+    runs = []
+
+    def slower(self: Comparison, case: Case, policy: Policy, start: int, new_tokens: int, done: Round) -> float:
+        runs.append(case.method)
+        done.texts.append([7] * new_tokens)
+        done.seconds += len(runs)
+        return len(runs)
+
+    monkeypatch.setattr(Comparison, "_run", slower)
+    models: Any = SimpleNamespace(drafter=lambda method: None, draft_length=lambda method, batch: FixedLength(1))
+    names = [name for name in METHODS if name != "plain"][:5]
+    comparison = Comparison(models, [[1], [2]], all_cases([names[0], "plain", *names[1:]], [1.0], [1], []), 10)
+    runs.clear()
+    assert len(list(comparison.rounds(2))) == comparison.steps(2)
+    turn = ["plain", *names[:4], "plain", names[4], "plain"]
+    assert runs == turn * 4  # two rounds of two prompts
+    speedups = {row.method: row.speedup for row in comparison.rows()}
+    assert speedups["plain"] == speedups[names[4]] == 1.0  # it ran just between two of plain decoding
+    rounds = [(3.5 + 11.5) / (2 + 10), (19.5 + 27.5) / (18 + 26)]  # plain decoding's mean times; and its own
+    assert speedups[names[0]] == pytest.approx(sum(rounds) / 2)
 
 
 def test_the_datastore_is_built_and_used(folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -20,7 +20,9 @@ from ..statistics import acceptance_by_child, acceptance_by_position, expected_t
 from .errors import UserError, one_line
 from .loading import Models
 
+Policy = tuple[Drafter | None, FixedLength] | None  # a drafter and the length of its drafts; None: a rival
 RIVALS = ("transformers plain", "transformers assisted", "transformers prompt lookup")
+NEAR = 4  # cases between two runs of plain decoding, which the speed-up looks at: a machine's speed drifts in seconds
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Row:
 
     Attributes:
         tokens_per_second: the median round's.
-        speedup: beside plain decoding at the same temperature and batch, the median of rounds.
+        speedup: beside plain decoding just before and after, at the same temperature and batch, the median of rounds.
         tokens_per_step: of a request.
         acceptance: accepted candidates, of those that were looked at.
         acceptance_by_position: the same for the first, second, .. candidate of a step.
@@ -83,16 +85,17 @@ class Row:
 
 @dataclass
 class Round:
-    """All prompts once: their texts and, where it is ours, details."""
+    """All prompts once: their texts, details where it is ours, and the time of plain decoding beside it."""
 
     seconds: float = 0.0
+    plain_seconds: float = 0.0
     texts: list[list[int]] = field(default_factory=list)
     results: list[Generation] = field(default_factory=list)
 
-    @property
-    def speed(self) -> float:
-        """Tokens a second."""
-        return sum(map(len, self.texts)) / self.seconds
+    def speedup(self, plain: Round) -> float:
+        """Tokens a second beside plain decoding's."""
+        own, theirs = (sum(map(len, run.texts)) for run in (self, plain))
+        return own / self.seconds * self.plain_seconds / theirs
 
 
 class Comparison:
@@ -113,9 +116,10 @@ class Comparison:
     def rounds(self, count: int) -> Iterator[Case]:
         """Run every case `count` times; yields each after each group of prompts.
 
-        The cases take turns on every prompt, so that a machine that slows down does so for all of them. A round has
-        drafters of its own: they must not know these texts from the last one. Lengths that adapt go on, as in an
-        engine: what they know is how many drafts were accepted, and how long steps take.
+        The cases take turns on every prompt, so that a machine that slows down does so for all of them, and plain
+        decoding runs again after every `NEAR`. A round has drafters of its own: they must not know these texts from the
+        last one. Lengths that adapt go on, as in an engine: what they know is how many drafts were accepted, and how
+        long steps take.
         """
         gc.collect()
         gc.freeze()  # all that is loaded: looking through it takes 0.2 s, in the midst of somebody's step
@@ -123,46 +127,54 @@ class Comparison:
             policies = {case: self._policy(case) for case in self.cases}
             rounds = {case: Round() for case in self.cases}
             for start in range(len(self.prompts)):
-                for case in self.cases:
-                    if start % case.batch == 0:
-                        self._run(case, policies[case], start, self.new_tokens, rounds[case])
-                        yield case
+                for cases in self._columns():
+                    if start % cases[0].batch == 0:
+                        yield from self._turn(cases, policies, start, rounds)
             for case in self.cases:
                 self.runs[case].append(rounds[case])
         gc.unfreeze()
 
+    def _columns(self) -> list[list[Case]]:
+        """Cases of one temperature and batch, plain decoding first."""
+        found: dict[tuple[float, int], list[Case]] = {}
+        for case in sorted(self.cases, key=lambda case: case.method != "plain"):
+            found.setdefault((case.temperature, case.batch), []).append(case)
+        return list(found.values())
+
+    def _turn(
+        self, cases: list[Case], policies: Mapping[Case, Policy], start: int, rounds: Mapping[Case, Round]
+    ) -> Iterator[Case]:
+        """Run a column on a batch of prompts."""
+
+        def run(case: Case, done: Round) -> float:
+            return self._run(case, policies[case], start, self.new_tokens, done)
+
+        plain = cases[0] if cases[0].method == "plain" else None
+        others, before = cases, 0.0
+        if plain is not None:
+            others, before = cases[1:], run(plain, rounds[plain])
+            yield plain
+        for first in range(0, len(others), NEAR):
+            near = others[first : first + NEAR]
+            for case in near:
+                run(case, rounds[case])
+                yield case
+            after = 0.0 if plain is None else run(plain, Round())
+            for case in near:
+                rounds[case].plain_seconds += (before + after) / 2
+            before = after
+
     def rows(self) -> list[Row]:
         """A row for each case, in their order."""
-        made = [self._row(case) for case in self.cases]
-        plain = {(row.temperature, row.batch): row for row in made if row.method == "plain"}
-        for case, row in zip(self.cases, made, strict=True):
-            base = plain.get((row.temperature, row.batch))
-            if base is None:
-                continue
-            row.speedup = statistics.median(
-                own.speed / theirs.speed for own, theirs in zip(self.runs[case], self._plain(case), strict=True)
-            )
-            method = METHODS.get(row.method)
-            if row.temperature == 0 or (method is not None and method.keeps_the_text):
-                want = self._plain(case)[-1].texts
-                same = sum(a == b for a, b in zip(self.runs[case][-1].texts, want, strict=True))
-                row.same_text = f"{same}/{len(want)}"
-        return made
+        return [self._row(case) for case in self.cases]
 
-    def _plain(self, case: Case) -> list[Round]:
-        """Plain decoding beside a case."""
-        return self.runs[Case("plain", case.temperature, case.batch)]
-
-    def _policy(self, case: Case) -> tuple[Drafter | None, FixedLength] | None:
-        """The drafter and its draft length; None for a rival."""
+    def _policy(self, case: Case) -> Policy:
         if case.method in RIVALS:
             return None
         return self.models.drafter(case.method), self.lengths[case]
 
-    def _run(
-        self, case: Case, policy: tuple[Drafter | None, FixedLength] | None, start: int, new_tokens: int, done: Round
-    ) -> None:
-        """A batch of prompts."""
+    def _run(self, case: Case, policy: Policy, start: int, new_tokens: int, done: Round) -> float:
+        """Run a batch of prompts, add it to what is `done`, and say how long it took."""
         group, seed = self.prompts[start : start + case.batch], self.models.args.seed + start
         started = time.perf_counter()
         if policy is None:
@@ -181,7 +193,9 @@ class Comparison:
                 )
             done.texts += result.tokens
             done.results.append(result)
-        done.seconds += time.perf_counter() - started
+        seconds = time.perf_counter() - started
+        done.seconds += seconds
+        return seconds
 
     def _run_rival(self, case: Case, group: Sequence[list[int]], seed: int, new_tokens: int) -> list[list[int]]:
         """Transformers' own generate, which assists one request at a time."""
@@ -207,9 +221,21 @@ class Comparison:
         run = min(self.runs[case], key=lambda run: abs(run.seconds - seconds))
         count = sum(map(len, run.texts))
         row = Row(case.method, case.temperature, case.batch, count / seconds, distinct=distinct(run.texts))
+        plain = self.runs.get(Case("plain", case.temperature, case.batch))
+        if plain is not None:
+            self._beside(case, row, plain)
         if run.results:
             self._describe(row, run.results, seconds, count)
         return row
+
+    def _beside(self, case: Case, row: Row, plain: list[Round]) -> None:
+        """What plain decoding's rounds say of a case."""
+        own = self.runs[case]
+        row.speedup = 1.0 if own is plain else statistics.median(map(Round.speedup, own, plain))
+        method = METHODS.get(case.method)
+        if case.temperature == 0 or (method is not None and method.keeps_the_text):
+            same = sum(a == b for a, b in zip(own[-1].texts, plain[-1].texts, strict=True))
+            row.same_text = f"{same}/{len(plain[-1].texts)}"
 
     def _describe(self, row: Row, results: list[Generation], seconds: float, count: int) -> None:
         requests = [request for result in results for request in result.statistics]

@@ -48,6 +48,7 @@ class FeatureDrafter(CachedDrafter):
         self._confidence.begin(self._race.temperature)
         some = next(self.head.parameters())
         self._held: list[tuple[Tensor, list[int]]] = []
+        self._num_held = [0] * sequences.batch  # pairs of each request that these are of
         self.head.reach(self._open(self.head.config, sequences, longest, some.dtype, some.device))
 
     def prefill(self, sequences: Sequences, hidden: Tensor | None) -> None:
@@ -72,17 +73,20 @@ class FeatureDrafter(CachedDrafter):
 
     def skip(self, sequences: Sequences) -> None:
         """Hold the features of the new pairs: the next step brings others."""
-        self._held.append((self._hidden, self._new_pairs(sequences)))
+        _, unseen = self._unseen(sequences)
+        self._held.append((self._hidden, self._new_pairs(unseen)))
+        self._num_held = unseen
 
-    def _new_pairs(self, sequences: Sequences) -> list[int]:
+    def _new_pairs(self, unseen: list[int]) -> list[int]:
         """Of each request, pairs that the cache lacks and no held features are of."""
-        held = [counts for _, counts in self._held]
-        return [n - sum(before) for n, *before in zip(self._unseen(sequences)[1], *held, strict=True)]
+        return [n - held for n, held in zip(unseen, self._num_held, strict=True)]
 
     def _join_held(self, sequences: Sequences) -> None:
         """Have the features of all pairs that the cache lacks in one tensor."""
         if self._held:
-            self._hidden, self._held = self._joined([*self._held, (self._hidden, self._new_pairs(sequences))]), []
+            new = self._new_pairs(self._unseen(sequences)[1])
+            self._hidden, self._held = self._joined([*self._held, (self._hidden, new)]), []
+            self._num_held = [0] * sequences.batch
 
     def _run_unseen(self, sequences: Sequences) -> Tensor:
         self._join_held(sequences)

@@ -48,6 +48,9 @@ class _StateDrafter(Drafter):
     def commit(self, sequences: Sequences, outcome: Outcome) -> None:
         """Take the state of the last accepted token."""
         assert outcome.hidden is not None
+        if outcome.hidden.shape[1] == 1:
+            self._state = outcome.hidden[:, 0]
+            return
         last = outcome.followers if outcome.path is None else outcome.path.amax(1)  # a path rises, and ends with -1
         self._state = kept_rows(outcome.hidden, last.clamp(min=0).long())[:, 0]
 
