@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -106,6 +107,57 @@ def test_every_8_bit_number_is_read_exactly(backend: str, device: str, float8: t
     key = torch.zeros_like(query).to(float8)
     found = tree_attention(query, key, value, ancestors, lengths)
     torch.testing.assert_close(found.output.flatten().float().cpu(), numbers.float(), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("float8", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_the_ptx_widens_every_byte_at_every_place(dtype: torch.dtype, float8: torch.dtype) -> None:
+    """By running it here: only the simulated and real GPUs do."""
+    from specdec_kernels.ops.tree_attention.triton_kernel import FLOAT8, widening_ptx
+
+    size = 256.0 if float8 == torch.float8_e4m3fn else 1.0
+    for byte in range(256):
+        four = [byte, 255 - byte, (byte * 7 + 1) % 256, byte ^ 0x80]
+        pairs = run_ptx(widening_ptx(FLOAT8[float8], dtype), sum(b << 8 * i for i, b in enumerate(four)))
+        found = torch.tensor([half for pair in pairs for half in (pair & 0xFFFF, pair >> 16)]).to(torch.uint16)
+        want = torch.tensor(four, dtype=torch.uint8).view(float8).float() / size
+        torch.testing.assert_close(found.view(dtype).float(), want, rtol=0, atol=0, equal_nan=True)
+        assert ((found.view(dtype).signbit() == want.signbit()) | want.isnan()).all(), four  # of zeros too
+
+
+def fused(*words: int) -> int:
+    """x * y + z of two bfloat16 each."""
+    x, y, z = torch.tensor([[w & 0xFFFF, w >> 16] for w in words]).to(torch.uint16).view(torch.bfloat16).float()
+    low, high = (x * y + z).bfloat16().view(torch.uint16).tolist()
+    return int(low | high << 16)
+
+
+OPERATIONS: dict[str, Callable[..., int]] = {
+    "mov.b32": lambda x: x, "shr.u32": int.__rshift__, "and.b32": int.__and__, "or.b32": int.__or__,
+    "add.u32": int.__add__, "mad.lo.u32": lambda x, y, z: x * y + z, "fma.rn.bf16x2": fused,
+}  # fmt: skip
+
+
+def run_ptx(text: str, word: int) -> list[int]:
+    """What instructions in braces make of a register, as two registers."""
+    values = {"$2": word}
+
+    def read(operand: str) -> int:
+        return values[operand] if operand in values else int(operand, 0)
+
+    for line in text.strip("{} ").split(";"):
+        opcode, _, operands = line.strip().partition(" ")
+        if opcode in ("", ".reg"):
+            continue
+        target, *names = (name.strip() for name in operands.split(","))
+        x, *rest = map(read, names)
+        if opcode == "prmt.b32":
+            all_bytes = x | rest[0] << 32
+            picked = [all_bytes >> 8 * (rest[1] >> 4 * i & 7) & 255 for i in range(4)]
+            values[target] = sum(b << 8 * i for i, b in enumerate(picked))
+        else:
+            values[target] = OPERATIONS[opcode](x, *rest) & 0xFFFFFFFF
+    return [values["$0"], values["$1"]]
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 31, 32, 33, 64, 65, 257, 1024])  # the edges of words and tiles

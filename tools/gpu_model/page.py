@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from . import collect, cuda, known, limits, model
-from .machines import H100, H200, MACHINES, Machine
+from .machines import H100, H200, ISSUE, MACHINES, Machine, issue_slots
 from .model import Kernel, Launch
 
 VOCAB, BATCH = 128256, 64
@@ -18,6 +18,12 @@ MEASURED = {
     "verify_chain ratio bf16 filters": f"{_CASE}, top-k 50 + top-p .95",
     **{f"verify_chain {rule} bf16": f"{_CASE}, {rule}" for rule in ("block", "greedy", "match", "typical")},
 }
+# Cases of tree_attention: dims of a key and of a value that is none of its columns, and bytes of an element.
+ATTENTION = {
+    "bf16 dense": (128, 128, 2), "bf16 paged": (128, 128, 2), "bf16 1024 nodes, widest": (256, 256, 2),
+    "bf16 e4m3": (128, 128, 1), "bf16 e5m2, widest": (256, 256, 1), "bf16 latent": (576, 0, 2),
+    "bf16 latent e4m3": (576, 0, 1), "fp32 paged": (128, 128, 4), "fp32 1024 nodes, widest": (256, 256, 4),
+}  # fmt: skip
 _INTRODUCTION = """# The GPU kernels, judged from their machine code
 
 This page is made by `make gpu-model` from what the compilers produce: it counts the machine code of each kernel and
@@ -166,6 +172,31 @@ def vocabularies(content: dict[str, Any]) -> str:
             shares.setdefault(f"{row.contender}: {row.call}", {})[vocab] = percent(row.share(H100, BATCH))
     lines = ([name, *(found.get(v, "") for v in have)] for name, found in shares.items())
     return f"### By vocabulary: H100, batch {BATCH}\n\n" + table(["call", *map(str, have)], lines)
+
+
+def attention(content: dict[str, Any]) -> str:
+    """What the main loop of tree_attention allows on each machine."""
+    from specdec_kernels.ops.tree_attention.triton_kernel import BLOCKS
+
+    def share(case: str, machine: Machine) -> str:
+        launches = content["triton"].get(f"cuda:{machine.arch} 0", {}).get(f"tree_attention {case}")
+        if not launches:
+            return ""
+        dim, value_dim, size = ATTENTION[case]
+        kernel = collect.from_json(launches[0]["kernel"])
+        loop = next(s for s in kernel.counts.streams if s.work.exponentials)  # over cached keys; one over nodes follows
+        _, keys, _ = BLOCKS[size][max(n for n in (128, 256, 512) if n <= dim)]
+        slots = issue_slots(kernel.arch, loop.work.issued, loop.work.units) * kernel.threads
+        seconds = slots / (ISSUE * model.EFFICIENCY * machine.clock * machine.processors)
+        return percent(min(keys * (dim + value_dim) * size / seconds / machine.copy, 1.0))
+
+    head = (
+        "## Attention\n\n"
+        "The share of the copy rate that the main loop of `tree_attention` allows by its instructions, for one block\n"
+        "of rows (nodes times query heads of a key head). What tensor cores take is not in it.\n\n"
+    )
+    lines = ([case, *(share(case, machine) for machine in MACHINES)] for case in ATTENTION)
+    return head + table(["case", *(machine.name for machine in MACHINES)], lines)
 
 
 def facts_of(kernel: Kernel, call: str, size: int) -> list[Any]:
@@ -329,6 +360,7 @@ def text(content: dict[str, Any], first: dict[str, dict[str, float]]) -> str:
         "tile;\n"
         "bytes in flight a multiprocessor before the first use; blocks that a multiprocessor holds.\n",
         *(facts(content, arch) for arch in arches),
+        attention(content),
         registers(content),
         "## Spills\n\n" + spills(content),
         amd(content),

@@ -112,6 +112,7 @@ CASES = [
     _tree("match", filters="all"),
     _attention(format="nhd", dtype=BF16, dims=(32, 32)),
     _attention(format="hnd", lengths=(70, 3), window=20),
+    *(_attention(format="nhd", dtype=BF16, dims=(32, 32), float8=f) for f in (torch.float8_e4m3fn, torch.float8_e5m2)),
     _with(Case("sample", "small", lambda: CALLS["sample"](1)), edits),
     *(_with(_chain(rule, dtype=BF16), edits) for rule in ("ratio", "match", "greedy", "block")),
     _with(_chain("ratio", TILES, filters="all"), edits),

@@ -208,6 +208,8 @@ def _replacement(opcode: str, given: list[str], timed: bool) -> list[str] | None
             "shl.b32 $0, $0, 16",
             f"or.b32 {given[0]}, $0, $3",
         ]
+    if opcode == "fma.rn.bf16x2":
+        return _fma_bf16(*given)
     if opcode == "atom.global.or.b64":
         return _or_halves(*given)
     if opcode.startswith("cp.async"):
@@ -236,6 +238,15 @@ def _max_bf16(result: str, a: str, b: str, timed: bool) -> list[str]:
         f"and.b32 $2, {a}, 0xffff0000", f"and.b32 $3, {b}, 0xffff0000", *_max_with_nan("$2", "$2", "$3", timed),
         "and.b32 $2, $2, 0xffff0000", f"or.b32 {result}, $0, $2",
     ]  # fmt: skip
+
+
+def _fma_bf16(result: str, a: str, b: str, c: str) -> list[str]:
+    """Rounded twice, to float32 first: the same where the product has few bits and nothing is added."""
+    steps = []
+    for part, kept in (("shl.b32 {}, {}, 16", "$6"), ("and.b32 {}, {}, 0xffff0000", "$7")):
+        steps += [part.format(wide, value) for wide, value in (("$3", a), ("$4", b), ("$5", c))]
+        steps += ["fma.rn.f32 $3, $3, $4, $5", *_to_bf16(kept, "$3")]
+    return [*steps, "shl.b32 $7, $7, 16", f"or.b32 {result}, $6, $7"]
 
 
 def _max_fp16(result: str, a: str, b: str) -> list[str]:

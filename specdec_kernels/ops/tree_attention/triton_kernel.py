@@ -15,16 +15,27 @@ from ..._triton import launch as host
 from ..._triton.cache import locate
 from ..._triton.codes import S_LAYOUT
 
-# (rows, keys) of a program by what is multiplied (4: float32; else bytes of an element of the cache beside 16-bit
-# queries) and the larger dim, rounded up: the largest that tools/compile_triton.py sees in registers on every GPU.
-# Exact float32 products take no tensor cores, so fewer rows; what is refused below spills 2 KB a thread.
+# (rows, keys, warps) of a program by what is multiplied (4: float32; else bytes of an element of the cache beside
+# 16-bit queries) and the larger dim, rounded up: of what stays in registers on every GPU, what takes fewest
+# instructions. Dim 128, sm_90, instructions a key of all threads for up to 32 rows: (64, 32, 8) 4,200, (64, 64, 4)
+# 2,000, (32, 64, 4) 1,800, (32, 128, 8) 1,500, (32, 128, 4) 890. It needs 82 KB of shared memory; AMD's GPUs and those
+# before sm_80 have 64, and take half of the keys. Exact float32 products take no tensor cores; what is refused below
+# spills 2 KB a thread.
 BLOCKS = {
-    2: {128: (64, 32), 256: (32, 16), 512: (32, 16)},
-    1: {128: (32, 32), 256: (32, 16), 512: (16, 32)},
-    4: {128: (16, 32), 256: (16, 16), 512: (16, 16)},
+    2: {128: (32, 128, 4), 256: (32, 64, 8), 512: (32, 32, 8)},
+    1: {128: (32, 128, 4), 256: (32, 64, 8), 512: (16, 32, 8)},
+    4: {128: (16, 32, 8), 256: (16, 16, 8), 512: (16, 16, 8)},
 }
-HIP_WARPS = 4  # of 64 lanes, where dims exceed 256
+HIP_WARPS = 4  # of 64 lanes
 FLOAT8 = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
+# By kind of byte and dtype. A byte at the upper end of 16 bits is shifted down until its exponent stands where the
+# dtype has its own, and masked; what makes a number that is none overflow into one bit; by what that bit grows to the
+# dtype's largest exponent; and 2^112 where the dtype's exponents begin as much lower.
+WIDENED = {
+    ("e4m3", torch.float16): (1, 0x3F80, 0x80, 0x4000, 1, False),
+    ("e4m3", torch.bfloat16): (4, 0x07F0, 0x10, 0x0800, 15, True),
+    ("e5m2", torch.bfloat16): (3, 0x0FE0, 0x80, 0x1000, 7, True),
+}
 REGISTERS = 255  # most of a thread in float32: without a limit sm_80 and sm_120 spill for a second program
 # A request of R blocks of rows is cut into spans of at least SPAN * R keys, so it makes about length / SPAN programs a
 # key head, and its partial results are at most half as large as the keys and values it reads once.
@@ -107,30 +118,34 @@ def _need(tree, blocks, b, NODES: tl.constexpr, PAGES: tl.constexpr):
 
 
 @triton.jit
-def _load_rows(rows, h, place, first, last, dtype: tl.constexpr, D: tl.constexpr, FLOAT8: tl.constexpr):
+def _load_rows(
+    rows, h, place, first, last, dtype: tl.constexpr, D: tl.constexpr, FLOAT8: tl.constexpr, PTX: tl.constexpr
+):  # fmt: skip
     """Columns first to last of the cache's rows at places, [place, D]; 0 where there is none."""
     d = first + tl.arange(0, D)
     page, slot, exists = place
     at = rows.data + page * rows.outer + slot * rows.inner + h * rows.head
     row = tl.load(at[:, None] + d[None, :], mask=exists[:, None] & (d < last)[None, :], other=0)
     if FLOAT8 is not None:
-        row = _from_float8(row, FLOAT8)
+        return _from_float8(row, dtype, FLOAT8, PTX)
     return row.to(dtype)
 
 
 @triton.jit
-def _from_float8(byte, FLOAT8: tl.constexpr):
-    """Bytes of 8-bit floats as half floats, those of e4m3 divided by 256: not every GPU has instructions for it.
-
-    A half has the exponent of e5m2. That of e4m3 is 8 less, and its NaN would be a number.
-    """
+def _from_float8(byte, dtype: tl.constexpr, FLOAT8: tl.constexpr, PTX: tl.constexpr):
+    """Bytes of 8-bit floats as `dtype`, those of e4m3 divided by 256; PTX, if any, widens four at once."""
+    if PTX is not None:
+        # Pure code Triton would move behind shared memory, where it loads values byte by byte: 1,090 instructions a
+        # block of keys in place of 570 (32 rows and keys, dim 128, 8 warps).
+        return tl.inline_asm_elementwise(PTX, "=r,=r,r", [byte], dtype=dtype.value, is_pure=False, pack=4)
+    # A half has the exponent of e5m2. That of e4m3 is 8 less, and its NaN would be a number.
     bits = byte.to(tl.int16)
     if FLOAT8 == "e4m3":
         size = bits & 0x7F
         half = ((bits & 0x80) << 8) | (size << 7) | tl.where(size == 0x7F, 0x7C00, 0)
     else:
         half = bits << 8
-    return half.to(tl.int16).to(tl.float16, bitcast=True)
+    return half.to(tl.int16).to(tl.float16, bitcast=True).to(dtype)
 
 
 @triton.jit
@@ -153,15 +168,17 @@ def _dot(a, b, c, INTERPRETED: tl.constexpr):
 @triton.jit
 def _attend(
     state, query, rest, keys, values, h, place, cut, scale, seen,
-    D: tl.constexpr, REST: tl.constexpr, DV: tl.constexpr, FLOAT8: tl.constexpr, INTERPRETED: tl.constexpr,
+    D: tl.constexpr, REST: tl.constexpr, DV: tl.constexpr, FLOAT8: tl.constexpr, PTX: tl.constexpr,
+    INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """One-pass softmax: (sum of weights * values, sum of weights, largest score) with a block of keys added."""
     output, total, best = state
     dtype: tl.constexpr = query.dtype
-    key = _load_rows(keys, h, place, 0, cut, dtype, D, FLOAT8)
+    key = _load_rows(keys, h, place, 0, cut, dtype, D, FLOAT8, PTX)
     score = _dot(query, tl.trans(key), tl.zeros(seen.shape, tl.float32), INTERPRETED)
     if REST > 0:
-        score = _dot(rest, tl.trans(_load_rows(keys, h, place, cut, keys.dim, dtype, REST, FLOAT8)), score, INTERPRETED)
+        more = _load_rows(keys, h, place, cut, keys.dim, dtype, REST, FLOAT8, PTX)
+        score = _dot(rest, tl.trans(more), score, INTERPRETED)
     score *= scale
     score = tl.where(seen, score, float("-inf"))
     larger = tl.maximum(best, tl.max(score, axis=1))
@@ -171,7 +188,7 @@ def _attend(
     total = total * rescale + tl.sum(weight, axis=1)
     block = key
     if values.data is not None:
-        block = _load_rows(values, h, place, 0, values.dim, dtype, DV, FLOAT8)
+        block = _load_rows(values, h, place, 0, values.dim, dtype, DV, FLOAT8, PTX)
     output = _dot(weight.to(dtype), block, output * rescale[:, None], INTERPRETED)
     return output, total, larger
 
@@ -264,7 +281,7 @@ def _merge_kernel(
 def _attend_kernel(
     query, keys, values, tree, blocks, results, scale, cut, kv_heads, group, units,
     NODES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr, REST: tl.constexpr,
-    DV: tl.constexpr, FLOAT8: tl.constexpr, INTERPRETED: tl.constexpr,
+    DV: tl.constexpr, FLOAT8: tl.constexpr, PTX: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """output[b, n, h] = sum over attended x of softmax(scale query[b, n, h] . key[x, g]) value[x, g].
 
@@ -302,7 +319,9 @@ def _attend_kernel(
             wanted = position < end
             seen = wanted[None, :] & ((tree.window == 0) | (length + depth[:, None] - position[None, :] < tree.window))
             place = locate(blocks, b, position, wanted)
-            state = _attend(state, q, rest, keys, values, h, place, cut, scale, seen, D, REST, DV, FLOAT8, INTERPRETED)
+            state = _attend(
+                state, q, rest, keys, values, h, place, cut, scale, seen, D, REST, DV, FLOAT8, PTX, INTERPRETED
+            )  # fmt: skip
         if split == 0:
             TREE_N: tl.constexpr = min(BLOCK_N, 32)  # keys of one word of ancestors
             for j in range(0, width, TREE_N):
@@ -314,8 +333,8 @@ def _attend_kernel(
                     seen = seen & (depth[:, None] - _depth(tree, b, other, wanted)[None, :] < tree.window)
                 place = locate(blocks, b, length + other, wanted)
                 state = _attend(
-                    state, q, rest, keys, values, h, place, cut, scale, seen, D, REST, DV, FLOAT8, INTERPRETED
-                )
+                    state, q, rest, keys, values, h, place, cut, scale, seen, D, REST, DV, FLOAT8, PTX, INTERPRETED
+                )  # fmt: skip
 
         output = state[0]
         if FLOAT8 is not None:
@@ -325,6 +344,25 @@ def _attend_kernel(
         tl.store(mine + m[:, None] * DV + dv[None, :], output)
         tl.store(mine + BLOCK_M * DV + m, state[1])
         tl.store(mine + BLOCK_M * (DV + 1) + m, state[2])
+
+
+def widening_ptx(float8: str, dtype: torch.dtype) -> str:
+    """PTX that makes two pairs of `dtype` of four bytes in a register; see `_from_float8`.
+
+    Four bytes take 12 to 18 instructions, two or four of e5m2 as halves; one byte after the other takes 80.
+    """
+    lines = [".reg .b32 x, y, z, c, d;", "mov.b32 c, 0x77807780;", "mov.b32 d, 0x80008000;"]  # 2^112 and -0, twice
+    for i, bytes_of in enumerate(("0x1404", "0x3424")):
+        lines.append(f"prmt.b32 x, $2, 0, {bytes_of};")
+        if (float8, dtype) not in WIDENED:  # e5m2 is the upper half of a half
+            lines.append(f"mov.b32 ${i}, x;")
+            continue
+        shift, mask, add, bit, times, is_scaled = WIDENED[float8, dtype]
+        mask, add, bit = (pair * 0x10001 for pair in (mask, add, bit))
+        lines += [f"shr.u32 y, x, {shift};", f"and.b32 y, y, {mask};", f"add.u32 z, y, {add};", f"and.b32 z, z, {bit};"]
+        lines += [f"mad.lo.u32 y, z, {times}, y;", "and.b32 x, x, 0x80008000;", "or.b32 x, x, y;"]
+        lines.append(f"fma.rn.bf16x2 ${i}, x, c, d;" if is_scaled else f"mov.b32 ${i}, x;")
+    return "{" + " ".join(lines) + "}"
 
 
 def _rows(t: Tensor, scale: Tensor | None = None) -> _Rows:
@@ -358,7 +396,17 @@ def tree_attention_out(
     if is_float32 and (widest > 256 or key.dtype in FLOAT8) and not is_interpreted:
         expected = "bfloat16 or float16 where dims exceed 256 or keys are float8 (backend triton)"
         fail("tree_attention", "query", expected, query.dtype)
-    block_m, block_n = BLOCKS[4 if is_float32 else key.element_size()][widest]
+    float8, ptx = FLOAT8.get(key.dtype), None
+    block_m, block_n, warps = BLOCKS[4 if is_float32 else key.element_size()][widest]
+    if not is_interpreted:
+        target = triton.runtime.driver.active.get_current_target()
+        if target.backend == "hip":
+            warps = HIP_WARPS
+        elif float8 is not None:
+            ptx = widening_ptx(float8, query.dtype)
+            warps = 8 if target.arch == 120 else warps  # with 4 it would spill
+        if target.backend == "hip" or target.arch < 80:
+            block_n //= 2
     row_blocks = triton.cdiv(nodes * group, block_m)
     capacity = page_size * blocks.blocks
     units = min(SPLITS.value * row_blocks, capacity // SPAN.value + row_blocks)
@@ -368,16 +416,15 @@ def tree_attention_out(
     tree = _Tree(ancestors, lengths, nodes, ancestors.shape[2], window, capacity)
     results = _Results(output, logsumexp, status, partial)
     sizes = {"NODES": host.power(nodes), "BLOCK_M": block_m, "BLOCK_N": block_n, "DV": block_dv}
-    is_hip = not is_interpreted and triton.runtime.driver.active.get_current_target().backend == "hip"
-    warps = {"num_warps": HIP_WARPS} if is_hip and widest > 256 else {}
     keys, values = _rows(key, key_scale), _rows(value, value_scale)
     if is_shared:
         values = values._replace(data=None)
     host.launch(
         _attend_kernel, programs, _rows(query), keys, values, tree, blocks, results, scale / LOG_2.value, cut,
-        kv_heads, group, units, D=block_d, REST=block_rest, FLOAT8=FLOAT8.get(key.dtype),
-        INTERPRETED=is_interpreted,
-        registers=REGISTERS if is_float32 else None, **warps, **sizes,
+        kv_heads, group, units, D=block_d, REST=block_rest, FLOAT8=float8, PTX=ptx, INTERPRETED=is_interpreted,
+        registers=REGISTERS if is_float32 else None, num_warps=warps,
+        num_stages=2 if block_table is None else 3,  # dense rows are fetched ahead as they are: they need shared memory
+        **sizes,
     )  # fmt: skip
     host.launch(
         _merge_kernel, batch * kv_heads * row_blocks, tree, blocks, results, value_dim, kv_heads, group, row_blocks,
