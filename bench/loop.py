@@ -24,7 +24,7 @@ RUNS = (
     ["--batch", "1", "--rounds", "1", "--max-new-tokens", "64", "--draft-dtype", "bfloat16", "--rivals"],
     # Two calls of eight prompts. A fast request leaves its place empty, which an engine would fill: longer texts make
     # the end of a call weigh less.
-    ["--batch", "8", "--rounds", "5", "--max-new-tokens", "128"],
+    ["--batch", "8", "--rounds", "8", "--max-new-tokens", "128"],
 )
 COMMON = ["--temperature", "0", "0.7", "1", "--count", "16"]
 ABOUT = (

@@ -9,10 +9,12 @@ from statistics import median_low
 
 MARGIN = 1.05  # expected speed-up below which a draft is a trial: the slowest of a batch gains less than the mean
 HORIZON = 40  # steps whose expected gain, beyond the margin, a call may lose before it comes
-FORGIVEN = 0.01  # of all time: so much of it trials may lose
+FORGIVEN = 0.005  # of all time: so much of it trials may lose
 SLOWEST = 3.0  # most usual steps that one step counts for: another program may have run
-CLOSE = 1.4  # speed-up below which a step without drafts is measured again now and then
-PAUSE, LONGEST_PAUSE = 4, 64  # steps with drafts until then: the first time, and at most
+PAUSE, LONGEST_PAUSE = 4, 64  # steps with drafts until one without is measured again: the first time, and at most
+LARGE = 0.4  # gain of drafts from which on the pause grows with it: a step without them costs as much
+OLD = 2 * LONGEST_PAUSE  # age in steps of a time that no longer counts beside a new one: a machine's speed changes
+ALIKE = 0.2  # share by which the time of a step without drafts differs from the usual one where nothing has changed
 
 
 class FixedLength:
@@ -95,14 +97,14 @@ class AdaptiveLength(FixedLength):
         self._fade, self._cost, self.measures = 1 - 1 / memory, cost, cost is None
         self._looked_at, self._accepted = 2.0, 1.0  # as if of two candidates one had been accepted
         self._nodes: Callable[[int], int] = lambda length: 1 + length
-        # Seconds of the last steps beside drafting, by nodes, and of drafting a token.
-        self._steps: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=math.ceil(memory)))
+        # Numbers and seconds of the last steps beside drafting, by nodes; seconds of drafting a token.
+        self._steps: dict[int, deque[tuple[int, float]]] = defaultdict(lambda: deque(maxlen=math.ceil(memory)))
         self._drafting: deque[float] = deque(maxlen=math.ceil(memory))
         self._usual: dict[int, float] = {}  # medians of `_steps`, which every choice asks for
         self._promise, self._kept = 1.0, [2.0, 2.0]  # tokens of this step's drafts; over drafts: tokens, promised ones
         self._all = [2.0, 1.0, 2.0, 2.0]  # of all steps: candidates looked at, accepted; tokens kept, promised
         self._debt = self._old_debt = 0.0  # in steps without drafts: time that drafts lost, and before this call
-        self._since_drafts = self._since_plain = 0  # steps
+        self._number = self._since_drafts = self._since_plain = 0  # steps
         self._pause = PAUSE
         self._is_copied = False  # drafts cost nothing: `verified` decides
 
@@ -143,6 +145,7 @@ class AdaptiveLength(FixedLength):
         tokens: float,
     ) -> None:
         """Learn from a step."""
+        self._number += 1
         self._debt = max(self._debt + min(self._charged(seconds, width) - tokens, SLOWEST), 0.0)
         if width > 0:
             looked_at, taken = sum(min(d, a + 1) for d, a in zip(drafted, accepted, strict=True)), sum(accepted)
@@ -159,14 +162,20 @@ class AdaptiveLength(FixedLength):
                 self._drafting.append(drafts / width)
             self._since_drafts, self._since_plain = 0, self._since_plain + 1
         else:
-            self._timed(1, sum(seconds.values()))
-            if self._since_plain:
-                self._pause = min(2 * self._pause, LONGEST_PAUSE)
+            time = sum(seconds.values())
+            self._pause = min(2 * self._pause, LONGEST_PAUSE) if self._since_plain else PAUSE
+            if self._since_plain and abs(time - self._usual.get(1, time)) > ALIKE * time:
+                self._steps[1].clear()
+                self._pause = PAUSE  # it may be chance
+            self._timed(1, time)
             self._since_drafts, self._since_plain = self._since_drafts + 1, 0
 
     def _timed(self, nodes: int, seconds: float) -> None:
-        self._steps[nodes].append(seconds)
-        self._usual[nodes] = median_low(self._steps[nodes])
+        steps = self._steps[nodes]
+        steps.append((self._number, seconds))
+        while self._number - steps[0][0] > OLD:
+            steps.popleft()
+        self._usual[nodes] = median_low([time for _, time in steps])
 
     def _note(self, sums: list[float], *values: float) -> None:
         sums[:] = [self._fade * old + value for old, value in zip(sums, values, strict=True)]
@@ -187,7 +196,7 @@ class AdaptiveLength(FixedLength):
 
     def _may_draft(self, speed: float) -> bool:
         """Whether to make a draft of this expected speed-up, and not a step without one, which is measured too."""
-        is_due = 1 not in self._usual or (self._since_plain >= self._pause and speed < CLOSE)
+        is_due = 1 not in self._usual or self._since_plain >= self._pause * max((speed - 1) / LARGE, 1.0)
         if self._cost is None and is_due:
             return False
         gain = HORIZON * (speed - (MARGIN if self._cost is None else 1.0))

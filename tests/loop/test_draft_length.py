@@ -101,6 +101,7 @@ def test_a_new_call_does_not_pay_for_the_last_requests_of_the_old_one() -> None:
     assert lengths.next() == 0
     lengths.begin(lambda length: 1 + length)
     assert lengths.acceptance == pytest.approx((1 + 320) / (2 + 320 + 30))
+    lengths.update([0], [0], SECONDS, 0, 1)  # this has not been measured for long
     assert lengths.next() == 4
 
 
@@ -145,6 +146,19 @@ def test_a_step_that_is_slow_once_does_not_decide_for_long() -> None:
     lengths = AdaptiveLength(4)
     lengths.update([0], [0], {**SECONDS, "target": 20.0}, 0, 1)  # of another program's making
     assert simulate(lengths, 0.1, 0.4, 400)[-100:].count(0) > 90
+
+
+def test_a_machine_that_was_slow_for_a_while_is_measured_anew() -> None:
+    """Drafts never pay. What plain decoding took while the machine was slow must not make them seem to."""
+    lengths, drafts = AdaptiveLength(4), []
+    for step in range(1200):
+        length = lengths.next()
+        slow = 1.5 if 300 <= step < 400 else 1.0
+        seconds = {**SECONDS, "target": slow, "verify": slow * 1.1 * min(length, 1)}
+        lengths.update([length], [min(length, 1)], seconds, length, 1 + min(length, 1))
+        drafts.append(length > 0)
+    assert sum(drafts[400:450]) < 10
+    assert sum(drafts[450:]) < 750 * 0.15
 
 
 def test_drafts_that_are_slow_once_are_not_left_out_for_long() -> None:
