@@ -18,11 +18,13 @@ MEASURED = {
     "verify_chain ratio bf16 filters": f"{_CASE}, top-k 50 + top-p .95",
     **{f"verify_chain {rule} bf16": f"{_CASE}, {rule}" for rule in ("block", "greedy", "match", "typical")},
 }
-# Cases of tree_attention: dims of a key and of a value that is none of its columns, and bytes of an element.
+# Cases of tree_attention: dims of a key and of a value that is none of its columns, bytes of an element, rows of a
+# program.
 ATTENTION = {
-    "bf16 dense": (128, 128, 2), "bf16 paged": (128, 128, 2), "bf16 1024 nodes, widest": (256, 256, 2),
-    "bf16 e4m3": (128, 128, 1), "bf16 e5m2, widest": (256, 256, 1), "bf16 latent": (576, 0, 2),
-    "bf16 latent e4m3": (576, 0, 1), "fp32 paged": (128, 128, 4), "fp32 1024 nodes, widest": (256, 256, 4),
+    "bf16 8 nodes": (128, 128, 2, 32), "bf16 dense": (128, 128, 2, 64), "bf16 paged": (128, 128, 2, 64),
+    "bf16 1024 nodes, widest": (256, 256, 2, 64), "bf16 e4m3": (128, 128, 1, 32),
+    "bf16 e5m2, widest": (256, 256, 1, 32), "bf16 latent": (576, 0, 2, 32), "bf16 latent e4m3": (576, 0, 1, 16),
+    "fp32 paged": (128, 128, 4, 16), "fp32 1024 nodes, widest": (256, 256, 4, 16),
 }  # fmt: skip
 _INTRODUCTION = """# The GPU kernels, judged from their machine code
 
@@ -176,16 +178,19 @@ def vocabularies(content: dict[str, Any]) -> str:
 
 def attention(content: dict[str, Any]) -> str:
     """What the main loop of tree_attention allows on each machine."""
-    from specdec_kernels.ops.tree_attention.triton_kernel import BLOCKS
+    from specdec_kernels.ops.tree_attention.triton_kernel import blocks_of
 
     def share(case: str, machine: Machine) -> str:
         launches = content["triton"].get(f"cuda:{machine.arch} 0", {}).get(f"tree_attention {case}")
         if not launches:
             return ""
-        dim, value_dim, size = ATTENTION[case]
+        dim, value_dim, size, rows = ATTENTION[case]
         kernel = collect.from_json(launches[0]["kernel"])
-        loop = next(s for s in kernel.counts.streams if s.work.exponentials)  # over cached keys; one over nodes follows
-        _, keys, _ = BLOCKS[size][max(n for n in (128, 256, 512) if n <= dim)]
+        loops = [s for s in kernel.counts.streams if s.work.exponentials]
+        if len(loops) != 2:
+            return "?"
+        loop = loops[0]  # over cached keys; the other one is over nodes
+        _, keys, _ = blocks_of(size, max(n for n in (128, 256, 512) if n <= dim), rows)
         slots = issue_slots(kernel.arch, loop.work.issued, loop.work.units) * kernel.threads
         seconds = slots / (ISSUE * model.EFFICIENCY * machine.clock * machine.processors)
         return percent(min(keys * (dim + value_dim) * size / seconds / machine.copy, 1.0))
@@ -193,10 +198,11 @@ def attention(content: dict[str, Any]) -> str:
     head = (
         "## Attention\n\n"
         "The share of the copy rate that the main loop of `tree_attention` allows by its instructions, for one block\n"
-        "of rows (nodes times query heads of a key head). What tensor cores take is not in it.\n\n"
+        "of rows: nodes times query heads of a key head. What tensor cores take is not in it. `?`: the loop was not\n"
+        "told from the code around it.\n\n"
     )
-    lines = ([case, *(share(case, machine) for machine in MACHINES)] for case in ATTENTION)
-    return head + table(["case", *(machine.name for machine in MACHINES)], lines)
+    lines = ([case, ATTENTION[case][3], *(share(case, machine) for machine in MACHINES)] for case in ATTENTION)
+    return head + table(["case", "rows", *(machine.name for machine in MACHINES)], lines)
 
 
 def facts_of(kernel: Kernel, call: str, size: int) -> list[Any]:

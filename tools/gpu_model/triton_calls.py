@@ -386,6 +386,7 @@ OTHER_CASES = [
     _tree_mask("flat packed", 3, torch.uint8, lambda b: (b * NODES * NODES // 8,)),
     _tree_mask("int64", 5, torch.int64, lambda b: (b, NODES, NODES // 64)),
     _tree_attention("bf16 paged", BF16, SMALL, 128, True),
+    _tree_attention("bf16 8 nodes", BF16, 8, 128, True),
     _tree_attention("bf16 dense", BF16, SMALL, 128, False),
     _tree_attention("bf16 1024 nodes, widest", BF16, NODES, 256, True),
     _tree_attention("fp32 paged", FP32, SMALL, 128, True),

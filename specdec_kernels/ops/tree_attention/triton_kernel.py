@@ -17,14 +17,15 @@ from ..._triton.codes import S_LAYOUT
 
 # (rows, keys, warps) of a program by what is multiplied (4: float32; else bytes of an element of the cache beside
 # 16-bit queries) and the larger dim, rounded up: of what stays in registers on every GPU, what takes fewest
-# instructions. Dim 128, sm_90, instructions a key of all threads for up to 32 rows: (64, 32, 8) 4,200, (64, 64, 4)
-# 2,000, (32, 64, 4) 1,800, (32, 128, 8) 1,500, (32, 128, 4) 890. It needs 82 KB of shared memory; AMD's GPUs and those
-# before sm_80 have 64, and take half of the keys. Exact float32 products take no tensor cores; what is refused below
-# spills 2 KB a thread.
+# instructions. The first that holds all rows of a key head, or the last: each block of rows reads the keys again, from
+# the second-level cache. Dim 128, sm_90, instructions a key of all threads: (64, 32, 8) 4,200, (64, 32, 4) 2,800;
+# (32, 64, 4) 1,800, (32, 128, 8) 1,500, (32, 128, 4) 890. It needs 82 KB of shared memory; AMD's GPUs and those before
+# sm_80 have 64, and take half of the keys. Exact float32 products take no tensor cores; what is refused below spills
+# 2 KB a thread.
 BLOCKS = {
-    2: {128: (32, 128, 4), 256: (32, 64, 8), 512: (32, 32, 8)},
-    1: {128: (32, 128, 4), 256: (32, 64, 8), 512: (16, 32, 8)},
-    4: {128: (16, 32, 8), 256: (16, 16, 8), 512: (16, 16, 8)},
+    2: {128: [(32, 128, 4), (64, 32, 4)], 256: [(32, 64, 8), (64, 32, 8)], 512: [(32, 32, 8)]},
+    1: {128: [(32, 128, 4)], 256: [(32, 64, 8)], 512: [(16, 32, 8)]},
+    4: {128: [(16, 32, 8)], 256: [(16, 16, 8)], 512: [(16, 16, 8)]},
 }
 HIP_WARPS = 4  # of 64 lanes
 FLOAT8 = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
@@ -365,6 +366,12 @@ def widening_ptx(float8: str, dtype: torch.dtype) -> str:
     return "{" + " ".join(lines) + "}"
 
 
+def blocks_of(size: int, widest: int, rows: int) -> tuple[int, int, int]:
+    """Of `BLOCKS`, for so many rows a key head."""
+    options = BLOCKS[size][widest]
+    return next((block for block in options if block[0] >= rows), options[-1])
+
+
 def _rows(t: Tensor, scale: Tensor | None = None) -> _Rows:
     data = t.view(torch.uint8) if t.dtype in FLOAT8 else t
     page, slot, head, _ = t.stride()
@@ -397,7 +404,7 @@ def tree_attention_out(
         expected = "bfloat16 or float16 where dims exceed 256 or keys are float8 (backend triton)"
         fail("tree_attention", "query", expected, query.dtype)
     float8, ptx = FLOAT8.get(key.dtype), None
-    block_m, block_n, warps = BLOCKS[4 if is_float32 else key.element_size()][widest]
+    block_m, block_n, warps = blocks_of(4 if is_float32 else key.element_size(), widest, nodes * group)
     if not is_interpreted:
         target = triton.runtime.driver.active.get_current_target()
         if target.backend == "hip":
