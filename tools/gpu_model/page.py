@@ -22,7 +22,7 @@ MEASURED = {
 # program.
 ATTENTION = {
     "bf16 8 nodes": (128, 128, 2, 32), "bf16 dense": (128, 128, 2, 64), "bf16 paged": (128, 128, 2, 64),
-    "bf16 1024 nodes, widest": (256, 256, 2, 64), "bf16 e4m3": (128, 128, 1, 32),
+    "bf16 1024 nodes, widest": (256, 256, 2, 32), "bf16 e4m3": (128, 128, 1, 32),
     "bf16 e5m2, widest": (256, 256, 1, 32), "bf16 latent": (576, 0, 2, 32), "bf16 latent e4m3": (576, 0, 1, 16),
     "fp32 paged": (128, 128, 4, 16), "fp32 1024 nodes, widest": (256, 256, 4, 16),
 }  # fmt: skip

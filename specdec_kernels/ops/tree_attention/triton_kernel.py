@@ -18,12 +18,12 @@ from ..._triton.codes import S_LAYOUT
 # (rows, keys, warps) of a program by what is multiplied (4: float32; else bytes of an element of the cache beside
 # 16-bit queries) and the larger dim, rounded up: of what stays in registers on every GPU, what takes fewest
 # instructions. The first that holds all rows of a key head, or the last: each block of rows reads the keys again, from
-# the second-level cache. Dim 128, sm_90, instructions a key of all threads: (64, 32, 8) 4,200, (64, 32, 4) 2,800;
+# the second-level cache. Dim 128, sm_90, instructions a key of all threads: (64, 32, 8) 4,200, (64, 64, 8) 2,900;
 # (32, 64, 4) 1,800, (32, 128, 8) 1,500, (32, 128, 4) 890. It needs 82 KB of shared memory; AMD's GPUs and those before
 # sm_80 have 64, and take half of the keys. Exact float32 products take no tensor cores; what is refused below spills
 # 2 KB a thread.
 BLOCKS = {
-    2: {128: [(32, 128, 4), (64, 32, 4)], 256: [(32, 64, 8), (64, 32, 8)], 512: [(32, 32, 8)]},
+    2: {128: [(32, 128, 4), (64, 64, 8)], 256: [(32, 64, 8)], 512: [(32, 32, 8)]},
     1: {128: [(32, 128, 4)], 256: [(32, 64, 8)], 512: [(16, 32, 8)]},
     4: {128: [(16, 32, 8)], 256: [(16, 16, 8)], 512: [(16, 16, 8)]},
 }
