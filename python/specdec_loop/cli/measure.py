@@ -123,11 +123,12 @@ class Comparison:
         """
         gc.collect()
         gc.freeze()  # all that is loaded: looking through it takes 0.2 s, in the midst of somebody's step
+        columns = self._columns()
         for _ in range(count):
             policies = {case: self._policy(case) for case in self.cases}
             rounds = {case: Round() for case in self.cases}
             for start in range(len(self.prompts)):
-                for cases in self._columns():
+                for cases in columns:
                     if start % cases[0].batch == 0:
                         yield from self._turn(cases, policies, start, rounds)
             for case in self.cases:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -347,6 +348,7 @@ def _attend_kernel(
         tl.store(mine + BLOCK_M * (DV + 1) + m, state[2])
 
 
+@functools.cache
 def widening_ptx(float8: str, dtype: torch.dtype) -> str:
     """PTX that makes two pairs of `dtype` of four bytes in a register; see `_from_float8`.
 
@@ -413,7 +415,7 @@ def tree_attention_out(
             ptx = widening_ptx(float8, query.dtype)
             warps = 8 if target.arch == 120 else warps  # with 4 it would spill
         if target.backend == "hip" or target.arch < 80:
-            block_n //= 2
+            block_n = max(block_n // 2, 16)  # tl.dot takes no fewer
     row_blocks = triton.cdiv(nodes * group, block_m)
     capacity = page_size * blocks.blocks
     units = min(SPLITS.value * row_blocks, capacity // SPAN.value + row_blocks)
