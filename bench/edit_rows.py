@@ -31,7 +31,7 @@ def ours(case: EditCase, x: EditInput, backend: str) -> RowEdits:
 def minimum(case: EditCase, x: EditInput, result: RowEdits) -> int:
     """Bytes of what each request asks for, of its text, and of the lists of its rows."""
     assert result.edit_start is not None
-    listed = int(result.edit_start[:, -1].sum()) * 3 * 4
+    listed = int(result.edit_start[:, -1].sum()) * 4 * 4
     given = [part for part in x.edits if isinstance(part, Tensor)]
     return moved(x.draft_ids, *given, *x.edits.counts, result.edit_bits, result.edit_start) + listed
 

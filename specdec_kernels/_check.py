@@ -205,7 +205,7 @@ class Checker:
         words = (vocab + BLOCK - 1) // BLOCK
         self.dense(f"{name}.edit_bits", value.edit_bits, (torch.int64,), (rows, words))
         self.dense(f"{name}.edit_start", value.edit_start, (torch.int32,), (rows, words + 1))
-        self.dense(f"{name}.edit_values", value.edit_values, (torch.float32,), (3, rows, "room"))
+        self.dense(f"{name}.edit_values", value.edit_values, (torch.float32,), (4, rows, "room"))
         return value
 
     def any_edits(self, name: str, value: Any, batch: int, rows: int, vocab: int) -> RowEdits | Edits:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 BLOCK = 64  # ids of a word of bits
+MAX_VOCAB = 1 << 24  # `RowEdits` holds ids as float32
 
 
 class TokenCounts(NamedTuple):
@@ -148,8 +149,8 @@ class RowEdits(NamedTuple):
     Attributes:
         edit_bits: int64 ``[rows, ceil(vocab / 64)]``: bit v % 64 of word v // 64 says that id v is listed.
         edit_start: int32 ``[rows, ceil(vocab / 64) + 1]``: how many are listed before those of each word.
-        edit_values: float32 ``[3, rows, room]``: bias, repetition penalty and minus of the listed ids, in their order;
-            what lies behind the last one is undefined.
+        edit_values: float32 ``[4, rows, room]``: bias, repetition penalty, minus and id of what is listed, by id; what
+            lies behind the last one is undefined.
     """
 
     edit_bits: Tensor | None = None
@@ -164,7 +165,7 @@ class RowEdits(NamedTuple):
         listed = unpacked(self.edit_bits, logits.shape[1])
         rank = (listed.cumsum(1) - 1).clamp(min=0)
         values = torch.nn.functional.pad(self.edit_values, (0, 1))  # a row may have no room at all
-        bias, repetition, minus = (plane.gather(1, rank) for plane in values)
+        bias, repetition, minus = (plane.gather(1, rank) for plane in values[:3])
         changed = logits + bias
         changed = torch.where(changed > 0, changed / repetition, changed * repetition) - minus
         changed = torch.where(bias == -float("inf"), bias, changed)
@@ -200,12 +201,14 @@ def unpacked(bits: Tensor, width: int) -> Tensor:
 
 
 def packed(listed: Tensor, planes: Tensor, room: int) -> RowEdits:
-    """`RowEdits` of the ids that are listed, bool [rows, vocab], with their numbers [3, rows, vocab]."""
+    """`RowEdits` of the ids that are listed, bool [rows, vocab], with their numbers, float32 [3, rows, vocab]."""
     rows, vocab = listed.shape
     words = -(-vocab // BLOCK)
     by_word = torch.nn.functional.pad(listed, (0, words * BLOCK - vocab)).unflatten(1, (words, BLOCK))
     bits = (by_word.long() << torch.arange(BLOCK, device=listed.device)).sum(2)
     start = torch.nn.functional.pad(by_word.sum(2).cumsum(1), (1, 0)).int()
+    ids = torch.arange(vocab, dtype=planes.dtype, device=listed.device).expand(1, rows, vocab)
+    planes = torch.cat([planes, ids])
     rank = torch.where(listed, listed.cumsum(1) - 1, room).expand_as(planes)
-    values = planes.new_zeros(3, rows, room + 1).scatter(2, rank, planes)[:, :, :room]
+    values = planes.new_zeros(4, rows, room + 1).scatter(2, rank, planes)[:, :, :room]
     return RowEdits(bits, start, values.contiguous())

@@ -82,7 +82,7 @@ class _Rows(NamedTuple):
         blocks = (self.vocab + BLOCK - 1) // BLOCK
         start = torch.zeros(rows, blocks + 1, dtype=torch.int32, device=self.device)
         return RowEdits(
-            self.longs(rows, blocks), start, torch.zeros(3, rows, 1, dtype=torch.float32, device=self.device)
+            self.longs(rows, blocks), start, torch.zeros(4, rows, 1, dtype=torch.float32, device=self.device)
         )
 
     def chain(self, draft: int) -> dict[str, Any]:

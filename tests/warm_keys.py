@@ -42,7 +42,7 @@ def edits(rows: int, vocab: int) -> ops.RowEdits:
     """Edits of so many rows, with room for as many ids as there are rows."""
     blocks = (vocab + 63) // 64
     start = torch.zeros(rows, blocks + 1, dtype=torch.int32)
-    return ops.RowEdits(torch.zeros(rows, blocks, dtype=torch.int64), start, torch.zeros(3, rows, rows))
+    return ops.RowEdits(torch.zeros(rows, blocks, dtype=torch.int64), start, torch.zeros(4, rows, rows))
 
 
 def kept(*shape: int) -> ops.SparseRows:

@@ -67,4 +67,14 @@ SPECDEC_HD float bits_float(uint32_t bits) {
 #endif
 }
 
+// Both zeros have the same order.
+SPECDEC_HD uint32_t ordered_bits(float x) {
+  const uint32_t bits = float_bits(add_rn(x, 0.f));
+  return bits ^ ((bits >> 31) != 0 ? 0xffffffffu : 0x80000000u);
+}
+
+SPECDEC_HD float from_ordered_bits(uint32_t ordered) {
+  return bits_float(ordered ^ ((ordered >> 31) != 0 ? 0x80000000u : 0xffffffffu));
+}
+
 }  // namespace specdec

@@ -71,7 +71,7 @@ SPECDEC_HD float edited_logit(float logit, float bias, float repetition, float m
 struct RowEdits {
   const int64_t* bits;   // [rows, blocks]: bit v % 64 of word v / 64: id v is listed
   const int32_t* start;  // [rows, blocks + 1]: how many are listed before those of each word
-  const float* values;   // [3, rows, room]: bias, repetition, minus of what is listed
+  const float* values;   // [4, rows, room]: bias, repetition, minus and id of what is listed
   int64_t blocks, room, plane;
   SPECDEC_HD RowEdits row(int64_t i) const {
     if (!bits) return *this;

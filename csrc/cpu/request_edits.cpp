@@ -77,6 +77,14 @@ void RequestEdits::list() {
   penalise(counts_.data(), size, repetition_.data(), minus_.data());
 }
 
+void RequestEdits::write_ids(float* ids) const {
+  for (size_t k = 0; k < bits_.size(); ++k) {
+    for (auto left = static_cast<uint64_t>(bits_[k]); left != 0; left &= left - 1) {
+      *ids++ = static_cast<float>(k * kEditBlock + std::countr_zero(left));
+    }
+  }
+}
+
 void RequestEdits::write_values(int64_t node, float* values, int64_t plane) const {
   float *bias = values, *repetition = values + plane, *minus = values + 2 * plane;
   std::copy(bias_.begin(), bias_.end(), bias);

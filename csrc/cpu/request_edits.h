@@ -25,6 +25,8 @@ class RequestEdits {
 
   // The edits of a node's row; they live as long as this does. One thread at a time.
   OneRowEdits row(int64_t node);
+  // Writes what is listed, in order.
+  void write_ids(float* ids) const;
   // Writes bias, repetition and minus of what is listed, `plane` floats apart.
   void write_values(int64_t node, float* values, int64_t plane) const;
 

@@ -109,16 +109,61 @@ __device__ __forceinline__ void load_tiles(const LogitRow& row, int64_t base, in
   for (int i = 0; i < kCount; ++i) v[i] = own.template words_at<kBytes>(C::step(i));
 }
 
+// Which of a lane's values are allowed, and where edits are given have none: from packed bits.
+template <LogitType kType, bool kEdited>
+class ShownBits {
+  using C = Chunk<kType>;
+
+ public:
+  __device__ __forceinline__ ShownBits(const MaskedRow& row, int64_t base, int64_t size) {
+    const int64_t first = (base + C::offset(0)) & ~int64_t{7};
+    left_ = size - first;
+    if (row.allowed) allowed_ = row.allowed.as<const uint8_t>() + (first >> 3);
+    if (kEdited && row.edits) listed_ = row.edits.bits.as<const uint8_t>() + (first >> 3);
+  }
+  __device__ __forceinline__ explicit operator bool() const {
+    return allowed_ || (kEdited && listed_);
+  }
+  // Of its loads of a tile, one behind the other. Two lanes of float32 share each byte: either
+  // loads those of two.
+  __device__ __forceinline__ unsigned of_tile(int tile) const {
+    const int load = tile * C::kOfTile;
+    if constexpr (C::kPer == 8) {
+      return byte(C::step(load)) | byte(C::step(load + 1)) << 8;
+    } else {
+      const bool is_odd = threadIdx.x % 2 != 0;
+      const int mine = C::step(load) + (is_odd ? C::step(2) : 0);
+      const unsigned own = byte(mine) | byte(mine + C::step(1)) << 8;
+      const unsigned other = __shfl_xor_sync(0xffffffffu, own, 1);
+      unsigned all = is_odd ? (other | own << 16) >> 4 : own | other << 16;
+      all &= 0x0f0f0f0fu;
+      all = (all | all >> 4) & 0x00ff00ffu;
+      return (all | all >> 8) & 0xffffu;
+    }
+  }
+
+ private:
+  __device__ __forceinline__ unsigned byte(int step) const {
+    if (step >= left_) return 0;
+    const unsigned kept = allowed_ ? allowed_.load(step >> 3) : 0xffu;
+    return kEdited && listed_ ? kept & ~listed_.load(step >> 3) : kept;
+  }
+
+  Global<const uint8_t> allowed_, listed_;  // from the byte of the lane's first value on
+  int64_t left_;
+};
+
 // -inf where the packed bits are 0.
 template <LogitType kType>
 __device__ __forceinline__ void mask_words(unsigned bits, Words* v) {
+  // Of 16-bit values: bits 2 j and 2 j + 1, where the signs of two bytes are.
+  [[maybe_unused]] const uint32_t signs = (bits & 0xffu) | (bits & 0xffu) << 7;
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
     if constexpr (kType == LogitType::kFloat32) {
       v->w[j] = (bits >> j & 1u) != 0 ? v->w[j] : kNothing32<kType>;
     } else {
-      const uint32_t keep = ((bits >> 2 * j & 1u) != 0 ? 0x0000ffffu : 0u) |
-                            ((bits >> 2 * j & 2u) != 0 ? 0xffff0000u : 0u);
+      const uint32_t keep = spread_signs(signs << (7 - 2 * j));
       v->w[j] = (v->w[j] & keep) | (kNothing32<kType> & ~keep);
     }
   }

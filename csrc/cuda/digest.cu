@@ -1,18 +1,19 @@
 // The digest of every row that a request has: all that is read of most of it. Of each tile
 //   maximum, mass = sum exp((l - maximum) / T), entropy = sum e^s s with s = (l - maximum) / T,
 // and the same two numbers of the unmasked logits at temperature 1; of each block of 64 ids its
-// largest logit, in the dtype of the row. NaN stays.
+// largest logit, in the dtype of the row, in float32 where the row has edits. NaN stays.
 //   grid = [batch * rows * shares / a few]; a share is 32 KB of a row, or a tile where rows are
 //   few. A thread block finds its shares first, a warp each, and loads all of one before it uses
 //   any; a warp owns 512 consecutive ids of each tile
-#include "digest.cuh"
+#include "edited_tiles.cuh"
 
 namespace specdec {
 namespace {
 
-// Largest value of a warp's share of a tile; kStore: also of each of its eight blocks.
-template <LogitType kType, bool kStore>
-__device__ __forceinline__ float warp_maximum(const Words* v, Global<uint8_t> maxima, bool stores) {
+// Largest value of a warp's share of a tile; also `put(block, its bits)` of each of its eight
+// blocks.
+template <LogitType kType, class F>
+__device__ __forceinline__ float warp_maximum(const Words* v, const F& put) {
   const int lane = threadIdx.x % 32;
   constexpr auto larger = max_words<kType>;
   uint32_t top[Chunk<kType>::kOfTile];
@@ -30,9 +31,7 @@ __device__ __forceinline__ float warp_maximum(const Words* v, Global<uint8_t> ma
     m = larger(m, __shfl_xor_sync(0xffffffffu, m, 4));
     m = larger(m, __shfl_xor_sync(0xffffffffu, m, 8));
     const int load = (odd ? 2 : 0) + (second ? 1 : 0);
-    if (kStore && stores && (lane & 12) == 0) {
-      maxima.as<uint32_t>().store(2 * load + lane / 16, m);
-    }
+    if ((lane & 12) == 0) put(2 * load + lane / 16, m);
     m = larger(m, __shfl_xor_sync(0xffffffffu, m, 1));
     m = larger(m, __shfl_xor_sync(0xffffffffu, m, 2));
     return bits_float(larger(m, __shfl_xor_sync(0xffffffffu, m, 16)));
@@ -41,10 +40,9 @@ __device__ __forceinline__ float warp_maximum(const Words* v, Global<uint8_t> ma
     uint32_t m = larger(__byte_perm(top[0], top[1], 0x5410), __byte_perm(top[0], top[1], 0x7632));
 #pragma unroll
     for (int mask = 1; mask < 8; mask *= 2) m = larger(m, __shfl_xor_sync(0xffffffffu, m, mask));
-    if (kStore && stores && lane % 8 == 0) {
-      const Global<uint16_t> out = maxima.as<uint16_t>();
-      out.store(lane / 8, static_cast<uint16_t>(m));
-      out.store(4 + lane / 8, static_cast<uint16_t>(m >> 16));
+    if (lane % 8 == 0) {
+      put(lane / 8, m & 0xffffu);
+      put(4 + lane / 8, m >> 16);
     }
     m = larger(m, __shfl_xor_sync(0xffffffffu, m, 8));
     m = larger(m, __shfl_xor_sync(0xffffffffu, m, 16));
@@ -68,8 +66,15 @@ __device__ __forceinline__ void digest(const Problem& p, const Share& t,
   using C = Chunk<kType>;
   Words v[kTiles * C::kOfTile];
   load_tiles<kType>(t.values.logits, t.base, t.size, v);
-  const int warp = threadIdx.x / 32;
-  const Global<uint8_t> maxima = t.maxima + warp * (kTileBlocks / kWarps * (16 / C::kPer));
+  const int first = static_cast<int>(threadIdx.x) / 32 * (kTileBlocks / kWarps), tiles = t.tiles;
+  const auto maxima = (t.maxima + first * static_cast<int>(sizeof(typename D::Bits)))
+                          .template as<typename D::Bits>();
+  [[maybe_unused]] const ShownBits<kType, D::kEdited> shown(t.values, t.base, t.size);
+  [[maybe_unused]] int bound = 0;
+  if constexpr (D::kEdited) {
+    bound = listed_bound<kTiles>(t);
+    no_edits_yet(parts);
+  }
   float most[kTiles], raw_most[kTiles] = {};
   Sums sums[kTiles] = {}, raw_sums[kTiles] = {};
 #pragma unroll
@@ -77,29 +82,37 @@ __device__ __forceinline__ void digest(const Problem& p, const Share& t,
     Words* of_tile = v + tile * C::kOfTile;
     if constexpr (D::kRaw) {
       if (t.is_target) {
-        raw_most[tile] = warp_maximum<kType, false>(of_tile, {}, false);
+        raw_most[tile] = warp_maximum<kType>(of_tile, [](int, uint32_t) {});
         raw_sums[tile] = words_sums<kType, false>(of_tile, raw_most[tile], kLog2E);
       }
     }
-    if constexpr ((kFlags & kIsMasked) != 0) {
-      if (t.values.allowed) {
+    if constexpr ((kFlags & (kIsMasked | kIsEdited)) != 0) {
+      if (shown) {
+        const unsigned bits = shown.of_tile(tile);
 #pragma unroll
-        for (int i = 0; i < C::kOfTile; ++i) {
-          const int64_t id = t.base + C::offset(tile * C::kOfTile + i);
-          const unsigned bits = id < t.size ? t.values.bits(id & ~7) : 0u;
-          mask_words<kType>(bits >> (id & 7), of_tile + i);
-        }
+        for (int i = 0; i < C::kOfTile; ++i) mask_words<kType>(bits >> i * C::kPer, of_tile + i);
       }
     }
-    most[tile] = warp_maximum<kType, true>(of_tile, maxima + tile * kTileBlocks * (16 / C::kPer),
-                                           tile < t.tiles);
+    most[tile] = warp_maximum<kType>(of_tile, [&](int block, uint32_t bits) {
+      const auto own = static_cast<typename D::Bits>(bits);
+      const int at = tile * kTileBlocks + block;
+      if constexpr (D::kEdited) {
+        parts.blocks[first + at] = own;
+      } else if (tile < tiles) {
+        maxima.store(at, own);
+      }
+    });
     if constexpr (D::kMass) {
       sums[tile] = words_sums<kType, D::kEntropy>(of_tile, most[tile], t.scale);
     }
   }
   parts.own.store(most, sums, t.scale);
   if constexpr (D::kRaw) parts.raw.store(raw_most, raw_sums, kLog2E);
+  if constexpr (D::kEdited) {
+    if (t.values.edits) take_listed<kTiles>(t, bound, parts);
+  }
   finish_share<D, kTiles>(p, t, parts);
+  if constexpr (D::kEdited) store_blocks<kType, kTiles>(t, parts);
 }
 
 template <LogitType kType, unsigned kFlags, int kTiles>
@@ -107,7 +120,7 @@ __device__ __forceinline__ void digest_shares(const Problem& p) {
   using D = Digested<kType, kFlags, kTiles>;
   const unsigned count = static_cast<unsigned>(shares_of<kTiles>(p));
   for (unsigned first = blockIdx.x; first < count; first += kWarps * gridDim.x) {
-    take_shares<D, kTiles, false>(p, kType, first, count, [&](const Share& t, D& parts) {
+    take_shares<D, kTiles>(p, kType, first, count, [&](const Share& t, D& parts) {
       digest<kType, kFlags, kTiles>(p, t, parts);
     });
     __syncthreads();
@@ -144,6 +157,9 @@ void launch_typed(const Problem& p, Stream stream) {
     launch_phase(digest_kernel<kType, flags.value>, blocks_for(chunks), kThreads, stream, p);
   };
   for_flags(p, [&](auto flags) {
+    if (p.edits || p.draft_edits) {
+      return go(std::integral_constant<unsigned, flags.value | kIsEdited>{});
+    }
     if (p.allowed) return go(std::integral_constant<unsigned, flags.value | kIsMasked>{});
     go(flags);
   });
@@ -152,7 +168,6 @@ void launch_typed(const Problem& p, Stream stream) {
 }  // namespace
 
 void launch_digest(const Problem& p, Stream stream) {
-  if (p.edits || p.draft_edits) return launch_edited_digest(p, stream);
   for_types(p, [&](auto type) { launch_typed<type.value>(p, stream); });
 }
 

@@ -1,5 +1,5 @@
-// What the digests of plain and of edited rows share: which part of which row a thread block takes,
-// and how its warps put together what each has of a tile.
+// The digest of a row: which part of which row a thread block takes, and how its warps put together
+// what each has of a tile.
 #pragma once
 #include "chunk.cuh"
 #include "kernels.h"
@@ -68,12 +68,12 @@ __device__ __forceinline__ float warp_sum(float (&v)[kTiles]) {
   return v[0];
 }
 
-// Maximum and sums of eight consecutive lanes, each of one warp's share.
-template <bool kMass, bool kEntropy>
-__device__ __forceinline__ void merge_warps(float scale, float* maximum, Sums* sums) {
+// Maximum and sums of so many consecutive lanes.
+template <int kLanes, bool kMass, bool kEntropy>
+__device__ __forceinline__ void merge_lanes(float scale, float* maximum, Sums* sums) {
   const float own = *maximum;
 #pragma unroll
-  for (int mask = 1; mask < kWarps; mask *= 2) {
+  for (int mask = 1; mask < kLanes; mask *= 2) {
     *maximum = max_nan(*maximum, __shfl_xor_sync(0xffffffffu, *maximum, mask));
   }
   if (!kMass) return;
@@ -83,13 +83,34 @@ __device__ __forceinline__ void merge_warps(float scale, float* maximum, Sums* s
     sums->mass *= factor;
   }
 #pragma unroll
-  for (int mask = 1; mask < kWarps; mask *= 2) {
+  for (int mask = 1; mask < kLanes; mask *= 2) {
     sums->mass += __shfl_xor_sync(0xffffffffu, sums->mass, mask);
     if (kEntropy) sums->entropy += __shfl_xor_sync(0xffffffffu, sums->entropy, mask);
   }
 }
 
 constexpr float kLn2 = 0.693147181f;
+
+// Maximum of some values, and their sums relative to it, in units of log 2.
+struct Weighed {
+  float maximum;
+  Sums sums;
+};
+
+template <bool kEntropy>
+__device__ __forceinline__ Weighed together(const Weighed& a, const Weighed& b, float scale) {
+  Weighed all{max_nan(a.maximum, b.maximum), {}};
+  const auto add = [&](const Weighed& part) {
+    const float below = (part.maximum - all.maximum) * scale;
+    const float shift = part.maximum < all.maximum ? fmaxf(below, -1000.f) : 0.f;
+    const float factor = fast_exp2(shift);
+    all.sums.mass += factor * part.sums.mass;
+    if (kEntropy) all.sums.entropy += factor * (part.sums.entropy + shift * part.sums.mass);
+  };
+  add(a);
+  add(b);
+  return all;
+}
 
 // Maximum and sums of the eight warps' shares of each tile.
 template <int kTiles, bool kMass, bool kEntropy>
@@ -120,11 +141,19 @@ struct WarpParts {
       }
     }
   }
+  // More values of a warp, by one lane.
+  __device__ __forceinline__ void add(int at, const Weighed& more, float scale) {
+    const Weighed own{maximum[at], {kMass ? mass[at] : 0.f, kEntropy ? entropy[at] : 0.f}};
+    const Weighed all = together<kEntropy>(own, more, scale);
+    maximum[at] = all.maximum;
+    if constexpr (kMass) mass[at] = all.sums.mass;
+    if constexpr (kEntropy) entropy[at] = all.sums.entropy;
+  }
   // Those of a tile, to its eight lanes.
   __device__ __forceinline__ Sums merged(int at, float scale, float* most) const {
     *most = maximum[at];
     Sums sums{kMass ? mass[at] : 0.f, kEntropy ? entropy[at] : 0.f};
-    merge_warps<kMass, kEntropy>(scale, most, &sums);
+    merge_lanes<kWarps, kMass, kEntropy>(scale, most, &sums);
     return sums;
   }
 };
@@ -171,8 +200,15 @@ struct Digested {  // of a share, in shared memory
   static constexpr bool kMass = (kFlags & kWantsMass) != 0;
   static constexpr bool kEntropy = (kFlags & kWantsEntropy) != 0;
   static constexpr bool kRaw = (kFlags & kWantsRaw) != 0;
+  static constexpr bool kEdited = (kFlags & kIsEdited) != 0;
   WarpParts<kTiles, kMass, kEntropy> own;
   WarpParts<kTiles, kRaw, false> raw;
+  // In a call with edits, of each block: the largest logit that has none, as it is in memory, and
+  // that of those that have one (`max_bits`).
+  using Bits = std::conditional_t<kType == LogitType::kFloat32, uint32_t, uint16_t>;
+  static constexpr int kBlocks = kEdited ? kTiles * kTileBlocks : 1;
+  Bits blocks[kBlocks];
+  uint32_t edited[kBlocks];
 };
 
 // Every warp has stored its parts: those of the tiles are put together and stored.
@@ -197,7 +233,7 @@ SPECDEC_HD int64_t shares_of(const Problem& p) {
 }
 
 // Shares of this thread block from `first` on, at most one for each warp, by `run(share, parts)`.
-template <class D, int kTiles, bool kEdited, class F>
+template <class D, int kTiles, class F>
 __device__ __forceinline__ void take_shares(const Problem& p, LogitType type, unsigned first,
                                             unsigned count, const F& run) {
   using Shares = Share[kWarps];
@@ -205,7 +241,7 @@ __device__ __forceinline__ void take_shares(const Problem& p, LogitType type, un
   SPECDEC_SHARED(Shares, shares);
   SPECDEC_SHARED(Parts, parts);
   const unsigned step = gridDim.x, mine = first + threadIdx.x / 32 * step;
-  if (mine < count) find_share<kTiles, kEdited>(p, type, mine, &shares[threadIdx.x / 32]);
+  if (mine < count) find_share<kTiles, D::kEdited>(p, type, mine, &shares[threadIdx.x / 32]);
   __syncthreads();
   int turn = 0;
 #pragma unroll 1

@@ -214,14 +214,15 @@ __device__ inline void number(const EditParams& p, const Edited& row) {
   for (int64_t first = 0; first < p.blocks; first += kThreads) {
     const int64_t block = first + threadIdx.x;
     const bool is_there = block < p.blocks;
-    const int own = is_there ? __popcll(row.bits.load(block)) : 0;
+    auto left = is_there ? static_cast<unsigned long long>(row.bits.load(block)) : 0;
     int total;
-    const int at = listed + block_exclusive_sum(own, &total);
-    if (is_there) row.start.store(block, at);
-    for (int i = at; i < at + own; ++i) {
+    int i = listed + block_exclusive_sum(__popcll(left), &total);
+    if (is_there) row.start.store(block, i);
+    for (; left != 0; left &= left - 1, ++i) {
       row.values.store(i, 0.f);
       row.values.store(p.plane + i, 1.f);
       row.values.store(2 * p.plane + i, 0.f);
+      row.values.store(3 * p.plane + i, static_cast<float>(block * kEditBlock + __ffsll(left) - 1));
     }
     listed += total;
   }

@@ -41,8 +41,6 @@ class Reserved {
 void launch_columns(const Problem& p, Stream stream);
 // Maxima and masses of all rows (digest.cu).
 void launch_digest(const Problem& p, Stream stream);
-// The same in a call with edits (edited_digest.cu).
-void launch_edited_digest(const Problem& p, Stream stream);
 // What the digests say of each row: statistics, filters, races (settle.cu).
 void launch_settle(const Problem& p, Stream stream);
 

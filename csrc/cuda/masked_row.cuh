@@ -9,16 +9,20 @@ namespace specdec {
 struct EditedRow {
   Global<const int64_t> bits;   // bit v % 64 of word v / 64: id v is listed
   Global<const int32_t> start;  // how many are listed before those of each word
-  Global<const float> values;   // bias, repetition, minus of what is listed: a plane each
+  Global<const float> values;   // bias, repetition, minus, id of what is listed: a plane each
   int64_t plane;
 
   SPECDEC_HD explicit operator bool() const { return static_cast<bool>(bits); }
-  __device__ bool has(int64_t id) const { return (bits.load(id >> 6) >> (id & 63) & 1) != 0; }
+  __device__ __forceinline__ unsigned bits8(int64_t first) const {  // of eight ids
+    return bits.as<const uint8_t>().load(first >> 3);
+  }
+  __device__ bool has(int64_t id) const { return (bits8(id) >> (id & 7) & 1) != 0; }
   // How many are listed before an id.
   __device__ int place(int64_t id) const {
     const int64_t before = bits.load(id >> 6) & ((1ll << (id & 63)) - 1);
     return start.load(id >> 6) + __popcll(before);
   }
+  __device__ int64_t id(int64_t i) const { return static_cast<int>(values.load(3 * plane + i)); }
   __device__ float apply(float logit, int64_t i) const {
     const float bias = values.load(i), repetition = values.load(plane + i);
     return edited_logit(logit, bias, repetition, values.load(2 * plane + i));
@@ -26,7 +30,7 @@ struct EditedRow {
   // Edits eight values from id `first` on, a multiple of 8. One after the other: most have none,
   // and all at once are more than the registers hold.
   __device__ __forceinline__ void edit8(int64_t first, float* v) const {
-    unsigned left = bits.as<const uint8_t>().load(first >> 3);
+    unsigned left = bits8(first);
     if (left == 0) return;
     int edit = place(first);
 #pragma unroll 1
@@ -69,10 +73,16 @@ struct MaskedRow {
   __device__ __forceinline__ unsigned bits(int64_t first) const {
     return allowed.as<const uint8_t>().load(first >> 3);
   }
+  __device__ __forceinline__ bool allows(int64_t id) const {
+    return !allowed || (allowed.load(id >> 5) >> (id & 31) & 1) != 0;
+  }
+  // The value of an id that has edit i.
+  __device__ float listed_at(int64_t id, int64_t i) const {
+    return allows(id) ? edits.apply(logits.at(id), i) : -INFINITY;
+  }
   template <bool kEdited = true>
   __device__ float at(int64_t id) const {
-    const bool is_allowed = !allowed || (allowed.load(id >> 5) >> (id & 31) & 1) != 0;
-    if (!is_allowed) return -INFINITY;
+    if (!allows(id)) return -INFINITY;
     const float logit = logits.at(id);
     return kEdited && edits && edits.has(id) ? edits.apply(logit, edits.place(id)) : logit;
   }

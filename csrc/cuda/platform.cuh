@@ -127,6 +127,11 @@ uint32_t max_halves(uint32_t a, uint32_t b) {
   return out;
 }
 
+// 0xffff in the low half where bit 7 is set, in the high half where bit 15 is.
+inline uint32_t spread_signs(uint32_t x) {
+  return ((x & 0x80u) != 0 ? 0x0000ffffu : 0u) | ((x & 0x8000u) != 0 ? 0xffff0000u : 0u);
+}
+
 inline void after_last_kernel() {}
 
 #else
@@ -229,6 +234,13 @@ __device__ __forceinline__ uint32_t max_halves(uint32_t a, uint32_t b) {
   } else {
     asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
   }
+  return y;
+}
+
+// 0xffff in the low half where bit 7 is set, in the high half where bit 15 is.
+__device__ __forceinline__ uint32_t spread_signs(uint32_t x) {
+  uint32_t y;
+  asm("prmt.b32 %0, %1, %1, 0x9988;" : "=r"(y) : "r"(x));
   return y;
 }
 

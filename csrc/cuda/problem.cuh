@@ -183,12 +183,13 @@ struct Workspace {
   Global<WalkState> walks;            // [batch]
 };
 
-// What the digest of a row holds beside its maxima; kIsMasked: packed bits are given.
-enum DigestFlag : unsigned { kWantsMass = 1, kWantsEntropy = 2, kWantsRaw = 4, kIsMasked = 8 };
+// What the digest of a row holds beside its maxima; and whether packed bits, or edits, are given.
+enum DigestFlag : unsigned { kWantsMass = 1, kWantsEntropy = 2, kWantsRaw = 4 };
+constexpr unsigned kIsMasked = 8, kIsEdited = 16;
 
 struct Problem {
   Task task;
-  unsigned flags;  // of DigestFlag, but for kIsMasked
+  unsigned flags;  // of DigestFlag
   Rule rule;
   int64_t batch, vocab, draft_vocab, total;
   int max_draft, target_rows, draft_rows;  // rows of a request in the grid: target rows come first

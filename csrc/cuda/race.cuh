@@ -15,16 +15,6 @@ constexpr Key kNobody = 1;  // below every key of an id
 constexpr float kTiny = 0x1p-126f;
 constexpr int kLanes = 8, kGroupsOf8 = kThreads / kLanes;  // eight threads look into a block
 
-// Both zeros have the same order.
-SPECDEC_HD uint32_t ordered_bits(float x) {
-  const uint32_t bits = float_bits(add_rn(x, 0.f));
-  return bits ^ ((bits >> 31) != 0 ? 0xffffffffu : 0x80000000u);
-}
-
-SPECDEC_HD float from_ordered_bits(uint32_t ordered) {
-  return bits_float(ordered ^ ((ordered >> 31) != 0 ? 0x80000000u : 0xffffffffu));
-}
-
 __device__ __forceinline__ int64_t key_id(Key key) {
   return 0x7fffffff - static_cast<int64_t>(key & 0x7fffffffu);
 }

@@ -11,7 +11,7 @@ import triton.language as tl
 
 from .noise import BLOCK
 from .plan import P_NUMBER, P_OFFSET, planned
-from .rows import Rows, as_asked, has_changes, load_logits
+from .rows import Rows, load_logits, unlisted
 
 # Of a tile, float32: maximum, sum exp z with z = (logit - maximum) / T, sum z exp z; and without mask at T = 1 the
 # maximum and sum exp z.
@@ -60,7 +60,8 @@ def _digest_tile(
 ):  # fmt: skip
     """Digest of one tile, number `at` of all; `planes` tiles lie between the fields.
 
-    FULL: the row fills the tile; then no load needs a mask, which would split it.
+    FULL: the row fills the tile; then no load needs a mask, which would split it. Ids that have an edit are left out:
+    see listed.py.
     """
     BLOCKS: tl.constexpr = TILE // BLOCK
     start = tile * TILE
@@ -71,7 +72,7 @@ def _digest_tile(
         raw = tl.load(rows.ptr + (first + tl.arange(0, TILE))).to(tl.float32)
     else:
         raw = load_logits(rows, offset, start, TILE)
-    x = as_asked(raw, rows, number, start, TILE)
+    x = unlisted(raw, rows, number, start, TILE)
     of_block = largest(tl.reshape(x, (BLOCKS, BLOCK)), 1)
     tl.store(blocks + at * BLOCKS + tl.arange(0, BLOCKS), of_block.to(blocks.dtype.element_ty))
     maximum = largest(of_block, 0)
@@ -90,7 +91,7 @@ def _digest_tile(
 
 
 @triton.jit
-def _stream_plain(
+def _stream(
     digest, rows, blocks, at, tile, offset, number, inv_t,
     MASS: tl.constexpr, ENTROPY: tl.constexpr, RAW: tl.constexpr, ALIGNED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
@@ -104,24 +105,6 @@ def _stream_plain(
         _digest_tile(
             rows, blocks, digest.tile, planes, at, tile, offset, number, inv_t, MASS, ENTROPY, RAW, False, False, TILE
         )  # fmt: skip
-
-
-@triton.jit
-def _stream(
-    digest, rows, blocks, at, tile, offset, number, inv_t,
-    MASS: tl.constexpr, ENTROPY: tl.constexpr, RAW: tl.constexpr, ALIGNED: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    """The same; a tile that no edit touches takes the way of a row without edits."""
-    if rows.changes is None:
-        _stream_plain(digest, rows, blocks, at, tile, offset, number, inv_t, MASS, ENTROPY, RAW, ALIGNED, TILE)
-    elif has_changes(rows, number, tile * TILE, TILE):
-        planes = digest.rows * digest.tiles
-        _digest_tile(
-            rows, blocks, digest.tile, planes, at, tile, offset, number, inv_t, MASS, ENTROPY, RAW, False, False, TILE
-        )  # fmt: skip
-    else:
-        plain = Rows(rows.vocab, rows.ptr, rows.request, rows.row, rows.allowed, rows.allowed_row, None, rows.aligned)
-        _stream_plain(digest, plain, blocks, at, tile, offset, number, inv_t, MASS, ENTROPY, RAW, ALIGNED, TILE)
 
 
 @triton.jit(do_not_specialize=["count", "tiles", "vocab", "draft_vocab"])

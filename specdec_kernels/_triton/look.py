@@ -15,6 +15,7 @@ from .digest import T_FIELDS, Digest, digest_kernel
 from .direct import Seen
 from .gather import S_FIELDS, SHARE, gather_kernel
 from .kept import check_kernel
+from .listed import listed_kernel
 from .plan import P_FIELDS, Plan, plan_kernel
 from .records import Q_FIELDS, R_FIELDS
 from .rows import Noise, Rows
@@ -118,8 +119,13 @@ def digest_rows(
         digest_kernel, on.rows * tiles, digest, on.plan, target, drafts, *sizes,
         MASS=mass, ENTROPY=entropy, RAW=raw, DRAFT=draft, ALIGNED=on.target.aligned is not None,
         DRAFT_ALIGNED=on.draft is not None and on.draft.aligned is not None, TILE=host.TILE,
-        num_warps=host.STREAM_WARPS * (2 if entropy or raw or edited or on.target.allowed is not None else 1),
+        num_warps=host.STREAM_WARPS * (2 if entropy or raw else 1),
     )  # fmt: skip
+    if edited:
+        launches.add(
+            listed_kernel, on.rows * tiles, digest, on.plan, target, drafts, *sizes,
+            MASS=mass, ENTROPY=entropy, DRAFT=draft, TILE=host.TILE, num_warps=1,
+        )  # fmt: skip
     filters: dict[str, Any] = {"FILTERS": on.work is not None, "DRAFT_FILTERS": on.draft_work is not None}
     races = {"PURPOSE": purpose, "DRAFT": draft, "TILE": host.TILE, **filters}
     given = (

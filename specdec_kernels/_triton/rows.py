@@ -1,4 +1,3 @@
-# ruff: noqa: SIM102 - `if` on a constexpr prunes code
 """Rows of logits and how a request samples from them: what kernels are handed, and how a tile is loaded."""
 
 from typing import Any, NamedTuple
@@ -8,12 +7,13 @@ import triton.language as tl
 
 
 class Changes(NamedTuple):
-    """Logits of rows that are others than the model's, made of `RowEdits`; rows are numbered as `number_of` does."""
+    """`RowEdits`; rows are numbered as `number_of` does."""
 
     bits: Any  # int64 [rows, ceil(vocab / 64)]
     start: Any  # int32 [rows, ceil(vocab / 64) + 1]
-    logits: Any  # float32 [rows, room], in the order of their ids
+    numbers: Any  # float32 [4, rows, room]: bias, repetition, minus, id
     room: Any  # a `launch.size`
+    plane: Any  # rows * room, likewise
 
 
 class Rows(NamedTuple):
@@ -133,20 +133,31 @@ def words_of(changes, number, vocab, block, mask):
 
 @triton.jit
 def change_of(changes, number, vocab, v, mask):
-    """(whether ids v of row `number` have an edit, where their values stand); number and v broadcast."""
-    bits, before = words_of(changes, number, vocab, v // 64, mask)
-    bit = bit_of(v)
-    place = number * size_of(changes.room) + before + ones(bits & (bit - 1))
-    return mask & ((bits & bit) != 0), changes.logits + place
+    """(whether ids v of row `number` have an edit, which one of all rows'); number and v broadcast."""
+    bytes = changes.bits.to(tl.pointer_type(tl.uint8)) + number * ((vocab + 63) // 64 * 8)
+    on = mask & (((tl.load(bytes + v // 8, mask=mask, other=0) >> (v & 7).to(tl.uint8)) & 1) == 1)
+    bits, before = words_of(changes, number, vocab, v // 64, on)
+    return on, number * size_of(changes.room) + before + ones(bits & (bit_of(v) - 1))
 
 
 @triton.jit
-def has_changes(rows, number, start, TILE: tl.constexpr):
-    """Whether a tile of row `number` has an edit."""
+def _changed(x, changes, at, on):
+    """What edits `at` make of logits; bans hold whatever the logit is."""
+    numbers, plane = changes.numbers + at, size_of(changes.plane)
+    bias, minus = tl.load(numbers, mask=on, other=0.0), tl.load(numbers + 2 * plane, mask=on, other=0.0)
+    repetition = tl.load(numbers + plane, mask=on, other=1.0)
+    x += bias
+    x = tl.where(x > 0, tl.div_rn(x, repetition), x * repetition) - minus
+    return tl.where(bias == float("-inf"), bias, x)
+
+
+@triton.jit
+def changes_of(rows, number, start, TILE: tl.constexpr):
+    """(first edit, end) of a tile of row `number`, in the order of the row's ids."""
     blocks = (rows.vocab + 63) // 64
     first = tl.minimum(start // 64, blocks)
     at = rows.changes.start + number * (blocks + 1)
-    return tl.load(at + first) < tl.load(at + tl.minimum(first + TILE // 64, blocks))
+    return tl.load(at + first), tl.load(at + tl.minimum(first + TILE // 64, blocks))
 
 
 @triton.jit
@@ -156,24 +167,66 @@ def _change(x, rows, number, start, TILE: tl.constexpr):
     bits, before = words_of(rows.changes, number, rows.vocab, block, block * 64 < rows.vocab)
     bit = bit_of(tl.arange(0, 64))[None, :]
     on, place = (bits[:, None] & bit) != 0, before[:, None] + ones(bits[:, None] & (bit - 1))
-    logits = rows.changes.logits + number * size_of(rows.changes.room)
     x = tl.reshape(x, (TILE // 64, 64))
-    return tl.reshape(tl.where(on, tl.load(logits + place, mask=on, other=0.0), x), (TILE,))
+    changed = _changed(x, rows.changes, number * size_of(rows.changes.room) + place, on)
+    return tl.reshape(tl.where(on, changed, x), (TILE,))
 
 
 @triton.jit
 def as_asked(x, rows, number, start, TILE: tl.constexpr):
     """A tile of row `number` with its edits, and -inf where the packed bit of the id is 0."""
     if rows.changes is not None:
-        if has_changes(rows, number, start, TILE):
+        first, end = changes_of(rows, number, start, TILE)
+        if first < end:
             x = _change(x, rows, number, start, TILE)
     if rows.allowed is not None:
-        word = start // 32 + tl.arange(0, TILE // 32)
-        bits = rows.allowed + number * size_of(rows.allowed_row)
-        packed = tl.load(bits + word, mask=word * 32 < rows.vocab, other=0)
-        on = (packed[:, None] >> tl.arange(0, 32)[None, :]) & 1
-        x = tl.where(tl.reshape(on, (TILE,)) == 1, x, float("-inf"))
+        x = _where_bits(_allowed8(rows, number, start, TILE), x, TILE)
     return x
+
+
+@triton.jit
+def _bytes(row, vocab, start, TILE: tl.constexpr):
+    """A tile of a row of packed bits, eight ids each: as many as a thread loads logits of at once."""
+    at = start // 8 + tl.arange(0, TILE // 8)
+    return tl.load(row.to(tl.pointer_type(tl.uint8)) + at, mask=at * 8 < vocab, other=0)
+
+
+@triton.jit
+def _allowed8(rows, number, start, TILE: tl.constexpr):
+    """Packed bits of what is allowed."""
+    return _bytes(rows.allowed + number * size_of(rows.allowed_row), rows.vocab, start, TILE)
+
+
+@triton.jit
+def _where_bits(packed, x, TILE: tl.constexpr):
+    """A tile where its bits are 1, else -inf."""
+    on = packed.to(tl.int32)[:, None] & (1 << tl.arange(0, 8))[None, :]
+    return tl.where(tl.reshape(on, (TILE,)) != 0, x, float("-inf"))
+
+
+@triton.jit
+def unlisted(x, rows, number, start, TILE: tl.constexpr):
+    """A tile of row `number` as it is, with -inf for the ids that have an edit or are not allowed."""
+    if rows.changes is None:
+        x = as_asked(x, rows, number, start, TILE)
+    else:
+        packed = 0xFF ^ _bytes(rows.changes.bits + number * ((rows.vocab + 63) // 64), rows.vocab, start, TILE)
+        if rows.allowed is not None:
+            packed = packed & _allowed8(rows, number, start, TILE)
+        x = _where_bits(packed, x, TILE)
+    return x
+
+
+@triton.jit
+def logits_of_edits(rows, offset, number, edit, on):
+    """(ids of edits of row `number`, their logits as asked); -inf where `on` is off or they are not allowed."""
+    at = number * size_of(rows.changes.room) + edit
+    v = tl.load(rows.changes.numbers + 3 * size_of(rows.changes.plane) + at, mask=on, other=0.0).to(tl.int32)
+    x = tl.load(rows.ptr + offset + v, mask=on, other=float("-inf")).to(tl.float32)
+    x = tl.where(on, _changed(x, rows.changes, at, on), float("-inf"))
+    if rows.allowed is not None:
+        x = _where_allowed(x, rows, number, v, on)
+    return v, x
 
 
 @triton.jit
@@ -182,11 +235,17 @@ def logits_at(rows, offset, number, v, mask):
     x = tl.load(rows.ptr + offset + v, mask=mask, other=float("-inf")).to(tl.float32)
     if rows.changes is not None:
         on, at = change_of(rows.changes, number, rows.vocab, v, mask)
-        x = tl.where(on, tl.load(at, mask=on, other=0.0), x)
+        x = tl.where(on, _changed(x, rows.changes, at, on), x)
     if rows.allowed is not None:
-        word = tl.load(rows.allowed + number * size_of(rows.allowed_row) + v // 32, mask=mask, other=0)
-        x = tl.where(((word >> (v % 32).to(tl.int32)) & 1) == 1, x, float("-inf"))
+        x = _where_allowed(x, rows, number, v, mask)
     return x
+
+
+@triton.jit
+def _where_allowed(x, rows, number, v, mask):
+    """Logits of ids v, -inf where the packed bit is 0."""
+    word = tl.load(rows.allowed + number * size_of(rows.allowed_row) + v // 32, mask=mask, other=0)
+    return tl.where(((word >> (v % 32).to(tl.int32)) & 1) == 1, x, float("-inf"))
 
 
 @triton.jit

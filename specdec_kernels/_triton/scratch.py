@@ -13,8 +13,7 @@ from .._edits import RowEdits
 from .._types import Kept, RngKey, Sampling, Typical
 from . import launch as host
 from .chains import Columns, invert_kernel
-from .changes import changed
-from .rows import Noise, Rows
+from .rows import Changes, Noise, Rows
 from .table import Table
 
 
@@ -56,23 +55,26 @@ def noise_of(rng: RngKey, lane: Tensor | None = None) -> Noise:
     return Noise(rng.seed, rng.position, step, lane)
 
 
-def rows_of(
-    logits: Tensor, *, flat: bool = False, allowed: Tensor | None = None, edits: RowEdits | None = None,
-    cu_draft: Tensor | None = None,
-) -> Rows:  # fmt: skip
-    """Rows [batch, row, vocab], or [row, vocab] counted through the batch (flat); edits cost a small launch.
+def changes_of(edits: RowEdits | None) -> Changes | None:
+    """Edits as kernels take them."""
+    if edits is None or edits.edit_values is None:
+        return None
+    _, count, room = edits.edit_values.shape
+    return Changes(*edits, host.size(room), host.size(count * room))
 
-    cu_draft: flat draft rows, whose edits are numbered as target rows.
-    """
+
+def rows_of(
+    logits: Tensor, *, flat: bool = False, allowed: Tensor | None = None, edits: RowEdits | None = None
+) -> Rows:
+    """Rows [batch, row, vocab], or [row, vocab] counted through the batch (flat)."""
     batch_stride = 0 if flat else logits.stride(0)
     row_stride = logits.stride(0 if flat else 1)
     allowed_stride = 0 if allowed is None else allowed.stride(0)
     is_aligned = batch_stride % 16 == 0 and row_stride % 16 == 0 and logits.data_ptr() % 16 == 0
-    rows = Rows(
-        logits.shape[-1], logits, host.size(batch_stride), row_stride, allowed,
-        host.size(allowed_stride), aligned=16 if is_aligned else None,
+    return Rows(
+        logits.shape[-1], logits, host.size(batch_stride), row_stride, allowed, host.size(allowed_stride),
+        changes_of(edits), 16 if is_aligned else None,
     )  # fmt: skip
-    return rows if edits is None else changed(rows, edits, 0 if flat else logits.shape[1], cu_draft)
 
 
 def options_of(*rows: Rows) -> dict[str, int]:

@@ -275,6 +275,10 @@ inline int atomicAdd(int* address, int value) {
   order::atomic(address, sizeof *address);
   return cuda_on_host::replace(address, [&](int old) { return old + value; });
 }
+inline unsigned atomicMax(unsigned* address, unsigned value) {
+  order::atomic(address, sizeof *address);
+  return cuda_on_host::replace(address, [&](unsigned old) { return old > value ? old : value; });
+}
 inline int atomicCAS(int* address, int wanted, int value) {
   order::atomic(address, sizeof *address);
   return cuda_on_host::replace(address, [&](int old) { return old == wanted ? value : old; });

@@ -24,6 +24,10 @@ def same_edits(ours: RowEdits, theirs: RowEdits, logits: torch.Tensor) -> None:
     assert torch.equal(ours.edit_bits & theirs.edit_bits, theirs.edit_bits)
     counts = unpacked(ours.edit_bits, 64 * ours.edit_bits.shape[1]).unflatten(1, (-1, 64)).sum(2)
     assert torch.equal(ours.edit_start.diff(dim=1), counts.int()) and not ours.edit_start[:, 0].any()
+    assert ours.edit_values is not None
+    for bits, ids in zip(ours.edit_bits, ours.edit_values[3], strict=True):
+        named = unpacked(bits[None], logits.shape[-1])[0].nonzero().flatten()
+        assert ids[: len(named)].tolist() == named.tolist()
     torch.testing.assert_close(ours.apply(logits), theirs.apply(logits), rtol=0, atol=0, equal_nan=True)
 
 

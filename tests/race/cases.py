@@ -107,9 +107,9 @@ def digests() -> Iterator[tuple[str, Case]]:
                 call = (chain.draft_ids, chain.target_logits, chain.draft_logits), keywords
                 kind = f"{rule} {dtype} {logprobs} {'all' if allowed is None else 'allowed'}"
                 yield f"verify_chain digest {kind} of {batch}", bound("verify_chain", call)
-                if batch == 2:
+                if batch == 2 or allowed is None:
                     named = edited(make_edits(batch, WIDE), chain.draft_ids, is_drafted=True)
-                    yield f"verify_chain digest {kind} edits", bound("verify_chain", (call[0], keywords | named))
+                    yield f"verify_chain digest {kind} edits {batch}", bound("verify_chain", (call[0], keywords | named))
 
 
 def samples() -> Iterator[tuple[str, Case]]:

@@ -144,10 +144,10 @@ TWINS = (
         "digest: the row is read without a barrier",
         "digest.cuh",
         """
-  if (mine < count) find_share<kTiles, kEdited>(p, type, mine, &shares[threadIdx.x / 32]);
+  if (mine < count) find_share<kTiles, D::kEdited>(p, type, mine, &shares[threadIdx.x / 32]);
   __syncthreads();""",
         """
-  if (mine < count) find_share<kTiles, kEdited>(p, type, mine, &shares[threadIdx.x / 32]);
+  if (mine < count) find_share<kTiles, D::kEdited>(p, type, mine, &shares[threadIdx.x / 32]);
   if (!TWIN) __syncthreads();""",
         "sample plain 1",
     ),
@@ -174,17 +174,19 @@ TWINS = (
     Twin(
         "digest: two warps store the maxima of one share of a tile",
         "digest.cu",
-        """
-  const Global<uint8_t> maxima = t.maxima + warp * (""",
-        """
-  const Global<uint8_t> maxima = t.maxima + (TWIN ? warp / 2 : warp) * (""",
+        "const int first = static_cast<int>(threadIdx.x) / 32 *",
+        "const int first = static_cast<int>(threadIdx.x) / (TWIN ? 64 : 32) *",
         "sample plain 1",
     ),
     Twin(
-        "edited digest: two warps store the maxima of one share of a tile",
-        "edited_digest.cu",
-        "t.maxima + (tile * kTileBlocks + warp * kOfWarp) * bytes;",
-        "t.maxima + (tile * kTileBlocks + (TWIN ? warp / 2 : warp) * kOfWarp) * bytes;",
+        "edited digest: listed ids are taken while no warp has begun",
+        "edited_tiles.cuh",
+        """
+  __syncthreads();
+  const int lane""",
+        """
+  if (!TWIN) __syncthreads();
+  const int lane""",
         "verify_chain digest greedy torch.float32 None all edits",
     ),
     Twin(

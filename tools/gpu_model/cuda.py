@@ -42,7 +42,7 @@ HOST = re.compile(
 # By one thread, or one warp of eight. A race scores about 64 ids a turn, a quarter of the threads; of its two places a
 # thread has one then, and the count takes both.
 ONE_THREAD = (
-    r"if \(.*threadIdx\.x == 0|threadIdx\.x < 32|load_pair\(|make_row\(|find_share|load_request|merge_warps|"
+    r"if \(.*threadIdx\.x == 0|threadIdx\.x < 32|load_pair\(|make_row\(|find_share|load_request|merge_lanes<kWarps|"
     r"\.merged\(|partials\.store|plain_stats\(|exponential_of\(one|score_key\(weight"
 )
 # Here every warp has a row of its own.
@@ -60,7 +60,7 @@ OTHER_ROWS = r"data_ \+ first \* 4|low\.w|high\.w|kept >> j|= bits\(first\)|kWan
 # its first look.
 ONE_TURN = (
     r"window \+= kWindow|base \+= (kThreads|32)|tile \+= 32|width; i \+= kThreads|\+\+look|"
-    r"first \+= kWarps \* step|first \+ k \* step|tile \+= p\.parts"
+    r"first \+= kWarps \* step|first \+ k \* step|tile \+= p\.parts|i \+= kListedWarps|i < count; i \+= kThreads"
 )
 # A race looks for favourites first, and into the blocks that these have left then.
 FIRST_TURN = r"mark_favourites\(race"
@@ -89,7 +89,7 @@ def tiles(vocab: int) -> int:
     return -(-vocab // 4096)
 
 
-MASS, ENTROPY, RAW, MASKED = 1, 2, 4, 8  # DigestFlag
+MASS, ENTROPY, RAW, MASKED, IS_EDITED = 1, 2, 4, 8, 16  # DigestFlag
 
 
 def _unwanted(flags: int) -> tuple[str, ...]:
@@ -123,11 +123,10 @@ def _rows(rows: int, flags: int, *, filters: bool = False, races: bool = False, 
 
 
 def _edited_rows(rows: int, flags: int, *, races: bool = False) -> tuple[Part, ...]:
-    """The same of rows with edits; a share of their digest has two tiles of bf16."""
+    """The same of rows with edits."""
     grid = lambda batch, _: batch * rows  # noqa: E731
     unwanted = (*_unwanted(flags), OTHER_ROWS)
-    shares = lambda batch, vocab: batch * rows * -(-tiles(vocab) // 2)  # noqa: E731
-    digest = Part(f"edited_digest_kernel<1,{flags}>", shares, (EDITED, r"allowed\.load|row\.allowed"))
+    digest = _rows(rows, flags | IS_EDITED, few=True)[0]._replace(cold=(EDITED, r"allowed_\.load"))
     if races:
         no_filters = r"settle_from_blocks|open_row\(f|FilteredRow f|race_list|p\.work\.open"
         return digest, Part("settle_kernel<1>", grid, (EDITED, *unwanted, no_filters))

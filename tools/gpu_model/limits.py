@@ -21,7 +21,6 @@ CUDA_SLICE = (
     "residual_probs",
     "residual_sample",
     "token_logprobs",
-    "edited_digest",
     "verify_tree",
 )
 
@@ -47,7 +46,7 @@ STREAMS: dict[str, tuple[float, int]] = {
     "triton verify_chain match bf16: digest_kernel": (5, 64 * 1024),
     "cuda verify_chain ratio bf16: digest_kernel<1,1>": (10.5, 128 * 1024),
     "cuda verify_chain match bf16: digest_kernel<1,0>": (5, 128 * 1024),
-    "cuda verify_chain ratio bf16 edits: edited_digest_kernel<1,1>": (32, 64 * 1024),
+    "cuda verify_chain ratio bf16 edits: digest_kernel<1,17>": (32, 64 * 1024),
 }
 
 

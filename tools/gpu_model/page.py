@@ -59,8 +59,8 @@ _LIMITS = """## What the model cannot see
   filters are therefore better here than they would be on a GPU.
 * Filters: top-k and top-p on rows of a language model, where the second pass finds nothing to do. Top-p alone can read
   a row again many times; the traffic meter (`make traffic`) counts that.
-* Edits: a CUDA thread finds one edited id among each eight that it reads, and the slowest thread of a block decides.
-  `edit_rows` lists them before the call.
+* Edits: a tile has a few; the loop over them turns once in CUDA and twice in Triton. `edit_rows` lists them before the
+  call.
 * `top` and mixed rules: PyTorch's operations between our launches are not counted.
 * `ratio` and `block`: every request is rejected once and reads one pair of rows again.
 * Caches, the memory's page and bank conflicts, clocks that fall under load, the cost of fences.

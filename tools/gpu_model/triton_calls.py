@@ -41,7 +41,7 @@ class Size(NamedTuple):
         """(bits, start, values) of edited rows."""
         words, count = -(-self.vocab // 64), self.batch * rows
         bits, start = torch.zeros(1, words, dtype=torch.int64), torch.zeros(1, words + 1, dtype=torch.int32)
-        return (bits.expand(count, -1), start.expand(count, -1), torch.zeros(3, count, SMALL)) if given else (None,) * 3
+        return (bits.expand(count, -1), start.expand(count, -1), torch.zeros(4, count, SMALL)) if given else (None,) * 3
 
     @property
     def longs(self) -> Tensor:

@@ -108,7 +108,7 @@ def acceptance_ratios_out(
     whole = scratch.sampling_of(sampling, status.device)
     chain = Chain(draft_ids, cu_draft, host.size(draft_ids.shape[0] if flat else 0), host.size(max_draft), whole)
     target_rows = scratch.rows_of(target_logits, flat=flat, allowed=given.allowed, edits=given.edits)
-    draft_rows = scratch.rows_of(draft, flat=flat, edits=given.draft_edits if has_rows else None, cu_draft=cu_draft)
+    draft_rows = scratch.rows_of(draft, flat=flat, edits=given.draft_edits if has_rows else None)
     on = look(batch, target_rows, draft_rows if has_rows else None, sampling, draft_sampling, nt, nd)
     plan_chain(on, batch, chain, None, more_target=0, more_draft=0, skips_greedy=False)
     digest_rows(on, None)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..._check import ID_DTYPES, Checker, fail
 from ..._codes import Backend
-from ..._edits import BLOCK, Edits, RowEdits, TokenCounts
+from ..._edits import BLOCK, MAX_VOCAB, Edits, RowEdits, TokenCounts
 from ..._op import Op, Shape
 from . import reference
 
@@ -23,7 +23,7 @@ def _shapes(
         rows = draft_ids.shape[0] + batch
     edits = Edits(*[*rest[:5], TokenCounts(*rest[5:7]), *rest[7:12]])
     words, room = (vocab + BLOCK - 1) // BLOCK, min(edits.room(max_draft), vocab)
-    return ((rows, words), torch.int64), ((rows, words + 1), torch.int32), ((3, rows, room), torch.float32)
+    return ((rows, words), torch.int64), ((rows, words + 1), torch.int32), ((4, rows, room), torch.float32)
 
 
 op = Op(reference.edit_rows, _shapes, results=RowEdits._fields)
@@ -97,6 +97,8 @@ def edit_rows(
         check.vector("active", active, torch.bool, batch)
     check.size("first_id", first_id, 0)
     check.size("vocab", vocab, 1)
+    if vocab > MAX_VOCAB:
+        fail(name, "vocab", f"at most {MAX_VOCAB}", vocab)
     arguments = (batch, vocab, draft_ids, parents, cu_draft, width, only_last, *edits.flat(), active, first_id)
     if out is not None and not isinstance(out, RowEdits):
         fail(name, "out", "a RowEdits", type(out).__name__)

@@ -61,9 +61,8 @@ class Drafts(NamedTuple):
 class Out(NamedTuple):
     """Where the results go."""
 
-    changes: Any  # of the rows, with the plane of biases
-    plane: Any  # numbers of a plane, a `launch.size`, as the vocabulary
-    vocab: Any
+    changes: Any  # of the rows
+    vocab: Any  # a `launch.size`
 
 
 class Row(NamedTuple):
@@ -180,8 +179,8 @@ def _places(row, ids, on):
 
 
 @triton.jit
-def _bias_at(row, column, on):
-    """Where the bias of an id that is marked stands."""
+def _place(row, column, on):
+    """The number of the edit of an id that is marked."""
     return change_of(row.out.changes, row.number, size_of(row.out.vocab), column, on)[1]
 
 
@@ -193,10 +192,12 @@ def _list(row, ids, on, PHASE: tl.constexpr):
         words = row.out.changes.bits + row.number * ((size_of(row.out.vocab) + 63) // 64)
         tl.atomic_or(words + column // 64, bit_of(column).to(tl.int64, bitcast=True), mask=on, sem="relaxed")
     else:
-        at, zero = _bias_at(row, column, on), tl.zeros_like(column).to(tl.float32)
+        at, plane = row.out.changes.numbers + _place(row, column, on), size_of(row.out.changes.plane)
+        zero = tl.zeros_like(column).to(tl.float32)
         tl.store(at, zero, mask=on)
-        tl.store(at + size_of(row.out.plane), zero + 1.0, mask=on)
-        tl.store(at + 2 * size_of(row.out.plane), zero, mask=on)
+        tl.store(at + plane, zero + 1.0, mask=on)
+        tl.store(at + 2 * plane, zero, mask=on)
+        tl.store(at + 3 * plane, column.to(tl.float32), mask=on)
 
 
 @triton.jit
@@ -208,7 +209,7 @@ def _bias(row, PHASE: tl.constexpr):
         if PHASE == WRITE:
             column, on = _places(row, ids, j < count)
             bias = tl.load(row.asked.bias + row.b * count + j, mask=on, other=0.0)
-            tl.store(_bias_at(row, column, on), bias, mask=on)
+            tl.store(row.out.changes.numbers + _place(row, column, on), bias, mask=on)
         else:
             _list(row, ids, j < count, PHASE)
 
@@ -221,10 +222,10 @@ def _penalised(row, ids, generated, in_prompt, on, PHASE: tl.constexpr):
     on = on & (repeats | counts_more)
     if PHASE == WRITE:
         column, on = _places(row, ids, on)
-        at = _bias_at(row, column, on)
+        at, plane = row.out.changes.numbers + _place(row, column, on), size_of(row.out.changes.plane)
         minus = row.frequency * generated.to(tl.float32) + row.presence
-        tl.store(at + size_of(row.out.plane), tl.where(repeats, row.repetition, 1.0), mask=on)
-        tl.store(at + 2 * size_of(row.out.plane), tl.where(counts_more, minus, 0.0), mask=on)
+        tl.store(at + plane, tl.where(repeats, row.repetition, 1.0), mask=on)
+        tl.store(at + 2 * plane, tl.where(counts_more, minus, 0.0), mask=on)
     else:
         _list(row, ids, on, PHASE)
 
@@ -263,7 +264,8 @@ def _penalise_path(row, PHASE: tl.constexpr):
 def _ban(row, ids, on, PHASE: tl.constexpr):
     if PHASE == WRITE:
         column, on = _places(row, ids, on)
-        tl.store(_bias_at(row, column, on), tl.full(ids.shape, float("-inf"), tl.float32), mask=on)
+        at = row.out.changes.numbers + _place(row, column, on)
+        tl.store(at, tl.full(ids.shape, float("-inf"), tl.float32), mask=on)
     else:
         _list(row, ids, on, PHASE)
 
@@ -373,6 +375,7 @@ def edit_rows_out(given: EditArguments, edit_bits: Tensor, edit_start: Tensor, e
         size(given.batch), size(0 if draft_ids is None else draft_ids.shape[0]), size(width),
         size(width if given.only_last else 0),
     )  # fmt: skip
-    out = Out(Changes(edit_bits, edit_start, edit_values, size(room)), size(count * room), size(given.vocab))
+    changes = Changes(edit_bits, edit_start, edit_values, size(room), size(count * room))
+    out = Out(changes, size(given.vocab))
     table = scratch.table_of(*edits.counts, device)
     host.launch(_edit_kernel, count, out, asked, drafts, table, num_warps=4, registers=128)

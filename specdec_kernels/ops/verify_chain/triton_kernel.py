@@ -211,7 +211,7 @@ def verify_chain_out(
         draft_sampling = Sampling(draft_sampling.temperature)
     noise = scratch.noise_of(given.rng)
     target_rows = scratch.rows_of(target_logits, flat=flat, allowed=given.allowed, edits=given.edits)
-    draft_rows = scratch.rows_of(draft, flat=flat, edits=given.draft_edits if has_draft else None, cu_draft=cu_draft)
+    draft_rows = scratch.rows_of(draft, flat=flat, edits=given.draft_edits if has_draft else None)
     on = look(batch, target_rows, draft_rows if has_rows else None, sampling, draft_sampling, nt, nd)
     whole, whole_draft = on.sampling, on.draft_sampling
     if sampling is not given.sampling:
