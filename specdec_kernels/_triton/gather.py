@@ -14,7 +14,7 @@ from .digest import Digest
 from .noise import BLOCK
 from .plan import P_NUMBER, P_OFFSET, planned
 from .records import OPEN, Q_FIELDS, Q_STATE, R_MASS, R_MAX, get_record_f, get_record_i, weights
-from .rows import Rows, as_asked, fact, key_of, load_logits, logits_at, sampling_of, value_of
+from .rows import Rows, as_asked, fact, key_of, load_logits, logits_of_blocks, sampling_of, value_of
 from .thresholds import UNIT, edge_of, kth_of, lowest_key, mass_of, min_p_threshold, units
 
 # Sums of a tile of an open row, int64: how many lie inside, above, at the high and at the low end; mass and entropy sum
@@ -66,9 +66,9 @@ def open_row(digest, view, work, row, law, how):
     count = (view.rows.vocab + BLOCK - 1) // BLOCK
     j = tl.arange(0, SAMPLED)
     block = j * tl.maximum(count, SAMPLED) // SAMPLED  # past the end in a row of fewer blocks
-    v = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
-    x = tl.reshape(logits_at(view.rows, view.offset, view.number, v, v < view.rows.vocab), (SIZE,))
-    seen = tl.sum(tl.sum((v < view.rows.vocab).to(tl.int32), axis=1), axis=0)
+    _ids, there, x = logits_of_blocks(view.rows, view.offset, view.number, block, block >= 0)
+    x = tl.reshape(x, (SIZE,))
+    seen = tl.sum(tl.sum(there.to(tl.int32), axis=1), axis=0)
     each = view.rows.vocab / tl.maximum(seen, 1).to(tl.float32)
     w = weights(x, maximum, inv_t)
     keys = key_of(x)

@@ -161,15 +161,12 @@ def changes_of(rows, number, start, TILE: tl.constexpr):
 
 
 @triton.jit
-def _change(x, rows, number, start, TILE: tl.constexpr):
-    """A tile with the edits of its row."""
-    block = start // 64 + tl.arange(0, TILE // 64)
-    bits, before = words_of(rows.changes, number, rows.vocab, block, block * 64 < rows.vocab)
+def _change_blocks(x, rows, number, block, chosen):
+    """Logits of blocks [n, 64] with the edits of their row."""
+    bits, before = words_of(rows.changes, number, rows.vocab, block, chosen & (block * 64 < rows.vocab))
     bit = bit_of(tl.arange(0, 64))[None, :]
     on, place = (bits[:, None] & bit) != 0, before[:, None] + ones(bits[:, None] & (bit - 1))
-    x = tl.reshape(x, (TILE // 64, 64))
-    changed = _changed(x, rows.changes, number * size_of(rows.changes.room) + place, on)
-    return tl.reshape(tl.where(on, changed, x), (TILE,))
+    return tl.where(on, _changed(x, rows.changes, number * size_of(rows.changes.room) + place, on), x)
 
 
 @triton.jit
@@ -178,7 +175,8 @@ def as_asked(x, rows, number, start, TILE: tl.constexpr):
     if rows.changes is not None:
         first, end = changes_of(rows, number, start, TILE)
         if first < end:
-            x = _change(x, rows, number, start, TILE)
+            block = start // 64 + tl.arange(0, TILE // 64)
+            x = tl.reshape(_change_blocks(tl.reshape(x, (TILE // 64, 64)), rows, number, block, block >= 0), (TILE,))
     if rows.allowed is not None:
         x = _where_bits(_allowed8(rows, number, start, TILE), x, TILE)
     return x
@@ -239,6 +237,25 @@ def logits_at(rows, offset, number, v, mask):
     if rows.allowed is not None:
         x = _where_allowed(x, rows, number, v, mask)
     return x
+
+
+@triton.jit
+def ids_of_blocks(block, chosen, vocab):
+    """(ids, whether they are there) of blocks, [n, 64]."""
+    v = block[:, None] * 64 + tl.arange(0, 64)[None, :]
+    return v, chosen[:, None] & (v < vocab)
+
+
+@triton.jit
+def logits_of_blocks(rows, offset, number, block, chosen):
+    """(ids, whether they are there, logits as asked) of blocks of a row, [n, 64]; -inf where there is none."""
+    v, there = ids_of_blocks(block, chosen, rows.vocab)
+    x = tl.load(rows.ptr + offset + v, mask=there, other=float("-inf")).to(tl.float32)
+    if rows.changes is not None:
+        x = _change_blocks(x, rows, number, block, chosen)
+    if rows.allowed is not None:
+        x = _where_allowed(x, rows, number, v, there)
+    return v, there, x
 
 
 @triton.jit

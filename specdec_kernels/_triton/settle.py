@@ -26,9 +26,9 @@ from .records import (
     put_law,
     weights,
 )
-from .rows import Rows, fact, logits_at, sampling_of
+from .rows import Rows, fact, logits_at, logits_of_blocks, sampling_of
 from .thresholds import by_scanning, from_blocks
-from .visit import SPAN, Rest, View, draw, ids_of_blocks, next_blocks, span_blocks, span_maxima
+from .visit import SPAN, Rest, View, draw, next_blocks, span_blocks, span_maxima
 
 TILES = tl.constexpr(64)  # tiles that are merged at once
 NOBODY = tl.constexpr(0x7FFFFFFF)
@@ -113,8 +113,7 @@ def rank_of(view, drafted, most):
         going = tl.where(known & (before < most), 1, 0)
         while going > 0:
             block, chosen, maxima = next_blocks(maxima, logit, start)
-            v, there = ids_of_blocks(block, chosen, view.rows.vocab)
-            x = logits_at(view.rows, view.offset, view.number, v, there)
+            v, there, x = logits_of_blocks(view.rows, view.offset, view.number, block, chosen)
             ahead = there & ((x > logit) | ((x == logit) & (v < drafted)))
             before += tl.sum(tl.sum(ahead.to(tl.int32), axis=1), axis=0)
             going = tl.where((tl.max(chosen.to(tl.int32), axis=0) > 0) & (before < most), 1, 0)

@@ -13,8 +13,8 @@ import triton.language as tl
 
 from .noise import BLOCK, log
 from .records import weights
-from .rows import key_of, logits_at, value_of
-from .visit import GROUPS, SPAN, ids_of_blocks, next_blocks, span_maxima
+from .rows import key_of, logits_at, logits_of_blocks, value_of
+from .visit import GROUPS, SPAN, next_blocks, span_maxima
 
 UNIT = tl.constexpr(1099511627776.0)  # 2^40
 SCAN = tl.constexpr(1024)  # ids that a lone program takes at once where it reads a row
@@ -82,8 +82,8 @@ def _collect(view, low, listed, most):
             block, chosen, maxima = next_blocks(maxima, low, start)
             going = tl.max(chosen.to(tl.int32), axis=0)
             if going > 0:
-                v, there = ids_of_blocks(block, chosen, view.rows.vocab)
-                x = tl.reshape(logits_at(view.rows, view.offset, view.number, v, there), (SIZE,))
+                _ids, _there, x = logits_of_blocks(view.rows, view.offset, view.number, block, chosen)
+                x = tl.reshape(x, (SIZE,))
                 on = (x >= low) & (x > float("-inf"))
                 place = found + tl.cumsum(on.to(tl.int32), axis=0) - 1
                 tl.store(listed + place, x.to(listed.dtype.element_ty), mask=on & (place < most))

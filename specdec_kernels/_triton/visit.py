@@ -13,7 +13,7 @@ from .launch import entry
 from .laws import draft_logits_at, kept, prob
 from .noise import BLOCK, block_noise, least_at, least_of, log, noise_of
 from .race import race_scores, winner
-from .rows import logits_at
+from .rows import ids_of_blocks, logits_of_blocks
 
 
 class View(NamedTuple):
@@ -71,13 +71,6 @@ def next_blocks(bounds, reach, start):
     chosen = (top >= reach) & (top > float("-inf"))
     block = (at // 4) * (GROUPS * 4) + group * 4 + at % 4 + start
     return block, chosen, tl.where(j[None, :] == at[:, None], float("-inf"), bounds)
-
-
-@triton.jit
-def ids_of_blocks(block, chosen, vocab):
-    """(ids, whether they are there) of blocks, [GROUPS, BLOCK]."""
-    v = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
-    return v, chosen[:, None] & (v < vocab)
 
 
 @triton.jit
@@ -150,8 +143,7 @@ def _scores(
 ):
     """(scores, names, columns) of the ids of some blocks, [GROUPS * BLOCK]."""
     SIZE: tl.constexpr = GROUPS * BLOCK
-    v, there = ids_of_blocks(block, chosen, view.rows.vocab)
-    x = logits_at(view.rows, view.offset, view.number, v, there)
+    v, there, x = logits_of_blocks(view.rows, view.offset, view.number, block, chosen)
     competes = kept(x, law[3])
     logweight = (x - law[0]) * inv_t
     if rest.a is not None:

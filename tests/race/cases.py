@@ -109,7 +109,8 @@ def digests() -> Iterator[tuple[str, Case]]:
                 yield f"verify_chain digest {kind} of {batch}", bound("verify_chain", call)
                 if batch == 2 or allowed is None:
                     named = edited(make_edits(batch, WIDE), chain.draft_ids, is_drafted=True)
-                    yield f"verify_chain digest {kind} edits {batch}", bound("verify_chain", (call[0], keywords | named))
+                    call = call[0], keywords | named
+                    yield f"verify_chain digest {kind} edits {batch}", bound("verify_chain", call)
 
 
 def samples() -> Iterator[tuple[str, Case]]:

@@ -19,10 +19,10 @@ from ..._triton.look import digest_rows, look, plan_chain
 from ..._triton.noise import BLOCK
 from ..._triton.plan import P_NUMBER, P_OFFSET, planned
 from ..._triton.records import BAD, Q_ARG, Q_STATE, R_MASS, get_record_f, get_record_i
-from ..._triton.rows import fact, is_active, key_of, logits_at, sampling_of, value_of
+from ..._triton.rows import fact, is_active, key_of, logits_at, logits_of_blocks, sampling_of, value_of
 from ..._triton.settle import maxima_of
 from ..._triton.thresholds import kth_of, lowest_key
-from ..._triton.visit import SPAN, View, ids_of_blocks
+from ..._triton.visit import SPAN, View
 from ..._types import Sampling
 
 COUNTED, LISTED = tl.constexpr(64), tl.constexpr(32)  # blocks that are looked into at once, to count ids and to list
@@ -72,8 +72,9 @@ def _pick(view, start, count, least, picked):
 def _logits_of(view, picked, first, n, BLOCKS: tl.constexpr):
     """(logits, ids) of some of the n blocks, [BLOCKS, BLOCK]; -inf where there is none."""
     at = first + tl.arange(0, BLOCKS)
-    v, there = ids_of_blocks(tl.load(picked + at, mask=at < n, other=0), at < n, view.rows.vocab)
-    return logits_at(view.rows, view.offset, view.number, v, there), v
+    block = tl.load(picked + at, mask=at < n, other=0)
+    v, _there, x = logits_of_blocks(view.rows, view.offset, view.number, block, at < n)
+    return x, v
 
 
 @triton.jit
