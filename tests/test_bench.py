@@ -224,7 +224,7 @@ def test_what_edited_rows_must_move_has_the_lists_of_each_row_that_is_read(rules
     x = option_traffic.batch_of(case)
     listed = [sum(word.bit_count() for word in row.tolist()) for row in x.edits.edit_bits.view(torch.uint64)]
     rows = listed + (listed[:2] if rules == ("ratio",) else [])  # draft rows have those of target rows
-    want = sum(2 * 600 + 10 * 8 + 11 * 4 + 12 * count for count in rows)
+    want = sum(2 * 600 + 10 * 8 + 11 * 4 + 16 * count for count in rows)
     result = option_traffic.run(case, x, "reference")
     assert option_traffic.minimum(case, x, result) == want
     assert option_traffic.budget(case, x, result, "cuda_host") > want
