@@ -32,72 +32,54 @@ RequestEdits::RequestEdits(const EditRowsParams& p, int64_t b, Drafts drafts)
       drafts_(std::move(drafts)),
       penalties_{p.repetition.get(b, 1.f), p.frequency.get(b, 0.f), p.presence.get(b, 0.f)} {}
 
-RequestEdits::~RequestEdits() {
-  if (memory_ && spare().size() < 2) spare().push_back(std::move(memory_));
-}
-
-std::vector<std::unique_ptr<RequestEdits::Memory>>& RequestEdits::spare() {
-  thread_local std::vector<std::unique_ptr<Memory>> spare;
-  return spare;
-}
-
 OneRowEdits RequestEdits::row(int64_t node) {
   list();
   if (is_empty()) return {};
-  Memory& m = *memory_;
-  if (is_made_.empty()) {
-    m.offsets.resize(size_ + kPad);
-    tiles().edit_list.offsets(bits(), start(), m.bits.size() / kTileBlocks, m.offsets.data());
-    is_made_.assign(drafts_.ids.size(), 0);
-    if (m.values.size() < is_made_.size()) m.values.resize(is_made_.size());
+  const auto size = static_cast<int64_t>(bias_.size());
+  if (offsets_.empty()) {
+    offsets_.resize(size + kPad);
+    tiles().edit_list.offsets(bits(), start(), bits_.size() / kTileBlocks, offsets_.data());
+    values_.resize(drafts_.ids.size());
   }
-  std::vector<float>& values = m.values[node];
-  if (!is_made_[node]) {
-    values.resize(3 * size_);
-    write_values(node, values.data(), size_);
-    is_made_[node] = 1;
+  std::unique_ptr<float[]>& values = values_[node];
+  if (!values) {
+    values.reset(new float[3 * size]);
+    write_values(node, values.get(), size);
   }
-  return {{bits(), start(), values.data(), p_.blocks, size_, size_}, m.offsets.data()};
+  return {{bits(), start(), values.get(), p_.blocks, size, size}, offsets_.data()};
 }
 
 void RequestEdits::list() {
   if (is_listed_) return;
   is_listed_ = true;
   if (!has_any()) return;
-  if (!spare().empty()) {
-    memory_ = std::move(spare().back());
-    spare().pop_back();
-  } else {
-    memory_ = std::make_unique<Memory>();
-  }
-  Memory& m = *memory_;
-  m.bits.assign((p_.vocab + kTile - 1) / kTile * kTileBlocks, 0);
-  const int text = take_text();
-  for (int i = 0; i < text; ++i) mark(m.text_columns[i]);
+  bits_.assign((p_.vocab + kTile - 1) / kTile * kTileBlocks, 0);
+  const Counted text = counted();
+  for (int i = 0; i < text.size; ++i) mark(text.columns[i]);
   for_ids([&](int64_t id) {
     const int64_t v = column(id);
     if (v >= 0) mark(v);
   });
-  m.start.resize(m.bits.size() + 1);
-  tiles().edit_list.number(bits(), m.bits.size(), m.start.data());
-  size_ = m.start.back();
-  m.counts.assign(size_, 0);
-  m.bias.assign(size_, 0.f);
-  m.repetition.resize(size_);
-  m.minus.resize(size_);
+  start_.resize(bits_.size() + 1);
+  tiles().edit_list.number(bits(), bits_.size(), start_.data());
+  const int32_t size = start_.back();
+  counts_.assign(size, 0);
+  bias_.assign(size, 0.f);
+  repetition_.resize(size);
+  minus_.resize(size);
   biases([&](int64_t id, float bias) {
     const int64_t i = find(id);
-    if (i >= 0) m.bias[i] = bias;
+    if (i >= 0) bias_[i] = bias;
   });
-  tiles().edit_list.place(bits(), start(), m.text_columns.data(), m.text_counts.data(), text,
-                          m.counts.data());
-  for (int32_t& count : m.counts) count = std::max(count, count & 1);
-  penalise(m.counts.data(), size_, m.repetition.data(), m.minus.data());
+  tiles().edit_list.place(bits(), start(), text.columns.get(), text.counts.get(), text.size,
+                          counts_.data());
+  for (int32_t& count : counts_) count = std::max(count, count & 1);
+  penalise(counts_.data(), size, repetition_.data(), minus_.data());
 }
 
 void RequestEdits::write_ids(float* ids) const {
-  for (size_t k = 0; k < memory_->bits.size(); ++k) {
-    for (auto left = static_cast<uint64_t>(bits()[k]); left != 0; left &= left - 1) {
+  for (size_t k = 0; k < bits_.size(); ++k) {
+    for (auto left = static_cast<uint64_t>(bits_[k]); left != 0; left &= left - 1) {
       *ids++ = static_cast<float>(k * kEditBlock + std::countr_zero(left));
     }
   }
@@ -105,16 +87,15 @@ void RequestEdits::write_ids(float* ids) const {
 
 void RequestEdits::write_values(int64_t node, float* values, int64_t plane) const {
   float *bias = values, *repetition = values + plane, *minus = values + 2 * plane;
-  const Memory& m = *memory_;
-  std::copy_n(m.bias.begin(), size_, bias);
-  std::copy_n(m.repetition.begin(), size_, repetition);
-  std::copy_n(m.minus.begin(), size_, minus);
+  std::copy(bias_.begin(), bias_.end(), bias);
+  std::copy(repetition_.begin(), repetition_.end(), repetition);
+  std::copy(minus_.begin(), minus_.end(), minus);
   const std::vector<int64_t> path = drafts_.path(node);
   for (const int64_t id : path) {
     const int64_t i = penalties_.any() ? find(id) : -1;
     if (i < 0) continue;
     const int32_t count =
-        m.counts[i] + 2 * static_cast<int32_t>(std::count(path.begin(), path.end(), id));
+        counts_[i] + 2 * static_cast<int32_t>(std::count(path.begin(), path.end(), id));
     penalise(&count, 1, repetition + i, minus + i);
   }
   const auto ban = [&](int64_t id) {
@@ -169,15 +150,15 @@ bool RequestEdits::has_any() const {
   return any;
 }
 
-int RequestEdits::take_text() {
+RequestEdits::Counted RequestEdits::counted() const {
   const int64_t slot = p_.slots.get(b_, static_cast<int32_t>(b_));
-  if (!penalties_.any() || slot < 0 || slot >= p_.counts.slots) return 0;
-  Memory& m = *memory_;
-  for (std::vector<int32_t>* part : {&m.text_columns, &m.text_counts}) {
-    if (part->size() < static_cast<size_t>(p_.counts.capacity)) part->resize(p_.counts.capacity);
-  }
-  return tiles().edit_list.take(p_.counts, slot, p_.first_id, p_.vocab, m.text_columns.data(),
-                                m.text_counts.data());
+  if (!penalties_.any() || slot < 0 || slot >= p_.counts.slots) return {};
+  Counted text;
+  text.columns.reset(new int32_t[p_.counts.capacity]);
+  text.counts.reset(new int32_t[p_.counts.capacity]);
+  text.size = tiles().edit_list.take(p_.counts, slot, p_.first_id, p_.vocab, text.columns.get(),
+                                     text.counts.get());
+  return text;
 }
 
 int64_t RequestEdits::column(int64_t id) const {
@@ -189,12 +170,12 @@ int64_t RequestEdits::find(int64_t id) const {
   const int64_t v = column(id);
   if (v < 0) return -1;
   const uint64_t mine = uint64_t{1} << (v % kEditBlock);
-  const auto word = static_cast<uint64_t>(bits()[v / kEditBlock]);
-  return (word & mine) != 0 ? start()[v / kEditBlock] + std::popcount(word & (mine - 1)) : -1;
+  const auto bits = static_cast<uint64_t>(bits_[v / kEditBlock]);
+  return (bits & mine) != 0 ? start_[v / kEditBlock] + std::popcount(bits & (mine - 1)) : -1;
 }
 
 void RequestEdits::mark(int64_t column) {
-  memory_->bits[column / kEditBlock] |= int64_t{1} << (column % kEditBlock);
+  bits_[column / kEditBlock] |= int64_t{1} << (column % kEditBlock);
 }
 
 bool RequestEdits::meets(const int32_t* word, const std::vector<int64_t>& path) const {

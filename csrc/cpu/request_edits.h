@@ -22,9 +22,6 @@ struct Drafts {
 class RequestEdits {
  public:
   RequestEdits(const EditRowsParams& p, int64_t b, Drafts drafts);
-  ~RequestEdits();
-  RequestEdits(const RequestEdits&) = delete;
-  RequestEdits& operator=(const RequestEdits&) = delete;
 
   // The edits of a node's row; they live as long as this does. One thread at a time.
   OneRowEdits row(int64_t node);
@@ -35,26 +32,19 @@ class RequestEdits {
 
   // What every row lists: see RowEdits. Nothing where the request changes nothing.
   void list();
-  bool is_empty() const { return memory_ == nullptr; }
-  const int64_t* bits() const { return memory_->bits.data(); }
-  const int32_t* start() const { return memory_->start.data(); }
+  bool is_empty() const { return bits_.empty(); }
+  const int64_t* bits() const { return bits_.data(); }
+  const int32_t* start() const { return start_.data(); }
 
  private:
   struct Penalties {
     float repetition, frequency, presence;
     bool any() const { return repetition != 1.f || frequency != 0.f || presence != 0.f; }
   };
-  // A thread keeps it for its next request: to allocate it anew takes as long as to fill it.
-  struct Memory {
-    std::vector<int64_t> bits;  // of whole tiles
-    std::vector<int32_t> start;
-    std::vector<int32_t> text_columns, text_counts;  // of the text so far, of ids that are columns
-    std::vector<uint16_t> offsets;                   // of what is listed, in its tile
-    std::vector<int32_t> counts;  // of what is listed, in the text: 2 * generated + in_prompt
-    std::vector<float> bias, repetition, minus;
-    std::vector<std::vector<float>> values;  // of rows that were made
+  struct Counted {  // of the text so far, of ids that are columns
+    std::unique_ptr<int32_t[]> columns, counts;
+    int size = 0;
   };
-  static std::vector<std::unique_ptr<Memory>>& spare();
 
   void penalise(const int32_t* counts, size_t n, float* repetition, float* minus) const;
   template <class F>
@@ -66,7 +56,7 @@ class RequestEdits {
   template <class F>
   void for_ids(const F& f) const;
   bool has_any() const;
-  int take_text();                   // how many of its ids are columns
+  Counted counted() const;
   int64_t column(int64_t id) const;  // -1 where the row has none
   int64_t find(int64_t id) const;    // its place in the list; -1: it is not listed
   void mark(int64_t column);
@@ -77,9 +67,12 @@ class RequestEdits {
   Drafts drafts_;
   Penalties penalties_;
   bool is_listed_ = false;
-  int64_t size_ = 0;           // ids that are listed
-  std::vector<char> is_made_;  // of each node's row
-  std::unique_ptr<Memory> memory_;
+  std::vector<int64_t> bits_;  // of whole tiles
+  std::vector<int32_t> start_;
+  std::vector<uint16_t> offsets_;  // of what is listed, in its tile
+  std::vector<int32_t> counts_;    // of what is listed, in the text: 2 * generated + in_prompt
+  std::vector<float> bias_, repetition_, minus_;
+  std::vector<std::unique_ptr<float[]>> values_;  // of the rows that were made
 };
 
 // The edits of a call's requests, whose rows are made when they are read.
