@@ -54,7 +54,7 @@ def edit_rows(
         draft_ids: int32 or int64 ``[batch, draft]``: rows as `verify_chain` has them, one behind each draft and one
             before the first. ``[total]`` with `cu_draft`; ``[batch, nodes]`` with `parents`, where the root's id is not
             looked at: it counts as text. -1 is no token. None: one row a request.
-        vocab: ids of a row, a host int.
+        vocab: ids of a row, a host int of at most 2^24.
         parents: int32 or int64 ``[batch, nodes]``: the drafts are trees, and row n follows node n.
         cu_draft: see `verify_chain`.
         max_draft: see `verify_chain`.
