@@ -9,12 +9,16 @@ __device__ inline Law target_law(const RowStats& r, const Parameters& s) {
       r.maximum, s.inv_t, 0.f, 1.f / r.mass, fmaxf(r.threshold, kLowest), s.greedy ? r.argmax : -1};
 }
 
-__device__ inline RowStats target_stats(const Problem& p, int64_t b, int64_t i) {
-  return p.work.rows.load(p.row_slot(b, static_cast<int>(i)));
+// Statistics of a row; settled: of all rows of the request, where the caller has settled them.
+__device__ inline RowStats target_stats(const Problem& p, int64_t b, int64_t i,
+                                        const RowStats* settled = nullptr) {
+  const int row = static_cast<int>(i);
+  return settled ? settled[row] : p.work.rows.load(p.row_slot(b, row));
 }
 
-__device__ inline RowStats draft_stats(const Problem& p, int64_t b, int64_t i) {
-  return p.work.rows.load(p.row_slot(b, p.target_rows + static_cast<int>(i)));
+__device__ inline RowStats draft_stats(const Problem& p, int64_t b, int64_t i,
+                                       const RowStats* settled = nullptr) {
+  return target_stats(p, b, p.target_rows + i, settled);
 }
 
 __device__ inline int64_t stats_index(const Problem& p, const Chain& c, int64_t b, int64_t i) {
@@ -23,13 +27,13 @@ __device__ inline int64_t stats_index(const Problem& p, const Chain& c, int64_t 
 
 // Law of draft row i: from the statistics that `sample` returned, or from those of its row.
 __device__ inline Law draft_law(const Problem& p, const Chain& c, int64_t b, int64_t i,
-                                const Parameters& s) {
+                                const Parameters& s, const RowStats* settled = nullptr) {
   if (p.has_stats) {
     const int64_t at = stats_index(p, c, b, i);
     return {0.f, s.inv_t, p.logsumexp.load(at), 1.f, fmaxf(p.draft_threshold.load(at), kLowest),
             -1};
   }
-  const RowStats r = draft_stats(p, b, i);
+  const RowStats r = draft_stats(p, b, i, settled);
   return {r.maximum, s.inv_t, 0.f, 1.f / r.mass, fmaxf(r.threshold, kLowest), -1};
 }
 
@@ -116,8 +120,8 @@ __device__ inline Drafted load_drafted(const Problem& p, const Request& q, int64
   Drafted d{-1, -1, 0.f, -INFINITY, 0.f};
   if (i >= c.length) return d;
   d.x = draft_id(p, c, b, i);
-  if (q.has_draft_law) d.column = draft_column(p, c, b, i, d.x);
   if (p.rule == Rule::kRatio && !q.target.greedy) d.coin = p.coin_of(b, i);
+  if (q.has_draft_law) d.column = draft_column(p, c, b, i, d.x);
   d.logit = target_row(p, c, b, i).at(d.x);
   if (d.column >= 0) d.drafted = draft_row(p, c, b, i).at(d.column);
   return d;
@@ -130,15 +134,17 @@ struct Position {  // what lies at known places of position i <= length
   bool has_draft, is_draft_bad;
 };
 
-__device__ inline Position load_position(const Problem& p, const Request& q, int64_t b, int64_t i) {
+// x: what is drafted there.
+__device__ inline Position load_position(const Problem& p, const Request& q, int64_t b, int64_t i,
+                                         int64_t x) {
   Position at{};
-  at.row = target_stats(p, b, i);
-  at.x = i < q.chain.length ? draft_id(p, q.chain, b, i) : -1;
+  at.row = target_stats(p, b, i, q.settled);
+  at.x = x;
   at.has_draft = q.has_draft_law && i < q.chain.length;
   if (at.has_draft) {
-    at.draft = draft_law(p, q.chain, b, i, q.draft);
+    at.draft = draft_law(p, q.chain, b, i, q.draft, q.settled);
     const bool is_stored = !p.has_stats || p.rule == Rule::kBlock;
-    at.is_draft_bad = is_stored && draft_stats(p, b, i).bad;
+    at.is_draft_bad = is_stored && draft_stats(p, b, i, q.settled).bad;
   }
   at.target = target_law(at.row, q.target);
   return at;
@@ -183,25 +189,28 @@ __device__ inline Fact examine(const Problem& p, const Request& q, int64_t i, co
   return f;
 }
 
-__device__ inline void write_logprob(const Problem& p, const Request& q, int64_t b, int64_t i,
-                                     int64_t id) {
+// Writes the id of position i, or -1, and its log-probability.
+__device__ inline void write_id(const Problem& p, const Request& q, int64_t b, int64_t i,
+                                int64_t id) {
+  const int64_t at = b * (p.max_draft + 1) + i;
+  p.token_ids.store(at, id);
+  if (p.logprobs_mode == LogprobsMode::kNone) return;
   float logprob = 0.f;
   if (id >= 0) {
-    logprob = token_logprob(p, target_stats(p, b, i), q.target, target_row(p, q.chain, b, i), id);
+    logprob = token_logprob(p, target_stats(p, b, i, q.settled), q.target,
+                            target_row(p, q.chain, b, i), id);
   }
-  p.logprobs.store(b * (p.max_draft + 1) + i, logprob);
+  p.logprobs.store(at, logprob);
 }
 
-// Writes ids and log-probabilities: prefix, `token` (-1: none yet) at `accepted`, -1 behind.
-__device__ inline void write_chain(const Problem& p, const Request& q, int64_t b, int accepted,
-                                   int64_t token) {
-  const int64_t width = p.max_draft + 1;
-  for (int64_t i = threadIdx.x; i < width; i += kThreads) {
-    int64_t id = -1;
-    if (i < accepted) id = draft_id(p, q.chain, b, i);
-    if (i == accepted) id = token;
-    p.token_ids.store(b * width + i, id);
-    if (p.logprobs_mode != LogprobsMode::kNone) write_logprob(p, q, b, i, id);
+// All positions but the one behind what is accepted, which may not be known yet. x: what is drafted
+// at this thread's first position.
+__device__ inline void write_prefix(const Problem& p, const Request& q, int64_t b, int accepted,
+                                    int64_t x) {
+  for (int64_t i = threadIdx.x; i <= p.max_draft; i += kThreads) {
+    if (i == accepted) continue;
+    if (i >= kThreads && i < accepted) x = draft_id(p, q.chain, b, i);
+    write_id(p, q, b, i, i < accepted ? x : -1);
   }
 }
 

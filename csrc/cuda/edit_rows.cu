@@ -3,7 +3,7 @@
 //   writes
 //                 bias, repetition and minus of each
 #include "../torch/edit_args.h"
-#include "problem.cuh"
+#include "request.cuh"
 #include "tree.cuh"
 
 namespace specdec {

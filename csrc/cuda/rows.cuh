@@ -1,7 +1,7 @@
 // A row of a request: where it lies, under which parameters, and eight of its values.
 #pragma once
 #include "block.cuh"
-#include "problem.cuh"
+#include "request.cuh"
 
 namespace specdec {
 

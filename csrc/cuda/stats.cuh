@@ -112,21 +112,23 @@ SPECDEC_HD bool settles_rows(const Problem& p) {
          !p.draft_edits;
 }
 
+using Settled = RowStats[2 * kWarps];
+
 // Statistics of the rows of a request, a warp a row.
-__device__ inline void settle_rows(const Problem& p, const Request& q, int64_t b) {
+__device__ inline void settle_rows(const Problem& p, int64_t b, Settled& settled, Request* q) {
   using Rows = Row[kWarps];
   SPECDEC_SHARED(Rows, rows);
   Row& row = rows[threadIdx.x / 32];
   for (int r = static_cast<int>(threadIdx.x) / 32; r < p.rows(); r += kWarps) {
-    const int64_t slot = p.row_slot(b, r);
-    if (threadIdx.x % 32 == 0) row = row_of(p, q, b, slot);
+    if (threadIdx.x % 32 == 0) row = row_of(p, *q, b, p.row_slot(b, r));
     __syncwarp();
     if (row.active) {
       const RowStats s = plain_stats<false>(p, row);
-      if (threadIdx.x % 32 == 0) p.work.rows.store(slot, s);
+      if (threadIdx.x % 32 == 0) settled[r] = s;
     }
     __syncwarp();
   }
+  if (threadIdx.x == 0) q->settled = settled;
   __syncthreads();
 }
 

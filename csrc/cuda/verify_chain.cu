@@ -13,55 +13,60 @@ namespace specdec {
 
 namespace {
 
-constexpr int kVerdicts = 4, kGoesOn = 0x7fffffff;
+constexpr int kGoesOn = 0x7fffffff;
 
-struct Outcome {  // of a walk; a barrier comes before what it shares is read
+struct Ending {  // of a walk, in shared memory; a barrier comes before it is read
+  Position at;   // the position that is drawn from; of a chain that is lost: none
   int accepted, verdict, status;
   float scale;  // of the target in the residual
 };
 
-// The token that follows, and all outputs. at: the position that is drawn from.
-__device__ inline void finish(const Problem& p, const Request& q, int64_t b, const Outcome& walked,
-                              const Position& at) {
-  SPECDEC_SHARED(Outcome, o);  // a draw needs the registers
-  if (threadIdx.x == 0) o = walked;
+// The token that follows, and all outputs. x: what is drafted at this thread's position.
+__device__ inline void finish(const Problem& p, const Request& q, int64_t b, int64_t x,
+                              const Ending& end) {
   __syncthreads();
-  int64_t known = -1;
-  if (q.target.greedy || is_argmax_rule(p)) {
-    known = at.row.argmax;
-  } else if (at.row.key != 0) {  // the row has raced
-    known = key_id(at.row.key);
+  write_prefix(p, q, b, end.accepted, x);
+  Drawn drawn{-1, 0};
+  if (end.verdict != kStop) {
+    const RowStats& row = end.at.row;
+    if (q.target.greedy || is_argmax_rule(p)) {
+      drawn.token = row.argmax;
+    } else if (row.key != 0) {  // the row has raced
+      drawn.token = key_id(row.key);
+    } else {
+      const bool is_rejected = end.verdict == kReject;
+      drawn = draw(p, b, draw_task(p, end.at, end.accepted, is_rejected, end.scale), false);
+    }
   }
-  Drawn drawn{o.verdict == kStop ? -1 : known, 0};
-  if (o.verdict != kStop && known < 0) {
-    drawn = draw(p, b, draw_task(p, at, o.accepted, o.verdict == kReject, o.scale), false);
-  }
-  if (threadIdx.x == 0) {
-    p.num_accepted.store(b, o.accepted);
-    p.status.store(b, o.status | drawn.status);
-  }
-  write_chain(p, q, b, o.accepted, drawn.token);
+  if (threadIdx.x != 0) return;
+  p.num_accepted.store(b, end.accepted);
+  p.status.store(b, end.status | drawn.status);
+  write_id(p, q, b, end.accepted, drawn.token);
 }
 
 // First position that does not accept, over chunks of kThreads positions examined at once. `d` is
-// what is drafted at this thread's position of the first.
-__device__ inline Outcome walk(const Problem& p, const Request& q, int64_t b, Drafted d,
-                               Position* shared) {
-  int status = q.status, last = q.chain.lost ? int{kStop} : kGoesOn;
-  for (int base = 0; last == kGoesOn; base += kThreads) {
+// what is drafted at this thread's position of the first. Positions that accept have no status.
+__device__ inline void walk(const Problem& p, const Request& q, int64_t b, Drafted d, Ending* end) {
+  if (q.chain.lost) {
+    if (threadIdx.x == 0) {
+      end->accepted = 0;
+      end->verdict = kStop;
+      end->status = q.status;
+    }
+    return;
+  }
+  for (int base = 0, last = kGoesOn; last == kGoesOn; base += kThreads) {
     const int i = base + static_cast<int>(threadIdx.x);
     Fact f{};
     Position at;
     if (i <= q.chain.length) {
       if (base > 0) d = load_drafted(p, q, b, i);
-      at = load_position(p, q, b, i);
+      at = load_position(p, q, b, i, d.x);
       f = examine(p, q, i, at, d);
     }
-    last = block_reduce(f.verdict != kAccept ? kVerdicts * i + f.verdict : kGoesOn, Smaller{});
-    status |= block_reduce(i <= last / kVerdicts ? f.status : 0, Or{});
-    if (i == last / kVerdicts) *shared = at;
+    last = block_reduce(f.verdict != kAccept ? i : kGoesOn, Smaller{});
+    if (i == last) *end = {at, i, f.verdict, q.status | f.status, 1.f};
   }
-  return {last / kVerdicts, last % kVerdicts, status, 1.f};
 }
 
 // Rule block, first half: weights w, and the masses S that are still to be summed (pair.cu).
@@ -85,7 +90,7 @@ __device__ inline void weigh(const Problem& p, Request& q, int64_t b) {
     const int i = base + static_cast<int>(threadIdx.x);
     if (i <= q.chain.length) {
       const Drafted d = load_drafted(p, q, b, i);
-      facts[threadIdx.x] = examine(p, q, i, load_position(p, q, b, i), d);
+      facts[threadIdx.x] = examine(p, q, i, load_position(p, q, b, i, d.x), d);
     }
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -105,8 +110,8 @@ __device__ inline void weigh(const Problem& p, Request& q, int64_t b) {
   }
   if (threadIdx.x == 0) p.work.states.store(b, {length, status, usable_bonus});
   for (int i = 1 + static_cast<int>(threadIdx.x); i < walk.length; i += kThreads) {
-    PairTask t = draw_task(p, load_position(p, q, b, i), i, true,
-                           p.work.weights.load(b * (p.max_draft + 1) + i));
+    const Position at = load_position(p, q, b, i, draft_id(p, q.chain, b, i));
+    PairTask t = draw_task(p, at, i, true, p.work.weights.load(b * (p.max_draft + 1) + i));
     t.watch_draft = 0;
     if (t.kind == kPair) p.work.tasks.store(b * p.pairs + i, t);
   }
@@ -114,8 +119,7 @@ __device__ inline void weigh(const Problem& p, Request& q, int64_t b) {
 }
 
 // Rule block, second half: tau = max{i : eta_i < h_i}.
-__device__ inline Outcome walk_weights(const Problem& p, const Request& q, int64_t b,
-                                       Position* shared) {
+__device__ inline void walk_weights(const Problem& p, const Request& q, int64_t b, Ending* end) {
   SPECDEC_SHARED(ChainState, state);
   if (threadIdx.x == 0) state = p.work.states.load(b);
   __syncthreads();
@@ -138,21 +142,27 @@ __device__ inline Outcome walk_weights(const Problem& p, const Request& q, int64
     if (p.coin_of(b, i - 1) < h) accepted = i;
   }
   accepted = block_reduce(accepted, Larger{});
-  if (threadIdx.x == 0) *shared = load_position(p, q, b, accepted);
-  const int end = state.usable_bonus != 0 ? kEnd : kStop;
-  return {accepted, accepted == state.length ? end : int{kReject}, state.status,
-          p.work.weights.load(b * (p.max_draft + 1) + accepted)};
+  if (threadIdx.x != 0) return;
+  const bool ends = accepted == state.length;
+  const int64_t x = ends ? -1 : draft_id(p, q.chain, b, accepted);
+  *end = {load_position(p, q, b, accepted, x), accepted,
+          !ends                     ? int{kReject}
+          : state.usable_bonus != 0 ? int{kEnd}
+                                    : int{kStop},
+          state.status, p.work.weights.load(b * (p.max_draft + 1) + accepted)};
 }
 
 __global__ void __launch_bounds__(kThreads, 2) chain_kernel(const __grid_constant__ Problem p) {
   SPECDEC_SHARED(Request, q);
-  SPECDEC_SHARED(Position, at);
+  SPECDEC_SHARED(Ending, end);
+  SPECDEC_SHARED(Settled, settled);
   load_request(p, blockIdx.x, &q);
   __syncthreads();
   const Drafted d = load_drafted(p, q, blockIdx.x, threadIdx.x);
   after_last_kernel();
-  if (settles_rows(p)) settle_rows(p, q, blockIdx.x);
-  finish(p, q, blockIdx.x, walk(p, q, blockIdx.x, d, &at), at);
+  if (settles_rows(p)) settle_rows(p, blockIdx.x, settled, &q);
+  walk(p, q, blockIdx.x, d, &end);
+  finish(p, q, blockIdx.x, d.x, end);
 }
 
 __global__ void __launch_bounds__(kThreads) weights_kernel(const __grid_constant__ Problem p) {
@@ -169,13 +179,18 @@ __global__ void __launch_bounds__(kThreads) weights_kernel(const __grid_constant
 
 __global__ void __launch_bounds__(kThreads, 2) block_kernel(const __grid_constant__ Problem p) {
   SPECDEC_SHARED(Request, q);
-  SPECDEC_SHARED(Position, at);
+  SPECDEC_SHARED(Ending, end);
   const int64_t b = blockIdx.x;
   load_request(p, b, &q);
   __syncthreads();
   const Drafted d = load_drafted(p, q, b, threadIdx.x);
   after_last_kernel();
-  finish(p, q, b, q.target.greedy ? walk(p, q, b, d, &at) : walk_weights(p, q, b, &at), at);
+  if (q.target.greedy) {
+    walk(p, q, b, d, &end);
+  } else {
+    walk_weights(p, q, b, &end);
+  }
+  finish(p, q, b, d.x, end);
 }
 
 void fill_statistics_and_noise(const VerifyChainParams& v, Problem* problem) {

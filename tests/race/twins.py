@@ -83,11 +83,11 @@ TWINS = (
         "walk: what a walk found is read without a barrier",
         "verify_chain.cu",
         """
-  if (threadIdx.x == 0) o = walked;
-  __syncthreads();""",
+  __syncthreads();
+  write_prefix(""",
         """
-  if (threadIdx.x == 0) o = walked;
-  if (!TWIN) __syncthreads();""",
+  if (!TWIN) __syncthreads();
+  write_prefix(""",
         "verify_chain ratio none",
     ),
     Twin(
@@ -107,10 +107,10 @@ TWINS = (
         "stats: a warp's row is read before it is written",
         "stats.cuh",
         """
-    if (threadIdx.x % 32 == 0) row = row_of(p, q, b, slot);
+    if (threadIdx.x % 32 == 0) row = row_of(p, *q, b, p.row_slot(b, r));
     __syncwarp();""",
         """
-    if (threadIdx.x % 32 == 0) row = row_of(p, q, b, slot);
+    if (threadIdx.x % 32 == 0) row = row_of(p, *q, b, p.row_slot(b, r));
     if (!TWIN) __syncwarp();""",
         "verify_chain ratio none",
     ),
@@ -118,12 +118,10 @@ TWINS = (
         "stats: the walk reads them without a barrier",
         "stats.cuh",
         """
-    __syncwarp();
-  }
+  if (threadIdx.x == 0) q->settled = settled;
   __syncthreads();""",
         """
-    __syncwarp();
-  }
+  if (threadIdx.x == 0) q->settled = settled;
   if (!TWIN) __syncthreads();""",
         "verify_chain ratio none",
     ),

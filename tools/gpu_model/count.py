@@ -112,11 +112,11 @@ def asynchronous(code: list[Instruction]) -> int:
     return copied * (1 + max(groups, default=0)) if copied else 0
 
 
-def widest(code: Iterable[Instruction], one_thread: Matcher) -> Matcher:
-    """Whether a load streams: all threads run it, and it has the width that most bytes are read with."""
+def widest(code: Iterable[Instruction], one_thread: Matcher, least: int) -> Matcher:
+    """Whether a load streams: all threads run it, of the width, `least` or more, that most bytes are read with."""
     by_width: Counter[int] = Counter()
     for one in code:
-        if one.name in ("LDG", "LDGSTS") and not one_thread(one):
+        if one.name in ("LDG", "LDGSTS") and not one_thread(one) and width(one) >= least:
             by_width[width(one)] += width(one)
     best = 16 if 16 in by_width else max(by_width, key=lambda w: (by_width[w], w), default=0)
     return lambda one: one.name in ("LDG", "LDGSTS") and width(one) == best and not one_thread(one)
@@ -129,8 +129,9 @@ def count(
     warps: int,
     one_turn: Matcher = lambda _: False,
     first_turn: Matcher = lambda _: False,
+    least: int = 1,
 ) -> Counts:
-    """Counts of the hot path of a kernel with `warps` warps a block.
+    """Counts of the hot path of a kernel with `warps` warps a block. Rows are read in loads of `least` bytes or more.
 
     A loop with a line that is `one_turn` is no loop. One with a piece that only its `first_turn` runs is two pieces of
     straight code: that turn, and one without the piece.
@@ -157,7 +158,7 @@ def count(
     for loop in loops:
         body = [b for b in hot if b in loop.blocks and b not in used]
         code = code_of(body)
-        streamed = widest(code, one_thread)
+        streamed = widest(code, one_thread, least)
         read = sum(width(one) for one in code if streamed(one))
         if read >= 8 and len(code) > 8 and sum(map(one_thread, code)) * 2 < len(code):
             later = code_of(
@@ -171,7 +172,7 @@ def count(
     rest = [b for b in hot if b not in used]
     if not streams:
         code = code_of(rest)
-        streamed = widest(code, one_thread)
+        streamed = widest(code, one_thread, least)
         if sum(width(one) for one in code if streamed(one)) >= 8:
             streams.append(_stream(code, streamed, share, False))
             rest = []

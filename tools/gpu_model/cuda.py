@@ -31,7 +31,8 @@ BUILD = ROOT / "build" / "gpu-model"
 DRAFT = 5
 # Paths for rows of another dtype, in code that picks its dtype at run time, for rows that are not aligned, for ends.
 OTHER_DTYPES = (
-    r"kFloat32|count_read\(4\)|count_read\(2\)|at\(i \+ j\)|scaled|rest\b|load_ragged|load_last|half_at|word_at"
+    r"kFloat32|count_read\(4\)|count_read\(2\)|at\(i \+ j\)|scaled|rest\b|load_ragged|load_last|half_at|word_at|"
+    r"left = size|out\[j\] = -INF|kAtOnce$|i < 8; \+\+i|out\[j \+ 1\]|out\[7\]"
 )
 # Flat rows, of which there is no call here; trees, whose rows are found in another way.
 OTHER_LAYOUTS = r"open_flat|find_tree_row"
@@ -47,11 +48,22 @@ ONE_THREAD = (
 )
 # Here every warp has a row of its own.
 EVERY_WARP = "stats_kernel<0>"
+UNMASKED = r"allowed\.load|= bits\(first\)|kept >> j"
 RARE = (
     r"apply_list|token_map|mapped_minimum|column|is_excluded|i < count|is_among_largest|race_for_samples|write_sample|"
-    r"is_listed|num_listed|watch_draft|has_stats|active\.get|find_argmax|search_row|logprob|drafted_logit|edit"
+    r"is_listed\(|num_listed|watch_draft|has_stats|active\.get|find_argmax|search_row|logprob|drafted_logit|edit|"
+    rf"base > 0|i >= kThreads|load_kept|{UNMASKED}"
 )
-EDITED, SCORED, MAPPED = (RARE.replace(f"|{word}", "") for word in ("edit", "logprob", "column"))  # these words are run
+
+
+def _but(*run: str) -> str:
+    """RARE without what a call does run."""
+    return "|".join(word for word in RARE.split("|") if word not in run)
+
+
+EDITED, SCORED, MAPPED = _but("edit"), _but("logprob"), _but("column", "load_kept")
+WITH_BITS = _but(*UNMASKED.split("|"))
+GIVEN = r"if \(!is_given\)"  # not a tree
 # Where one kernel has rows of every dtype, masked or not, and sums of raw logits: float32, masks, raw sums. For some
 # of the latter the disassembler has the right line of a wrong file, where a type ends.
 OTHER_ROWS = r"data_ \+ first \* 4|low\.w|high\.w|kept >> j|= bits\(first\)|kWantsRaw|raw_|logits\.load8<8>|^};$"
@@ -62,6 +74,7 @@ ONE_TURN = (
     r"window \+= kWindow|base \+= (kThreads|32)|tile \+= 32|width; i \+= kThreads|\+\+look|"
     r"first \+= kWarps \* step|first \+ k \* step|tile \+= p\.parts|i \+= kListedWarps|i < count; i \+= kThreads"
 )
+OF_ROWS = 16  # bytes of a load of logits, or of their maxima; narrower ones are of lists and results
 # A race looks for favourites first, and into the blocks that these have left then.
 FIRST_TURN = r"mark_favourites\(race"
 
@@ -106,13 +119,15 @@ def _rows(rows: int, flags: int, *, filters: bool = False, races: bool = False, 
     unwanted = _unwanted(flags)
     if few:
         return (digest,)
-    unrun = () if races else ("race_row",)
+    unrun = (GIVEN,) if races else (GIVEN, "race_row")
     if filters:  # top-k 50 and top-p .95 list few ids, which race alone
         unrun += (r"conclude<HeldList>|s\.top_k, all\)|run_row<kFilters>\(.*winner",)
+    else:
+        unrun += (r"if \(!is_open\)",)
     settle = Part(f"settle_kernel<{int(filters)}>", grid, (RARE, *unwanted, *unrun))
     if not filters and not races:
         # Of an argmax rule: the first id of the maximum is looked for.
-        cold = RARE if flags & MASS else RARE.replace("find_argmax|", "")
+        cold = RARE if flags & MASS else _but("find_argmax")
         return digest, Part("stats_kernel<0>", lambda batch, _: -(-batch * rows // 8), (cold, *unwanted))
     if not filters:
         return digest, settle
@@ -128,9 +143,9 @@ def _edited_rows(rows: int, flags: int, *, races: bool = False) -> tuple[Part, .
     unwanted = (*_unwanted(flags), OTHER_ROWS)
     digest = _rows(rows, flags | IS_EDITED, few=True)[0]._replace(cold=(EDITED, r"allowed_\.load"))
     if races:
-        no_filters = r"settle_from_blocks|open_row\(f|FilteredRow f|race_list|p\.work\.open"
+        no_filters = rf"{GIVEN}|settle_from_blocks|open_row\(f|FilteredRow f|race_list|p\.work\.open"
         return digest, Part("settle_kernel<1>", grid, (EDITED, *unwanted, no_filters))
-    cold = EDITED if flags & MASS else EDITED.replace("find_argmax|", "")
+    cold = EDITED if flags & MASS else _but("edit", "find_argmax")
     return digest, Part("stats_kernel<1>", lambda batch, _: -(-batch * rows // 8), (cold, *unwanted))
 
 
@@ -139,7 +154,7 @@ def _kept_rows(rows: int, kept: int) -> tuple[Part, ...]:
     digest, _ = _rows(rows, MASS)
     both = digest._replace(blocks=lambda batch, vocab: digest.blocks(batch, vocab) + batch * kept)
     _, stats = _rows(rows + kept, MASS)
-    return both, stats, Part("kept_kernel", lambda batch, _: batch * (rows + kept), (RARE, *_unwanted(MASS)))
+    return both, stats, Part("kept_kernel", lambda batch, _: batch * (rows + kept), (MAPPED, *_unwanted(MASS)))
 
 
 def _third(parts: tuple[Part, ...]) -> tuple[Part, ...]:
@@ -155,24 +170,24 @@ def _pairs(name: str, pairs: int) -> Part:
     return Part(f"pair_kernel<{name},0>", lambda batch, vocab: batch * pairs * tiles(vocab), cold)
 
 
+def _walk(*cold: str) -> Part:
+    return Part("chain_kernel", lambda batch, _: batch, cold)
+
+
 def _once(name: str, *cold: str) -> Part:
     return Part(name, lambda batch, _: batch, (RARE, *cold))
 
 
 _BOTH, _ONE = 2 * DRAFT + 1, DRAFT + 1
-_FEW = _once("chain_kernel", *_unwanted(MASS))  # settles its rows
-_WALK = _once("chain_kernel", "settle_rows")
-_NO_DRAW = r"draw\(|kind == kPair|has_draft|Rule::kRatio"  # every row has its token
-_KNOWN = _once("chain_kernel", "settle_rows", _NO_DRAW)
-_ARGMAX = Part("chain_kernel", lambda batch, _: batch, (RARE.replace("find_argmax|", ""), *_unwanted(0), _NO_DRAW))
-_LOOK = Part("look_kernel<0>", lambda batch, _: batch, (RARE.replace("|logprob", ""), "shorten", "nth_key"))
+_SETTLED, _NO_DRAW = "settle_rows", r"draw\(|kind == kPair|has_draft|Rule::kRatio"  # every row has its token
+_OWN = r"work\.rows\.load"  # a kernel that settles its rows has them at hand
+_FEW = _walk(RARE, *_unwanted(MASS), _OWN)
+_KNOWN = _walk(RARE, _SETTLED, _NO_DRAW)
+_ARGMAX = _walk(_but("find_argmax"), *_unwanted(0), _NO_DRAW, _OWN)
+_LOOK = Part("look_kernel<0>", lambda batch, _: batch, (SCORED, "shorten", "nth_key"))
 _LISTING = (*_rows(_ONE, MASS), _LOOK._replace(blocks=lambda batch, _: batch * _ONE))  # of all rows: all are accepted
 _GREEDY, _MATCH = (*_rows(_ONE, 0, few=True), _ARGMAX), (*_rows(_ONE, 0, races=True), _KNOWN)
 _RATIO = (*_rows(_BOTH, MASS, few=True), _FEW)
-
-
-def _walk(*cold: str) -> Part:
-    return Part("chain_kernel", lambda batch, _: batch, (*cold, "settle_rows"))
 
 
 def _level(*rows: Part) -> tuple[Part, ...]:
@@ -182,25 +197,37 @@ def _level(*rows: Part) -> tuple[Part, ...]:
 
 CALLS = [
     Call("verify_chain ratio bf16", _BOTH, _RATIO),
-    Call("verify_chain ratio bf16 mask", _BOTH, (*_rows(_BOTH, MASS | MASKED, few=True), _FEW)),
-    Call("verify_chain ratio bf16 filters", _BOTH, (*_rows(_BOTH, MASS, filters=True), _WALK), True),
+    Call(
+        "verify_chain ratio bf16 mask",
+        _BOTH,
+        (*_rows(_BOTH, MASS | MASKED, few=True), _walk(WITH_BITS, *_unwanted(MASS), _OWN)),
+    ),
+    Call("verify_chain ratio bf16 filters", _BOTH, (*_rows(_BOTH, MASS, filters=True), _walk(RARE, _SETTLED)), True),
     Call(
         "verify_chain block bf16",
         _BOTH,
         (*_rows(_BOTH, MASS), _once("weights_kernel"), _pairs("0", DRAFT - 1), _once("block_kernel", "examine")),
     ),
     Call("verify_chain match bf16", _ONE, _MATCH),
-    Call("verify_chain match bf16 mask", _ONE, (*_rows(_ONE, MASKED, races=True), _KNOWN)),
+    Call(
+        "verify_chain match bf16 mask", _ONE, (*_rows(_ONE, MASKED, races=True), _walk(WITH_BITS, _SETTLED, _NO_DRAW))
+    ),
     Call("verify_chain match bf16 filters", _ONE, (*_rows(_ONE, MASS, filters=True, races=True), _KNOWN), True),
     Call("verify_chain greedy bf16", _ONE, _GREEDY),
     Call("verify_chain typical bf16", _ONE, (*_rows(_ONE, MASS | ENTROPY, races=True), _KNOWN)),
     Call("verify_chain topm bf16", _ONE, (*_rows(_ONE, 0, races=True), _KNOWN)),
     Call("verify_chain distance bf16", _ONE, (*_rows(_ONE, 0, few=True), _ARGMAX)),
-    Call("verify_chain ratio bf16 edits", _BOTH, (*_edited_rows(_BOTH, MASS), _walk(EDITED))),
-    Call("verify_chain match bf16 edits", _ONE, (*_edited_rows(_ONE, 0, races=True), _walk(EDITED, _NO_DRAW))),
-    Call("verify_chain greedy bf16 edits", _ONE, (*_edited_rows(_ONE, 0), _walk(EDITED, _NO_DRAW))),
-    Call("verify_chain ratio bf16 kept", _ONE, (*_kept_rows(_ONE, DRAFT), _walk(MAPPED))),
-    Call("verify_chain match bf16 top", _ONE, (*_rows(_ONE, MASS, races=True), _walk(SCORED, _NO_DRAW), *_LISTING)),
+    Call("verify_chain ratio bf16 edits", _BOTH, (*_edited_rows(_BOTH, MASS), _walk(EDITED, _SETTLED))),
+    Call(
+        "verify_chain match bf16 edits", _ONE, (*_edited_rows(_ONE, 0, races=True), _walk(EDITED, _SETTLED, _NO_DRAW))
+    ),
+    Call("verify_chain greedy bf16 edits", _ONE, (*_edited_rows(_ONE, 0), _walk(EDITED, _SETTLED, _NO_DRAW))),
+    Call("verify_chain ratio bf16 kept", _ONE, (*_kept_rows(_ONE, DRAFT), _walk(MAPPED, _SETTLED))),
+    Call(
+        "verify_chain match bf16 top",
+        _ONE,
+        (*_rows(_ONE, MASS, races=True), _walk(SCORED, _SETTLED, _NO_DRAW), *_LISTING),
+    ),
     Call("verify_chain mixed bf16", (2 * _ONE + _BOTH) / 3, _third((*_GREEDY, *_MATCH, *_RATIO))),
     Call("sample bf16", 1, _rows(1, MASS, races=True)),
     Call("sample bf16 edits", 1, _edited_rows(1, MASS, races=True)),
@@ -327,9 +354,8 @@ def kernel_of(use: Usage, graph: Graph, cold: tuple[str, ...], block: int, name:
     name = name or plain_name(use.kernel)
     skipped = source_matches(OTHER_DTYPES, *((OTHER_LAYOUTS, *cold) if cold else ()))
     one_thread = source_matches(*((r"(?!)",) if name == EVERY_WARP else (ONE_THREAD,)))
-    counts: Counts = count(
-        graph, skipped, one_thread, block // 32, source_matches(ONE_TURN), source_matches(FIRST_TURN)
-    )
+    turns = source_matches(ONE_TURN), source_matches(FIRST_TURN)
+    counts: Counts = count(graph, skipped, one_thread, block // 32, *turns, OF_ROWS)
     return Kernel(name, use.arch, block, use.registers, use.shared, use.spills, counts)
 
 
