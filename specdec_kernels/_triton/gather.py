@@ -15,7 +15,7 @@ from .noise import BLOCK
 from .plan import P_NUMBER, P_OFFSET, planned
 from .records import OPEN, Q_FIELDS, Q_STATE, R_MASS, R_MAX, get_record_f, get_record_i, weights
 from .rows import Rows, as_asked, fact, key_of, load_logits, logits_of_blocks, sampling_of, value_of
-from .thresholds import UNIT, edge_of, kth_of, lowest_key, mass_of, min_p_threshold, units
+from .thresholds import UNIT, edge_of, key_at, kth_of, lowest_key, mass_of, min_p_threshold, places, sums, units
 
 # Sums of a tile of an open row, int64: how many lie inside, above, at the high and at the low end; mass and entropy sum
 # above; mass from the min-p threshold on; mass inside.
@@ -35,26 +35,27 @@ def _estimate(key, keys, w, whole, each, maximum, inv_t):
     each varies. A logit that the sample missed may weigh as much as the largest, or as the key itself: four such are
     allowed for on each side.
     """
-    above = keys >= key
-    by_above = each * tl.sum(tl.where(above, w, 0.0), axis=0)
-    by_below = whole - each * tl.sum(tl.where(above, 0.0, w), axis=0)
+    over, under = tl.where(keys >= key, w, 0.0), tl.where(keys >= key, 0.0, w)
+    above, var_above = sums(over, over * over)
+    below, var_below = sums(under, under * under)
     here = weights(value_of(key), maximum, inv_t)
-    var_above = tl.sum(tl.where(above, w * w, 0.0), axis=0) + 4.0
-    var_below = tl.sum(tl.where(above, 0.0, w * w), axis=0) + 4.0 * here * here
+    var_above, var_below = var_above + 4.0, var_below + 4.0 * here * here
     share = var_below / tl.maximum(var_above + var_below, 1e-30)
-    return share * by_above + (1.0 - share) * by_below, each * tl.sqrt(var_above * share)
+    estimate = share * each * above + (1.0 - share) * (whole - each * below)
+    return estimate, each * tl.sqrt(var_above * share)
 
 
 @triton.jit
-def _bound(need, keys, w, whole, each, low, high, maximum, inv_t, SIGN: tl.constexpr):
+def _bound(listed, need, keys, w, whole, each, low, high, maximum, inv_t, SIGN: tl.constexpr):
     """Largest key in [low, high] whose estimated mass, SIGN deviations added, is >= need; low if none."""
-    low, high = low.to(tl.int64), high.to(tl.int64)
-    while low < high:
-        middle = low + (high - low + 1) // 2
-        mass, deviation = _estimate(middle.to(tl.int32), keys, w, whole, each, maximum, inv_t)
+    begin = places(low, listed).to(tl.int64)
+    first, last = begin, places(high, listed).to(tl.int64)
+    while first < last:
+        middle = first + (last - first + 1) // 2
+        mass, deviation = _estimate(key_at(middle, listed), keys, w, whole, each, maximum, inv_t)
         enough = mass + SIGN * DEVIATIONS * deviation >= need
-        low, high = tl.where(enough, middle, low), tl.where(enough, high, middle - 1)
-    return low.to(tl.int32)
+        first, last = tl.where(enough, middle, first), tl.where(enough, last, middle - 1)
+    return tl.where(first == begin, low, key_at(first, listed))
 
 
 @triton.jit
@@ -80,8 +81,8 @@ def open_row(digest, view, work, row, law, how):
     if k > 0:
         one = (x > float("-inf")).to(tl.float32)
         all_ids = each * tl.sum(one, axis=0)
-        high_k = _bound(k, keys, one, all_ids, each, bottom, top, maximum, 0.0, 1.0)
-        low_k = _bound(k, keys, one, all_ids, each, bottom, high_k, maximum, 0.0, -1.0)
+        high_k = _bound(work.listed, k, keys, one, all_ids, each, bottom, top, maximum, 0.0, 1.0)
+        low_k = _bound(work.listed, k, keys, one, all_ids, each, bottom, high_k, maximum, 0.0, -1.0)
         low, high = low_k, high_k
     if p < 1:
         most, fewest = total, total
@@ -92,8 +93,8 @@ def open_row(digest, view, work, row, law, how):
             most = tl.minimum(mass + DEVIATIONS * deviation, total)
             mass, deviation = _estimate(high_k, keys, w, total, each, maximum, inv_t)
             fewest = tl.minimum(tl.maximum(mass - DEVIATIONS * deviation, 1.0), most)
-        high_p = _bound(p * fewest, keys, w, total, each, bottom, top, maximum, inv_t, 1.0)
-        low_p = _bound(p * most, keys, w, total, each, bottom, high_p, maximum, inv_t, -1.0)
+        high_p = _bound(work.listed, p * fewest, keys, w, total, each, bottom, top, maximum, inv_t, 1.0)
+        low_p = _bound(work.listed, p * most, keys, w, total, each, bottom, high_p, maximum, inv_t, -1.0)
         low = tl.where(k > 0, tl.minimum(low, low_p), low_p)
         high = tl.where(k > 0, tl.maximum(high, high_p), high_p)
     tl.store(work.bracket + row * 2, low)
@@ -137,32 +138,36 @@ def _gather_tile(
     tl.store(listed + place, x.to(listed.dtype.element_ty), mask=inside & (place < TILE // SHARE))
 
 
-@triton.jit(do_not_specialize=["sampling", "draft_sampling", "count", "tiles", "vocab", "draft_vocab", "NT", "ND"])
+@triton.jit(
+    do_not_specialize=["sampling", "draft_sampling", "count", "tiles", "vocab", "draft_vocab", "NT", "ND", "parts"]
+)
 def gather_kernel(
     digest, plan, work, draft_work, target, draft, sampling, draft_sampling, count, tiles, vocab, draft_vocab, NT, ND,
-    ENTROPY: tl.constexpr, FILTERS: tl.constexpr, DRAFT_FILTERS: tl.constexpr, TILE: tl.constexpr,
+    parts, ENTROPY: tl.constexpr, FILTERS: tl.constexpr, DRAFT_FILTERS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Reads open rows once more. Grid: rows * tiles; programs of other rows leave at once."""
+    """Reads open rows once more. Grid: rows * parts, each every parts-th tile; programs of other rows leave at once."""
     digest, target = Digest(count, tiles, *digest[2:]), Rows(vocab, *target[1:])
     pid = tl.program_id(0).to(tl.int64)
-    row = pid // digest.tiles
-    tile = (pid % digest.tiles).to(tl.int32)
+    row = pid // parts
     b = row // (NT + ND)
     offset, number = planned(plan, row, P_OFFSET), planned(plan, row, P_NUMBER)
     is_target = row % (NT + ND) < NT
     if offset >= 0:
         if get_record_i(digest, row, Q_STATE, row >= 0) == OPEN:
+            first = (pid % parts).to(tl.int32)
             if is_target:
                 if FILTERS:
                     inv_t, t, _, _, floor, _, _, _ = sampling_of(sampling, b, target.vocab)
                     how = (inv_t, t, floor)
-                    _gather_tile(digest, work, target, row, tile, offset, number, how, ENTROPY, TILE)
+                    for tile in range(first, tiles, parts):
+                        _gather_tile(digest, work, target, row, tile, offset, number, how, ENTROPY, TILE)
             else:
                 if DRAFT_FILTERS:
                     rows = Rows(draft_vocab, *draft[1:])
                     inv_t, t, _, _, floor, _, _, _ = sampling_of(draft_sampling, b, draft_vocab)
                     how = (inv_t, t, floor)
-                    _gather_tile(digest, draft_work, rows, row, tile, offset, -1 - number, how, False, TILE)
+                    for tile in range(first, tiles, parts):
+                        _gather_tile(digest, draft_work, rows, row, tile, offset, -1 - number, how, False, TILE)
 
 
 @triton.jit
@@ -219,7 +224,7 @@ def close_row(digest, work, row, vocab, how, TILE: tl.constexpr):
     n = tl.where(closed, n, 0)
     if k > 0:
         closed = closed & (n_above < k) & (n_above + n_high + n_in + n_low >= k)
-        kth = tl.where(n_above + n_high + n_in >= k, kth_of(listed, n, k - n_above - n_high, low + 1, high), low)
+        kth = tl.where(n_above + n_high + n_in >= k, kth_of(listed, n, k - n_above - n_high, -1, low + 1, high), low)
         kth = tl.where(n_above + n_high >= k, high, kth)
         threshold = tl.maximum(threshold, kth)
     if p < 1:

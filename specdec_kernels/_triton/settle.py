@@ -140,7 +140,7 @@ def settle_row(
         if filtered & (bad == 0):
             how = (inv_t, t, k, p, floor)
             listed = work.listed + row * work.capacity
-            threshold, kept, zsum, found = from_blocks(view, listed, (maximum, mass), how)
+            threshold, kept, zsum, found = from_blocks(view, work.picked + row * SPAN, listed, (maximum, mass), how)
             mass = tl.where(found > 0, kept, mass)
     put_law(digest, row, maximum, mass, threshold, zsum, greedy, bad)
     if FILTERS:

@@ -2,8 +2,8 @@
 
 The k-th largest of the blocks' maxima is a lower bound of the k-th largest logit, and every logit at or above a bound
 lies in a block whose maximum is. So a bound, the blocks that reach it and a list of their logits that do are enough,
-unless the list grows long (gather.py). Masses are summed as integers (2^-40 of the largest weight): a search by
-bisection is monotone, and no sum depends on an order.
+unless the list grows long (gather.py). A search tries three places a step, among the numbers of the logits' dtype.
+Masses are summed as integers (2^-40 of the largest weight): a search is monotone, and no sum depends on an order.
 """
 
 from typing import Any, NamedTuple
@@ -13,18 +13,21 @@ import triton.language as tl
 
 from .noise import BLOCK, log
 from .records import weights
-from .rows import key_of, logits_at, logits_of_blocks, value_of
-from .visit import GROUPS, SPAN, next_blocks, span_maxima
+from .rows import key_of, logits_at, value_of
+from .visit import SPAN, pick, picked_logits
 
 UNIT = tl.constexpr(1099511627776.0)  # 2^40
 SCAN = tl.constexpr(1024)  # ids that a lone program takes at once where it reads a row
 SHORT = tl.constexpr(2048)  # most logits that are listed from blocks
+TAKEN = tl.constexpr(512)  # listed numbers that are taken at once
+LOOKED = tl.constexpr(16)  # blocks that are looked into at once
 MOST_BLOCKS = tl.constexpr(512)  # most blocks whose maxima have to reach a bound
 
 
 class Work(NamedTuple):
     """Scratch of the filters; logits in their dtype."""
 
+    picked: Any  # int32 [rows, SPAN]: blocks that are looked into
     listed: Any  # [rows, capacity]
     capacity: Any
     bracket: Any  # int32 [rows, 2], the rest see gather.py
@@ -45,100 +48,139 @@ def units(x, maximum, inv_t):
     return (weights(x, maximum, inv_t) * UNIT).to(tl.int64)
 
 
+@triton.constexpr_function
+def _shift(dtype):
+    """Low bits of the key of a float32 that no number of a dtype sets."""
+    return {tl.float32: 0, tl.bfloat16: 16, tl.float16: 13}[dtype]
+
+
 @triton.jit
 def lowest_key():
     return key_of(tl.full([], float("-inf"), tl.float32))
 
 
 @triton.jit
-def _level(blocks, count, want, top):
-    """A key that at least `want` of the maxima of the blocks reach, and not many more; the lowest if there is none."""
-    low, high = lowest_key().to(tl.int64), top.to(tl.int64)
-    lane = tl.arange(0, SPAN)
-    while low < high:
-        middle = low + (high - low + 1) // 2
-        least = value_of(middle.to(tl.int32))
-        reach = tl.full([], 0, tl.int32)
-        for start in range(0, count, SPAN):
-            x = tl.load(blocks + start + lane, mask=start + lane < count, other=float("-inf")).to(tl.float32)
-            reach += tl.sum((x >= least).to(tl.int32), axis=0)
-        enough = reach >= want
-        low, high = tl.where(enough, middle, low), tl.where(enough, high, middle - 1)
-        high = tl.where(enough & (reach <= want + want // 4 + 8), low, high)
-    return low.to(tl.int32)
-
-
-@triton.jit
-def _collect(view, low, listed, most):
+def _collect(view, low, picked, listed, most):
     """How many logits of a row are >= low, all listed unless there are more than `most`."""
-    SIZE: tl.constexpr = GROUPS * BLOCK
+    SIZE: tl.constexpr = LOOKED * BLOCK
     count = (view.rows.vocab + BLOCK - 1) // BLOCK
     found = tl.full([], 0, tl.int32)
-    tl.debug_barrier()  # who still reads an earlier list
     for start in range(0, count, SPAN):
-        maxima = span_maxima(view.blocks, start, count)
-        going = tl.where(found <= most, 1, 0)
-        while going > 0:
-            block, chosen, maxima = next_blocks(maxima, low, start)
-            going = tl.max(chosen.to(tl.int32), axis=0)
-            if going > 0:
-                _ids, _there, x = logits_of_blocks(view.rows, view.offset, view.number, block, chosen)
-                x = tl.reshape(x, (SIZE,))
-                on = (x >= low) & (x > float("-inf"))
-                place = found + tl.cumsum(on.to(tl.int32), axis=0) - 1
-                tl.store(listed + place, x.to(listed.dtype.element_ty), mask=on & (place < most))
-                found += tl.sum(on.to(tl.int32), axis=0)
-                going = tl.where(found <= most, 1, 0)
+        n = pick(view, start, count, low, picked)
+        first = tl.full([], 0, tl.int32)
+        while (first < n) & (found <= most):
+            x = tl.reshape(picked_logits(view, picked, first, n, LOOKED)[0], (SIZE,))
+            on = (x >= low) & (x > float("-inf"))
+            place = found + tl.cumsum(on.to(tl.int32), axis=0) - 1
+            tl.store(listed + place, x.to(listed.dtype.element_ty), mask=on & (place < most))
+            found += tl.sum(on.to(tl.int32), axis=0)
+            first += LOOKED
     tl.debug_barrier()
     return found
 
 
 @triton.jit
+def sums(a, b):
+    """Two sums, for which threads wait once."""
+    return tl.split(tl.sum(tl.join(a, b), axis=0))
+
+
+@triton.jit
 def _load_listed(listed, start, n):
-    at = start + tl.arange(0, SPAN)
+    at = start + tl.arange(0, TAKEN)
     return tl.load(listed + at, mask=at < n, other=float("-inf")).to(tl.float32)
 
 
 @triton.jit
 def mass_of(listed, n, key, maximum, inv_t):
     """(mass, entropy sum), in units, of the listed logits whose key is at least this."""
-    mass, zsum = tl.full([], 0, tl.int64), tl.full([], 0, tl.int64)
-    for start in range(0, n, SPAN):
+    mass, zsum = tl.zeros([TAKEN], tl.int64), tl.zeros([TAKEN], tl.int64)
+    for start in range(0, n, TAKEN):
         x = _load_listed(listed, start, n)
         x = tl.where(key_of(x) >= key, x, float("-inf"))
         w = weights(x, maximum, inv_t)
         z = tl.where(w > 0, (x - maximum) * inv_t, 0.0)
-        mass += tl.sum((w * UNIT).to(tl.int64), axis=0)
-        zsum += tl.sum((w * z * UNIT).to(tl.int64), axis=0)
-    return mass, zsum
+        mass += (w * UNIT).to(tl.int64)
+        zsum += (w * z * UNIT).to(tl.int64)
+    return sums(mass, zsum)
 
 
 @triton.jit
-def kth_of(listed, n, k, low, high):
-    """Largest key in [low, high] that at least k of the listed logits reach; low if none."""
-    low, high = low.to(tl.int64), high.to(tl.int64)
-    while low < high:
-        middle = low + (high - low + 1) // 2
-        reach = tl.full([], 0, tl.int32)
-        for start in range(0, n, SPAN):
-            reach += tl.sum((key_of(_load_listed(listed, start, n)) >= middle.to(tl.int32)).to(tl.int32), axis=0)
-        low, high = tl.where(reach >= k, middle, low), tl.where(reach >= k, high, middle - 1)
-    return low.to(tl.int32)
+def places(key, numbers):
+    """Numbers of keys among those of a dtype: no logit lies between two of them."""
+    SHIFT: tl.constexpr = _shift(numbers.dtype.element_ty)
+    return key >> SHIFT
+
+
+@triton.jit
+def key_at(place, numbers):
+    SHIFT: tl.constexpr = _shift(numbers.dtype.element_ty)
+    key = place.to(tl.int32) << SHIFT
+    return tl.where(key < 0, key | ((1 << SHIFT) - 1), key)
+
+
+@triton.jit
+def _quarters(low, high):
+    """Three places that cut those above `low` up to `high` in four."""
+    n = high - low
+    return (
+        (low + (n + 3) // 4).to(tl.int32),
+        (low + (2 * n + 3) // 4).to(tl.int32),
+        (low + (3 * n + 3) // 4).to(tl.int32),
+    )
+
+
+@triton.jit
+def _narrowed(low, high, a, b, c, of_a, of_b, of_c, wanted):
+    """The quarter of (low, high] where a measure, which falls, comes to what is wanted; its own at the new low."""
+    first = tl.where(of_c >= wanted, c, tl.where(of_b >= wanted, b, tl.where(of_a >= wanted, a, low)))
+    last = tl.where(of_a < wanted, a - 1, tl.where(of_b < wanted, b - 1, tl.where(of_c < wanted, c - 1, high)))
+    return first.to(tl.int64), last.to(tl.int64), tl.where(of_c >= wanted, of_c, tl.where(of_b >= wanted, of_b, of_a))
+
+
+@triton.jit
+def kth_of(numbers, n, k, slack, low, high):
+    """Largest key in [low, high] that at least k of n numbers reach; low if none.
+
+    With a slack, some such key that so many more may reach; -1: exact.
+    """
+    begin = places(low, numbers).to(tl.int64)
+    first, last = begin, places(high, numbers).to(tl.int64)
+    while first < last:
+        a, b, c = _quarters(first, last)
+        each = tl.zeros([TAKEN], tl.int64)  # three counts of 21 bits
+        for start in range(0, n, TAKEN):
+            place = places(key_of(_load_listed(numbers, start, n)), numbers)
+            each += (place >= a).to(tl.int64) + ((place >= b).to(tl.int64) << 21) + ((place >= c).to(tl.int64) << 42)
+        reach = tl.sum(each, axis=0)
+        of_a, of_b, of_c = reach & 0x1FFFFF, (reach >> 21) & 0x1FFFFF, reach >> 42
+        first, last, found = _narrowed(first, last, a, b, c, of_a, of_b, of_c, k)
+        last = tl.where((of_a >= k) & (found <= k + slack), first, last)
+    return tl.where(first == begin, low, key_at(first, numbers))
 
 
 @triton.jit
 def edge_of(listed, n, need, low, high, maximum, inv_t):
     """Largest key in [low, high] such that the listed logits from there on weigh at least `need`; low if none."""
-    low, high = low.to(tl.int64), high.to(tl.int64)
-    while low < high:
-        middle = low + (high - low + 1) // 2
-        enough = mass_of(listed, n, middle.to(tl.int32), maximum, inv_t)[0].to(tl.float64) >= need
-        low, high = tl.where(enough, middle, low), tl.where(enough, high, middle - 1)
-    return low.to(tl.int32)
+    begin = places(low, listed).to(tl.int64)
+    first, last = begin, places(high, listed).to(tl.int64)
+    while first < last:
+        a, b, c = _quarters(first, last)
+        of_a, of_b, of_c = tl.zeros([TAKEN], tl.int64), tl.zeros([TAKEN], tl.int64), tl.zeros([TAKEN], tl.int64)
+        for start in range(0, n, TAKEN):
+            x = _load_listed(listed, start, n)
+            place, mass = places(key_of(x), listed), units(x, maximum, inv_t)
+            of_a += tl.where(place >= a, mass, 0)
+            of_b += tl.where(place >= b, mass, 0)
+            of_c += tl.where(place >= c, mass, 0)
+        w_a, w_b = sums(of_a, of_b)
+        w_a, w_b, w_c = w_a.to(tl.float64), w_b.to(tl.float64), tl.sum(of_c, axis=0).to(tl.float64)
+        first, last, _ = _narrowed(first, last, a, b, c, w_a, w_b, w_c, need)
+    return tl.where(first == begin, low, key_at(first, listed))
 
 
 @triton.jit
-def from_blocks(view, listed, law, how):
+def from_blocks(view, picked, listed, law, how):
     """(threshold, mass, entropy sum, found): the filters of one row, if few of its blocks are enough.
 
     law = (maximum, mass of the whole row); how = (1 / T, T, top_k, top_p, min_p).
@@ -153,19 +195,22 @@ def from_blocks(view, listed, law, how):
     n = tl.full([], 0, tl.int32)
     found = tl.full([], 0, tl.int32)
     going = tl.where(k <= MOST_BLOCKS, 1, 0)
+    whole = total.to(tl.float64) * UNIT
+    if (k == 0) & (floor <= 0):  # where all maxima weigh so little, a list would run over
+        reach = mass_of(view.blocks, count, lowest_key(), maximum, inv_t)[0]
+        going = tl.where(4 * reach.to(tl.float64) < whole * p.to(tl.float64), 0, going)
     while going > 0:
         low = least
         if by_floor == 0:
-            low = tl.maximum(least, _level(view.blocks, count, want, top))
-        n = _collect(view, value_of(low), listed, SHORT)
+            low = tl.maximum(least, kth_of(view.blocks, count, want, want // 4 + 8, lowest_key(), top))
+        n = _collect(view, value_of(low), picked, listed, SHORT)
         going = tl.full([], 0, tl.int32)
         if n <= SHORT:
             key = least
             found = tl.full([], 1, tl.int32)
             if (k > 0) & (n >= k):
-                key = tl.maximum(key, kth_of(listed, n, k, low, top))
+                key = tl.maximum(key, kth_of(listed, n, k, -1, low, top))
             if p < 1:
-                whole = total.to(tl.float64) * UNIT
                 if (k > 0) | (floor > 0):
                     whole = mass_of(listed, n, key, maximum, inv_t)[0].to(tl.float64)
                 need = whole * p.to(tl.float64)

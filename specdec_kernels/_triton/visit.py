@@ -74,6 +74,28 @@ def next_blocks(bounds, reach, start):
 
 
 @triton.jit
+def pick(view, start, count, least, picked):
+    """How many blocks of a span have an id from `least` on; their numbers are listed in order."""
+    block = start + tl.arange(0, SPAN)
+    x = tl.load(view.blocks + block, mask=block < count, other=float("-inf")).to(tl.float32)
+    on = x >= least
+    place = tl.cumsum(on.to(tl.int32), axis=0) - 1
+    tl.debug_barrier()  # who still reads those of the last span
+    tl.store(picked + place, block, mask=on)
+    tl.debug_barrier()
+    return tl.sum(on.to(tl.int32), axis=0)
+
+
+@triton.jit
+def picked_logits(view, picked, first, n, BLOCKS: tl.constexpr):
+    """(logits, ids) of some of the n blocks, [BLOCKS, BLOCK]; -inf where there is none."""
+    at = first + tl.arange(0, BLOCKS)
+    block = tl.load(picked + at, mask=at < n, other=0)
+    v, _there, x = logits_of_blocks(view.rows, view.offset, view.number, block, at < n)
+    return x, v
+
+
+@triton.jit
 def is_excluded(v, exclude, excluded):
     """Whether ids (of any shape) are among those listed."""
     out = v < 0

@@ -189,7 +189,7 @@ def cuda_calls(arch: int, chosen: Iterable[Path]) -> dict[str, list[list[Any]]]:
 
 
 # Kernels that look into digests and a few blocks of each row, however long it is.
-LOOKS = re.compile(r"listed|settle|stats|decide|plan|tree|chain_kernel|block_kernel|draw_kernel|ratios")
+LOOKS = re.compile(r"listed|look_kernel|settle|stats|decide|plan|tree|chain_kernel|block_kernel|draw_kernel|ratios")
 
 
 def triton_launches(case: list[dict[str, Any]], batch: int, vocab: int) -> list[Launch]:

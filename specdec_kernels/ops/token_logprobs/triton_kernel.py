@@ -19,10 +19,10 @@ from ..._triton.look import digest_rows, look, plan_chain
 from ..._triton.noise import BLOCK
 from ..._triton.plan import P_NUMBER, P_OFFSET, planned
 from ..._triton.records import BAD, Q_ARG, Q_STATE, R_MASS, get_record_f, get_record_i
-from ..._triton.rows import fact, is_active, key_of, logits_at, logits_of_blocks, sampling_of, value_of
+from ..._triton.rows import fact, is_active, key_of, logits_at, sampling_of, value_of
 from ..._triton.settle import maxima_of
 from ..._triton.thresholds import kth_of, lowest_key
-from ..._triton.visit import SPAN, View
+from ..._triton.visit import SPAN, View, pick, picked_logits
 from ..._types import Sampling
 
 COUNTED, LISTED = tl.constexpr(64), tl.constexpr(32)  # blocks that are looked into at once, to count ids and to list
@@ -56,36 +56,14 @@ def _next_above(key):
 
 
 @triton.jit
-def _pick(view, start, count, least, picked):
-    """How many blocks of a span have an id from `least` on; their numbers are listed in order."""
-    block = start + tl.arange(0, SPAN)
-    x = tl.load(view.blocks + block, mask=block < count, other=float("-inf")).to(tl.float32)
-    on = x >= least
-    place = tl.cumsum(on.to(tl.int32), axis=0) - 1
-    tl.debug_barrier()  # who still reads those of the last span
-    tl.store(picked + place, block, mask=on)
-    tl.debug_barrier()
-    return tl.sum(on.to(tl.int32), axis=0)
-
-
-@triton.jit
-def _logits_of(view, picked, first, n, BLOCKS: tl.constexpr):
-    """(logits, ids) of some of the n blocks, [BLOCKS, BLOCK]; -inf where there is none."""
-    at = first + tl.arange(0, BLOCKS)
-    block = tl.load(picked + at, mask=at < n, other=0)
-    v, _there, x = logits_of_blocks(view.rows, view.offset, view.number, block, at < n)
-    return x, v
-
-
-@triton.jit
 def _count(view, least, picked):
     """How many ids are at least `least`."""
     seen = tl.zeros([COUNTED, BLOCK], tl.int32)
     count = (view.rows.vocab + BLOCK - 1) // BLOCK
     for start in range(0, count, SPAN):
-        n = _pick(view, start, count, least, picked)
+        n = pick(view, start, count, least, picked)
         for first in range(0, n, COUNTED):
-            x, _ = _logits_of(view, picked, first, n, COUNTED)
+            x, _ = picked_logits(view, picked, first, n, COUNTED)
             seen += (x >= least).to(tl.int32)
     return tl.sum(tl.sum(seen, axis=1), axis=0)
 
@@ -94,7 +72,7 @@ def _count(view, least, picked):
 def _cut(lists, found, wanted, low, high):
     """Keep the first `wanted` by falling logit, then by id, in the order of ids; the key of the last."""
     tl.debug_barrier()
-    last = kth_of(lists.logits, found, wanted, low, high)
+    last = kth_of(lists.logits, found, wanted, -1, low, high)
     above = tl.full([], 0, tl.int32)
     for start in range(0, found, SPAN):
         at = start + tl.arange(0, SPAN)
@@ -119,7 +97,10 @@ def _cut(lists, found, wanted, low, high):
 
 @triton.jit
 def _bound(view, count, wanted, top):
-    """A logit that `wanted` blocks of the first span reach, and not many more; -inf where it has fewer."""
+    """A logit that `wanted` blocks of the first span reach, and not many more; -inf where it has fewer.
+
+    Their maxima stay in registers: where nothing is filtered this is the only look at them.
+    """
     block = tl.arange(0, SPAN)
     key = key_of(tl.load(view.blocks + block, mask=block < count, other=float("-inf")).to(tl.float32))
     low, high = lowest_key().to(tl.int64), top.to(tl.int64)
@@ -143,9 +124,9 @@ def _list(view, law, wanted, lists):
     least = tl.maximum(tl.maximum(law[3], _bound(view, count, wanted, top)), LOWEST)
     found = tl.full([], 0, tl.int32)
     for start in range(0, count, SPAN):
-        n = _pick(view, start, count, least, lists.blocks)
+        n = pick(view, start, count, least, lists.blocks)
         for first in range(0, n, LISTED):
-            x, v = _logits_of(view, lists.blocks, first, n, LISTED)
+            x, v = picked_logits(view, lists.blocks, first, n, LISTED)
             x, v = tl.reshape(x, (SIZE,)), tl.reshape(v, (SIZE,))
             on = x >= least
             place = found + tl.cumsum(on.to(tl.int32), axis=0) - 1
@@ -246,7 +227,7 @@ def token_logprobs_out(
             logits=make(CAPACITY.value, torch.float32), ids=make(CAPACITY.value, torch.int32)
         )  # fmt: skip
     out = Scores(logprobs, ranks, top_ids, top_logprobs, status)
-    host.launch_alone(
+    host.launch(
         _look_kernel, count, on.digest, on.plan, rows, on.sampling, token_ids, lists, out, top,
-        TOP=top > 0, TILE=host.TILE, **scratch.options_of(rows),
+        TOP=top > 0, TILE=host.TILE, **host.MANY_REGISTERS,
     )  # fmt: skip
