@@ -84,11 +84,13 @@ def merged(
     has_rule = (rule.choice >= 0) & (rule.choice < len(rule.rules))
     if sampling.active is not None:
         has_rule |= ~sampling.active
-    # Where a request is not active, ids are -1 and all else is 0; log-probabilities are never positive.
-    results = [
-        torch.stack(parts).amin(0) if parts[0].is_floating_point() else torch.stack(parts).amax(0)
-        for parts in zip(*done, strict=True)
-    ]
+    results = [_merged(parts) if parts[0].numel() else parts[0] for parts in zip(*done, strict=True)]
     results[op.results.index("status")].masked_fill_(~has_rule, int(Status.BAD_SAMPLING))
     delivered: Tensors = op.deliver(args, tuple(results), out)
     return delivered
+
+
+def _merged(parts: Tensors) -> Tensor:
+    """Where a request is not active, ids are -1 and all else is 0; log-probabilities are never positive."""
+    stacked = torch.stack(parts)
+    return stacked.amin(0) if stacked.is_floating_point() else stacked.amax(0)

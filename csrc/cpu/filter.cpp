@@ -22,6 +22,7 @@ constexpr size_t kSparse = 4;
 constexpr size_t kCrowd = 4096;
 // Columns of blocks a logit that top-k keeps: fewer are selected from faster, and bound it worse.
 constexpr uint64_t kColumnShare = 4;
+constexpr int64_t kBoundSlack = 8;  // one column of so many more may reach the bound
 // Logits in question are sampled, so many at a time, and sorted once they are few.
 constexpr int64_t kSample = 4096;
 constexpr size_t kSorted = 64;
@@ -251,13 +252,37 @@ std::vector<float> gather_from(const Team& team, const RowLaw& law, float low) {
   return gather_spans(team, law.source, blocks, kNoiseBlock, low, kInf);
 }
 
+// The k-th largest of a list, which lies in [least, most]; or with a slack of at least 0 some lower
+// value that so many more may reach.
+float kth_largest(std::vector<float>& values, int64_t k, int64_t slack, float least, float most) {
+  const auto reach = [&](float low) {
+    int64_t n = 0;
+    for_list(values, [&](size_t i, int length) {
+      const Counts c = tiles().count(values.data() + i, length, low);
+      n += c.greater + c.equal;
+    });
+    return n;
+  };
+  uint32_t low = ordered_bits(least), high = ordered_bits(most);
+  while (low < high) {
+    const uint32_t middle = low + (high - low + 1) / 2;
+    const int64_t n = reach(from_ordered_bits(middle));
+    if (n < k) {
+      high = middle - 1;
+    } else {
+      low = middle;
+      if (n <= k + slack) break;
+    }
+  }
+  return from_ordered_bits(low);
+}
+
 // Raises the threshold to that of top-k, k > 0, and returns the logits from there on.
-std::vector<float> keep_largest(const Team& team, RowLaw& law, int64_t k) {
-  const float low = std::max({law.threshold, bound_of(law, k), -FLT_MAX});
+std::vector<float> keep_largest(const Team& team, RowLaw& law, int64_t k, float bound) {
+  const float low = std::max({law.threshold, bound, -FLT_MAX});
   std::vector<float> values = gather_from(team, law, low);
   if (static_cast<int64_t>(values.size()) >= k) {
-    std::nth_element(values.begin(), values.begin() + (k - 1), values.end(), std::greater<>());
-    law.threshold = std::max(law.threshold, values[k - 1]);
+    law.threshold = std::max(law.threshold, kth_largest(values, k, -1, low, law.max));
   }
   std::erase_if(values, [&](float v) { return v < law.threshold; });
   return values;
@@ -374,8 +399,7 @@ float bound_of(const RowLaw& law, int64_t k) {
     const size_t n = std::min(columns, blocks.size() - i);
     for (size_t j = 0; j < n; ++j) best[j] = std::max(best[j], blocks[i + j]);
   }
-  std::nth_element(best.begin(), best.begin() + (k - 1), best.end(), std::greater<>());
-  return best[k - 1];
+  return kth_largest(best, k, k / kBoundSlack, -kInf, law.max);
 }
 
 void finish_filters(const Team& team, RowLaw& law, bool entropy) {
@@ -383,14 +407,15 @@ void finish_filters(const Team& team, RowLaw& law, bool entropy) {
   if (law.params.has_m()) {
     law.threshold = std::min(add_rn(law.max, min_p_offset(law.params)), law.max);
   }
-  if (k > 0 && bound_of(law, k) >= law.max) {
+  const float bound = k > 0 ? bound_of(law, k) : -kInf;
+  if (k > 0 && bound >= law.max) {
     return set_largest(law, static_cast<double>(count_largest(team, law)));
   }
   const bool is_sparse =
       count_blocks(law, law.threshold) < static_cast<int64_t>(law.block_max.size() / kSparse);
   if (k > 0 || (law.params.has_m() && is_sparse)) {
     std::vector<float> values =
-        k > 0 ? keep_largest(team, law, k) : gather_from(team, law, law.threshold);
+        k > 0 ? keep_largest(team, law, k, bound) : gather_from(team, law, law.threshold);
     sum_list(law, values);
     if (!law.params.has_p()) return;
     Question asked{values, 0, law.mass};

@@ -11,7 +11,7 @@ namespace {
 
 // One of two numbers, without a branch: which ids were generated is chance.
 float chosen(bool first, float a, float b) {
-  const uint32_t mask = first ? ~0u : 0u;
+  const uint32_t mask = 0u - static_cast<uint32_t>(first);
   return bits_float((float_bits(a) & mask) | (float_bits(b) & ~mask));
 }
 
@@ -36,11 +36,7 @@ OneRowEdits RequestEdits::row(int64_t node) {
   list();
   if (is_empty()) return {};
   const auto size = static_cast<int64_t>(bias_.size());
-  if (offsets_.empty()) {
-    offsets_.resize(size + kPad);
-    tiles().edit_list.offsets(bits(), start(), bits_.size() / kTileBlocks, offsets_.data());
-    values_.resize(drafts_.ids.size());
-  }
+  if (values_.empty()) values_.resize(drafts_.ids.size());
   std::unique_ptr<float[]>& values = values_[node];
   if (!values) {
     values.reset(new float[3 * size]);
@@ -64,6 +60,7 @@ void RequestEdits::list() {
   tiles().edit_list.number(bits(), bits_.size(), start_.data());
   const int32_t size = start_.back();
   counts_.assign(size, 0);
+  offsets_.assign(size + kPad, 0);
   bias_.assign(size, 0.f);
   repetition_.resize(size);
   minus_.resize(size);
@@ -72,7 +69,11 @@ void RequestEdits::list() {
     if (i >= 0) bias_[i] = bias;
   });
   tiles().edit_list.place(bits(), start(), text.columns.get(), text.counts.get(), text.size,
-                          counts_.data());
+                          counts_.data(), offsets_.data());
+  for_ids([&](int64_t id) {
+    const int64_t i = find(id);
+    if (i >= 0) offsets_[i] = static_cast<uint16_t>(column(id) % kTile);
+  });
   for (int32_t& count : counts_) count = std::max(count, count & 1);
   penalise(counts_.data(), size, repetition_.data(), minus_.data());
 }
@@ -109,8 +110,8 @@ void RequestEdits::write_values(int64_t node, float* values, int64_t plane) cons
 }
 
 // What the penalties make of n counts. Those that are off are 1, and 0 and 0.
-void RequestEdits::penalise(const int32_t* counts, size_t n, float* repetition,
-                            float* minus) const {
+void RequestEdits::penalise(const int32_t* counts, size_t n, float* __restrict repetition,
+                            float* __restrict minus) const {
   const Penalties by = penalties_;
   for (size_t i = 0; i < n; ++i) {
     const int32_t generated = counts[i] >> 1;

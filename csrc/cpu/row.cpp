@@ -160,17 +160,10 @@ bool EditedLogits::take(const RowSource& row, int t, float* blocks) {
                          bias,
                          bias + edits.plane,
                          bias + 2 * edits.plane};
-  prefetch_lines(static_cast<const char*>(tile.logits) + kTile * element_size(row.type), 2048);
   if (!edits.offsets) prefetch(listed);
   const auto found = tiles().edit[tile.index()](tile.logits, listed, before, after, blocks);
   padded = (found.count + kPad - 1) / kPad * kPad;
-  for (uint32_t lost = found.lost; lost != 0; lost &= lost - 1) {
-    const int k = std::countr_zero(lost);
-    alignas(64) float buffer[kEditBlock];
-    const float* logits = row.span((first + k) * kEditBlock, kEditBlock, buffer);
-    tiles().digest[0](logits, kEditBlock, &blocks[k]);
-  }
-  max = found.lost == 0 ? found.max : *std::max_element(blocks, blocks + kTileBlocks);
+  max = found.max;
   return !found.nan;
 }
 

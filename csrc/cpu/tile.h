@@ -64,25 +64,22 @@ struct TileEdits {
 };
 
 struct EditedTile {
-  int count;      // of entries
-  bool nan;       // after the edits
-  uint32_t lost;  // bits: blocks whose largest logit became smaller
-  float max;      // of the blocks, where none was lost
+  int count;  // of entries
+  bool nan;   // after the edits
+  float max;  // of the blocks
 };
 
 // The list of what a request edits, made of bits and counts: whole tiles of them.
 struct EditList {
-  // Entries of a table of counts that are ids of the row [first, first + vocab), less `first`. The
-  // results have room for as many as the table.
+  // Entries of a table of counts that are ids of the row [first, first + vocab), as its columns.
+  // The results have room for as many as the table.
   int (*take)(const CountTables& tables, int64_t slot, int64_t first, int64_t vocab,
-              int32_t* offsets, int32_t* counts);
+              int32_t* columns, int32_t* counts);
   // How many bits there are before each of n words, and in all of them.
   void (*number)(const int64_t* bits, int n, int32_t* start);
-  // Offset of each bit in its tile; writes up to two more.
-  void (*offsets)(const int64_t* bits, const int32_t* start, int tiles, uint16_t* offsets);
-  // Counts of offsets in the row at their places in the list.
-  void (*place)(const int64_t* bits, const int32_t* start, const int32_t* offsets,
-                const int32_t* counts, int n, int32_t* out);
+  // Counts of columns, and their offsets in their tiles, at their places in the list.
+  void (*place)(const int64_t* bits, const int32_t* start, const int32_t* columns,
+                const int32_t* counts, int n, int32_t* out, uint16_t* offsets);
 };
 
 struct Bracketed {
@@ -106,7 +103,7 @@ struct TileTable {
   // exceeds shift.highest, the sum means nothing.
   SumMax (*exp_sum[3])(const void* logits, int n, const ExpShift& shift, float* blocks);
   // The logits of the entries before and after their edits, padded with -inf to a multiple of kPad,
-  // given the tile and the maxima of its blocks, which rise with them.
+  // given the tile and the maxima of its blocks, which follow them. No NaN is in the tile.
   EditedTile (*edit[3])(const void* logits, const TileEdits& edits, float* before, float* after,
                         float* blocks);
   EditList edit_list;

@@ -1,9 +1,9 @@
 // Edits of tiles, and the list of what a request edits. Included by tile_kernels.h.
 
-// Entries of a table of counts that are ids of the row, as offsets from `first`. Which they are is
-// chance, so that no branch asks for it.
+// Entries of a table of counts that are ids of the row, as columns. Which they are is chance, so
+// that no branch asks for it.
 int take_counted(const CountTables& tables, int64_t slot, int64_t first, int64_t vocab,
-                 int32_t* offsets, int32_t* counts) {
+                 int32_t* columns, int32_t* counts) {
   const int32_t* ids = tables.ids + slot * tables.capacity;
   const int32_t* of = tables.counts + slot * tables.capacity;
   if (first > INT32_MAX) return 0;
@@ -15,13 +15,13 @@ int take_counted(const CountTables& tables, int64_t slot, int64_t first, int64_t
   for (; i + kWidth <= tables.capacity; i += kWidth) {
     const I id = load<I>(ids + i);
     const Mask here = at_most(least, id) & at_most(id, most);
-    compress(id - least, here, offsets + n);
+    compress(id - least, here, columns + n);
     n += compress(load<I>(of + i), here, counts + n);
   }
 #endif
   for (; i < tables.capacity; ++i) {
     const int64_t v = ids[i] - first;
-    offsets[n] = static_cast<int32_t>(v);
+    columns[n] = static_cast<int32_t>(v);
     counts[n] = of[i];
     n += ids[i] >= 0 && v >= 0 && v < vocab;
   }
@@ -60,18 +60,14 @@ void number_marked(const int64_t* bits, int n, int32_t* start) {
   start[n] = size;
 }
 
-void list_marked(const int64_t* bits, const int32_t* start, int tiles, uint16_t* ids) {
-  for (int t = 0; t < tiles; ++t) {
-    list_ids(bits + t * kTileBlocks, start + t * kTileBlocks, ids + start[t * kTileBlocks]);
-  }
-}
-
-void place_counts(const int64_t* bits, const int32_t* start, const int32_t* offsets,
-                  const int32_t* counts, int n, int32_t* out) {
+void place_counted(const int64_t* bits, const int32_t* start, const int32_t* columns,
+                   const int32_t* counts, int n, int32_t* out, uint16_t* ids) {
   for (int i = 0; i < n; ++i) {
-    const uint32_t v = offsets[i], k = v / kEditBlock;
+    const uint32_t v = columns[i], k = v / kEditBlock;
     const uint64_t below = (uint64_t{1} << (v % kEditBlock)) - 1;
-    out[start[k] + __builtin_popcountll(static_cast<uint64_t>(bits[k]) & below)] = counts[i];
+    const int at = start[k] + __builtin_popcountll(static_cast<uint64_t>(bits[k]) & below);
+    out[at] = counts[i];
+    ids[at] = v % kTile;
   }
 }
 
@@ -123,6 +119,18 @@ SPECDEC_INLINE float largest_of(const float* blocks) {
   return lane[0];
 }
 
+// Of a block, what is not listed.
+template <LogitType kType>
+SPECDEC_INLINE float largest_of_others(const void* logits, int block, int64_t bits) {
+  F most = splat(-kInf);
+  const uint64_t others = ~static_cast<uint64_t>(bits);
+  for (int j = 0; j < kEditBlock; j += kWidth) {
+    const F v = load_logits<kType>(logits, block * kEditBlock + j);
+    most = max(keep_bits(v, static_cast<uint32_t>(others >> j)), most);
+  }
+  return lane_max(most);
+}
+
 template <LogitType kType>
 EditedTile tile_edit(const void* logits, const TileEdits& edits, float* before, float* after,
                      float* blocks) {
@@ -162,5 +170,14 @@ EditedTile tile_edit(const void* logits, const TileEdits& edits, float* before, 
     store(before + i, splat(-kInf));
     store(after + i, splat(-kInf));
   }
-  return {n, any(nan), lost, largest_of(blocks)};
+  for (; lost != 0; lost &= lost - 1) {
+    const int k = __builtin_ctz(lost);
+    float most = largest_of_others<kType>(logits, k, edits.bits[k]);
+    for (int i = edits.start[k]; i < edits.start[k + 1]; ++i) {
+      const float now = after[i - edits.start[0]];
+      most = now > most ? now : most;
+    }
+    blocks[k] = most;
+  }
+  return {n, any(nan), largest_of(blocks)};
 }

@@ -281,7 +281,7 @@ constexpr TileTable kTable = {
                 tile_exp_sum<LogitType::kFloat16>},
     .edit = {tile_edit<LogitType::kFloat32>, tile_edit<LogitType::kBFloat16>,
              tile_edit<LogitType::kFloat16>},
-    .edit_list = {take_counted, number_marked, list_marked, place_counts},
+    .edit_list = {take_counted, number_marked, place_counted},
     .bracket = tile_bracket,
     .count = tile_count,
     .find = tile_find,
