@@ -239,17 +239,13 @@ std::vector<float> gather_spans(const Team& team, const RowSource& row,
 }
 
 int64_t count_blocks(const RowLaw& law, float low) {
-  const auto is_read = [=](float max) { return max >= low; };
-  return std::count_if(law.block_max.begin(), law.block_max.end(), is_read);
+  const Counts c = tiles().count(law.block_max.data(), static_cast<int>(law.block_max.size()), low);
+  return int64_t{c.greater} + c.equal;
 }
 
 // The logits of at least `low`, in index order.
 std::vector<float> gather_from(const Team& team, const RowLaw& law, float low) {
-  std::vector<int> blocks;
-  for (size_t i = 0; i < law.block_max.size(); ++i) {
-    if (law.block_max[i] >= low) blocks.push_back(static_cast<int>(i));
-  }
-  return gather_spans(team, law.source, blocks, kNoiseBlock, low, kInf);
+  return gather_spans(team, law.source, blocks_from(law, low), kNoiseBlock, low, kInf);
 }
 
 // The k-th largest of a list, which lies in [least, most]; or with a slack of at least 0 some lower
@@ -402,6 +398,20 @@ float bound_of(const RowLaw& law, int64_t k) {
   return kth_largest(best, k, k / kBoundSlack, -kInf, law.max);
 }
 
+std::vector<int> blocks_from(const RowLaw& law, float low) {
+  std::vector<int> found;
+  for (int t = 0; t < law.source.tile_count(); ++t) {
+    if (!(law.tile_max[t] >= low)) continue;
+    const float* maxima = law.tile_blocks(t);
+    for (int i = 0; i < kTileBlocks; ++i) {
+      if (!(maxima[i] >= low)) continue;
+      found.push_back(t * kTileBlocks + i);
+      law.source.prefetch(int64_t{found.back()} * kNoiseBlock, kNoiseBlock);
+    }
+  }
+  return found;
+}
+
 void finish_filters(const Team& team, RowLaw& law, bool entropy) {
   const int64_t k = law.params.has_k(law.source.vocab) ? law.params.top_k : 0;
   if (law.params.has_m()) {
@@ -411,9 +421,10 @@ void finish_filters(const Team& team, RowLaw& law, bool entropy) {
   if (k > 0 && bound >= law.max) {
     return set_largest(law, static_cast<double>(count_largest(team, law)));
   }
-  const bool is_sparse =
-      count_blocks(law, law.threshold) < static_cast<int64_t>(law.block_max.size() / kSparse);
-  if (k > 0 || (law.params.has_m() && is_sparse)) {
+  const auto is_sparse = [&] {
+    return count_blocks(law, law.threshold) < static_cast<int64_t>(law.block_max.size() / kSparse);
+  };
+  if (k > 0 || (law.params.has_m() && is_sparse())) {
     std::vector<float> values =
         k > 0 ? keep_largest(team, law, k, bound) : gather_from(team, law, law.threshold);
     sum_list(law, values);

@@ -57,32 +57,18 @@ float keep_best(std::vector<Ranked>& list, int64_t top) {
   return list[top - 1].logit;
 }
 
-// The blocks whose largest logit exceeds `logit`; they are on their way to the cache.
-std::vector<int64_t> blocks_above(const RowLaw& law, float logit) {
-  std::vector<int64_t> found;
-  for (int t = 0; t < law.source.tile_count(); ++t) {
-    if (!(law.tile_max[t] > logit)) continue;
-    const float* maxima = law.tile_blocks(t);
-    for (int i = 0; i < kTileBlocks; ++i) {
-      if (!(maxima[i] > logit)) continue;
-      found.push_back(int64_t{t} * kTileBlocks + i);
-      law.source.prefetch(found.back() * kNoiseBlock, kNoiseBlock);
-    }
-  }
-  return found;
-}
-
 // The first `top` kept ids by falling logit, then by id.
 std::vector<Ranked> largest(const RowLaw& law, int64_t top) {
   if (top == 0) return {};
   if (law.params.greedy) return {{law.max, law.argmax}};
-  float beaten = below(std::max({law.threshold, bound_of(law, top), -FLT_MAX}));
+  const float least = std::max({law.threshold, bound_of(law, top), -FLT_MAX});
+  float beaten = below(least);
   const size_t most = 4 * top + kNoiseBlock;
   std::vector<Ranked> list;
   alignas(64) float buffer[kNoiseBlock];
-  for (const int64_t i : blocks_above(law, beaten)) {
+  for (const int i : blocks_from(law, least)) {
     if (!(law.block_max[i] > beaten)) continue;
-    const int64_t first = i * kNoiseBlock;
+    const int64_t first = int64_t{i} * kNoiseBlock;
     const float* block = law.source.span(first, kNoiseBlock, buffer);
     for (int64_t j = 0; j < kNoiseBlock; ++j) {
       if (block[j] > beaten) list.push_back({block[j], first + j});

@@ -145,7 +145,7 @@ EditedTile tile_edit(const void* logits, const TileEdits& edits, float* before, 
   F lane{};
   for (int j = 0; j < kWidth; ++j) lane[j] = static_cast<float>(j);
   Mask nan = no_lane();
-  uint32_t lost = 0;
+  uint32_t changed = 0;  // blocks whose largest logit is another one
   for (int i = 0; i < n; i += kWidth) {
     const Mask real = lt(lane, splat(static_cast<float>(n - i)));
     F was, largest;
@@ -155,14 +155,9 @@ EditedTile tile_edit(const void* logits, const TileEdits& edits, float* before, 
     store(before + i, select(real, was, splat(-kInf)));
     store(after + i, select(real, now, splat(-kInf)));
     nan = nan | (real & either_nan(now, now));
-    for (uint32_t left = lane_bits(real & eq(was, largest) & lt(now, was)); left != 0;
-         left &= left - 1) {
-      lost |= 1u << ids[i + __builtin_ctz(left)] / kNoiseBlock;
-    }
-    for (uint32_t left = lane_bits(real & lt(largest, now)); left != 0; left &= left - 1) {
-      const int at = i + __builtin_ctz(left);
-      float& block = blocks[ids[at] / kNoiseBlock];
-      block = after[at] > block ? after[at] : block;
+    const Mask lost = eq(was, largest) & lt(now, was);
+    for (uint32_t left = lane_bits(real & (lost | lt(largest, now))); left != 0; left &= left - 1) {
+      changed |= 1u << ids[i + __builtin_ctz(left)] / kNoiseBlock;
     }
   }
   const int end = (n + kWidth - 1) / kWidth * kWidth;
@@ -170,8 +165,8 @@ EditedTile tile_edit(const void* logits, const TileEdits& edits, float* before, 
     store(before + i, splat(-kInf));
     store(after + i, splat(-kInf));
   }
-  for (; lost != 0; lost &= lost - 1) {
-    const int k = __builtin_ctz(lost);
+  for (; changed != 0; changed &= changed - 1) {
+    const int k = __builtin_ctz(changed);
     float most = largest_of_others<kType>(logits, k, edits.bits[k]);
     for (int i = edits.start[k]; i < edits.start[k + 1]; ++i) {
       const float now = after[i - edits.start[0]];
