@@ -15,7 +15,19 @@ from .noise import BLOCK
 from .plan import P_NUMBER, P_OFFSET, planned
 from .records import OPEN, Q_FIELDS, Q_STATE, R_MASS, R_MAX, get_record_f, get_record_i, weights
 from .rows import Rows, as_asked, fact, key_of, load_logits, logits_of_blocks, sampling_of, value_of
-from .thresholds import UNIT, edge_of, key_at, kth_of, lowest_key, mass_of, min_p_threshold, places, sums, units
+from .thresholds import (
+    UNIT,
+    edge_of,
+    key_at,
+    kth_of,
+    lowest_key,
+    mass_of,
+    min_p_threshold,
+    places,
+    sums,
+    sums_of,
+    units,
+)
 
 # Sums of a tile of an open row, int64: how many lie inside, above, at the high and at the low end; mass and entropy sum
 # above; mass from the min-p threshold on; mass inside.
@@ -234,7 +246,7 @@ def close_row(digest, work, row, vocab, how, TILE: tl.constexpr):
         if (k > 0) & (threshold > least):
             closed = closed & (threshold <= high)
             kept = mass_above + mass_high
-            kept += mass_of(listed, n, threshold, maximum, inv_t)[0]
+            kept += mass_of(listed, n, threshold, maximum, inv_t)
             whole = tl.where(threshold <= low, kept + mass_low, kept).to(tl.float64)
         need = whole * p.to(tl.float64)
         closed = closed & ((mass_above.to(tl.float64) < need) | (high == key_of(maximum)))
@@ -245,7 +257,7 @@ def close_row(digest, work, row, vocab, how, TILE: tl.constexpr):
         edge = tl.where(reach.to(tl.float64) >= need, high, edge)
         threshold = tl.maximum(threshold, edge)
     closed = closed & (threshold >= low) & (threshold <= high + 1)
-    inner, zsum = mass_of(listed, n, threshold, maximum, inv_t)
+    inner, zsum = sums_of(listed, n, threshold, maximum, inv_t)
     kept = mass_above + inner
     zsum += _sum_of(digest, work, row, tiles, S_ENTROPY)
     with_high, with_low = threshold <= high, threshold <= low

@@ -19,6 +19,7 @@ from .visit import SPAN, pick, picked_logits
 UNIT = tl.constexpr(1099511627776.0)  # 2^40
 SCAN = tl.constexpr(1024)  # ids that a lone program takes at once where it reads a row
 SHORT = tl.constexpr(2048)  # most logits that are listed from blocks
+FEW = tl.constexpr(2048 // 64)  # blocks that are listed whole
 TAKEN = tl.constexpr(512)  # listed numbers that are taken at once
 LOOKED = tl.constexpr(16)  # blocks that are looked into at once
 MOST_BLOCKS = tl.constexpr(512)  # most blocks whose maxima have to reach a bound
@@ -92,12 +93,27 @@ def _load_listed(listed, start, n):
 
 
 @triton.jit
+def _load_from(listed, start, n, key):
+    """Listed numbers whose key is at least this, -inf in place of the others."""
+    x = _load_listed(listed, start, n)
+    return tl.where(key_of(x) >= key, x, float("-inf"))
+
+
+@triton.jit
 def mass_of(listed, n, key, maximum, inv_t):
-    """(mass, entropy sum), in units, of the listed logits whose key is at least this."""
+    """Mass, in units, of the listed logits whose key is at least this."""
+    mass = tl.zeros([TAKEN], tl.int64)
+    for start in range(0, n, TAKEN):
+        mass += units(_load_from(listed, start, n, key), maximum, inv_t)
+    return tl.sum(mass, axis=0)
+
+
+@triton.jit
+def sums_of(listed, n, key, maximum, inv_t):
+    """(mass, entropy sum), likewise."""
     mass, zsum = tl.zeros([TAKEN], tl.int64), tl.zeros([TAKEN], tl.int64)
     for start in range(0, n, TAKEN):
-        x = _load_listed(listed, start, n)
-        x = tl.where(key_of(x) >= key, x, float("-inf"))
+        x = _load_from(listed, start, n, key)
         w = weights(x, maximum, inv_t)
         z = tl.where(w > 0, (x - maximum) * inv_t, 0.0)
         mass += (w * UNIT).to(tl.int64)
@@ -114,6 +130,7 @@ def places(key, numbers):
 
 @triton.jit
 def key_at(place, numbers):
+    """The key of a place, inverse of `places`."""
     SHIFT: tl.constexpr = _shift(numbers.dtype.element_ty)
     key = place.to(tl.int32) << SHIFT
     return tl.where(key < 0, key | ((1 << SHIFT) - 1), key)
@@ -196,8 +213,8 @@ def from_blocks(view, picked, listed, law, how):
     found = tl.full([], 0, tl.int32)
     going = tl.where(k <= MOST_BLOCKS, 1, 0)
     whole = total.to(tl.float64) * UNIT
-    if (k == 0) & (floor <= 0):  # where all maxima weigh so little, a list would run over
-        reach = mass_of(view.blocks, count, lowest_key(), maximum, inv_t)[0]
+    if (k == 0) & (floor <= 0) & (count > FEW):  # where all maxima weigh little, a list would run over
+        reach = mass_of(view.blocks, count, lowest_key(), maximum, inv_t)
         going = tl.where(4 * reach.to(tl.float64) < whole * p.to(tl.float64), 0, going)
     while going > 0:
         low = least
@@ -212,10 +229,10 @@ def from_blocks(view, picked, listed, law, how):
                 key = tl.maximum(key, kth_of(listed, n, k, -1, low, top))
             if p < 1:
                 if (k > 0) | (floor > 0):
-                    whole = mass_of(listed, n, key, maximum, inv_t)[0].to(tl.float64)
+                    whole = mass_of(listed, n, key, maximum, inv_t).to(tl.float64)
                 need = whole * p.to(tl.float64)
                 if (k == 0) & (floor <= 0):
-                    found = tl.where(mass_of(listed, n, low, maximum, inv_t)[0].to(tl.float64) >= need, 1, 0)
+                    found = tl.where(mass_of(listed, n, low, maximum, inv_t).to(tl.float64) >= need, 1, 0)
                     going = tl.where((found == 0) & (want < MOST_BLOCKS), 1, 0)
                 if found > 0:
                     key = tl.maximum(key, edge_of(listed, n, need, tl.maximum(key, low), top, maximum, inv_t))
@@ -223,7 +240,7 @@ def from_blocks(view, picked, listed, law, how):
     key = tl.minimum(key, top)
     mass, zsum = tl.full([], 0, tl.int64), tl.full([], 0, tl.int64)
     if found > 0:
-        mass, zsum = mass_of(listed, n, key, maximum, inv_t)
+        mass, zsum = sums_of(listed, n, key, maximum, inv_t)
     scale = 1.0 / UNIT
     return value_of(key), mass.to(tl.float32) * scale, zsum.to(tl.float32) * scale, found
 
