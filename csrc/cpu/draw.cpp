@@ -213,7 +213,7 @@ int64_t draw_weighted(const Team& team, const RowLaw& law, double scale, const T
       if (bounded && (limit < race.linear_cut() || !(law.tile_max[t] >= law.threshold))) return;
       if (weights(t, weight).max < FLT_MIN) return;
       std::fill_n(blocks, kTileBlocks, -kInf);
-      tiles().digest[0](weight, law.source.length(t), blocks);
+      tiles().digest[0](float_tile(weight), law.source.length(t), blocks);
       race_weights(race, t, weight, blocks);
     });
   });

@@ -47,7 +47,7 @@ std::optional<ExpShift> shift_of(const RowLaw& law) {
   if (law.source.vocab == 0 || law.params.inv_t == 0) return {};
   alignas(64) float buffer[kTile], blocks[kTileBlocks];
   const RawTile tile = law.source.raw_tile(0, buffer);
-  const TileMax found = tiles().digest[tile.index()](tile.logits, law.source.length(0), blocks);
+  const TileMax found = tiles().digest[tile.index()](tile, law.source.length(0), blocks);
   const double k = static_cast<double>(law.params.inv_t) * std::log2(std::exp(1.0));
   const double bias = std::round(8 * found.max * k) / 8;
   const double lowest = (bias - kExpRoom) / k, highest = (bias + kExpRoom) / k;
@@ -107,7 +107,7 @@ bool sum_shifted(Job& job, int t, const RawTile& tile) {
   RowLaw& law = *job.ask.law;
   const int n = law.source.length(t);
   float* blocks = law.block_max.data() + int64_t{t} * kTileBlocks;
-  const SumMax s = tiles().exp_sum[tile.index()](tile.logits, n, *job.shift, blocks);
+  const SumMax s = tiles().exp_sum[tile.index()](tile, n, *job.shift, blocks);
   if (std::isnan(s.sum) || s.max > job.shift->highest) return false;
   job.tile_sum[t] = s.sum;
   law.tile_max[t] = s.max;
@@ -144,7 +144,7 @@ struct EditedLogits {
   bool take(const RowSource& row, int t, float* blocks);
   SumMax sum(const float* values, const ExpShift& shift) const {
     alignas(64) float maxima[kTileBlocks];
-    return tiles().exp_sum[0](values, padded, shift, maxima);
+    return tiles().exp_sum[0](float_tile(values), padded, shift, maxima);
   }
 };
 
@@ -179,11 +179,11 @@ bool examine_edited(Job& job, int t) {
   float* blocks = law.block_max.data() + int64_t{t} * kTileBlocks;
   EditedLogits edited;
   if (!job.shift) {
-    if (tiles().digest[tile.index()](tile.logits, n, blocks).nan) return false;
+    if (tiles().digest[tile.index()](tile, n, blocks).nan) return false;
     if (!edited.take(row, t, blocks)) return false;
   } else {
     const float highest = job.shift->highest;
-    const SumMax all = tiles().exp_sum[tile.index()](tile.logits, n, *job.shift, blocks);
+    const SumMax all = tiles().exp_sum[tile.index()](tile, n, *job.shift, blocks);
     if (std::isnan(all.sum) || all.max > highest || !edited.take(row, t, blocks)) return false;
     const SumMax before = edited.sum(edited.before, *job.shift);
     const SumMax after = edited.sum(edited.after, *job.shift);
@@ -201,7 +201,7 @@ void examine_tile(Job& job, int t, float* buffer) {
   const RawTile tile = row.raw_tile(t, buffer);
   if (job.shift && sum_shifted(job, t, tile)) return;
   float* blocks = law.block_max.data() + int64_t{t} * kTileBlocks;
-  const TileMax found = tiles().digest[tile.index()](tile.logits, row.length(t), blocks);
+  const TileMax found = tiles().digest[tile.index()](tile, row.length(t), blocks);
   law.tile_max[t] = found.nan ? NAN : found.max;
   if (job.tile_sum.empty() || found.nan || !std::isfinite(found.max)) return;
   const bool is_float = tile.type == LogitType::kFloat32;
@@ -223,7 +223,7 @@ float shifted_weight(const ExpShift& shift, float logit) {
   alignas(64) float lanes[kPad], block;
   std::fill(lanes, lanes + kPad, -kInf);
   lanes[0] = logit;
-  return tiles().exp_sum[0](lanes, kPad, shift, &block).sum;
+  return tiles().exp_sum[0](float_tile(lanes), kPad, shift, &block).sum;
 }
 
 // Tiles summed about the shift weigh `unit` each 1, such that the largest logit weighs exactly 1.
@@ -303,8 +303,8 @@ const float* RowSource::span(int64_t first, int n, float* buffer) const {
 }
 
 RawTile RowSource::raw_tile(int t, float* buffer) const {
-  if (const void* own = whole(int64_t{t} * kTile, kTile)) return {own, type};
-  return {tile(t, buffer), LogitType::kFloat32};
+  if (const void* own = whole(int64_t{t} * kTile, kTile)) return {own, ahead(t), type};
+  return float_tile(tile(t, buffer));
 }
 
 const void* RowSource::whole(int64_t first, int n) const {
@@ -314,8 +314,12 @@ const void* RowSource::whole(int64_t first, int n) const {
 
 RawTile RowSource::own_tile(int t) const {
   const int64_t first = int64_t{t} * kTile;
-  if (allowed || first + kTile > vocab) return {nullptr, type};
-  return {data + first * element_size(type), type};
+  const bool is_copied = allowed || first + kTile > vocab;
+  return {is_copied ? nullptr : data + first * element_size(type), ahead(t), type};
+}
+
+const void* RowSource::ahead(int t) const {
+  return data + (int64_t{t} * kTile + kAhead) * element_size(type);
 }
 
 void RowSource::prefetch(int64_t first, int n) const {

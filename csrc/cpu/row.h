@@ -8,13 +8,6 @@
 
 namespace specdec::cpu {
 
-// A tile as exp_sum and digest take it.
-struct RawTile {
-  const void* logits;
-  LogitType type;
-  int index() const { return static_cast<int>(type); }
-};
-
 // Edits of one row.
 struct OneRowEdits : RowEdits {
   const uint16_t* offsets;  // of what is listed, in its tile; null: see bits
@@ -52,6 +45,7 @@ struct RowSource {
 
  private:
   const void* whole(int64_t first, int n) const;  // null where a copy is needed
+  const void* ahead(int t) const;
   bool allows(int64_t id) const {
     return !allowed || ((static_cast<uint32_t>(allowed[id >> 5]) >> (id & 31)) & 1) != 0;
   }

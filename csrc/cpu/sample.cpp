@@ -33,7 +33,7 @@ void race_mapped(const Team& team, const RowLaw& law, Race& race, const Vector<i
                    alignas(64) float buffer[kTile], blocks[kTileBlocks];
                    for (auto t = static_cast<int>(begin); t < end; ++t) {
                      const float* tile = row.span(int64_t{t} * kTile, kTile, buffer);
-                     tiles().digest[0](tile, kTile, blocks);
+                     tiles().digest[0](float_tile(tile), kTile, blocks);
                      race_logits(part[chunk], t, tile, blocks);
                    }
                  });

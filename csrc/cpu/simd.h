@@ -11,6 +11,8 @@ typedef int32_t I __attribute__((vector_size(4 * SPECDEC_WIDTH)));
 typedef uint32_t U __attribute__((vector_size(4 * SPECDEC_WIDTH)));
 typedef uint64_t L __attribute__((vector_size(4 * SPECDEC_WIDTH)));
 typedef uint16_t H __attribute__((vector_size(2 * SPECDEC_WIDTH)));
+typedef uint16_t W __attribute__((vector_size(4 * SPECDEC_WIDTH)));
+typedef int16_t S __attribute__((vector_size(4 * SPECDEC_WIDTH)));
 typedef uint8_t B __attribute__((vector_size(SPECDEC_WIDTH)));
 
 #define SPECDEC_INLINE static inline __attribute__((always_inline))
@@ -141,6 +143,21 @@ SPECDEC_INLINE int compress(F v, Mask m, float* out) {
 
 SPECDEC_INLINE bool any(Mask m) { return lane_bits(m) != 0; }
 
+#if SPECDEC_WIDTH == 16  // by name: GCC 12 makes a comparison and a blend of the signed one
+SPECDEC_INLINE W max_signed(W a, W b) { return (W)_mm512_max_epi16((__m512i)a, (__m512i)b); }
+#else
+SPECDEC_INLINE W max_signed(W a, W b) { return (W)((S)a > (S)b ? (S)a : (S)b); }
+#endif
+SPECDEC_INLINE W max_unsigned(W a, W b) { return a > b ? a : b; }
+SPECDEC_INLINE W min_unsigned(W a, W b) { return a < b ? a : b; }
+
+SPECDEC_INLINE bool any_bit(U v) {
+  uint64_t word[sizeof(U) / 8], all = 0;
+  std::memcpy(word, &v, sizeof v);
+  for (const uint64_t one : word) all |= one;
+  return all != 0;
+}
+
 SPECDEC_INLINE F from_bfloat16(H h) {
 #if SPECDEC_WIDTH == 16  // by name: GCC 12 widens in two halves what it widens by convertvector
   return (F)((U)_mm512_cvtepu16_epi32((__m256i)h) << 16);
@@ -250,11 +267,19 @@ struct Sum {
 };
 
 SPECDEC_INLINE float lane_max(F v) {
-  float lane[kWidth], best;
-  std::memcpy(lane, &v, sizeof lane);
-  best = lane[0];
-  for (int i = 1; i < kWidth; ++i) best = lane[i] > best ? lane[i] : best;
-  return best;
+#if SPECDEC_WIDTH == 16
+  return _mm512_reduce_max_ps(v);
+#else
+#if SPECDEC_WIDTH == 8
+  v = max(v, SPECDEC_SHUFFLE(v, v, 4, 5, 6, 7, 0, 1, 2, 3));
+  v = max(v, SPECDEC_SHUFFLE(v, v, 2, 3, 0, 1, 6, 7, 4, 5));
+  v = max(v, SPECDEC_SHUFFLE(v, v, 1, 0, 3, 2, 5, 4, 7, 6));
+#else
+  v = max(v, SPECDEC_SHUFFLE(v, v, 2, 3, 0, 1));
+  v = max(v, SPECDEC_SHUFFLE(v, v, 1, 0, 3, 2));
+#endif
+  return v[0];
+#endif
 }
 
 // Folds two vectors into one: the larger of neighbouring groups of lanes, those of `a` and of `b`

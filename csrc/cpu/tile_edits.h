@@ -107,18 +107,6 @@ SPECDEC_INLINE void gather_logits(const void* logits, const float* blocks, const
 #endif
 }
 
-// Of the blocks of a tile.
-SPECDEC_INLINE float largest_of(const float* blocks) {
-  float lane[kLanes];
-  for (int i = 0; i < kLanes; ++i) {
-    lane[i] = blocks[i] > blocks[i + kLanes] ? blocks[i] : blocks[i + kLanes];
-  }
-  for (int step = kLanes / 2; step > 0; step /= 2) {
-    for (int i = 0; i < step; ++i) lane[i] = lane[i] > lane[i + step] ? lane[i] : lane[i + step];
-  }
-  return lane[0];
-}
-
 // Of a block, what is not listed.
 template <LogitType kType>
 SPECDEC_INLINE float largest_of_others(const void* logits, int block, int64_t bits) {
@@ -174,5 +162,7 @@ EditedTile tile_edit(const void* logits, const TileEdits& edits, float* before, 
     }
     blocks[k] = most;
   }
-  return {n, any(nan), largest_of(blocks)};
+  F largest = load<F>(blocks);
+  for (int k = kWidth; k < kTileBlocks; k += kWidth) largest = max(load<F>(blocks + k), largest);
+  return {n, any(nan), lane_max(largest)};
 }

@@ -41,38 +41,8 @@ SPECDEC_INLINE void load_rounds(const void* logits, int i, F v[2][kParts]) {
   }
 }
 
+#include "tile_digest.h"
 #include "tile_race.h"
-
-// The largest values of blocks whose ids lie over the lanes of one vector each.
-SPECDEC_INLINE void block_maxima(F* lanes, int count, float* out) {
-  for (int i = count; i % kWidth != 0; ++i) lanes[i] = splat(-kInf);
-  for (int i = 0; i < count; i += kWidth) {
-    const F v = lane_maxima(lanes + i);
-    const int n = count - i < kWidth ? count - i : kWidth;
-    std::memcpy(out + i, &v, n * sizeof(float));
-  }
-}
-
-template <LogitType kType>
-TileMax tile_digest(const void* logits, int n, float* blocks) {
-  F lanes[kTileBlocks], best = splat(-kInf);
-  Mask nan = no_lane();
-  for (int i = 0; i < n; i += kNoiseBlock) {
-    F most[2] = {splat(-kInf), splat(-kInf)};
-    for (int j = i; j < i + kNoiseBlock; j += 2 * kLanes) {
-      F v[2][kParts];
-      load_rounds<kType>(logits, j, v);
-      for (int k = 0; k < kParts; ++k) {
-        most[0] = max(v[0][k], most[0]);
-        most[1] = max(v[1][k], most[1]);
-        nan = nan | either_nan(v[0][k], v[1][k]);
-      }
-    }
-    best = max(lanes[i / kNoiseBlock] = max(most[0], most[1]), best);
-  }
-  block_maxima(lanes, n / kNoiseBlock, blocks);
-  return {lane_max(best), any(nan)};
-}
 
 // Lanes whose bit of `bits` is 0 become -inf.
 SPECDEC_INLINE F keep_bits(F v, uint32_t bits) {
@@ -94,6 +64,10 @@ void tile_load(const void* logits, int n, const int32_t* allowed, float* tile) {
     }
   };
   int i = 0;
+  for (; i + kNoiseBlock <= n; i += kNoiseBlock) {
+    if (n == kTile) prefetch_block<kType>(logits, i + kAhead);
+    for (int j = i; j < i + kNoiseBlock; j += kStep) take(logits, j, j);
+  }
   for (; i + kStep <= n; i += kStep) take(logits, i, i);
   if (i < n) {  // the row ends inside a step: widen it with -inf
     constexpr size_t kSize = kType == LogitType::kFloat32 ? 4 : 2;
@@ -107,29 +81,6 @@ void tile_load(const void* logits, int n, const int32_t* allowed, float* tile) {
   }
   const int padded = (n + kPad - 1) / kPad * kPad;
   for (int j = n; j < padded; ++j) tile[j] = -kInf;
-}
-
-template <LogitType kType>
-SumMax tile_exp_sum(const void* logits, int n, const ExpShift& shift, float* blocks) {
-  const Exp2 weigh(shift);
-  Sum sum;
-  F lanes[kTileBlocks], best = splat(-kInf);
-  for (int i = 0; i < n; i += kNoiseBlock) {
-    F most = splat(-kInf);
-    for (int j = i; j < i + kNoiseBlock; j += 2 * kLanes) {
-      F v[2][kParts];
-      load_rounds<kType>(logits, j, v);
-      for (const F(&round)[kParts] : v) {
-        for (int k = 0; k < kParts; ++k) {
-          most = max(round[k], most);
-          sum.part[k] = weigh.add(round[k], sum.part[k]);
-        }
-      }
-    }
-    best = max(lanes[i / kNoiseBlock] = most, best);
-  }
-  block_maxima(lanes, n / kNoiseBlock, blocks);
-  return {sum.total(), lane_max(best)};
 }
 
 #include "tile_edits.h"

@@ -63,15 +63,38 @@ def test_a_row_with_one_token_has_exactly_its_mass(isa: str) -> None:
 
 
 @pytest.mark.parametrize("filters", [{}, {"top_k": 50}, {"min_p": 0.1}, {"top_p": 0.9}], ids=str)
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("bad", ["nan", "negative nan", "infinity"])
 @pytest.mark.parametrize("at", [0, 1, 17, 511, TILE - 1, TILE, TILE + 531, 3 * TILE - 1, 3 * TILE, 3 * TILE + 36])
-def test_a_bad_logit_is_seen_wherever_it_stands(at: int, bad: float, filters: dict[str, float], isa: str) -> None:
-    logits = _rows(2, 3 * TILE + 37, 11)
-    logits[1, at] = bad
+def test_a_bad_logit_is_seen_wherever_it_stands(
+    at: int, bad: str, dtype: torch.dtype, filters: dict[str, float], isa: str
+) -> None:
+    logits = _rows(2, 3 * TILE + 37, 11).to(dtype)
+    logits[1, at] = torch.inf if bad == "infinity" else torch.nan
+    if bad == "negative nan":
+        bits = logits.view(torch.int32 if dtype == torch.float32 else torch.int16)
+        bits[1, at] |= torch.iinfo(bits.dtype).min
     sampling = Sampling.full(2, temperature=0.8, **filters)
     result = sample(logits, sampling=sampling, rng=_noise(2), purpose="draft", backend="cpu")
     assert result.status[0] == 0
     assert result.status[1] != 0
+
+
+@pytest.mark.parametrize("signs", ["both", "negative", "no larger than zero", "none finite but one"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_the_largest_logit_of_16_bits_is_that_of_torch(dtype: torch.dtype, signs: str, isa: str) -> None:
+    logits = _rows(64, TILE + 37, 23)
+    if signs != "both":
+        logits = -logits.abs()
+    if signs == "no larger than zero":
+        logits[:, ::97] *= 0.0  # of either sign
+        logits[:, ::291] = logits[:, ::291].abs()
+    if signs == "none finite but one":
+        logits.scatter_(1, torch.arange(64)[:, None] * 31, -torch.rand(64, 1)).masked_fill_(logits < -1, -torch.inf)
+        logits[:, 1::2] = -torch.inf
+    logits = logits.to(dtype)
+    result = sample(logits, sampling=Sampling.full(64, temperature=0), rng=_noise(64), purpose="draft", backend="cpu")
+    assert result.token_ids[:, 0].tolist() == [int((row == row.max()).nonzero()[0]) for row in logits]
 
 
 @pytest.mark.parametrize("k", [1, 2, 50, 127, 1000, 3000, 6000])
