@@ -23,11 +23,6 @@ float half_to_float(uint16_t h) {
   return bits_float(sign | scaled | (special ? 0x7f800000u : 0u));
 }
 
-void prefetch_lines(const void* from, int64_t bytes) {
-  constexpr int64_t kLine = 64;
-  for (int64_t i = 0; i < bytes; i += kLine) __builtin_prefetch(static_cast<const char*>(from) + i);
-}
-
 struct Job {
   Examine ask;
   std::optional<ExpShift> shift;  // none: every tile is summed about its own maximum

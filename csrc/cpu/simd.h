@@ -269,16 +269,13 @@ struct Sum {
 SPECDEC_INLINE float lane_max(F v) {
 #if SPECDEC_WIDTH == 16
   return _mm512_reduce_max_ps(v);
-#else
-#if SPECDEC_WIDTH == 8
+#elif SPECDEC_WIDTH == 8
   v = max(v, SPECDEC_SHUFFLE(v, v, 4, 5, 6, 7, 0, 1, 2, 3));
   v = max(v, SPECDEC_SHUFFLE(v, v, 2, 3, 0, 1, 6, 7, 4, 5));
-  v = max(v, SPECDEC_SHUFFLE(v, v, 1, 0, 3, 2, 5, 4, 7, 6));
+  return max(v, SPECDEC_SHUFFLE(v, v, 1, 0, 3, 2, 5, 4, 7, 6))[0];
 #else
   v = max(v, SPECDEC_SHUFFLE(v, v, 2, 3, 0, 1));
-  v = max(v, SPECDEC_SHUFFLE(v, v, 1, 0, 3, 2));
-#endif
-  return v[0];
+  return max(v, SPECDEC_SHUFFLE(v, v, 1, 0, 3, 2))[0];
 #endif
 }
 

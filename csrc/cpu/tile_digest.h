@@ -3,9 +3,8 @@
 
 template <LogitType kType>
 SPECDEC_INLINE void prefetch_block(const void* logits, int i) {
-  constexpr int kSize = kType == LogitType::kFloat32 ? 4 : 2, kLine = 64;
-  const char* block = static_cast<const char*>(logits) + i * kSize;
-  for (int b = 0; b < kNoiseBlock * kSize; b += kLine) __builtin_prefetch(block + b);
+  constexpr int kSize = kType == LogitType::kFloat32 ? 4 : 2;
+  prefetch_lines(static_cast<const char*>(logits) + i * kSize, kNoiseBlock * kSize);
 }
 
 // The largest values of blocks whose ids lie over the lanes of one vector each.
