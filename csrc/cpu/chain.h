@@ -33,19 +33,19 @@ struct Chain {
   }
   RowSource target(int64_t i, bool masked = true) const {  // masked: and edited
     const int32_t* bits = masked ? layout->allowed.row(row(i)) : nullptr;
-    const OneRowEdits edits = masked ? this->edits(i) : OneRowEdits{};
+    const RowEdits edits = masked ? this->edits(i) : RowEdits{};
     return layout->cu_draft ? row_source(layout->target, 0, row(i), bits, edits)
                             : row_source(layout->target, slot, i, bits, edits);
   }
   int64_t draft_number(int64_t i) const {  // of draft row i among all
     return layout->cu_draft ? first + i : slot * layout->max_draft + i;
   }
-  OneRowEdits edits(int64_t i) const {
+  RowEdits edits(int64_t i) const {
     if (wanted) return wanted->row(i);
     return layout->edits.row(row(i));
   }
   RowSource draft(int64_t i) const {
-    OneRowEdits edits = layout->draft_edits.row(row(i));
+    RowEdits edits = layout->draft_edits.row(row(i));
     if (wanted_of_drafts) edits = wanted->row(i);
     return layout->cu_draft ? row_source(layout->draft, 0, first + i, nullptr, edits)
                             : row_source(layout->draft, slot, i, nullptr, edits);

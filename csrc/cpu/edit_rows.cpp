@@ -64,7 +64,6 @@ void write_row(const EditRowsParams& p, const RequestEdits& edits, int64_t node,
   if (edits.is_empty()) return write_none(p, number);
   std::copy_n(edits.bits(), p.blocks, p.bits + number * p.blocks);
   std::copy_n(edits.start(), p.blocks + 1, p.start + number * (p.blocks + 1));
-  edits.write_ids(p.values + number * p.room + 3 * p.plane);
   edits.write_values(node, p.values + number * p.room, p.plane);
 }
 

@@ -32,17 +32,17 @@ RequestEdits::RequestEdits(const EditRowsParams& p, int64_t b, Drafts drafts)
       drafts_(std::move(drafts)),
       penalties_{p.repetition.get(b, 1.f), p.frequency.get(b, 0.f), p.presence.get(b, 0.f)} {}
 
-OneRowEdits RequestEdits::row(int64_t node) {
+RowEdits RequestEdits::row(int64_t node) {
   list();
   if (is_empty()) return {};
   const auto size = static_cast<int64_t>(bias_.size());
   if (values_.empty()) values_.resize(drafts_.ids.size());
   std::unique_ptr<float[]>& values = values_[node];
   if (!values) {
-    values.reset(new float[3 * size]);
+    values.reset(new float[4 * size]);
     write_values(node, values.get(), size);
   }
-  return {{bits(), start(), values.get(), p_.blocks, size, size}, offsets_.data()};
+  return {bits(), start(), values.get(), p_.blocks, size, size};
 }
 
 void RequestEdits::list() {
@@ -60,7 +60,7 @@ void RequestEdits::list() {
   tiles().edit_list.number(bits(), bits_.size(), start_.data());
   const int32_t size = start_.back();
   counts_.assign(size, 0);
-  offsets_.assign(size + kPad, 0);
+  ids_.resize(size);
   bias_.assign(size, 0.f);
   repetition_.resize(size);
   minus_.resize(size);
@@ -69,21 +69,13 @@ void RequestEdits::list() {
     if (i >= 0) bias_[i] = bias;
   });
   tiles().edit_list.place(bits(), start(), text.columns.get(), text.counts.get(), text.size,
-                          counts_.data(), offsets_.data());
+                          counts_.data(), ids_.data());
   for_ids([&](int64_t id) {
     const int64_t i = find(id);
-    if (i >= 0) offsets_[i] = static_cast<uint16_t>(column(id) % kTile);
+    if (i >= 0) ids_[i] = static_cast<float>(column(id));
   });
   for (int32_t& count : counts_) count = std::max(count, count & 1);
   penalise(counts_.data(), size, repetition_.data(), minus_.data());
-}
-
-void RequestEdits::write_ids(float* ids) const {
-  for (size_t k = 0; k < bits_.size(); ++k) {
-    for (auto left = static_cast<uint64_t>(bits_[k]); left != 0; left &= left - 1) {
-      *ids++ = static_cast<float>(k * kEditBlock + std::countr_zero(left));
-    }
-  }
 }
 
 void RequestEdits::write_values(int64_t node, float* values, int64_t plane) const {
@@ -91,6 +83,7 @@ void RequestEdits::write_values(int64_t node, float* values, int64_t plane) cons
   std::copy(bias_.begin(), bias_.end(), bias);
   std::copy(repetition_.begin(), repetition_.end(), repetition);
   std::copy(minus_.begin(), minus_.end(), minus);
+  std::copy(ids_.begin(), ids_.end(), values + 3 * plane);
   const std::vector<int64_t> path = drafts_.path(node);
   for (const int64_t id : path) {
     const int64_t i = penalties_.any() ? find(id) : -1;

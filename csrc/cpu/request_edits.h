@@ -24,10 +24,8 @@ class RequestEdits {
   RequestEdits(const EditRowsParams& p, int64_t b, Drafts drafts);
 
   // The edits of a node's row; they live as long as this does. One thread at a time.
-  OneRowEdits row(int64_t node);
-  // Writes what is listed, in order.
-  void write_ids(float* ids) const;
-  // Writes bias, repetition and minus of what is listed, `plane` floats apart.
+  RowEdits row(int64_t node);
+  // Writes bias, repetition, minus and id of what is listed, `plane` floats apart.
   void write_values(int64_t node, float* values, int64_t plane) const;
 
   // What every row lists: see RowEdits. Nothing where the request changes nothing.
@@ -69,9 +67,8 @@ class RequestEdits {
   bool is_listed_ = false;
   std::vector<int64_t> bits_;  // of whole tiles
   std::vector<int32_t> start_;
-  std::vector<uint16_t> offsets_;  // of what is listed, in its tile
-  std::vector<int32_t> counts_;    // of what is listed, in the text: 2 * generated + in_prompt
-  std::vector<float> bias_, repetition_, minus_;
+  std::vector<int32_t> counts_;  // of what is listed, in the text: 2 * generated + in_prompt
+  std::vector<float> bias_, repetition_, minus_, ids_;
   std::vector<std::unique_ptr<float[]>> values_;  // of the rows that were made
 };
 

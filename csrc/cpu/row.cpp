@@ -118,17 +118,6 @@ void sum_alone(Job& job, int t, const float* tile) {
   if (job.ask.entropy) job.tile_log[t] = s.sum_log;
 }
 
-// Of a tile after the next. Many short streams: the machine's own prefetcher comes too late for
-// them.
-void prefetch(const TileEdits& listed) {
-  constexpr int kAhead = 2 * kTileBlocks;
-  prefetch_lines(listed.bits + kAhead, kTileBlocks * sizeof *listed.bits);
-  prefetch_lines(listed.start + kAhead, kTileBlocks * sizeof *listed.start);
-  for (const float* plane : {listed.bias, listed.repetition, listed.minus}) {
-    prefetch_lines(plane + kAhead, sizeof *plane);
-  }
-}
-
 // The logits that edits list of a tile, before and after.
 struct EditedLogits {
   alignas(64) float before[kTile], after[kTile];
@@ -144,18 +133,13 @@ struct EditedLogits {
 };
 
 bool EditedLogits::take(const RowSource& row, int t, float* blocks) {
-  const OneRowEdits& edits = row.edits;
+  const RowEdits& edits = row.edits;
   const RawTile tile = row.own_tile(t);
-  const int64_t first = int64_t{t} * kTileBlocks;
-  const int32_t* start = edits.start + first;
+  const int64_t block = int64_t{t} * kTileBlocks, plane = edits.plane;
+  const int32_t* start = edits.start + block;
   const float* bias = edits.values + *start;
-  const TileEdits listed{edits.offsets ? edits.offsets + *start : nullptr,
-                         edits.bits + first,
-                         start,
-                         bias,
-                         bias + edits.plane,
-                         bias + 2 * edits.plane};
-  if (!edits.offsets) prefetch(listed);
+  const TileEdits listed{edits.bits + block, start,           bias, bias + plane,
+                         bias + 2 * plane,   bias + 3 * plane};
   const auto found = tiles().edit[tile.index()](tile.logits, listed, before, after, blocks);
   padded = (found.count + kPad - 1) / kPad * kPad;
   max = found.max;
@@ -350,7 +334,7 @@ float RowSource::own_logit(int64_t id) const {
 }
 
 RowSource row_source(const Logits& logits, int64_t b, int64_t i, const int32_t* allowed,
-                     const OneRowEdits& edits) {
+                     const RowEdits& edits) {
   return {static_cast<const char*>(logits.data) + logits.offset(b, i) * element_size(logits.type),
           logits.type, logits.vocab, allowed, edits};
 }

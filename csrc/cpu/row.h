@@ -8,21 +8,13 @@
 
 namespace specdec::cpu {
 
-// Edits of one row.
-struct OneRowEdits : RowEdits {
-  const uint16_t* offsets;  // of what is listed, in its tile; null: see bits
-
-  OneRowEdits(const RowEdits& row = {}, const uint16_t* offsets = nullptr)
-      : RowEdits(row), offsets(offsets) {}
-};
-
 // The logits of one row as float tiles.
 struct RowSource {
   const char* data;
   LogitType type;
   int64_t vocab;
   const int32_t* allowed;  // bits, or null
-  OneRowEdits edits;
+  RowEdits edits;          // of this row
 
   int tile_count() const { return static_cast<int>((vocab + kTile - 1) / kTile); }
   int64_t padded() const { return (vocab + kPad - 1) / kPad * kPad; }
@@ -52,7 +44,7 @@ struct RowSource {
 };
 
 RowSource row_source(const Logits& logits, int64_t b, int64_t i, const int32_t* allowed = nullptr,
-                     const OneRowEdits& edits = {});
+                     const RowEdits& edits = {});
 
 // Sampling parameters of one request, with the rules for bad values applied.
 struct RowParams {

@@ -78,10 +78,9 @@ struct SumMax {
 
 // The entries that edits list of a whole tile.
 struct TileEdits {
-  const uint16_t* ids;   // of each entry, as an offset, readable kLanes behind; null: see bits
-  const int64_t* bits;   // [kTileBlocks]
-  const int32_t* start;  // [kTileBlocks + 1]
-  const float *bias, *repetition, *minus;  // of each entry
+  const int64_t* bits;                           // [kTileBlocks]
+  const int32_t* start;                          // [kTileBlocks + 1]
+  const float *bias, *repetition, *minus, *ids;  // of each entry
 };
 
 struct EditedTile {
@@ -98,9 +97,9 @@ struct EditList {
               int32_t* columns, int32_t* counts);
   // How many bits there are before each of n words, and in all of them.
   void (*number)(const int64_t* bits, int n, int32_t* start);
-  // Counts of columns, and their offsets in their tiles, at their places in the list.
+  // Columns and their counts, at their places in the list.
   void (*place)(const int64_t* bits, const int32_t* start, const int32_t* columns,
-                const int32_t* counts, int n, int32_t* out, uint16_t* offsets);
+                const int32_t* counts, int n, int32_t* out, float* ids);
 };
 
 struct Bracketed {

@@ -28,29 +28,6 @@ int take_counted(const CountTables& tables, int64_t slot, int64_t first, int64_t
   return n;
 }
 
-// The ids of a tile that are listed, as offsets; writes up to two more than it returns. Which they
-// are is chance: a branch is taken for words of more than two alone.
-SPECDEC_INLINE int list_ids(const int64_t* bits, const int32_t* start, uint16_t* ids) {
-  uint32_t empty = 0;
-  for (int k = 0; k < kTileBlocks; k += kWidth) {
-    empty |= lane_bits(at_most(load<I>(start + k + 1), load<I>(start + k))) << k;
-  }
-  int n = 0;
-  for (uint32_t words = ~empty; words != 0; words &= words - 1) {
-    const int k = __builtin_ctz(words);
-    auto left = static_cast<uint64_t>(bits[k]);
-    const auto take = [&]() SPECDEC_ALWAYS_INLINE {
-      ids[n] = static_cast<uint16_t>(k * kEditBlock + __builtin_ctzll(left | (uint64_t{1} << 63)));
-      n += left != 0;
-      left &= left - 1;
-    };
-    take();
-    take();
-    while (left != 0) take();
-  }
-  return n;
-}
-
 void number_marked(const int64_t* bits, int n, int32_t* start) {
   int32_t size = 0;
   for (int k = 0; k < n; ++k) {
@@ -61,13 +38,13 @@ void number_marked(const int64_t* bits, int n, int32_t* start) {
 }
 
 void place_counted(const int64_t* bits, const int32_t* start, const int32_t* columns,
-                   const int32_t* counts, int n, int32_t* out, uint16_t* ids) {
+                   const int32_t* counts, int n, int32_t* out, float* ids) {
   for (int i = 0; i < n; ++i) {
     const uint32_t v = columns[i], k = v / kEditBlock;
     const uint64_t below = (uint64_t{1} << (v % kEditBlock)) - 1;
     const int at = start[k] + __builtin_popcountll(static_cast<uint64_t>(bits[k]) & below);
     out[at] = counts[i];
-    ids[at] = v % kTile;
+    ids[at] = static_cast<float>(v);
   }
 }
 
@@ -80,17 +57,16 @@ SPECDEC_INLINE F edited(F logit, F bias, F repetition, F minus) {
 
 // Logits of a tile, and the largest of their blocks, at kWidth offsets.
 template <LogitType kType>
-SPECDEC_INLINE void gather_logits(const void* logits, const float* blocks, const uint16_t* ids,
-                                  F* logit, F* largest) {
+SPECDEC_INLINE void gather_logits(const void* logits, const float* blocks, U at, F* logit,
+                                  F* largest) {
 #if SPECDEC_WIDTH == 16
-  const I at = (I)_mm512_cvtepu16_epi32((__m256i)load<H>(ids));
   *largest = (F)_mm512_permutex2var_ps(load<F>(blocks), (__m512i)(at / kNoiseBlock),
                                        load<F>(blocks + kWidth));
   if constexpr (kType == LogitType::kFloat32) {
     *logit = _mm512_i32gather_ps((__m512i)at, logits, 4);
   } else {
     const I pairs = (I)_mm512_i32gather_epi32((__m512i)(at >> 1), logits, 4);
-    const U raw = ((U)pairs >> (U)((at & 1) << 4)) & 0xffffu;
+    const U raw = ((U)pairs >> ((at & 1) << 4)) & 0xffffu;
     *logit = kType == LogitType::kBFloat16 ? (F)(raw << 16)
                                            : from_half((H)_mm512_cvtepi32_epi16((__m512i)raw));
   }
@@ -99,8 +75,8 @@ SPECDEC_INLINE void gather_logits(const void* logits, const float* blocks, const
   Raw raw[kWidth];
   float most[kWidth];
   for (int j = 0; j < kWidth; ++j) {
-    raw[j] = static_cast<const Raw*>(logits)[ids[j]];
-    most[j] = blocks[ids[j] / kNoiseBlock];
+    raw[j] = static_cast<const Raw*>(logits)[at[j]];
+    most[j] = blocks[at[j] / kNoiseBlock];
   }
   *logit = load_logits<kType>(raw, 0);
   *largest = load<F>(most);
@@ -122,22 +98,16 @@ SPECDEC_INLINE float largest_of_others(const void* logits, int block, int64_t bi
 template <LogitType kType>
 EditedTile tile_edit(const void* logits, const TileEdits& edits, float* before, float* after,
                      float* blocks) {
-  uint16_t own[kTile + kLanes];
-  const uint16_t* ids = edits.ids;
   const int n = edits.start[kTileBlocks] - edits.start[0];
-  if (!ids) {
-    list_ids(edits.bits, edits.start, own);
-    std::memset(own + n, 0, kLanes * sizeof *own);
-    ids = own;
-  }
   F lane{};
   for (int j = 0; j < kWidth; ++j) lane[j] = static_cast<float>(j);
   Mask nan = no_lane();
   uint32_t changed = 0;  // blocks whose largest logit is another one
   for (int i = 0; i < n; i += kWidth) {
     const Mask real = lt(lane, splat(static_cast<float>(n - i)));
+    const U at = (U)to_int(load_where(real, edits.ids + i)) & splat_bits(kTile - 1);
     F was, largest;
-    gather_logits<kType>(logits, blocks, ids + i, &was, &largest);
+    gather_logits<kType>(logits, blocks, at, &was, &largest);
     const F now = edited(was, load_where(real, edits.bias + i),
                          load_where(real, edits.repetition + i), load_where(real, edits.minus + i));
     store(before + i, select(real, was, splat(-kInf)));
@@ -145,7 +115,7 @@ EditedTile tile_edit(const void* logits, const TileEdits& edits, float* before, 
     nan = nan | (real & either_nan(now, now));
     const Mask lost = eq(was, largest) & lt(now, was);
     for (uint32_t left = lane_bits(real & (lost | lt(largest, now))); left != 0; left &= left - 1) {
-      changed |= 1u << ids[i + __builtin_ctz(left)] / kNoiseBlock;
+      changed |= 1u << at[__builtin_ctz(left)] / kNoiseBlock;
     }
   }
   const int end = (n + kWidth - 1) / kWidth * kWidth;

@@ -98,12 +98,12 @@ void TreeWalk::flag_outside_children(int64_t n) {
   for (const int64_t child : tree_.children(n)) flag_outside(child);
 }
 
-OneRowEdits TreeWalk::edits(int64_t n) {
+RowEdits TreeWalk::edits(int64_t n) {
   if (edits_) return edits_->row(n);
   return p_.edits.row(slot_ * p_.nodes + n);
 }
 
-OneRowEdits TreeWalk::draft_edits(int64_t n) {
+RowEdits TreeWalk::draft_edits(int64_t n) {
   if (edits_ && wanted_.of_drafts) return edits_->row(n);
   return p_.draft_edits.row(slot_ * p_.nodes + n);
 }

@@ -43,8 +43,8 @@ class TreeWalk {
   bool has_draft_row() const { return p_.draft && !target_params_.greedy && !draft_params_.greedy; }
   // The examined drafted_ over target ids; a point mass, whose id is still to be set, without.
   DraftRow draft_row() const;
-  OneRowEdits edits(int64_t n);
-  OneRowEdits draft_edits(int64_t n);
+  RowEdits edits(int64_t n);
+  RowEdits draft_edits(int64_t n);
 
   // Draws of the token after node n.
   NoiseStream stream(int64_t n) const;
