@@ -1,6 +1,7 @@
-// Attention of many rows (the nodes of a tree times the query heads of one key head) over blocks of
-// keys. Rows are vector lanes: scores, weights and outputs lie [key or dim, row], so softmax needs
-// no sum across lanes, and each key is converted once for all rows.
+// Attention of rows (the nodes of a tree times the query heads of one key head) over blocks of
+// keys. Many rows are vector lanes: scores, weights and outputs lie [key or dim, row], so softmax
+// needs no sum across lanes, and each key is converted once for all rows. A few rows would leave
+// most lanes empty: there keys are lanes, and what they hold.
 #pragma once
 #include <cstdint>
 
@@ -10,6 +11,7 @@ constexpr int kKeyBlock = 64;
 constexpr int kMaxValueDim = 512;
 constexpr int kPanel = 64;  // rows worked on at once; the last panel has a multiple of kRowUnit
 constexpr int kRowUnit = 16;
+constexpr int kFewUnit = 4;   // what a few rows are padded to
 constexpr int kDimUnit = 16;  // what values' dims are padded to in scratch
 constexpr int kSumUnit = 32;  // what keys' dims are padded to: a tile register sums over so many
 
@@ -17,19 +19,21 @@ constexpr int kSumUnit = 32;  // what keys' dims are padded to: a tile register 
 enum class KeyType : int { kFloat32, kBFloat16, kFloat16, kFloat8E4M3, kFloat8E5M2 };
 constexpr int kKeyTypes = 5;
 
-// Keys and values of a block; a null row is not read and nobody attends it.
+// Keys and values of a block; a null row is not read and nobody attends it, nor those behind
+// `count`.
 struct AttentionKeys {
   const void* key[kKeyBlock];
   const void* value[kKeyBlock];
   int count;
-  int first_node;  // node of key 0; -1: the keys are cached ones
-  int64_t reach;   // of cached key 0: depths <= reach + i see key i
+  int first_node;             // node of key 0; -1: the keys are cached ones
+  int64_t reach;              // of cached key 0: depths <= reach + i see key i
+  const AttentionKeys* next;  // the block that is attended soon, or null
 };
 
 // The rows of one request and key head. Panel r of rows starts at r * kPanel rows: [dim, row of
-// it].
+// it]; a few rows are one panel [row, dim].
 struct AttentionRows {
-  int64_t rows;  // padded to kRowUnit
+  int64_t rows;  // padded to kRowUnit, or few
   int dim, value_dim;
   float* query;  // panels [dim, row], zeros behind dim; as `prepare` leaves them
   float scale;
@@ -48,6 +52,8 @@ struct Attention {
   void (*prepare)(const AttentionRows& rows);  // once for new queries
   // Adds a block of keys to the result.
   void (*attend)(const AttentionKeys& keys, const AttentionRows& rows);
+  void (*attend_few)(const AttentionKeys& keys, const AttentionRows& rows);
+  int most_few;  // rows that attend_few takes
 };
 
 inline int64_t padded(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }

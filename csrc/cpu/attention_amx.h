@@ -148,4 +148,5 @@ void attend_bfloat16(const AttentionKeys& keys, const AttentionRows& rows) {
   _tile_release();
 }
 
-constexpr Attention kAttendBFloat16 = {pack_queries, attend_bfloat16};
+template <>
+constexpr Attention kAttend<KeyType::kBFloat16> = {pack_queries, attend_bfloat16, nullptr, 0};

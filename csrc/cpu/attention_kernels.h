@@ -75,10 +75,15 @@ SPECDEC_INLINE F load_keys(const void* row, int i) {
   }
 }
 
+template <KeyType kType>
+constexpr int64_t kKeyBytes = kType == KeyType::kFloat32     ? 4
+                              : kType < KeyType::kFloat8E4M3 ? 2
+                                                             : 1;
+
 // A row of a cache as floats, zeros behind it up to kDimUnit.
 template <KeyType kType>
 SPECDEC_INLINE void widen_row(const void* row, int dim, float* out) {
-  constexpr size_t kSize = kType == KeyType::kFloat32 ? 4 : kType < KeyType::kFloat8E4M3 ? 2 : 1;
+  constexpr size_t kSize = kKeyBytes<kType>;
   const int full = row ? dim / kLanes * kLanes : 0;
   for (int d = 0; d < full; d += kWidth) store(out + d, load_keys<kType>(row, d));
   for (int d = full; d < dim; d += kLanes) {

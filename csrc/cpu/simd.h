@@ -279,14 +279,14 @@ SPECDEC_INLINE float lane_max(F v) {
 #endif
 }
 
-// Folds two vectors into one: the larger of neighbouring groups of lanes, those of `a` and of `b`
-// in turn.
+// Folds two vectors into one: `of` neighbouring groups of lanes, those of `a` and of `b` in turn.
 #define SPECDEC_FOLD(a, b, low, high) \
-  max(SPECDEC_SHUFFLE(a, b, SPECDEC_LIST low), SPECDEC_SHUFFLE(a, b, SPECDEC_LIST high))
+  of(SPECDEC_SHUFFLE(a, b, SPECDEC_LIST low), SPECDEC_SHUFFLE(a, b, SPECDEC_LIST high))
 #define SPECDEC_LIST(...) __VA_ARGS__
 
-// The largest lane of each of kWidth vectors, in their order.
-SPECDEC_INLINE F lane_maxima(const F* v) {
+// All lanes of each of kWidth vectors folded into one, in the order of the vectors.
+template <class Of>
+SPECDEC_INLINE F fold_lanes(const F* v, const Of& of) {
 #if SPECDEC_WIDTH == 16
   F half[8], quarter[4], pair[2];
   for (int i = 0; i < 8; ++i) {
@@ -323,4 +323,11 @@ SPECDEC_INLINE F lane_maxima(const F* v) {
   }
   return SPECDEC_FOLD(pair[0], pair[1], (0, 4, 2, 6), (1, 5, 3, 7));
 #endif
+}
+
+SPECDEC_INLINE F lane_maxima(const F* v) {
+  return fold_lanes(v, [](F a, F b) SPECDEC_ALWAYS_INLINE { return max(a, b); });
+}
+SPECDEC_INLINE F lane_sums(const F* v) {
+  return fold_lanes(v, [](F a, F b) SPECDEC_ALWAYS_INLINE { return a + b; });
 }

@@ -214,12 +214,11 @@ SumMax tile_sum_max(const float* tile, int n) {
 }
 
 #include "attention_kernels.h"
+#include "attention_narrow.h"
 #include "linear_kernels.h"
 #include "replay_kernels.h"
 #ifdef SPECDEC_AMX
 #include "attention_amx.h"
-#else
-constexpr Attention kAttendBFloat16 = {keep_queries, attend_block<KeyType::kBFloat16>};
 #endif
 
 constexpr TileTable kTable = {
@@ -242,11 +241,9 @@ constexpr TileTable kTable = {
     .sum_max = tile_sum_max,
     .race_logits = tile_race_logits,
     .race_weights = tile_race_weights,
-    .attention = {{keep_queries, attend_block<KeyType::kFloat32>},
-                  kAttendBFloat16,
-                  {keep_queries, attend_block<KeyType::kFloat16>},
-                  {keep_queries, attend_block<KeyType::kFloat8E4M3>},
-                  {keep_queries, attend_block<KeyType::kFloat8E5M2>}},
+    .attention = {kAttend<KeyType::kFloat32>, kAttend<KeyType::kBFloat16>,
+                  kAttend<KeyType::kFloat16>, kAttend<KeyType::kFloat8E4M3>,
+                  kAttend<KeyType::kFloat8E5M2>},
     .linear = {linear<LogitType::kFloat32>, linear<LogitType::kBFloat16>,
                linear<LogitType::kFloat16>},
     .replay = {replay<LogitType::kFloat32>, replay<LogitType::kBFloat16>},

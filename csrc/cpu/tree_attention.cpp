@@ -81,9 +81,20 @@ Need need_of(const Call& c, int64_t b) {
 struct Unit {
   int64_t b, kv_head;
   const Need* need;
-  int64_t rows;        // padded
+  bool few;
+  int64_t rows;        // padded, see AttentionRows
   int64_t first_task;  // one a split
 };
+
+const Attention& attention_of(const Call& c) {
+  return tiles().attention[static_cast<int>(c.key_type)];
+}
+
+Unit unit_of(const Call& c, int64_t b, int64_t kv_head, const Need& need, int64_t first_task) {
+  const int64_t rows = need.width * c.group;
+  const bool few = rows <= attention_of(c).most_few;
+  return {b, kv_head, &need, few, padded(rows, few ? kFewUnit : kRowUnit), first_task};
+}
 
 // The rows of a unit as lanes, and scratch for a block of keys; one a thread.
 class Lanes {
@@ -122,7 +133,7 @@ class Lanes {
     rows_.keys = keys_.data();
     rows_.values = values_.data();
     rows_.scores = scores_.data();
-    tiles().attention[static_cast<int>(c.key_type)].prepare(rows_);
+    if (!u.few) attention_of(c).prepare(rows_);
   }
 
   // Attends positions [begin, end) of the unit's request. The result: output, sums, maxima.
@@ -134,22 +145,15 @@ class Lanes {
     rows_.sum = rows_.output + outputs;
     rows_.max = rows_.sum + u.rows;
     std::fill(rows_.max, rows_.max + u.rows, -FLT_MAX);
-    const Attention& attention = tiles().attention[static_cast<int>(c.key_type)];
-    AttentionKeys block;
-    for (int64_t x = begin; x < end; x += kKeyBlock) {
-      const int64_t node = x - u.need->length;
-      block.count = static_cast<int>(std::min<int64_t>(end - x, kKeyBlock));
-      block.first_node = node < 0 ? -1 : static_cast<int>(node);
-      block.reach = node + c.window - 1;
-      for (int i = 0; i < block.count; ++i) {
-        block.key[i] = block.value[i] = nullptr;
-        if (node >= 0 && !c.is_present(u.b, node + i)) continue;
-        Place at;
-        locate(c.table, u.b, static_cast<uint64_t>(x + i), &at);
-        block.key[i] = row_at(c.keys, at, u.kv_head);
-        block.value[i] = row_at(c.values, at, u.kv_head);
-      }
-      attention.attend(block, rows_);
+    const Attention& attention = attention_of(c);
+    const auto attend = u.few ? attention.attend_few : attention.attend;
+    AttentionKeys blocks[2];
+    keys_at(c, u, begin, end, &blocks[0]);
+    for (int64_t x = begin, i = 0; x < end; x += kKeyBlock, i ^= 1) {
+      AttentionKeys* next = x + kKeyBlock < end ? &blocks[i ^ 1] : nullptr;
+      if (next) keys_at(c, u, x + kKeyBlock, end, next);
+      blocks[i].next = next;
+      attend(blocks[i], rows_);
     }
   }
 
@@ -158,16 +162,34 @@ class Lanes {
     return r.data + at.page * r.page + at.slot * r.slot + head * r.head;
   }
 
+  // The block of keys from position x on.
+  static void keys_at(const Call& c, const Unit& u, int64_t x, int64_t end, AttentionKeys* block) {
+    const int64_t node = x - u.need->length;
+    block->count = static_cast<int>(std::min<int64_t>(end - x, kKeyBlock));
+    block->first_node = node < 0 ? -1 : static_cast<int>(node);
+    block->reach = node + c.window - 1;
+    for (int i = 0; i < kKeyBlock; ++i) {
+      block->key[i] = block->value[i] = nullptr;
+      if (i >= block->count || (node >= 0 && !c.is_present(u.b, node + i))) continue;
+      Place at;
+      locate(c.table, u.b, static_cast<uint64_t>(x + i), &at);
+      block->key[i] = row_at(c.keys, at, u.kv_head);
+      block->value[i] = row_at(c.values, at, u.kv_head);
+    }
+  }
+
   template <class T>
   void load_query(const Call& c, const Unit& u) {
     const auto* data = static_cast<const T*>(c.query.const_data_ptr());
+    const int64_t dims = padded(c.keys.dim, kSumUnit);
     for (int64_t row = 0; row < u.need->width * c.group; ++row) {
-      const int64_t panel = row / kPanel * kPanel,
-                    width = std::min<int64_t>(u.rows - panel, kPanel);
+      const int64_t panel = row / kPanel * kPanel;
+      const int64_t width = std::min<int64_t>(u.rows - panel, kPanel);
       const T* from = data + u.b * c.query.stride(0) + row / c.group * c.query.stride(1) +
                       (u.kv_head * c.group + row % c.group) * c.query.stride(2);
-      float* to = query_.data() + panel * padded(c.keys.dim, kSumUnit) + (row - panel);
-      for (int d = 0; d < c.keys.dim; ++d) to[d * width] = static_cast<float>(from[d]);
+      float* to = query_.data() + (u.few ? row * dims : panel * dims + (row - panel));
+      const int64_t step = u.few ? 1 : width;
+      for (int d = 0; d < c.keys.dim; ++d) to[d * step] = static_cast<float>(from[d]);
     }
   }
 
@@ -200,10 +222,17 @@ void merge(const Call& c, const Unit& u, const std::vector<float>* results, T* o
         weight[r] = std::exp(its_sum[u.rows + r] - best[r]);
         sum[r] += weight[r] * its_sum[r];
       }
-      for (int64_t d = 0; d < dim; ++d) {
-        for (int64_t r = 0; r < width; ++r) {
-          merged[d * width + r] += weight[r] * its_output[d * width + r];
+      const auto add = [&](int64_t of_dim, int64_t of_row) {
+        for (int64_t d = 0; d < dim; ++d) {
+          for (int64_t r = 0; r < width; ++r) {
+            merged[d * width + r] += weight[r] * its_output[d * of_dim + r * of_row];
+          }
         }
+      };
+      if (u.few) {
+        add(1, value_dim);
+      } else {
+        add(width, 1);
       }
     }
     for (int64_t r = 0; r < width && panel + r < u.need->width * c.group; ++r) {
@@ -222,30 +251,30 @@ void merge(const Call& c, const Unit& u, const std::vector<float>* results, T* o
 template <class T>
 void run(const Call& c, const std::vector<Need>& needs, T* output, float* logsumexp) {
   std::vector<Unit> units;
-  std::vector<int64_t> unit_of;  // of each task
+  std::vector<int64_t> units_of;  // of each task
   for (int64_t b = 0; b < static_cast<int64_t>(needs.size()); ++b) {
     for (int64_t h = 0; h < c.kv_heads && needs[b].splits > 0; ++h) {
-      const auto first = static_cast<int64_t>(unit_of.size());
-      unit_of.insert(unit_of.end(), needs[b].splits, static_cast<int64_t>(units.size()));
-      units.push_back({b, h, &needs[b], padded(needs[b].width * c.group, kRowUnit), first});
+      const auto first = static_cast<int64_t>(units_of.size());
+      units_of.insert(units_of.end(), needs[b].splits, static_cast<int64_t>(units.size()));
+      units.push_back(unit_of(c, b, h, needs[b], first));
     }
   }
-  const auto tasks = static_cast<int64_t>(unit_of.size());
+  const auto tasks = static_cast<int64_t>(units_of.size());
   std::vector<std::vector<float>> results(tasks);
   std::vector<std::atomic<int64_t>> done(units.size());
   hand_out(tasks, [&](const auto& take) {
     Lanes lanes;
     int64_t loaded = -1;
     for (int64_t task = take(); task >= 0; task = take()) {
-      const Unit& u = units[unit_of[task]];
+      const Unit& u = units[units_of[task]];
       const Need& p = *u.need;
-      if (loaded != unit_of[task]) lanes.load(c, u);
-      loaded = unit_of[task];
+      if (loaded != units_of[task]) lanes.load(c, u);
+      loaded = units_of[task];
       const int64_t split = task - u.first_task;
       const int64_t begin = split == 0 ? p.length : p.first + (split - 1) * p.span;
       const int64_t end = split == 0 ? begin + p.width : std::min(begin + p.span, p.length);
       lanes.attend(c, u, begin, end, &results[task]);
-      if (++done[unit_of[task]] < p.splits) continue;
+      if (++done[units_of[task]] < p.splits) continue;
       merge(c, u, &results[u.first_task], output, logsumexp);
       for (int64_t i = 0; i < p.splits; ++i) std::vector<float>().swap(results[u.first_task + i]);
     }
