@@ -18,8 +18,8 @@ CASES = (
     ("verify_tree", "llama-3 128256, 64 nodes, batch 8, bf16, greedy", "greedy, tree of 64, batch 8"),
     ("verify_chain", "llama-3 128256, batch 1, K 5, fp32", "5 drafts, batch 1"),
     ("sample", "llama-3 128256, batch 16, fp32", "batch 16"),
-    ("compact_cache", "8B-like 32 layers, batch 1, bhld", "32 layers, batch 1"),
     ("tree_attention", "1 nodes, batch 8, past 4096, bf16, bhld", "one token behind 4096, batch 8"),
+    ("count_tokens", "llama-3 128256, batch 16, K 5, 1000 tokens", "batch 16"),
 )
 
 
