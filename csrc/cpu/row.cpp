@@ -67,8 +67,9 @@ Job make_job(const Examine& asked) {
   RowLaw& law = *ask.law;
   const int n = law.source.tile_count();
   law.tile_max.assign(n, -kInf);
-  law.block_max.assign(int64_t{n} * kTileBlocks, -kInf);
   if (law.params.greedy) ask.mass = ask.entropy = false;
+  const bool only_argmax = law.params.greedy && !law.source.edits.bits;
+  law.block_max.assign(only_argmax ? 0 : int64_t{n} * kTileBlocks, -kInf);
   if (is_summed(ask)) {
     job.tile_sum.assign(n, 0.f);
     if (ask.entropy) {
@@ -179,7 +180,7 @@ void examine_tile(Job& job, int t, float* buffer) {
   if (row.is_edited(int64_t{t} * kTile, kTile) && examine_edited(job, t)) return;
   const RawTile tile = row.raw_tile(t, buffer);
   if (job.shift && sum_shifted(job, t, tile)) return;
-  float* blocks = law.block_max.data() + int64_t{t} * kTileBlocks;
+  float* blocks = law.block_max.empty() ? nullptr : &law.block_max[int64_t{t} * kTileBlocks];
   const TileMax found = tiles().digest[tile.index()](tile, row.length(t), blocks);
   law.tile_max[t] = found.nan ? NAN : found.max;
   if (job.tile_sum.empty() || found.nan || !std::isfinite(found.max)) return;
@@ -193,7 +194,9 @@ void examine_tile(Pass& pass, int t, float* buffer) {
   RowLaw& law = *pass.job.ask.law;
   const RowLaw& twin = *pass.twin->ask.law;
   law.tile_max[t] = twin.tile_max[t];
-  std::copy_n(twin.tile_blocks(t), kTileBlocks, law.block_max.begin() + int64_t{t} * kTileBlocks);
+  if (!law.block_max.empty()) {
+    std::copy_n(twin.tile_blocks(t), kTileBlocks, law.block_max.begin() + int64_t{t} * kTileBlocks);
+  }
   if (!pass.job.tile_sum.empty()) pass.job.tile_sum[t] = pass.twin->tile_sum[t];
 }
 
@@ -232,6 +235,19 @@ void merge_sums(const Job& job, RowLaw& law) {
   }
 }
 
+// The lowest id of the largest logit, which is in tile t.
+int64_t place_of_maximum(const RowLaw& law, int t) {
+  alignas(64) float buffer[kTile];
+  int64_t first = int64_t{t} * kTile;
+  int n = law.source.length(t);
+  if (!law.block_max.empty()) {
+    const float* blocks = law.tile_blocks(t);
+    first += (std::find(blocks, blocks + kTileBlocks, law.max) - blocks) * kNoiseBlock;
+    n = kNoiseBlock;
+  }
+  return first + tiles().find(law.source.span(first, n, buffer), n, law.max);
+}
+
 void finish(const Team& team, Job& job) {
   const Examine& ask = job.ask;
   RowLaw& law = *ask.law;
@@ -246,12 +262,7 @@ void finish(const Team& team, Job& job) {
     return;
   }
   law.max = law.tile_max[best];
-  alignas(64) float buffer[kNoiseBlock];
-  const float* blocks = law.tile_blocks(best);
-  const int64_t block = std::find(blocks, blocks + kTileBlocks, law.max) - blocks;
-  const int64_t first = int64_t{best} * kTile + block * kNoiseBlock;
-  law.argmax =
-      first + tiles().find(law.source.span(first, kNoiseBlock, buffer), kNoiseBlock, law.max);
+  law.argmax = place_of_maximum(law, best);
   law.threshold = law.params.greedy ? law.max : -kInf;
   if (!ask.mass) return;
   if (!job.tile_sum.empty()) merge_sums(job, law);

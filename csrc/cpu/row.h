@@ -77,7 +77,8 @@ struct RowLaw {
   double mass_log = 0.0;    // sum of weight * log(weight), if asked for
   int64_t argmax = 0;       // lowest id of the maximum
   // The digest of the row: the largest logit of each tile, and of each block of 64 ids, padded with
-  // -inf to whole tiles. Filters and races look only into blocks that can matter.
+  // -inf to whole tiles. Filters and races look only into blocks that can matter. A greedy row has
+  // no blocks unless it is edited.
   std::vector<float> tile_max, block_max;
 
   std::vector<Candidate> kept;  // read_kept: columns that are no padding, by id

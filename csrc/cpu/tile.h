@@ -117,7 +117,8 @@ struct TileTable {
   // Converts n logits (indexed by LogitType), sets ids without their bit to -inf, pads with -inf.
   void (*load[3])(const void* logits, int n, const int32_t* allowed, float* tile);
   // Of n (a multiple of kPad) logits of LogitType in memory, the largest, and the largest of each
-  // block. What lies ahead is asked for between the blocks: at once it is no gain.
+  // block if `blocks` is given. What lies ahead is asked for between the blocks: at once it is no
+  // gain.
   TileMax (*digest[3])(const RawTile& tile, int n, float* blocks);
   ExpSums (*exp_sums)(const float* tile, int n, const Weighting& w);
   // The same and the sum of weights, not filtered. A NaN makes the sum NaN; where the maximum

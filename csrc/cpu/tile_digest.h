@@ -68,7 +68,7 @@ TileMax tile_digest_of_words(const RawTile& tile, int n, float* blocks) {
     top_signed = max_signed(top_signed, words.most);
     best = max(lanes[i / kNoiseBlock] = widened<kType>(words.largest()), best);
   }
-  block_maxima(lanes, n / kNoiseBlock, blocks);
+  if (blocks) block_maxima(lanes, n / kNoiseBlock, blocks);
   const W nan = (W)(top_signed != kInfinity) | (W)(top_unsigned > kMinusInfinity);
   return {lane_max(best), any_bit((U)nan)};
 }
@@ -93,7 +93,7 @@ TileMax tile_digest(const RawTile& tile, int n, float* blocks) {
     }
     best = max(lanes[i / kNoiseBlock] = max(most[0], most[1]), best);
   }
-  block_maxima(lanes, n / kNoiseBlock, blocks);
+  if (blocks) block_maxima(lanes, n / kNoiseBlock, blocks);
   return {lane_max(best), any(nan)};
 }
 
