@@ -8,7 +8,7 @@ from typing import Any, NoReturn, TypeGuard
 import torch
 from torch import Tensor
 
-from ._edits import BLOCK, Edits, RowEdits, TokenCounts
+from ._edits import BLOCK, MAX_VOCAB, Edits, RowEdits, TokenCounts
 from ._sparse import MAX_KEPT, SparseRows
 from ._types import Kept, RngKey, Sampling, Typical
 
@@ -211,6 +211,8 @@ class Checker:
     def any_edits(self, name: str, value: Any, batch: int, rows: int, vocab: int) -> RowEdits | Edits:
         """The same, or what each request of a batch asks for."""
         if isinstance(value, Edits):
+            if vocab > MAX_VOCAB:
+                fail(self.op, name, f"None with more than {MAX_VOCAB} ids in a row", vocab)
             return self.request_edits(name, value, batch)
         return self.edits(name, value, rows, vocab)
 

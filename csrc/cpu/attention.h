@@ -1,7 +1,7 @@
 // Attention of rows (the nodes of a tree times the query heads of one key head) over blocks of
 // keys. Many rows are vector lanes: scores, weights and outputs lie [key or dim, row], so softmax
 // needs no sum across lanes, and each key is converted once for all rows. A few rows would leave
-// most lanes empty: there keys are lanes, and what they hold.
+// most lanes empty: there keys are lanes of scores, and dims of values.
 #pragma once
 #include <cstdint>
 
@@ -19,23 +19,23 @@ constexpr int kSumUnit = 32;  // what keys' dims are padded to: a tile register 
 enum class KeyType : int { kFloat32, kBFloat16, kFloat16, kFloat8E4M3, kFloat8E5M2 };
 constexpr int kKeyTypes = 5;
 
-// Keys and values of a block; a null row is not read and nobody attends it, nor those behind
-// `count`.
+// Keys and values of a block. A null row is not read and nobody attends it; rows behind `count` are
+// null.
 struct AttentionKeys {
   const void* key[kKeyBlock];
   const void* value[kKeyBlock];
   int count;
   int first_node;             // node of key 0; -1: the keys are cached ones
   int64_t reach;              // of cached key 0: depths <= reach + i see key i
-  const AttentionKeys* next;  // the block that is attended soon, or null
+  const AttentionKeys* next;  // the block that is attended next, or null
 };
 
-// The rows of one request and key head. Panel r of rows starts at r * kPanel rows: [dim, row of
-// it]; a few rows are one panel [row, dim].
+// The rows of one request and key head. Panel r of many rows starts at r * kPanel rows: [dim, row
+// of it]. Queries and outputs of a few rows lie [row, dim], their scores [row, kKeyBlock].
 struct AttentionRows {
-  int64_t rows;  // padded to kRowUnit, or few
+  int64_t rows;  // padded to kRowUnit, a few to kFewUnit
   int dim, value_dim;
-  float* query;  // panels [dim, row], zeros behind dim; as `prepare` leaves them
+  float* query;  // zeros behind dim; of many rows as `prepare` leaves them
   float scale;
   const int32_t* depth;  // [rows]
   const int32_t* words;  // [ceil(nodes / 32), rows]: bit j: the row attends node j
@@ -45,11 +45,11 @@ struct AttentionRows {
   float *keys, *values, *scores;  // scratch: [kKeyBlock, dim], the same, [kKeyBlock, kPanel]
   // The result so far: sum of exp(score - max) value, the sum of weights, and a maximum that may
   // lag behind.
-  float *output, *sum, *max;  // panels [value_dim padded, row], [rows], [rows]
+  float *output, *sum, *max;  // panels [value_dim padded, row] or [row, ..], [rows], [rows]
 };
 
 struct Attention {
-  void (*prepare)(const AttentionRows& rows);  // once for new queries
+  void (*prepare)(const AttentionRows& rows);  // once for new queries of many rows
   // Adds a block of keys to the result.
   void (*attend)(const AttentionKeys& keys, const AttentionRows& rows);
   void (*attend_few)(const AttentionKeys& keys, const AttentionRows& rows);

@@ -148,8 +148,8 @@ void attend_bfloat16(const AttentionKeys& keys, const AttentionRows& rows) {
   _tile_release();
 }
 
-// A block of 64 keys of 128 costs 256 gathers and 64 copies of rows here, as much as the products
-// of 8 rows cost without tile registers: counted, not measured.
+// A block of 64 keys and values of 128 dims costs 256 gathers and 128 copies of rows here, as much
+// as the products of 8 rows cost without tile registers: counted, not measured.
 template <>
 constexpr Attention kAttend<KeyType::kBFloat16> = {pack_queries, attend_bfloat16,
                                                    attend_few<KeyType::kBFloat16>, 8};

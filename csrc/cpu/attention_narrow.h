@@ -1,12 +1,19 @@
 // Attention of a few rows over a block of keys: each row and key makes one sum over dims, whose
 // lanes are folded for many at once; then keys are lanes of scores, and dims of values. Rows are
-// read as they are in memory. Included by tile_kernels.h.
+// read as they are in memory where they can. Included by tile_kernels.h.
 
-// Where as many rows as lanes are no slower. One core of an EPYC (family 26), 4096 tokens,
-// bfloat16, 4, 8, 12, 16, 24, 32 rows, as lanes / as few: AVX-512, 8 requests, 22 / 7.5, 22 / 10.7,
-// 25 / 14, 24 / 18, 31 / 24, 30 / 30 ms; AVX2, one request, 4.0 / 1.1, 3.3 / 2.2, -, 3.7 / 3.6 ms,
-// 28 rows 5.7 / 6.9.
-constexpr int kMostFew = kWidth == 16 ? 28 : 12;
+// Types that are read anew for every few rows; others are widened once.
+template <KeyType kType>
+constexpr bool kWidensFast =
+    kType < KeyType::kFloat8E4M3 && (kType != KeyType::kFloat16 || kWidth > 4);
+
+// Up to so many rows this is faster than rows as lanes. One core of an EPYC (family 26), 4096
+// tokens, as lanes / as few. AVX-512, bfloat16, 8 requests: 4 rows 22 / 7.5 ms, 8 22 / 10.7, 12 25
+// / 14, 16 24 / 18, 24 31 / 24, 32 30 / 30; e4m3, one request: 4 2.3 / 1.3, 8 2.1 / 1.7, 12 2.1
+// / 2.1, 16 2.2 / 2.4. AVX2, one request, bfloat16: 4 4.0 / 1.1, 8 3.3 / 2.2, 16 3.7 / 3.6; e4m3:
+// 4 3.7 / 2.4, 8 3.8 / 3.2, 12 3.8 / 4.1.
+template <KeyType kType>
+constexpr int kMostFew = kWidensFast<kType> ? (kWidth == 16 ? 28 : 12) : (kWidth == 16 ? 12 : 8);
 
 // lanes[r * apart + i]: what adds up to q[r] . key[i], of kRows rows and kKeys keys.
 template <KeyType kType, int kRows, int kKeys>
@@ -41,9 +48,9 @@ SPECDEC_INLINE void dots(const float* q, int stride, const void* const* key, int
 }
 
 // The memory of rows is asked for so many bytes before their turn, across blocks. One core of an
-// EPYC (family 26), one node behind 4096 tokens, 8 requests, 4 heads to a key head of 128: keys and
-// values are at least 4.4 ms of memory in bfloat16, 7.9 in float32. Without / 4 / 8 / 16 KB ahead:
-// bfloat16 13.2 / 7.7 / 7.0 / 9.0 ms, float32 15.9 / 14.0 / 14.0 / 15.1.
+// EPYC (family 26), one node behind 4096 tokens, 8 requests, 4 heads to a key head of 128, without
+// / 4 / 8 / 16 KB ahead: bfloat16 13.2 / 7.7 / 7.0 / 9.0 ms (a sum of the same memory takes 4.4),
+// float32 15.9 / 14.0 / 14.0 / 15.1 (7.9).
 constexpr int64_t kAheadBytes = 8192;
 
 class Ahead {
@@ -51,7 +58,7 @@ class Ahead {
   Ahead(const void* const* row, const void* const* next, int64_t bytes)
       : row_(row), next_(next), bytes_(bytes) {
     const int64_t rows = kAheadBytes / bytes;
-    distance_ = static_cast<int>(rows < 1 ? 1 : rows < kKeyBlock ? rows : kKeyBlock);
+    distance_ = rows < kKeyBlock ? static_cast<int>(rows) : kKeyBlock;
   }
   SPECDEC_ALWAYS_INLINE void ask(int i) const {
     const int at = i + distance_;
@@ -187,27 +194,30 @@ SPECDEC_INLINE float weigh_few(const AttentionKeys& keys, const AttentionRows& r
   return rescale;
 }
 
-// f(type, rows) with the rows of a block, as they are in memory or, where some cannot be read so,
-// as floats in `scratch`: the last dims do not fill a vector, or nobody has written a row. Behind
-// the block is its first row again.
+// f(type, rows) with the rows of a block, as they are in memory or as floats in `scratch`: types
+// that do not widen fast, dims that do not fill a vector, and where a row is null. Behind the block
+// is its first row again.
 template <KeyType kType, class Function>
 SPECDEC_INLINE void with_rows(const void* const* from, int count, int dim, float* scratch,
                               const Function& f) {
   const auto wide = static_cast<int>(padded(dim, kDimUnit));
-  bool is_whole = dim == wide;
+  bool is_whole = kWidensFast<kType> && dim == wide;
   for (int i = 0; i < count; ++i) is_whole &= from[i] != nullptr;
   const void* rows[kKeyBlock];
   for (int i = 0; i < kKeyBlock; ++i) {
     const int k = i < count ? i : 0;
     rows[i] = is_whole ? from[k] : scratch + k * wide;
   }
-  if (is_whole) return f(std::integral_constant<KeyType, kType>{}, rows);
+  if constexpr (kWidensFast<kType>) {
+    if (is_whole) return f(std::integral_constant<KeyType, kType>{}, rows);
+  }
   for (int i = 0; i < count; ++i) widen_row<kType>(from[i], dim, scratch + i * wide);
   f(std::integral_constant<KeyType, KeyType::kFloat32>{}, rows);
 }
 
 template <KeyType kType>
 void attend_few(const AttentionKeys& keys, const AttentionRows& rows) {
+  static_assert(kMostFew<kType> % kFewUnit == 0 && kMostFew<kType> <= kPanel);
   const int count = keys.count;
   const AttentionKeys* next = keys.next;
   const Ahead next_keys(keys.key, next ? next->key : nullptr, rows.dim * kKeyBytes<kType>);
@@ -216,7 +226,7 @@ void attend_few(const AttentionKeys& keys, const AttentionRows& rows) {
   with_rows<kType>(keys.key, count, rows.dim, rows.keys, [&](auto type, const void* const* key) {
     score_few<type>(rows, key, count, next_keys);
   });
-  float rescale[kMostFew];
+  float rescale[kMostFew<kType>];
   for (int64_t r = 0; r < rows.rows; ++r) rescale[r] = weigh_few(keys, rows, r);
   with_rows<kType>(keys.value, count, rows.value_dim, rows.values,
                    [&](auto type, const void* const* value) {
@@ -226,4 +236,5 @@ void attend_few(const AttentionKeys& keys, const AttentionRows& rows) {
 
 // Of a type of keys.
 template <KeyType kType>
-constexpr Attention kAttend = {keep_queries, attend_block<kType>, attend_few<kType>, kMostFew};
+constexpr Attention kAttend = {keep_queries, attend_block<kType>, attend_few<kType>,
+                               kMostFew<kType>};

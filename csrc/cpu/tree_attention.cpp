@@ -34,7 +34,7 @@ struct RowsOf {  // keys or values [page, slot, head, dim]
 struct Call {
   Tensor query;  // [batch, node, head, dim]
   LogitType type;
-  KeyType key_type;
+  const Attention& attention;  // of the type of the keys
   RowsOf keys, values;
   Vector<float> key_scale, value_scale;  // [kv_head], or none: 1
   int64_t kv_heads, group;
@@ -86,17 +86,13 @@ struct Unit {
   int64_t first_task;  // one a split
 };
 
-const Attention& attention_of(const Call& c) {
-  return tiles().attention[static_cast<int>(c.key_type)];
-}
-
 Unit unit_of(const Call& c, int64_t b, int64_t kv_head, const Need& need, int64_t first_task) {
   const int64_t rows = need.width * c.group;
-  const bool few = rows <= attention_of(c).most_few;
+  const bool few = rows <= c.attention.most_few;
   return {b, kv_head, &need, few, padded(rows, few ? kFewUnit : kRowUnit), first_task};
 }
 
-// The rows of a unit as lanes, and scratch for a block of keys; one a thread.
+// The rows of a unit, and scratch for a block of keys; one a thread.
 class Lanes {
  public:
   void load(const Call& c, const Unit& u) {
@@ -133,7 +129,7 @@ class Lanes {
     rows_.keys = keys_.data();
     rows_.values = values_.data();
     rows_.scores = scores_.data();
-    if (!u.few) attention_of(c).prepare(rows_);
+    if (!u.few) c.attention.prepare(rows_);
   }
 
   // Attends positions [begin, end) of the unit's request. The result: output, sums, maxima.
@@ -145,8 +141,7 @@ class Lanes {
     rows_.sum = rows_.output + outputs;
     rows_.max = rows_.sum + u.rows;
     std::fill(rows_.max, rows_.max + u.rows, -FLT_MAX);
-    const Attention& attention = attention_of(c);
-    const auto attend = u.few ? attention.attend_few : attention.attend;
+    const auto attend = u.few ? c.attention.attend_few : c.attention.attend;
     AttentionKeys blocks[2];
     keys_at(c, u, begin, end, &blocks[0]);
     for (int64_t x = begin, i = 0; x < end; x += kKeyBlock, i ^= 1) {
@@ -198,7 +193,7 @@ class Lanes {
   std::vector<int32_t> depth_, words_, node_depth_;
 };
 
-// Merges the splits of a unit, in order, and writes the output of its nodes. Lanes are rows.
+// Merges the splits of a unit, in order, and writes the output of its nodes.
 template <class T>
 void merge(const Call& c, const Unit& u, const std::vector<float>* results, T* output,
            float* logsumexp) {
@@ -306,7 +301,7 @@ void tree_attention_out(Tensor query, Tensor key, Tensor value, Tensor ancestors
   const cpu::Call call{
       .query = query,
       .type = type,
-      .key_type = cpu::key_type(key),
+      .attention = cpu::tiles().attention[static_cast<int>(cpu::key_type(key))],
       .keys = cpu::rows_of_view(key),
       .values = cpu::rows_of_view(value),
       .key_scale = vector_of<float>(key_scale),

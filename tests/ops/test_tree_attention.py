@@ -52,7 +52,7 @@ def dtypes_of(backend: str, device: str, dims: tuple[int, int]) -> list[torch.dt
 
 @pytest.mark.parametrize("window", [0, 1, 4, 20, 10**6])  # off; itself alone; inside the tree; cuts the cache; all
 @pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("nodes", [4, 9])  # the cpu backend takes up to 8 rows of a key head by another way
+@pytest.mark.parametrize("nodes", [4, 20])  # the cpu backend takes up to 28 rows of a key head another way
 def test_formats_windows_and_ragged_lengths(backend: str, device: str, nodes: int, format: str, window: int) -> None:
     compare(make(format, nodes=nodes, window=window, device=device, seed=window % 7))
 
@@ -60,7 +60,7 @@ def test_formats_windows_and_ragged_lengths(backend: str, device: str, nodes: in
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("heads", [(4, 1), (8, 2), (3, 3), (7, 1)], ids=str)  # multi-query, grouped, none, an odd group
 def test_heads_and_dtypes(backend: str, device: str, heads: tuple[int, int], dtype: torch.dtype) -> None:
-    for nodes in (1, 9):
+    for nodes in (1, 9, 30):
         compare(make("nhd", nodes=nodes, heads=heads, dtype=dtype, dims=(64, 64), device=device))
 
 
@@ -70,7 +70,7 @@ def test_heads_and_dtypes(backend: str, device: str, heads: tuple[int, int], dty
 )
 def test_dims(backend: str, device: str, dims: tuple[int, int]) -> None:
     for dtype in dtypes_of(backend, device, dims):
-        for nodes in (2, 9):
+        for nodes in (2, 20):
             compare(make(dims=dims, nodes=nodes, dtype=dtype, lengths=(70, 3), device=device))
 
 
@@ -95,7 +95,7 @@ def test_caches_of_8_bits(backend: str, device: str, dtype: torch.dtype, float8:
     if dtype == torch.float32 and is_compiled(backend, device):
         pytest.skip("refused")
     for format, dims, is_latent in (("hnd", (64, 64), False), ("nhd", (33, 5), False), ("nhd", (40, 32), True)):
-        for nodes in (1, 9):
+        for nodes in (1, 20):
             case = make(
                 format, dims=dims, nodes=nodes, heads=(6, 1) if is_latent else (6, 3), dtype=dtype, float8=float8,
                 is_latent=is_latent, device=device,
@@ -180,8 +180,8 @@ def test_nodes(backend: str, device: str, is_slow: bool, nodes: int) -> None:
 def test_long_caches(backend: str, device: str, is_slow: bool, length: int) -> None:
     if is_slow and length > 1100:
         length = 1100
-    for window in (0, length // 2):
-        compare(make("nhd", lengths=(length, length // 3), nodes=5, heads=(2, 1), window=window, device=device))
+    for window, nodes in itertools.product((0, length // 2), (5, 20)):
+        compare(make("nhd", lengths=(length, length // 3), nodes=nodes, heads=(2, 1), window=window, device=device))
 
 
 @pytest.mark.parametrize("page_size", [1, 7, 16, 256])  # slots; odd; usual; larger than the request
@@ -256,7 +256,10 @@ def test_neither_batch_nor_slot_nor_padding_matters(backend: str, device: str, f
 @pytest.mark.parametrize("float8", [None, torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
 @pytest.mark.parametrize("nodes", [1, 4, 20])
 def test_neither_threads_nor_instruction_sets_matter(threads: None, nodes: int, float8: torch.dtype | None) -> None:
-    case = make("nhd", lengths=(2500, 40), nodes=nodes, dims=(64, 48), dtype=torch.bfloat16, float8=float8)
+    dims, window = ((50, 33), 30) if nodes == 4 else ((64, 48), 0)
+    case = make(
+        "nhd", lengths=(2500, 40), nodes=nodes, dims=dims, window=window, dtype=torch.bfloat16, float8=float8
+    )  # fmt: skip
     want = case.run(backend="cpu")
     isa = torch.ops.specdec_kernels.cpu_isa()
     try:
