@@ -1,16 +1,13 @@
 // Attention over a block of keys for one instruction set. Included by tile_kernels.h.
 
-// c[i, row] = sum over k of a[i * item + k * step] * b[k, row], plus c[i, row] * rescale[row] where
-// rescale is given: a long sum is made of short ones, which round less. For n rows' vectors and
-// kItems items; every element is summed in the order of k, whatever the panel's width.
-template <int kVectors, int kItems>
-SPECDEC_INLINE void multiply_items(const float* a, int64_t item, int64_t step, const float* b,
-                                   int count, int width, const float* rescale, float* c) {
-  F sum[kItems][kVectors] = {};
+// sum[i][v] += sum over k of a[i * item + k * step] * row k, in the order of k; read(k, row) reads
+// its vectors.
+template <int kItems, int kVectors, class Read>
+SPECDEC_INLINE void add_products(const float* a, int64_t item, int64_t step, int count,
+                                 const Read& read, F (&sum)[kItems][kVectors]) {
   for (int k = 0; k < count; ++k) {
     F row[kVectors];
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) row[v] = load<F>(b + k * width + v * kWidth);
+    read(k, row);
 #pragma GCC unroll 8
     for (int i = 0; i < kItems; ++i) {
       const F x = splat(a[i * item + k * step]);
@@ -18,6 +15,20 @@ SPECDEC_INLINE void multiply_items(const float* a, int64_t item, int64_t step, c
       for (int v = 0; v < kVectors; ++v) sum[i][v] = fma(x, row[v], sum[i][v]);
     }
   }
+}
+
+// c[i, row] = sum over k of a[i * item + k * step] * b[k, row], plus c[i, row] * rescale[row] where
+// rescale is given: a long sum is made of short ones, which round less. For n rows' vectors and
+// kItems items; every element is summed in the order of k, whatever the panel's width.
+template <int kVectors, int kItems>
+SPECDEC_INLINE void multiply_items(const float* a, int64_t item, int64_t step, const float* b,
+                                   int count, int width, const float* rescale, float* c) {
+  F sum[kItems][kVectors] = {};
+  const auto read = [&](int k, F* row) SPECDEC_ALWAYS_INLINE {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) row[v] = load<F>(b + k * width + v * kWidth);
+  };
+  add_products(a, item, step, count, read, sum);
 #pragma GCC unroll 8
   for (int i = 0; i < kItems; ++i) {
 #pragma GCC unroll 4

@@ -103,18 +103,12 @@ SPECDEC_INLINE void add_values(const float* weights, const void* const* value, i
                                int value_dim, const float* rescale, float* output,
                                const Ahead* ahead) {
   F sum[kFewUnit][kVectors] = {};
-  for (int k = 0; k < count; ++k) {
+  const auto read = [&](int k, F* row) SPECDEC_ALWAYS_INLINE {
     if (ahead) ahead->ask(k);
-    F row[kVectors];
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) row[v] = load_keys<kType>(value[k], d + v * kWidth);
-#pragma GCC unroll 4
-    for (int r = 0; r < kFewUnit; ++r) {
-      const F x = splat(weights[r * kKeyBlock + k]);
-#pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) sum[r][v] = fma(x, row[v], sum[r][v]);
-    }
-  }
+  };
+  add_products(weights, kKeyBlock, 1, count, read, sum);
 #pragma GCC unroll 4
   for (int r = 0; r < kFewUnit; ++r) {
 #pragma GCC unroll 4

@@ -33,8 +33,8 @@ struct Job {
 struct Pass {
   Job job;
   std::optional<Job> twin;
-  bool follows_twin =
-      false;  // what the job looks for is part of what its twin, never greedy, finds
+  // What the job looks for is part of what its twin, never greedy, finds.
+  bool follows_twin = false;
 };
 
 // A center near the row's maximum, which is most likely close to that of the first tile. None where

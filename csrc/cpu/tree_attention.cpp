@@ -86,7 +86,7 @@ struct Unit {
   int64_t first_task;  // one a split
 };
 
-Unit unit_of(const Call& c, int64_t b, int64_t kv_head, const Need& need, int64_t first_task) {
+Unit make_unit(const Call& c, int64_t b, int64_t kv_head, const Need& need, int64_t first_task) {
   const int64_t rows = need.width * c.group;
   const bool few = rows <= c.attention.most_few;
   return {b, kv_head, &need, few, padded(rows, few ? kFewUnit : kRowUnit), first_task};
@@ -246,30 +246,30 @@ void merge(const Call& c, const Unit& u, const std::vector<float>* results, T* o
 template <class T>
 void run(const Call& c, const std::vector<Need>& needs, T* output, float* logsumexp) {
   std::vector<Unit> units;
-  std::vector<int64_t> units_of;  // of each task
+  std::vector<int64_t> unit_of;  // of each task
   for (int64_t b = 0; b < static_cast<int64_t>(needs.size()); ++b) {
     for (int64_t h = 0; h < c.kv_heads && needs[b].splits > 0; ++h) {
-      const auto first = static_cast<int64_t>(units_of.size());
-      units_of.insert(units_of.end(), needs[b].splits, static_cast<int64_t>(units.size()));
-      units.push_back(unit_of(c, b, h, needs[b], first));
+      const auto first = static_cast<int64_t>(unit_of.size());
+      unit_of.insert(unit_of.end(), needs[b].splits, static_cast<int64_t>(units.size()));
+      units.push_back(make_unit(c, b, h, needs[b], first));
     }
   }
-  const auto tasks = static_cast<int64_t>(units_of.size());
+  const auto tasks = static_cast<int64_t>(unit_of.size());
   std::vector<std::vector<float>> results(tasks);
   std::vector<std::atomic<int64_t>> done(units.size());
   hand_out(tasks, [&](const auto& take) {
     Lanes lanes;
     int64_t loaded = -1;
     for (int64_t task = take(); task >= 0; task = take()) {
-      const Unit& u = units[units_of[task]];
+      const Unit& u = units[unit_of[task]];
       const Need& p = *u.need;
-      if (loaded != units_of[task]) lanes.load(c, u);
-      loaded = units_of[task];
+      if (loaded != unit_of[task]) lanes.load(c, u);
+      loaded = unit_of[task];
       const int64_t split = task - u.first_task;
       const int64_t begin = split == 0 ? p.length : p.first + (split - 1) * p.span;
       const int64_t end = split == 0 ? begin + p.width : std::min(begin + p.span, p.length);
       lanes.attend(c, u, begin, end, &results[task]);
-      if (++done[units_of[task]] < p.splits) continue;
+      if (++done[unit_of[task]] < p.splits) continue;
       merge(c, u, &results[u.first_task], output, logsumexp);
       for (int64_t i = 0; i < p.splits; ++i) std::vector<float>().swap(results[u.first_task + i]);
     }
