@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from cases import RULES
+from edit_cases import make_edits
 from op_calls import CALLS, VOCAB, numbers
 from test_active import CALLS as ROW_CALLS
 from test_active import Call, chain, tree
@@ -51,6 +52,15 @@ def of_fewer_ids(call: Call) -> Call:
     return op, {**given, "token_map": token_map}
 
 
+def restricted(call: Call) -> Call:
+    """With edits, a mask and the likeliest ids."""
+    op, given = call
+    batch, rows = given["target_logits"].shape[:2]
+    allowed = torch.randint(-(2**31), 2**31, (batch * rows, -(-VOCAB // 32)), generator=numbers(6), dtype=torch.int32)
+    edits = make_edits(batch, VOCAB)
+    return op, {**given, "allowed": allowed, "edits": edits, "draft_edits": edits, "top": 3}
+
+
 def of_op(name: str) -> Call:
     args, named = CALLS[name](1)
     op = getattr(specdec_kernels, name)
@@ -62,6 +72,8 @@ FENCED = {
     **ROW_CALLS,
     **{f"chain {rule}, fewer ids": lambda rule=rule: of_fewer_ids(chain(rule)) for rule in RULES},  # type: ignore[misc]
     **{f"tree {rule}, fewer ids": lambda rule=rule: of_fewer_ids(tree(rule)) for rule in TREE_RULES},  # type: ignore[misc]
+    **{f"chain {rule}, edits": lambda rule=rule: restricted(chain(rule)) for rule in RULES},  # type: ignore[misc]
+    **{f"tree {rule}, edits": lambda rule=rule: restricted(tree(rule)) for rule in TREE_RULES},  # type: ignore[misc]
 }
 
 
