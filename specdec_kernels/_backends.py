@@ -27,9 +27,16 @@ class _Choice:
         self.backend = backend
 
 
+def _named_by_environment() -> str | None:
+    named = os.environ.get("SPECDEC_BACKEND") or None
+    if named is not None and named not in BACKENDS:
+        raise ValueError(f"SPECDEC_BACKEND must be one of {', '.join(BACKENDS)}, got {named!r}")
+    return named
+
+
 # The choices in force, the last one counts; blocks of several threads end in any order. torch.compile guards on what is
 # read of it, and recompiles when that changes.
-_choices = [_Choice(os.environ.get("SPECDEC_BACKEND") or None)]
+_choices = [_Choice(_named_by_environment())]
 
 
 @contextlib.contextmanager
@@ -92,9 +99,14 @@ def _constant_when_traced(function: Callable[P, R]) -> Callable[P, R]:
     return function
 
 
+def named(backend: str | None) -> str | None:
+    """The backend of one call that somebody named: argument, `use_backend` or SPECDEC_BACKEND."""
+    return backend or _choices[-1].backend
+
+
 def choose(op: str, declared: tuple[str, ...], device: torch.device, backend: str | None) -> str:
-    """Backend of one call: argument, `use_backend`, SPECDEC_BACKEND, or the first of the device's list that runs."""
-    explicit = backend or _choices[-1].backend
+    """Backend of one call: the one that is named, or the first of the device's list that runs."""
+    explicit = named(backend)
     if explicit is None:
         return _default(op, declared, device)
     return _explicit(op, declared, device.type, explicit)

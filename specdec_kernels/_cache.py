@@ -109,7 +109,6 @@ class CacheLayout:
         numbers += [t.data_ptr() for t in self.tensors]
         self.table = torch.tensor(numbers, dtype=torch.int64).to(first.device)
         descriptions[self.table] = describe(self.tensors, self.table[-len(self.tensors) :])
-        self.parts = self._parts()
 
     def _checked(self, block_table: Tensor | None) -> Tensor | None:
         is_paged = self.format in PAGED
@@ -132,12 +131,7 @@ class CacheLayout:
         other = object.__new__(CacheLayout)
         other.__dict__.update(self.__dict__)
         other.block_table = other._checked(block_table)
-        other.parts = other._parts()
         return other
-
-    def _parts(self) -> tuple[object, ...]:
-        """All that an op reads of a layout."""
-        return (self.format, self.page_size, self.num_pages, self.table, self.block_table, *self.tensors)
 
     @property
     def batch(self) -> int:

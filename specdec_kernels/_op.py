@@ -25,6 +25,7 @@ _library = torch.library.Library(NAMESPACE, "DEF")
 OPS: dict[str, Op] = {}
 
 Tensors = tuple[Tensor, ...]
+Results = Tensors | Tensor  # an op of one result has it bare
 Shape = tuple[Sequence[int], torch.dtype]  # of a result
 
 
@@ -95,8 +96,8 @@ class Op:
         """The torch operator of a backend."""
         return self._calls[backend][int(out)]
 
-    def __call__(self, *args: Any, device: torch.device, backend: str | None, out: Tensors | None = None) -> Any:
-        """Run on the chosen backend; `out` receives the results if given."""
+    def __call__(self, *args: Any, device: torch.device, backend: str | None, out: Results | None = None) -> Any:
+        """Run on the chosen backend; `out` receives the results if given, and is returned."""
         chosen = _backends.choose(self.name, self.backends, device, backend)
         if out is not None:
             self._check_out(args, out, device)
@@ -110,7 +111,7 @@ class Op:
         return results
 
     def _allocate(self, args: Sequence[Any], device: torch.device) -> Any:
-        """Empty results of a call; an op of one result returns it bare."""
+        """Empty results of a call."""
         # By its name `size` is parsed in half the time: torch first tries a positional one as one of several ints.
         results = tuple([torch.empty(size=shape, dtype=dtype, device=device) for shape, dtype in self._shapes(*args)])
         return results if len(results) > 1 else results[0]
@@ -120,13 +121,14 @@ class Op:
         flat = iter(args)
         return [_filled(layout, flat) for layout in self._layouts]
 
-    def deliver(self, args: tuple[Any, ...], results: Any, out: Tensors | None) -> Any:
+    def deliver(self, args: tuple[Any, ...], results: Any, out: Results | None) -> Any:
         """Results that another spelling of the op gave for `args`; `out` receives them if given."""
         if out is not None:
             self._check_out(args, out, _listed(results)[0].device)
         return _copied(results, out)
 
-    def _check_out(self, args: tuple[Any, ...], out: Tensors, device: torch.device) -> None:
+    def _check_out(self, args: tuple[Any, ...], given: Results, device: torch.device) -> None:
+        out = (given,) if len(self.results) == 1 else given
         if not isinstance(out, tuple) or len(out) != len(self.results):
             wanted = ", ".join(self.results)
             raise ValueError(f"{self.name}: out must be what {self.name} returns ({wanted}), got {type(out).__name__}")
@@ -177,17 +179,17 @@ def _filled(layout: tuple[Any, list[Any]] | None, flat: Iterator[Any]) -> Any:
     return kind(*[_filled(field, flat) for field in fields])
 
 
-def _copied(results: Any, out: Tensors | None) -> Any:
+def _copied(results: Any, out: Results | None) -> Any:
     """The results, or `out` with their values."""
     if out is None:
         return results
-    for have, value in zip(out, _listed(results), strict=True):
+    for have, value in zip(_listed(out), _listed(results), strict=True):
         have.copy_(value)
     return out
 
 
-def _listed(results: Tensor | Tensors) -> Tensors:
-    """Results of an op as a tuple; an op of one result returns it bare."""
+def _listed(results: Results) -> Tensors:
+    """Results of an op as a tuple."""
     return (results,) if isinstance(results, Tensor) else results
 
 

@@ -190,20 +190,6 @@ def plain_scores(row: Distribution, noise: Tensor, exclude: Tensor | None = None
     return race_scores(row.log_weights(), competes, noise)
 
 
-def plain_draw(row: Distribution, noise: Tensor) -> Tensor:
-    """One id [batch] from each distribution; its maximum always competes."""
-    return plain_scores(row, noise).argmax(1)
-
-
 def residual_scores(weight: Tensor, noise: Tensor) -> Tensor:
     """Race scores of a draw from weights, float32 [batch, vocab], not normalised."""
     return race_scores(_random.log(weight.clamp(min=TINY)), weight >= TINY, noise)
-
-
-def to_target_ids(probs: Tensor, token_map: Tensor | None, vocab: int) -> Tensor:
-    """Draft probabilities [batch, draft_vocab] over target ids [batch, vocab]; ids without a column have 0."""
-    columns = torch.arange(probs.shape[1], device=probs.device) if token_map is None else token_map.long()
-    inside = (columns >= 0) & (columns < vocab)
-    out = probs.new_zeros(probs.shape[0], vocab + 1)
-    out[:, torch.where(inside, columns, vocab)] = probs
-    return out[:, :vocab]

@@ -102,8 +102,8 @@ def tree_from_links(next_token: Tensor, next_sibling: Tensor) -> LinkedTree:
     # A link points forward; then it cannot be part of a cycle. None leads to the root.
     bad = ((child != -1) & ((child <= node) | (child >= nodes))).any(1)
     bad = bad | ((sibling != -1) & ((sibling <= node) | (sibling >= nodes))).any(1)
-    owner, children = _followed(child, nodes)
-    elder, siblings = _followed(sibling, nodes)
+    owner, children = followed(child)
+    elder, siblings = followed(sibling)
     bad = bad | (children + siblings > 1).any(1)
     head = torch.where(elder >= 0, elder, node)
     for _ in range((nodes - 1).bit_length()):
@@ -122,8 +122,9 @@ def _device(name: str, argument: str, value: object) -> torch.device:
     return value.device
 
 
-def _followed(link: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
+def followed(link: Tensor) -> tuple[Tensor, Tensor]:
     """(node whose link leads here or -1, how many do), each [batch, nodes]."""
+    nodes = link.shape[1]
     node = torch.arange(nodes, device=link.device).expand_as(link)
     inside = (link >= 0) & (link < nodes)
     target = torch.where(inside, link, nodes)

@@ -72,6 +72,14 @@ def test_the_environment_chooses_too() -> None:
     assert out.stdout.strip() == "True"
 
 
+def test_an_environment_without_such_a_backend_is_refused_at_import() -> None:
+    environment = os.environ | {"SPECDEC_BACKEND": "cudda"}
+    out = subprocess.run(
+        [sys.executable, "-c", "import specdec_kernels"], capture_output=True, text=True, env=environment
+    )
+    assert "SPECDEC_BACKEND must be one of reference, cpu, triton, cuda, got 'cudda'" in out.stderr
+
+
 def test_a_fresh_process_compiles_before_anything_ran() -> None:
     """The first choice of a backend is made while tracing, by functions that keep their answer."""
     code = (

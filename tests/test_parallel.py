@@ -33,6 +33,7 @@ from specdec_kernels import (
     residual_sample,
     sample,
     token_logprobs,
+    use_backend,
     verify_chain,
     verify_tree,
 )
@@ -249,6 +250,8 @@ def test_wrong_arguments_are_refused_before_anything_is_sent() -> None:
         sample(rows, group=Group(2), vocab_offsets=[0, 4, 9], **keywords)
     with pytest.raises(ValueError, match="sample: backend must be None with a group"):
         sample(rows, group=Group(2), vocab_offsets=[0, 5, 9], backend="cpu", **keywords)
+    with use_backend("cpu"), pytest.raises(ValueError, match="sample: backend must be None with a group"):
+        sample(rows, group=Group(2), vocab_offsets=[0, 5, 9], **keywords)
     with pytest.raises(ValueError, match="sample: vocab_offsets must be None without a group"):
         sample(rows, vocab_offsets=[0, 5], **keywords)
     del keywords["purpose"]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._backends import named
 from .._check import fail
 from .._rows import Distribution
 from .._vocabulary import Table, Vocabulary
@@ -21,8 +22,8 @@ def shards_of(op: str, group: Any, offsets: Sequence[int] | None, width: int, ba
         if offsets is not None:
             fail(op, "vocab_offsets", "None without a group", offsets)
         return None
-    if backend not in (None, "reference"):
-        fail(op, "backend", "None with a group: its ranks run PyTorch operators", repr(backend))
+    if named(backend) not in (None, "reference"):
+        fail(op, "backend", "None with a group: its ranks run PyTorch operators", repr(named(backend)))
     return Shards(op, group, offsets, width)
 
 

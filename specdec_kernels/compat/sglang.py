@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from .. import tree_layout, tree_links, tree_mask
+from .._tree_links import followed
 from . import _draws
 
 FULL_MASK, QLEN_ONLY, QLEN_ONLY_BITPACKING = 0, 1, 2
@@ -247,8 +248,8 @@ def _siblings(next_token: Tensor, next_sibling: Tensor) -> tuple[Tensor, Tensor]
     """
     nodes = next_token.shape[1]
     node = torch.arange(nodes, device=next_token.device)
-    owner, children = _sources(next_token)
-    elder, siblings = _sources(next_sibling)
+    owner, children = followed(next_token)
+    elder, siblings = followed(next_sibling)
     outside = ((next_token < -1) | (next_token >= nodes) | (next_sibling < -1) | (next_sibling >= nodes)).any(1)
     bad = (outside | (children + siblings > (node > 0)).any(1))[:, None]
     owner, elder = torch.where(bad, -1, owner), torch.where(bad, -1, elder)
@@ -256,17 +257,6 @@ def _siblings(next_token: Tensor, next_sibling: Tensor) -> tuple[Tensor, Tensor]
     for _ in range((nodes - 1).bit_length()):
         rank, eldest = rank + rank.gather(1, eldest), eldest.gather(1, eldest)
     return owner.gather(1, eldest), rank
-
-
-def _sources(link: Tensor) -> tuple[Tensor, Tensor]:
-    """(node whose link leads here or -1, number of links that do), each [batch, nodes]."""
-    nodes = link.shape[1]
-    node = torch.arange(nodes, device=link.device).expand_as(link)
-    inside = (link >= 0) & (link < nodes)
-    to = torch.where(inside, link, nodes)
-    source = torch.full((len(link), nodes + 1), -1, device=link.device).scatter(1, to, node)
-    count = torch.zeros_like(source).scatter_add(1, to, inside.long())
-    return source[:, :nodes], count[:, :nodes]
 
 
 def _walk(parents: Tensor, rank: Tensor, passes: Tensor, slots: int) -> tuple[Tensor, Tensor]:

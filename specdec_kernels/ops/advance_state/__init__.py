@@ -102,8 +102,8 @@ def advance_state(
         if given is not None and not given[:1, :1].is_contiguous():
             fail(name, what, "dense but for its first two axes", f"strides {list(given.stride())}")
     check_steps(check, num_accepted, path, slots, batch, num_slots)
-    results = op(
+    status: Tensor = op(
         state, keys, values, log_decay, beta, num_accepted, path, slots,
-        device=state.device, backend=backend, out=None if out is None else (out,),
+        device=state.device, backend=backend, out=out,
     )  # fmt: skip
-    return out if out is not None else results
+    return status

@@ -75,6 +75,5 @@ def advance_window(
     if nodes == 0:
         fail(name, "inputs", "of a root at least", list(inputs.shape))
     check_steps(check, num_accepted, path, slots, batch, num_slots)
-    outs = None if out is None else (out,)
-    results = op(window, inputs, num_accepted, path, slots, device=window.device, backend=backend, out=outs)
-    return out if out is not None else results
+    status: Tensor = op(window, inputs, num_accepted, path, slots, device=window.device, backend=backend, out=out)
+    return status

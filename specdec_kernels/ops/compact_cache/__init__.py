@@ -77,9 +77,9 @@ def compact_cache(
     path = check.dense("path", path, ID_DTYPES, (layout.batch, "n"))
     check.vector("num_accepted", num_accepted, torch.int32, layout.batch)
     check.counts("lengths", lengths, layout.batch)
-    results = op(
+    status: Tensor = op(
         layout.tensors, layout.table, layout.block_table, layout.page_size, layout.num_pages,
         path, num_accepted, lengths,
-        device=layout.device, backend=backend, out=None if out is None else (out,),
+        device=layout.device, backend=backend, out=out,
     )  # fmt: skip
-    return out if out is not None else results
+    return status

@@ -75,9 +75,8 @@ def count_tokens(
     if is_prompt and undo:
         fail(name, "undo", "False for a prompt", True)
     amount = 1 if is_prompt else -2 if undo else 2
-    given = None if out is None else (out,)
-    status = op(
+    status: Tensor = op(
         counts.token_ids, counts.token_counts, token_ids, slots, amount,
-        device=token_ids.device, backend=backend, out=given,
+        device=token_ids.device, backend=backend, out=out,
     )  # fmt: skip
-    return status if out is None else out
+    return status

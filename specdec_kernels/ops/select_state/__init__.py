@@ -55,8 +55,8 @@ def select_state(
         fail("select_state", "layout", "a CacheLayout", type(layout).__name__)
     check = Checker("select_state", layout.device)
     check.vector("num_accepted", num_accepted, torch.int32, layout.batch)
-    results = op(
+    status: Tensor = op(
         layout.tensors, layout.table, layout.block_table, layout.page_size, layout.num_pages, num_accepted,
-        device=layout.device, backend=backend, out=None if out is None else (out,),
+        device=layout.device, backend=backend, out=out,
     )  # fmt: skip
-    return out if out is not None else results
+    return status
