@@ -76,6 +76,13 @@ def greedy_text(start: list[int], count: int) -> list[int]:
     return tokens
 
 
+class Long(Drafter):
+    """Drafts of the full length in every step."""
+
+    def draft(self, sequences: Sequences, length: int) -> Draft:
+        return Draft(sequences.last(1).expand(-1, length).contiguous())
+
+
 # --- the text
 
 
@@ -231,6 +238,19 @@ def test_the_whole_context_can_be_used() -> None:
     assert len(run(PromptLookup(), [start], sampling, max_new_tokens=12, draft_length=8).tokens[0]) == 12
     with pytest.raises(ValueError, match="a model of at least 513 positions"):
         run(PromptLookup(), [start], sampling, max_new_tokens=13)
+
+
+@pytest.mark.parametrize("family", ["GPT-2", "OPT", "CodeGen"])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_drafts_behind_the_last_learned_position_do_not_matter(family: str, batch: int) -> None:
+    """Such a model has a row for each position and no more; drafts lie behind the limit of the text."""
+    network = build(FAMILIES[family][0], {**FAMILIES[family][1], "max_position_embeddings": 32})
+    starts, sampling = [[3, 5, 3, 5, 3, 5, 3, 5], [3] * 7, [2] * 5][:batch], Sampling.full(batch, temperature=0.0)
+    options = {"sampling": sampling, "max_new_tokens": 24, "stop": (), "draft_length": 8}
+    want = generate(network, None, starts, **options).tokens
+    small = build(FAMILIES[family][0], {**FAMILIES[family][1], "max_position_embeddings": 16})
+    for drafter in (PromptLookup(), DraftModel(network), DraftModel(small), Lookahead(3, 5, 2), Long()):
+        assert_same(generate(network, drafter, starts, **options).tokens, want, network, starts, sampling)
 
 
 @pytest.mark.parametrize("length", [8, 20])

@@ -16,7 +16,7 @@ from .layer import Lengths, TreeLayer, fail, is_in_place
 from .masks import MOST_NODES, KeptMasks
 from .recurrence import lead, modeling_file
 from .states import HybridLayer, StateLayer, States
-from .support import LAYER_TYPES, RECURRENT_TYPES, cache_argument, check_model
+from .support import LAYER_TYPES, RECURRENT_TYPES, cache_argument, check_model, last_place
 
 MASKED = ("sdpa", "eager")  # attention implementations that take a 4-D mask
 
@@ -84,7 +84,7 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         window = getattr(config, "sliding_window", None)
         usual = "sliding_attention" if window else "full_attention"
         types = getattr(config, "layer_types", None) or [usual] * config.num_hidden_layers
-        self._config = config
+        self._config, self._last_place = config, last_place(config, capacity)
         windows: dict[str, int] = {"full_attention": 0, "sliding_attention": window or 0}
         attending = {"full_attention" if kind == "hybrid" else kind for kind in types}
         self._windows = {kind: windows[kind] for kind in LAYER_TYPES if kind in attending}  # empty: no layer has rows
@@ -254,8 +254,10 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
             return self._inputs(lengths.slots(done, tokens), {})
         if lengths.is_even and (tokens == 1 or lengths.longest + done == 0):
             # Bamba and its kin count positions from 0 in every forward that is not given them.
-            given = {"position_ids": lengths.slots(done, tokens)} if self.has_states else {}
-            return {self._argument: self, **given}
+            is_behind = self._last_place is not None and lengths.longest + done + tokens - 1 > self._last_place
+            if not (self.has_states or is_behind):
+                return {self._argument: self}
+            return {self._argument: self, "position_ids": self._placed(lengths.slots(done, tokens))}
         dtype = self._mask_dtype()
         if self._has_kept(tokens) and not any(self._windows.values()):
             places = self._kept.positions(size - tokens, tokens).expand(lengths.batch, -1)
@@ -498,6 +500,10 @@ class TreeCache(Cache):  # type: ignore[misc] # transformers has no types
         only = next(iter(masks.values()))
         return {
             self._argument: self,
-            "position_ids": positions,
+            "position_ids": self._placed(positions),
             "attention_mask": masks if len(masks) > 1 else only,
         }
+
+    def _placed(self, positions: Tensor) -> Tensor:
+        """None behind the last that the model knows: only drafts lie there that no text has room for."""
+        return positions if self._last_place is None else positions.clamp(max=self._last_place)

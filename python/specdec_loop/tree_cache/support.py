@@ -133,6 +133,13 @@ def has_states(config: Any) -> bool:
     return decoder.model_type in RECURRENT and bool(set(decoder.layer_types) & set(RECURRENT_TYPES))
 
 
+def last_place(decoder: Any, capacity: int) -> int | None:
+    """Last position that a model has a row for; None: it reckons its angles, or the capacity is within its rows."""
+    most = getattr(decoder, "max_position_embeddings", None)
+    is_reckoned = getattr(decoder, "rope_parameters", None) is not None
+    return None if most is None or is_reckoned or capacity <= most else most - 1
+
+
 def _check_recurrent(name: str, decoder: Any) -> None:
     """Refuse a layout of layers, or a version of transformers, that recurrent layers are not served with."""
     if decoder.model_type not in WITHOUT_ROWS and not set(decoder.layer_types) & {*LAYER_TYPES, "hybrid"}:
