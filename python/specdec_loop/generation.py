@@ -155,8 +155,8 @@ def generate(
     _check(target, drafter, lengths, rule, max_new_tokens)
     _check_options(past, edits, streamer)
     with small_batch_linear(target, *drafter.networks):
-        overhang = max(drafter.nodes(lengths.longest), 1 + lengths.longest)  # a verifier's columns, whatever the tree
-        text = _begin_text(target, input_ids, attention_mask, seed, max_new_tokens, stop, tokenizer, overhang)
+        columns = overhang(drafter, lengths)
+        text = _begin_text(target, input_ids, attention_mask, seed, max_new_tokens, stop, tokenizer, columns)
         past = PrefixCache(text.tokens.shape[1]) if past is None else past
         cache, lacking = past.open(target, text, reuse=not drafter.features)
         grammars = TextGrammars(grammar, text, target.config.get_text_config(decoder=True).vocab_size)
@@ -228,6 +228,11 @@ def generate(
         with _Naming(drafter, "end"):
             drafter.end(text, range(text.batch))
         return _collect(text, statistics, clock, has_logprobs=logprobs is not None)
+
+
+def overhang(drafter: Drafter, lengths: FixedLength) -> int:
+    """Columns that a step may write behind a text: a verifier's, whatever the tree."""
+    return max(drafter.nodes(lengths.longest), 1 + lengths.longest)
 
 
 def _prefill(
@@ -483,8 +488,8 @@ def _right_padded(
         _fail("attention_mask", f"{list(input_ids.shape)}, as input_ids", list(attention_mask.shape))
     is_token = attention_mask.to(device) != 0
     order = is_token.byte().argsort(dim=1, descending=True, stable=True)
-    kept = torch.where(is_token, input_ids.to(device).long(), 0).gather(1, order)
-    return kept, is_token.sum(1)
+    kept, lengths = torch.where(is_token, input_ids.to(device).long(), 0).gather(1, order), is_token.sum(1)
+    return kept[:, : max(int(lengths.max()), 1)], lengths
 
 
 def _draft(drafter: Drafter, text: Sequences, lengths: FixedLength, slowest: Sequence[int]) -> Draft:

@@ -14,6 +14,7 @@ import transformers
 from callbacks import Banned, Counting, Heard, StopsAt
 from check import assert_distribution
 from exact_chains import processed
+from head_models import feature_head
 from model_families import FAMILIES, build
 from models import VOCAB, WINDOW, model
 from texts import assert_same, prompts
@@ -30,7 +31,7 @@ from transformers.generation import (
 
 from specdec_kernels import Sampling
 from specdec_loop import Lookahead, PromptLookup, generate, hf
-from specdec_loop.drafters import NoDrafter
+from specdec_loop.drafters import EagleDynamicTree, NoDrafter
 from specdec_loop.hf.processors import likely, split
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,6 +74,20 @@ def test_without_padding_without_a_mask_and_without_a_drafter() -> None:
     how = {"max_length": 17, "max_new_tokens": None, "attention_mask": None}
     got = model().generate(ids, **{**PADDED, **how}, custom_generate=hf.generate)
     assert torch.equal(got, plain(ids, **how)) and got.shape[1] == 17
+
+
+def test_a_batch_whose_rows_all_have_padding() -> None:
+    ids, mask = torch.tensor([[0] * 30 + [5, 6, 7], [0] * 31 + [5, 6]]), torch.tensor([[0] * 30 + [1] * 3] * 2)
+    mask[1, 30] = 0
+    for rows in (slice(0, 1), slice(0, 2)):
+        for caches in ({}, {"cache_implementation": "static"}):
+            how = {"attention_mask": mask[rows], "draft_length": 8, **caches}
+            assert torch.equal(fast(ids[rows], **how), plain(ids[rows], attention_mask=mask[rows], **caches))
+
+
+def test_trees_may_have_fewer_nodes_than_a_draft_may_be_long() -> None:
+    drafter = EagleDynamicTree(feature_head("mtp", model()), width=1, total=3)
+    assert_equal(fast(drafter=drafter, draft_length=5), plain())
 
 
 def test_end_tokens_end_a_text_and_are_followed_by_padding() -> None:
@@ -157,9 +172,27 @@ def test_a_cache_of_texts_that_ended_early_holds_what_all_have() -> None:
     assert torch.equal(plain(text, attention_mask=mask, past_key_values=cache), want)
 
 
+class CountsScores(transformers.StoppingCriteria):
+    """Ends nothing; writes down how many scores it is given."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        self.seen.append(len(scores))
+        return torch.zeros(len(input_ids), dtype=torch.bool)
+
+
 def test_scores_and_logits_are_those_of_plain_generate() -> None:
     how = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True, "repetition_penalty": 1.2}
     want = plain(**how)
+    bare, criteria = {**how, "repetition_penalty": 1.0}, (CountsScores(), CountsScores())
+    pairs = zip(
+        fast(**bare, stopping_criteria=[criteria[0]]).scores, plain(**bare, stopping_criteria=[criteria[1]]).scores,
+        strict=True,
+    )  # fmt: skip
+    assert all(torch.allclose(x, y, atol=1e-4) for x, y in pairs)  # without processors they are the logits
+    assert criteria[0].seen == criteria[1].seen == [*range(1, TOKENS + 1)]
     for drafter in (None, NoDrafter()):
         got = fast(**how, **({} if drafter is None else {"drafter": drafter}))
         assert_equal(got.sequences, want.sequences)

@@ -39,6 +39,7 @@ class Columns(Hooks):
         criteria: Any = None,
         streamer: Any = None,
         keeps_logits: bool = False,
+        keeps_scores: bool = False,
     ) -> None:
         """Take what is to be called.
 
@@ -48,10 +49,11 @@ class Columns(Hooks):
             pad: id of padding.
             calls: processors that change the logits that are verified.
             skipped: columns ``[batch]`` in front of each prompt that penalties do not see.
-            processors: all of them, for `scores`; none: these are not kept.
+            processors: all of them, for `scores`.
             criteria: a StoppingCriteriaList; None: the loop's own stops are enough.
             streamer: of transformers.
-            keeps_logits: keep `logits` (and `scores`).
+            keeps_logits: keep `logits`.
+            keeps_scores: keep `scores`.
         """
         batch, self._width = input_ids.shape
         behind = torch.full((batch, columns), pad, dtype=torch.int64, device=input_ids.device)
@@ -60,7 +62,8 @@ class Columns(Hooks):
         self.logits: list[Tensor] = []
         self._skipped = skipped
         self._pad, self._calls, self._processors = pad, Calls(calls), Calls(processors)
-        self._criteria, self._streamer, self._keeps = criteria, streamer, keeps_logits
+        self._criteria, self._streamer, self._keeps = criteria, streamer, keeps_logits or keeps_scores
+        self._keeps_logits, self._keeps_scores = keeps_logits, keeps_scores
         self._ends_alone = any(hasattr(c, "eos_token_id") for c in criteria or ())
         self._counts = [0] * batch  # new tokens in `ids`
         self._complete = 0  # columns behind the prompts that every request has
@@ -121,15 +124,17 @@ class Columns(Hooks):
         end = self._width + self._complete + 1
         if self._keeps:
             zeros = torch.zeros_like(self._latest[0, 0])
-            self.logits.append(torch.stack([rows.pop(0) if rows else zeros for rows in self._rows]).float())
-            if self._processors:
-                self.scores.append(self._processors(self.ids[:, : end - 1], self.logits[-1].clone()))
+            logits = torch.stack([rows.pop(0) if rows else zeros for rows in self._rows]).float()
+            if self._keeps_logits:
+                self.logits.append(logits)
+            if self._keeps_scores:
+                self.scores.append(self._processors(self.ids[:, : end - 1], logits.clone()))
         if self._streamer is not None:
             self._streamer.put(self.ids[:, end - 1].cpu())
         self._complete += 1
         if self._criteria is None:
             return
-        done = self._criteria(self.ids[:, :end], tuple(self.scores) if self._processors else None)
+        done = self._criteria(self.ids[:, :end], tuple(self.scores) if self._keeps_scores else None)
         ended = self._unfinished & done.to(self._unfinished.device)
         self._unfinished &= ~ended
         # Where no criterion knows of an end token, transformers runs finished requests on until all are.

@@ -13,6 +13,7 @@ from specdec_kernels import ChainRule, Sampling, TreeRule
 from ..draft_length import FixedLength
 from ..drafters import Drafter, DraftModel, PromptLookup
 from ..generation import generate as decode
+from ..generation import overhang
 from ..prefix_cache import PrefixCache
 from ..sequences import BAD_ROW
 from ..tree_cache import check_model, has_states
@@ -89,23 +90,24 @@ def generate(
     calls, edits, skipped = split_edits(calls, batch=len(input_ids), width=width, device=device)
     if drafter is None:
         drafter = PromptLookup() if draft_model is None else DraftModel(draft_model, sampling=drafted)
-    overhang = drafter.nodes(draft_length if isinstance(draft_length, int) else draft_length.longest)
+    behind = overhang(drafter, FixedLength(draft_length) if isinstance(draft_length, int) else draft_length)
     returns_dict = config.return_dict_in_generate
     ends = [c for c in stopping_criteria if type(c) is EosTokenCriteria]
     others = [c for c in stopping_criteria if type(c) not in (EosTokenCriteria, MaxLengthCriteria)]
     pad = 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)
     columns = Columns(
         input_ids,
-        limit + overhang,
+        limit + behind,
         pad=pad,
         calls=calls,
         skipped=skipped,
-        processors=logits_processor if returns_dict and config.output_scores else (),
+        processors=logits_processor,
         criteria=stopping_criteria if others else None,
         streamer=streamer,
-        keeps_logits=bool(returns_dict and (config.output_scores or config.output_logits)),
+        keeps_logits=bool(returns_dict and config.output_logits),
+        keeps_scores=bool(returns_dict and config.output_scores),
     )
-    past = PrefixCache(int((mask != 0).sum(1).max()) + limit + overhang)
+    past = PrefixCache(int((mask != 0).sum(1).max()) + limit + behind)
     cache = next((model_kwargs[name] for name in CACHES if model_kwargs.get(name) is not None), None)
     if cache is not None and has_states(model.config):
         if cache.has_previous_state() or getattr(cache, "_is_user_defined", False):
