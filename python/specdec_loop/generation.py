@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn, cast
 
@@ -178,14 +179,13 @@ def generate(
         for b, tokens in enumerate(first if streamer is not None else []):
             streamer(b, tokens, 0)  # type: ignore[misc] # it is not None
         drafter.grammars, drafter.clock = grammars.drafts, (clock := Clock(target.device))
-        with _Naming(drafter, "begin"):
+        with _naming(drafter, "begin"):
             drafter.begin(text, rule=rule, sampling=sampling, longest=lengths.longest)
             drafter.prefill(text, hidden)
-        drafting, following = _Naming(drafter, "draft"), _Naming(drafter, "commit")
         lengths.begin(drafter.nodes)
         clock.begin()
         while not all(text.is_finished):
-            with drafting:
+            with _naming(drafter, "draft"):
                 slowest, left = text.slowest, text.left
                 draft = _draft(drafter, text, lengths, slowest)
             clock.mark("draft")
@@ -202,7 +202,7 @@ def generate(
             # Rows of the last token and of what was accepted; -1: a finished request. Nothing drafted: one row of each.
             is_plain = draft.token_ids.shape[1] == 0 and not any(text.is_finished)
             cache.commit(0 if is_plain else followers, path)
-            with following:
+            with _naming(drafter, "commit"):
                 drafter.commit(text, Outcome(logits, followers, path, hidden))
             running = text.running
             new, (_, accepted, *shape) = text.read(  # the one wait for the device
@@ -225,7 +225,7 @@ def generate(
             lengths.update(drafted, said, clock.latest, width, nearer)
         past.close(text)
         drafter.clock = None
-        with _Naming(drafter, "end"):
+        with _naming(drafter, "end"):
             drafter.end(text, range(text.batch))
         return _collect(text, statistics, clock, has_logprobs=logprobs is not None)
 
@@ -515,18 +515,13 @@ def _checked(draft: Draft, sequences: Sequences, most: int) -> Draft:
     return draft
 
 
-class _Naming:
+@contextmanager
+def _naming(drafter: Drafter, method: str) -> Iterator[None]:
     """Says whose failure it was."""
-
-    def __init__(self, drafter: Drafter, method: str) -> None:
-        self._name = f"{type(drafter).__name__}.{method}"
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, Exception):
-            raise RuntimeError(f"generate: {self._name} failed: {error}") from error
+    try:
+        yield
+    except Exception as error:
+        raise RuntimeError(f"generate: {type(drafter).__name__}.{method} failed: {error}") from error
 
 
 def _fail(name: str, expected: str, got: object) -> NoReturn:
