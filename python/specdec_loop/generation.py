@@ -119,7 +119,7 @@ def generate(
         rule_options: thresholds of the rule under the verifier's names: typical_epsilon, top_m, min_block, ...
         max_new_tokens: most tokens of a continuation.
         draft_length: most drafts of a step, or an `AdaptiveLength`.
-        stop: token ids, token sequences and strings that end a text; None: the model's eos.
+        stop: token ids, token sequences and strings that end a text, or one string; None: the model's eos.
         tokenizer: of the target, for stop strings.
         logprobs: ``"processed"`` (after temperature and filters) or ``"raw"``.
         past: rows of an earlier call's texts; what a prompt has in common with them is not run again, unless the

@@ -15,12 +15,13 @@ class Stops:
         """Compile the stops.
 
         Args:
-            stop: token ids, token sequences, strings.
+            stop: token ids, token sequences, strings; or one string.
             tokenizer: of the target; strings need it.
 
         Raises:
             ValueError: an empty stop, or a string without a tokenizer.
         """
+        stop = [stop] if isinstance(stop, str) else stop
         if not isinstance(stop, Iterable) or not all(isinstance(s, (int, Iterable)) for s in stop):
             raise ValueError(f"generate: stop must be a list of ids, sequences of ids and strings, got {stop!r}")
         self._tokenizer = tokenizer

@@ -396,6 +396,10 @@ def test_a_draft_of_the_wrong_shape_is_named(ids: torch.Tensor) -> None:
         ({"stop": [[]]}, "stop must be ids, sequences of ids and strings, none of them empty"),
         ({"input_ids": []}, "input_ids must be of at least one prompt, got none"),
         ({"input_ids": [[]]}, "prompts of at least one token, got an empty one"),
+        (
+            {"input_ids": torch.ones(2, 3).long(), "attention_mask": torch.zeros(2, 3)},
+            "prompts of at least one token, got an empty one",
+        ),
         ({"input_ids": "ab"}, "input_ids must be token ids of each prompt, such as [[5, 6, 7], [8]], got str"),
         ({"input_ids": ["ab", "c"]}, "input_ids must be token ids of each prompt, such as [[5, 6, 7], [8]], got 'ab'"),
         ({"input_ids": [5, 6]}, "input_ids must be token ids of each prompt, such as [[5, 6, 7], [8]], got 5"),

@@ -25,11 +25,12 @@ class Letters:
         ([[3, 4]], 4),
         (["cd"], 4),
         (["g", "cd"], 4),
+        ("dc", None),
         (["zz", [4, 4]], None),
         ([], None),
     ],
 )
-def test_the_first_stop_that_is_complete_ends_the_text(stop: list[Any], end: int | None) -> None:
+def test_the_first_stop_that_is_complete_ends_the_text(stop: Any, end: int | None) -> None:
     assert Stops(stop, Letters()).end([1, 2, 3, 4, 7, 1, 8], 3) == end
 
 
@@ -39,8 +40,8 @@ def test_a_string_is_found_across_many_tokens_and_behind_a_space() -> None:
     assert Stops(["e" * 9], Letters()).end(tokens, 8) == 9
 
 
-@pytest.mark.parametrize("stop", [[[]], [""], ["a", []]])
-def test_an_empty_stop_is_refused(stop: list[Any]) -> None:
+@pytest.mark.parametrize("stop", [[[]], [""], ["a", []], ""])
+def test_an_empty_stop_is_refused(stop: Any) -> None:
     with pytest.raises(ValueError, match="none of them empty"):
         Stops(stop, Letters())
 
