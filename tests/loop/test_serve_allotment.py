@@ -9,6 +9,7 @@ import pytest
 import torch
 from tree_cases import random_parents
 
+from specdec_kernels import use_backend
 from specdec_loop import StepTimes
 from specdec_loop.draft_length import AdaptiveLength, FixedLength
 from specdec_loop.drafters import Draft
@@ -33,6 +34,14 @@ def deepest(parents: list[int]) -> int:
     for parent in parents[1:]:
         depth.append(depth[parent] + 1)
     return max(depth)
+
+
+@pytest.mark.parametrize("chosen", ["cuda", "triton", "reference"])
+def test_cuts_are_made_on_the_host_whatever_backend_the_device_has(chosen: str) -> None:
+    chain = Draft(torch.tensor([[5, 6, 7, 8]]))
+    with use_backend(chosen):
+        kept = Allotment(FixedLength(4), 3).cut([Running([1]), Running([1])], [chain, chain], own=2)
+    assert sorted(draft.token_ids.shape[1] for draft in kept) == [1, 2]
 
 
 def test_ranks_are_known_by_what_was_accepted_of_late() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 
-from specdec_kernels import allocate_drafts
+from specdec_kernels import Backend, allocate_drafts, available_backends
 
 from ..draft_length import FixedLength
 from ..drafters import Draft
@@ -97,7 +98,9 @@ class Allotment:
             chances = torch.tensor([[*offer.chances, *[0.0] * (most - len(offer.chances))] for offer in offers])
             is_draft = torch.arange(most) < torch.tensor(lengths)[:, None]
             ids = torch.where(is_draft, 0, -1)
-            lengths = allocate_drafts(ids, chances, budget=budget, cost=cost).num_draft.tolist()
+            lengths = allocate_drafts(
+                ids, chances, budget=budget, cost=cost, backend=_host_backend()
+            ).num_draft.tolist()
         return list(map(self._kept, requests, drafts, offers, lengths))
 
     def learn(self, requests: Sequence[Request], paths: Sequence[Sequence[int]], accepted: Sequence[int]) -> None:
@@ -156,6 +159,12 @@ class Allotment:
         return draft._replace(
             token_ids=draft.token_ids[:, columns], parents=kept, max_depth=max(offer.depths[n] for n in nodes)
         )
+
+
+@functools.cache
+def _host_backend() -> Backend:
+    """For tensors of the host: SPECDEC_BACKEND chooses for those of the device."""
+    return "cpu" if available_backends("cpu")["cpu"] is None else "reference"
 
 
 def _read(trees: Sequence[Draft]) -> Iterator[tuple[list[int], list[int]]]:
