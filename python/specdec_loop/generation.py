@@ -386,7 +386,7 @@ def _check(target: Any, drafter: Drafter, lengths: FixedLength, rule: str, max_n
     if not isinstance(drafter, Drafter):
         _fail("drafter", "a Drafter or None", type(drafter).__name__)
     vocab = target.config.get_text_config(decoder=True).vocab_size
-    if drafter.vocab is not None and drafter.vocab < vocab:
+    if drafter.vocab not in (None, vocab):
         _fail("drafter", f"of the target's {vocab} ids, or with a token_map", f"{drafter.vocab} ids")
     if not isinstance(lengths, FixedLength):
         _fail("draft_length", "an int >= 1 or an AdaptiveLength", lengths)

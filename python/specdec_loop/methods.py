@@ -80,6 +80,12 @@ class DrafterAssets:
         """The draft model."""
         return self._load_draft()
 
+    def draft_model(self, kind: type[DraftModel] = DraftModel, **options: Any) -> DraftModel:
+        """A drafter of the draft model; one of fewer ids has the target's first ones, those of a shared tokenizer."""
+        own, whole = (m.config.get_text_config(decoder=True).vocab_size for m in (self.draft, self.target))
+        first = torch.arange(own, dtype=torch.int32, device=self.draft.device) if own < whole else None
+        return kind(self.draft, token_map=first, **options)
+
     @cached_property
     def store(self) -> Datastore:
         """The datastore."""
@@ -130,12 +136,13 @@ METHODS = {
     "lookahead": Method("the target's own guesses, by Jacobi iteration", lambda a: Lookahead(3, 4, 2, pool=128)),
     "rest": Method("retrieval from a datastore, as a tree", lambda a: Retrieval(a.store, candidates=8)),
     "draft-model": Method("a small model, seeded as the target; ends where it is unsure",
-                          lambda a: DraftModel(a.draft, confidence=0.5), draft_length=6),
+                          lambda a: a.draft_model(confidence=0.5), draft_length=6),
     "draft-model-suffix": Method("... or a copy, where the text repeats itself",
-                                 lambda a: SuffixOr(DraftModel(a.draft, confidence=0.5)), draft_length=8),
-    "draft-model-ratio": Method("... speculative sampling", lambda a: DraftModel(a.draft), "ratio", 4, True),
-    "draft-model-block": Method("... block verification", lambda a: DraftModel(a.draft), "block", 4, True),
-    "independent": Method("... two independent drafts", lambda a: IndependentDrafts(a.draft, 2), "recursive", 3),
+                                 lambda a: SuffixOr(a.draft_model(confidence=0.5)), draft_length=8),
+    "draft-model-ratio": Method("... speculative sampling", lambda a: a.draft_model(), "ratio", 4, True),
+    "draft-model-block": Method("... block verification", lambda a: a.draft_model(), "block", 4, True),
+    "independent": Method("... two independent drafts", lambda a: a.draft_model(IndependentDrafts, chains=2),
+                          "recursive", 3),
     "blockwise": Method("parallel heads, a chain (Stern et al.)", lambda a: Blockwise(a.head("medusa")),
                         draft_length=2),
     "medusa": Method("parallel heads, a tree", lambda a: Medusa(a.head("medusa"), SMALL_TREE)),

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -387,6 +388,38 @@ def test_a_tokenizer_that_does_not_match_is_named(
     save_model(tmp_path / "small", vocab=100)
     assert call(folder, "generate", "x", "--target", str(tmp_path / "small")) == 2
     assert "has 257 tokens, the model only 100" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("method", ["draft-model", "draft-model-ratio", "independent"])
+@pytest.mark.parametrize("vocab", [257 + 7, 257 - 16])
+def test_a_draft_model_may_have_other_padding_behind_the_same_tokens(
+    method: str, vocab: int, folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """As Qwen 2.5's: 151,936 rows of the small models, 152,064 of the large ones, and one tokenizer."""
+    save_model(tmp_path, layers=1, vocab=vocab, seed=1)
+    options = ["--method", method, "--max-new-tokens", "20"]
+    assert call(folder, "generate", "def f(a, a):", "--draft", str(tmp_path), *options) == 0
+    out = capsys.readouterr().out
+    assert plain_text(folder, "def f(a, a):", 20).startswith(out.rstrip("\n"))
+
+
+@pytest.mark.parametrize("family", ["Mamba", "Gemma 3, images"])
+def test_a_configuration_may_have_no_vocabulary_or_positions_of_its_own(
+    family: str, folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    kind, special = FAMILIES[family]
+    text = {**special.get("text_config", {}), "vocab_size": 257}
+    network = build(kind, {**special, **({"text_config": text} if "text_config" in special else text)})
+    assert not all(hasattr(network.config, name) for name in ("vocab_size", "max_position_embeddings"))
+    network.generation_config.eos_token_id = 0
+    network.save_pretrained(tmp_path)
+    save_tokenizer(tmp_path)
+    options = ["--target", str(tmp_path), "--draft", str(tmp_path), "--max-new-tokens", "4"]
+    assert call(folder, "generate", "x", *options, "--method", "draft-model") == 0
+    assert capsys.readouterr().out.startswith("x")
+    if find_spec("llguidance") is not None:
+        assert call(folder, "generate", "x", *options, "--regex", "[a-z]{3}") == 0
+        assert re.fullmatch("x[a-z]{3}.*", capsys.readouterr().out.strip())
 
 
 @pytest.mark.parametrize(("family", "reason"), [("RWKV", "its state is recurrent"), ("BLOOM", "no position_ids")])

@@ -197,6 +197,13 @@ def test_a_draft_model_of_fewer_ids_needs_a_map() -> None:
     assert generate(target, mapped, [[3, 2]], rule="match", sampling=Sampling(), max_new_tokens=2).tokens[0]
 
 
+def test_a_draft_model_of_more_ids_is_refused() -> None:
+    target, drafter = tiny(1), DraftModel(tiny(0, vocab=99))
+    refusal = r"drafter must be of the target's \d+ ids, or with a token_map, got 99 ids"
+    with pytest.raises(ValueError, match=refusal):
+        generate(target, drafter, [[1, 2]], rule="match", sampling=Sampling(), max_new_tokens=2)
+
+
 def test_retrieval_drafts_the_most_frequent_beginnings() -> None:
     store = Datastore.build([[1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 3, 5, 6], [8, 2, 9], [1, 2, 7]])
     drafter = Retrieval(store, candidates=4)

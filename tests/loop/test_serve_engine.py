@@ -97,8 +97,10 @@ def test_each_drafter_of_the_repository_is_served_or_refused_with_its_rule() -> 
         Engine(network(), lambda: IndependentDrafts(network(1), 2))
     with pytest.raises(ValueError, match="Lookahead cannot be served under a budget of drafts: it needs the whole"):
         Engine(network(), lambda: Lookahead(3, 4, 2, pool=32), budget=3)
-    with pytest.raises(ValueError, match=r"DraftModel knows 6 of the target's \d+ ids: give it a token_map"):
-        Engine(network(), lambda: DraftModel(tiny(0, vocab=6)))
+    for vocab in (6, 99):
+        refusal = rf"DraftModel drafts {vocab} ids, and the target has \d+: give it a token_map"
+        with pytest.raises(ValueError, match=refusal):
+            Engine(network(), lambda vocab=vocab: DraftModel(tiny(0, vocab=vocab)))
 
 
 def test_a_model_whose_attention_pages_cannot_give_is_refused() -> None:

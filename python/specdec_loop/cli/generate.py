@@ -91,7 +91,7 @@ def _grammar(args: argparse.Namespace, models: Models, ends: list[int]) -> Gramm
     if file is None and args.regex is None:
         return None
     text = None if file is None else read_text("--json-schema" if args.json_schema else "--grammar", file)
-    compiler = GrammarCompiler(models.tokenizer, models.target.config.vocab_size, ends, library=args.grammar_library)
+    compiler = GrammarCompiler(models.tokenizer, models.vocab, ends, library=args.grammar_library)
     if text is None:
         return compiler.regex(args.regex)
     return compiler.json_schema(text) if args.json_schema else compiler.grammar(text)

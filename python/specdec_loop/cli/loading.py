@@ -54,10 +54,11 @@ class Models:
         self.target = self._model("--target", args.target, args.dtype)
         with one_line():
             self.tokenizer = transformers.AutoTokenizer.from_pretrained(args.target)
-        if len(self.tokenizer) > self.target.config.vocab_size:
+        self.vocab = _decoder(self.target).vocab_size
+        if len(self.tokenizer) > self.vocab:
             raise UserError(
                 f"--target: the tokenizer in {args.target} has {len(self.tokenizer)} tokens, the model only "
-                f"{self.target.config.vocab_size}: give a folder in which both belong together"
+                f"{self.vocab}: give a folder in which both belong together"
             )
         self.assets = DrafterAssets(
             self.target,
@@ -97,10 +98,10 @@ class Models:
     def encode(self, prompt: str, new_tokens: int) -> list[int]:
         """Tokens of a prompt that leaves room for the text."""
         ids: list[int] = self.tokenizer(prompt, add_special_tokens=True)["input_ids"]
-        most = self.target.config.max_position_embeddings
+        most = getattr(_decoder(self.target), "max_position_embeddings", None)  # None: no bound
         if not ids:
             raise UserError("the prompt is empty: give at least one character")
-        if len(ids) + new_tokens > most:
+        if most is not None and len(ids) + new_tokens > most:
             raise UserError(
                 f"the prompt has {len(ids)} tokens and --max-new-tokens is {new_tokens}, but the model has {most} "
                 f"positions: leave out {len(ids) + new_tokens - most} tokens of either"
@@ -131,10 +132,12 @@ class Models:
         if _borrows(Path(name)):
             return load_draft_model(name, self.target, dtype=getattr(torch, self.draft_dtype))
         draft = self._model("--draft", name, self.draft_dtype)
-        if draft.config.vocab_size != self.target.config.vocab_size or not self._same_tokens(name):
+        if not self._same_tokens(name):
             raise UserError(
                 f"--draft: {name} has another vocabulary than --target: give a model with the target's tokenizer"
             )
+        if _decoder(draft).vocab_size > self.vocab:  # rows of padding behind the same tokens
+            draft.resize_token_embeddings(self.vocab)
         return draft
 
     def _same_tokens(self, name: str) -> bool:
@@ -208,6 +211,11 @@ def check_model(option: str, name: str) -> None:
         ) from error
 
 
+def _decoder(model: Any) -> Any:
+    """Configuration of what decodes: a model of images too has others beside it."""
+    return model.config.get_text_config(decoder=True)
+
+
 def _borrows(folder: Path) -> bool:
     """Whether a draft model leaves its embedding out, to use the target's: as the file's own index says."""
     path = folder / "model.safetensors"
@@ -215,4 +223,4 @@ def _borrows(folder: Path) -> bool:
         return False
     with path.open("rb") as file:
         names = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    return not any("embed_tokens" in name for name in names)
+    return all(name.startswith(("model.layers.", "model.norm.", "__metadata__")) for name in names)

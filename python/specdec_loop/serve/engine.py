@@ -373,8 +373,8 @@ def _check_drafter(drafter: Drafter, budget: int | None, vocab: int) -> None:
         )
     if budget is not None and drafter.is_whole:
         raise ValueError(f"{name} cannot be served under a budget of drafts: it needs the whole of its trees verified")
-    if drafter.vocab is not None and drafter.vocab < vocab:
-        raise ValueError(f"{name} knows {drafter.vocab} of the target's {vocab} ids: give it a token_map")
+    if drafter.vocab not in (None, vocab):
+        raise ValueError(f"{name} drafts {drafter.vocab} ids, and the target has {vocab}: give it a token_map")
 
 
 def _texts(requests: Sequence[Request]) -> list[tuple[Sequences, slice]]:
