@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
 
 from specdec_kernels import ChainRule
 
+from .requests import logger
+
+SUPPORTED = ("0.32",)  # of vLLM: the methods that are replaced are its own affair, and change from version to version
 RULES: tuple[ChainRule, ...] = ("match", "ratio", "block")
 
 
@@ -26,8 +30,22 @@ def is_sharded() -> bool:
     return wanted == "1"
 
 
+@functools.cache
+def is_supported(version: str) -> bool:
+    """Whether the plug-in knows this version of vLLM; says once where it does not."""
+    if ".".join(version.split(".")[:2]) in SUPPORTED:
+        return True
+    known = " and ".join(SUPPORTED)
+    logger.warning("specdec_kernels: the plug-in is for vLLM %s and leaves vLLM %s as it is", known, version)
+    return False
+
+
 def register() -> None:
     """Put the package's sampler, verifier, draft sampler and suffix drafter in the place of vLLM's."""
+    import vllm
+
+    if not is_supported(vllm.__version__):
+        return
     from . import block, shards, suffix, v1, v2
 
     chosen = rule()

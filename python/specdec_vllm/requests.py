@@ -74,15 +74,16 @@ def reason_against_logprobs(params: Any, mode: str) -> str | None:
     return None if params.structured_outputs is None else "log-probabilities and a grammar"
 
 
-def leave(reason: str) -> None:
-    """Count a request that is left to vLLM, and say so of the first for this reason."""
+def leave(reason: str, names: str = "") -> None:
+    """Count a request that is left to vLLM, and say so of the first for this reason; `names`: of what it is due to."""
     if not fallbacks[reason]:
-        logger.warning("specdec_kernels: requests with %s are left to vLLM's own sampler", reason)
+        more = f" ({names})" if names else ""
+        logger.warning("specdec_kernels: requests with %s%s are left to vLLM's own sampler", reason, more)
     fallbacks[reason] += 1
 
 
 def describe(runner: Any, request_id: str, params: Any) -> Request:
-    """A request's seed and who serves it. Without a seed it gets one that every rank of the engine agrees on."""
+    """A request's seed and who serves it. Without a seed it gets one on which all ranks, and the next run, agree."""
     config = runner.model_config
     reason = reason_against(params) or reason_against_logprobs(params, config.logprobs_mode)
     if reason is not None:
@@ -91,9 +92,8 @@ def describe(runner: Any, request_id: str, params: Any) -> Request:
         return Request(params.seed, reason is None)
     from vllm import envs
 
-    has_schedulers = runner.parallel_config.distributed_executor_backend == "external_launcher"
-    if has_schedulers and not envs.VLLM_DISABLE_REQUEST_ID_RANDOMIZATION:
-        request_id = request_id[:-RANDOM]  # each rank has a scheduler, which ends ids at random
+    if not envs.VLLM_DISABLE_REQUEST_ID_RANDOMIZATION:
+        request_id = request_id[:-RANDOM]  # each process that has a scheduler ends ids at random
     digest = hashlib.blake2b(f"{config.seed or 0} {request_id}".encode(), digest_size=7).digest()
     return Request(int.from_bytes(digest, "big"), reason is None)
 
@@ -104,24 +104,22 @@ def known(runner: Any, request_id: str) -> Request:
     found: Request | None = getattr(state, "specdec", None)
     if found is None:
         found = state.specdec = describe(runner, request_id, state.sampling_params)
+        unknown = unknown_processors(runner.input_batch.sampling_metadata)
+        if unknown and found.is_served:
+            leave("custom logits processors", ", ".join(sorted(unknown)))
     return found
 
 
 def are_served(runner: Any) -> bool:
     """Whether all requests of the batch are served here."""
     batch = runner.input_batch
-    has_others = has_unknown_processors(batch.sampling_metadata)
-    return not has_others and all(known(runner, name).is_served for name in batch.req_ids)
+    requests = [known(runner, name) for name in batch.req_ids]
+    return not unknown_processors(batch.sampling_metadata) and all(r.is_served for r in requests)
 
 
-def has_unknown_processors(metadata: Any) -> bool:
-    """Whether logits processors are loaded whose effect is not known here."""
-    names = {type(p).__name__ for p in metadata.logitsprocs.all}
-    if unknown := names.difference(OWN_PROCESSORS):
-        if not fallbacks["custom logits processors"]:
-            logger.warning("specdec_kernels: %s: everything is left to vLLM's own sampler", ", ".join(sorted(unknown)))
-        fallbacks["custom logits processors"] += 1
-    return bool(unknown)
+def unknown_processors(metadata: Any) -> set[str]:
+    """Logits processors that are loaded, for every request, and whose effect is not known here."""
+    return {type(p).__name__ for p in metadata.logitsprocs.all}.difference(OWN_PROCESSORS)
 
 
 def min_p(metadata: Any, count: int) -> Tensor | None:
@@ -135,9 +133,9 @@ def min_p(metadata: Any, count: int) -> Tensor | None:
 
 def read(runner: Any, metadata: Any) -> Batch | None:
     """The runner's batch; None: vLLM serves all of it."""
-    if has_unknown_processors(metadata):
-        return None
     requests = [known(runner, name) for name in runner.input_batch.req_ids]
+    if unknown_processors(metadata):
+        return None
     count, device = len(requests), runner.device
     if metadata.temperature is None:
         temperature = torch.zeros(count, dtype=torch.float32, device=device)
