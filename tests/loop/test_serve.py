@@ -238,6 +238,7 @@ def test_what_is_wrong_is_refused_in_openais_form(
         {},
         {"messages": []},
         {"messages": ["hi"]},
+        {"messages": [{"role": "user", "content": "x", "name": 5}]},
         {"messages": [{"role": "user"}]},
         {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
         {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]},
@@ -279,6 +280,32 @@ def test_answers_obey_the_grammar_of_their_request(folder: Path, library: Any) -
             asked = {"prompt": "x", "structured_outputs": {"json": wrong}}
             answer = server.client.post("/v1/completions", json=asked)
             assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_grammar")
+
+
+def test_a_server_without_a_grammar_library_says_that_it_is_its_own_lack(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specdec_loop.grammar.compiler.find_spec", lambda name: None)
+    with running(folder) as server:
+        asked = {"prompt": "x", "structured_outputs": {"regex": "a+"}}
+        answer = server.client.post("/v1/completions", json=asked)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"], error["type"]) == (501, "no_grammars", "server_error")
+        assert "llguidance is not installed" in error["message"]
+
+
+def test_the_name_of_a_message_reaches_the_template(server: Running) -> None:
+    template = "{% for m in messages %}{{ m.role }}{{ ' ' + m.name if m.name }}: {{ m.content }}\n{% endfor %}"
+    server.tokenizer.chat_template, before = template, server.tokenizer.chat_template
+    messages = [{"role": "user", "name": "Ann", "content": "hi"}, {"role": "user", "name": None, "content": "ho"}]
+    try:
+        asked = {"messages": messages, "max_completion_tokens": 4, "seed": 5}
+        answer = server.client.post("/v1/chat/completions", json=asked).json()
+        want = server.complete("user Ann: hi\nuser: ho\n", max_tokens=4, seed=5)
+        assert answer["choices"][0]["message"]["content"] == want["choices"][0]["text"]
+        assert answer["usage"]["prompt_tokens"] == want["usage"]["prompt_tokens"]
+    finally:
+        server.tokenizer.chat_template = before
 
 
 def test_other_methods_paths_and_types_are_errors_too(server: Running) -> None:

@@ -245,10 +245,13 @@ class Api:
 
     def _compiled(self, kind: str, asked: Any) -> Grammar:
         """The grammar of a job."""
-        try:
-            if self._compiler is None:
-                engine = self._engine
+        if self._compiler is None:
+            engine = self._engine
+            try:
                 self._compiler = GrammarCompiler(self._tokenizer, engine.vocab, engine.ends, library=self._library)
+            except ValueError as error:
+                raise ApiError(501, f"no grammars are served here: {error}", code="no_grammars") from error
+        try:
             grammar: Grammar = getattr(self._compiler, kind)(asked)
         except ValueError as error:
             raise ApiError(400, f"the grammar is refused: {str(error)[:500]}", code="invalid_grammar") from error

@@ -72,8 +72,8 @@ class ApiError(Exception):
 
     def body(self) -> dict[str, Any]:
         """In OpenAI's form."""
-        kinds = {401: "authentication_error", 429: "rate_limit_error", 500: "server_error", 503: "server_error"}
-        kind = kinds.get(self.status, "invalid_request_error")
+        kinds = {401: "authentication_error", 429: "rate_limit_error"}
+        kind = kinds.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
@@ -336,7 +336,10 @@ def _message(place: int, message: Any) -> dict[str, str]:
         content = "".join(part["text"] for part in content)
     if not isinstance(content, str):
         raise ApiError(400, f"{name}.content must be a string or a list of text parts", param="messages")
-    return {"role": message["role"], "content": content}
+    who = message.get("name")
+    if not isinstance(who, str | None):
+        raise ApiError(400, f"{name}.name must be a string", param="messages")
+    return {"role": message["role"], "content": content} | ({} if who is None else {"name": who})
 
 
 def _bias(fields: Fields) -> dict[int, float]:
