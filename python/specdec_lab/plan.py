@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from specdec_loop.statistics import shares_at_least
-
 from . import theory
 
 LONGEST = 16  # drafts of a step that are considered where no run was measured
@@ -161,30 +159,16 @@ def levels(parents: Sequence[int]) -> list[int]:
 
 
 def measured(run: dict[str, Any], method: str | None = None) -> Measured:
-    """From the JSON of a run.
+    """From the output of `compare --json`: the first row of the method (of the first that drafts), and plain decoding's.
 
-    Either the output of `compare --json`: the first row of the method (of the first that drafts), and the row of plain
-    decoding beside it. Or the fields of a `Generation`: ``drafted`` and ``accepted`` (a number a step) and ``seconds``
-    by phase of all steps.
+    Raises:
+        ValueError: it holds no such row, or something else.
     """
     try:
-        if "rows" in run:
-            return _of_rows(run["rows"], method)
-        steps, seconds = len(run["drafted"]), run["seconds"]
-        pairs = zip(run["drafted"], run["accepted"], strict=True)
-        looked_at = sum(min(d, a + 1) for d, a in pairs)
-        return Measured(
-            tuple(shares_at_least(run["accepted"])),
-            tuple(shares_at_least(run["drafted"])),
-            _draft_seconds(seconds) / sum(run["drafted"]),
-            _verify_seconds(seconds) / steps,
-            0.0,
-            (sum(run["accepted"]) / looked_at,),
-            "verification time is taken as constant: this run has no plain decoding to compare it with",
-        )
+        return _of_rows(run["rows"], method)
     except (IndexError, KeyError, TypeError, ZeroDivisionError, AttributeError) as error:
         reason = f"{type(error).__name__}: {error}"
-        raise ValueError(f"--run must hold acceptance and seconds of a run with drafts ({reason})") from error
+        raise ValueError(f"--run must hold what compare --json wrote of a method that drafts ({reason})") from error
 
 
 def _of_rows(rows: list[dict[str, Any]], method: str | None) -> Measured:

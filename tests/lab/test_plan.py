@@ -43,24 +43,6 @@ def test_improvements_are_sorted_and_never_harm() -> None:
     assert capped.accepted == (0.9,)  # nothing more was drafted
 
 
-def test_numbers_of_a_run() -> None:
-    run = {
-        "drafted": [4, 4, 2],
-        "accepted": [4, 1, 0],
-        "seconds": {"draft": 1.0, "target": 2.0, "verify": 0.6, "commit": 0.4},
-    }
-    found = measured(run)
-    assert found.children == pytest.approx((5 / 7,))  # looked at: 4, 2, 1
-    assert found.accepted == pytest.approx((2 / 3, 1 / 3, 1 / 3, 1 / 3))
-    assert found.drafted == pytest.approx((1, 1, 2 / 3, 2 / 3))
-    assert found.draft_time == pytest.approx(0.1)
-    assert (found.verify_time, found.token_time) == (pytest.approx(1.0), 0.0)
-    assert found.speed(4) == pytest.approx(8 / 4.0)  # the run itself: 3 steps and 5 drafts in 4 s
-    assert "constant" in found.assumption
-    with pytest.raises(ValueError, match="must hold acceptance"):
-        measured({"drafted": []})
-
-
 SECONDS = {"draft": 0.4, "target": 1.0, "verify": 0.1, "commit": 0.1}
 ROW = {"method": "medusa", "temperature": 0.0, "batch": 1, "acceptance": 0.6, "acceptance_by_child": [0.4, 0.2],
        "accepted_at_least": [0.6, 0.36], "drafted_at_least": [1.0, 1.0], "verified_per_step": 5.0,
@@ -85,6 +67,8 @@ def test_numbers_of_a_comparison() -> None:
     old = {name: value for name, value in ROW.items() if name != "drafted_at_least"}
     with pytest.raises(ValueError, match="run compare --json again"):
         measured({"rows": [old]})
+    with pytest.raises(ValueError, match="must hold what compare --json wrote"):
+        measured({"drafted": []})
 
 
 def test_a_plan_promises_no_more_than_the_run_measured() -> None:
@@ -123,8 +107,8 @@ def test_the_command_reports(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_command_reads_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    seconds = {"draft": 1.0, "target": 2.0, "verify": 0.0, "commit": 0.0}
-    (tmp_path / "run.json").write_text(json.dumps({"drafted": [1, 1], "accepted": [0, 0], "seconds": seconds}))
+    row = {**ROW, "acceptance": 0.0, "acceptance_by_child": [0.0], "accepted_at_least": [0.0], "drafted_at_least": [1.0]}
+    (tmp_path / "run.json").write_text(json.dumps({"rows": [row]}))
     assert main(["plan", "--run", str(tmp_path / "run.json")]) == 0
     assert "no draft pays" in capsys.readouterr().out
 
@@ -137,7 +121,7 @@ def test_the_command_reads_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[s
         ("--run no-such-file.json", "--run: there is no file no-such-file.json"),
         ("--run broken.json", "--run: broken.json is no JSON"),
         ("--run binary.json", "--run: binary.json is no JSON"),
-        ("--run empty.json", "--run must hold acceptance and seconds"),
+        ("--run empty.json", "--run must hold what compare --json wrote"),
         ("--acceptance .5 --draft-ms 1 --verify-ms 1 --children 2", "--children: must be a number in [0, 1], got '2'"),
     ],
 )

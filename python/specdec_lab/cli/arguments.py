@@ -49,7 +49,7 @@ def theory(parser: argparse.ArgumentParser) -> None:
 
 def plan(parser: argparse.ArgumentParser) -> None:
     """Add the options: a run, or its numbers."""
-    parser.add_argument("--run", type=Path, help="JSON file of a run: compare --json, or drafted, accepted and seconds")
+    parser.add_argument("--run", type=Path, help="JSON file of a run: compare --json")
     parser.add_argument("--method", help="which row of the run; by default the first that drafts")
     parser.add_argument("--acceptance", type=number(float, 0, 1), help="P, measured: accepted / looked at")
     parser.add_argument("--draft-ms", type=number(float, 0), help="milliseconds of one draft")

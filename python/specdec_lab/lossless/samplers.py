@@ -64,7 +64,7 @@ def load(name: str) -> ModuleType:
     whole, parts = hasattr(module, "verify_chain"), hasattr(module, "prepare") and hasattr(module, "verify_prepared")
     if not (whole or parts) or not hasattr(module, "NAME"):
         raise ValueError(
-            f"lossless: --sampler {name} must have NAME and verify_chain, see specdec_loop.lossless.samplers"
+            f"lossless: --sampler {name} must have NAME and verify_chain, see specdec_lab.lossless.samplers"
         )
     return module
 
