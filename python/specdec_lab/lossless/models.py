@@ -11,6 +11,8 @@ import transformers
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
+from specdec_loop.heads.files import borrows_tables, load_draft_model
+
 from .exact import Table, flat_table
 
 PROMPTS = (
@@ -63,27 +65,22 @@ def load(target: str, draft: str, prompts: tuple[str, ...] = PROMPTS) -> Pair:
 
 
 def quiet() -> None:
-    """No progress bars and no reports of what a borrowed embedding leaves open."""
+    """No progress bars and no reports of what a file lacks."""
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
-
-
-BORROWED = ("embed_tokens.weight", "lm_head.weight")
 
 
 def read(folder: Path, target: Any = None) -> Any:
     """One model; a draft model whose file leaves out its embedding and head has the target's."""
     if not (folder / "config.json").exists():
         raise ValueError(f"lossless: {folder} must be a transformers folder, but it holds no config.json")
+    if target is not None and borrows_tables(folder):
+        return load_draft_model(folder, target, dtype=torch.float32)
     model, report = AutoModelForCausalLM.from_pretrained(
         folder, local_files_only=True, dtype=torch.float32, output_loading_info=True
     )
-    missing = sorted(report["missing_keys"])
-    if missing and (target is None or not all(name.endswith(BORROWED) for name in missing)):
+    if missing := sorted(report["missing_keys"]):
         raise ValueError(f"lossless: {folder.name}/ must hold all weights, but it lacks {', '.join(missing[:3])}")
-    if missing:
-        model.set_input_embeddings(target.get_input_embeddings())
-        model.set_output_embeddings(target.get_output_embeddings())
     return model.eval().requires_grad_(False)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import urllib.error
@@ -22,7 +21,7 @@ from .. import tree_cache
 from ..datastore import Datastore
 from ..draft_length import AdaptiveLength, FixedLength
 from ..drafters import Drafter
-from ..heads import load_draft_model
+from ..heads.files import borrows_tables, load_draft_model
 from ..methods import METHODS, DrafterAssets
 from .arguments import default_model, find_models
 from .errors import UserError, one_line
@@ -129,7 +128,7 @@ class Models:
     def _draft(self) -> Any:
         name = self.args.draft or str(default_model("--draft", "draft"))
         check_model("--draft", name)
-        if _borrows(Path(name)):
+        if borrows_tables(name):
             return load_draft_model(name, self.target, dtype=getattr(torch, self.draft_dtype))
         draft = self._model("--draft", name, self.draft_dtype)
         if not self._same_tokens(name):
@@ -214,13 +213,3 @@ def check_model(option: str, name: str) -> None:
 def _decoder(model: Any) -> Any:
     """Configuration of what decodes: a model of images too has others beside it."""
     return model.config.get_text_config(decoder=True)
-
-
-def _borrows(folder: Path) -> bool:
-    """Whether a draft model leaves its embedding out, to use the target's: as the file's own index says."""
-    path = folder / "model.safetensors"
-    if not path.exists():
-        return False
-    with path.open("rb") as file:
-        names = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    return all(name.startswith(("model.layers.", "model.norm.", "__metadata__")) for name in names)

@@ -133,6 +133,16 @@ def load_dflash(folder: Path | str, target: Any, *, dtype: torch.dtype | None = 
     return finish(head, weights, source, target, dtype)  # type: ignore[return-value]
 
 
+def borrows_tables(folder: Path | str) -> bool:
+    """Whether a file holds the layers of a draft model alone, which has the target's embedding: as its index says."""
+    path = Path(folder) / HEAD[0]
+    if not path.exists():
+        return False
+    with path.open("rb") as file:
+        names = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    return all(name.startswith(("model.layers.", "model.norm.", "__metadata__")) for name in names)
+
+
 def load_draft_model(folder: Path | str, target: Any, *, dtype: torch.dtype | None = None) -> Any:
     """A causal LM that borrows the target's embedding and output matrix.
 
