@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_kernels import tree_from_links
+from specdec_kernels import tree_from_links, tree_mask
 
 
 def penalize(logits: Tensor, verify_input: Any, batch: Any) -> None:
@@ -35,23 +35,10 @@ def counts_before(verify_input: Any, batch: Any, vocab: int) -> Tensor:
     """Float32 ``[batch, nodes, vocab]``: how often each id was generated, up to and with the node."""
     parents = tree_from_links(verify_input.retrieve_next_token, verify_input.retrieve_next_sibling).parents
     ids = verify_input.draft_token.reshape(parents.shape).long()
-    committed = counts_of(generated(batch, ids[:, :1]), vocab)
-    return (
-        committed[:, None]
-        .repeat(1, ids.shape[1], 1)
-        .scatter_add_(2, ids[:, None].expand(-1, ids.shape[1], -1), lines(parents, verify_input.max_tree_depth))
-    )
-
-
-def lines(parents: Tensor, depth: int) -> Tensor:
-    """Float32 ``[batch, nodes, nodes]``: 1 where the second node is the first or above it, and not the root."""
-    nodes = parents.shape[1]
-    places = torch.arange(nodes, device=parents.device)
-    up = (parents[:, :, None] == places).float()
-    line = torch.eye(nodes, dtype=torch.float32, device=parents.device).expand_as(up)
-    for _ in range(depth):
-        line = (line + up @ line).clamp(max=1)
-    return line * (places > 0)
+    committed, nodes = counts_of(generated(batch, ids[:, :1]), vocab), ids.shape[1]
+    is_drafted = torch.arange(nodes, device=ids.device) > 0
+    lines = tree_mask(parents).mask[:, 0] & is_drafted  # the node and those above it but for the root
+    return committed[:, None].repeat(1, nodes, 1).scatter_add_(2, ids[:, None].expand(-1, nodes, -1), lines.float())
 
 
 def generated(batch: Any, root: Tensor) -> Tensor:
