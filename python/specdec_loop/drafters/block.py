@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specdec_kernels import SampleResult, Sampling
 
-from ..heads import DFlashHead
+from ..heads import DFlashHead, FeatureHead
 from ..sequences import Sequences
 from .base import CHAIN_RULES, Draft, kept_rows
 from .feature_drafter import FeatureDrafter
@@ -19,6 +19,15 @@ from .races import PositionRaces
 
 class AtOnce(FeatureDrafter):
     """Drafts that a head predicts in one forward."""
+
+    def __init__(self, head: FeatureHead, *, sampling: Sampling | None = None) -> None:
+        """Draft with `head`.
+
+        Args:
+            head: on the target's device.
+            sampling: see `FeatureDrafter`.
+        """
+        super().__init__(head, sampling=sampling)
 
     def begin(self, sequences: Sequences, *, rule: str, sampling: Sampling, longest: int) -> None:
         """Make the cache; `prefill` brings the prompts."""
@@ -54,15 +63,6 @@ class _BlockDrafter(AtOnce):
     """Row i of the head's cache is the feature of token i; a block behind the rows is dropped with the next draft."""
 
     head: DFlashHead
-
-    def __init__(self, head: DFlashHead, *, sampling: Sampling | None = None) -> None:
-        """Draft with `head`.
-
-        Args:
-            head: on the target's device.
-            sampling: see `FeatureDrafter`.
-        """
-        super().__init__(head, sampling=sampling)
 
     def _run(self, token_ids: Tensor, inputs: dict[str, Any], *before: Tensor, keep: Sequence[int] | int = 0) -> Tensor:
         """Features of the text; the tokens themselves are in them."""

@@ -8,8 +8,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from specdec_kernels import Sampling
-
 from ..heads import PEagleHead
 from ..sequences import Sequences
 from .base import kept_rows
@@ -20,16 +18,7 @@ class ParallelChain(AtOnceChain):
     """The new pairs of a text and the masks behind them run in one forward; the masks' rows are not kept."""
 
     head: PEagleHead
-
-    def __init__(self, head: PEagleHead, *, sampling: Sampling | None = None) -> None:
-        """Draft with `head`.
-
-        Args:
-            head: on the target's device.
-            sampling: see `FeatureDrafter`.
-        """
-        super().__init__(head, sampling=sampling)
-        self._masks = 0  # of the next forward
+    _masks = 0  # of the next forward
 
     def _block(self, sequences: Sequences, length: int) -> Tensor:
         """Of the last pair and the masks behind it."""
