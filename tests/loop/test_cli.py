@@ -21,8 +21,12 @@ from head_models import feature_head, shaken
 from model_families import FAMILIES, build
 from model_folders import save_model, save_tokenizer
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from tokenizers.decoders import Metaspace
+from tokenizers.models import WordLevel
 
 from specdec_loop.cli import arguments, main
+from specdec_loop.cli.generate import writer
 from specdec_loop.cli.measure import Case, Comparison, Policy, Round, all_cases, distinct
 from specdec_loop.draft_length import FixedLength
 from specdec_loop.heads import MtpLayer, Shared, save_head
@@ -113,6 +117,15 @@ def test_accepted_tokens_are_green(folder: Path, capsys: pytest.CaptureFixture[s
     assert call(folder, "generate", "abc", "--method", "plain", "--max-new-tokens", "30", "--color", "never") == 0
     assert "\x1b[" not in capsys.readouterr().out
     assert colored.count("\x1b[32m") == colored.count("\x1b[0m")
+
+
+def test_a_line_keeps_its_leading_space_and_end_tokens_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    """A tokenizer of sentence pieces drops a space in front of what it decodes."""
+    pieces = Tokenizer(WordLevel({"</s>": 0, "\n": 1, "▁a": 2, "b": 3, "▁c": 4}, unk_token="</s>"))
+    pieces.decoder = Metaspace()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=pieces, eos_token="</s>")
+    writer(tokenizer, in_color=False)(0, [2, 3, 1, 4, 3, 2, 0], 0)
+    assert capsys.readouterr().out == "ab\n cb a</s>"
 
 
 def test_compare_writes_tables_json_and_chart(folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -6,15 +6,15 @@ import argparse
 import sys
 from typing import Any
 
-from ..generation import Generation
+from ..generation import Generation, Streamer
 from ..generation import generate as decode
 from ..grammar import Grammar, GrammarCompiler
 from ..methods import METHODS
+from ..serve.text import GrowingText
 from .errors import UserError, one_line, read_text
 from .loading import Models, check_methods
 
 GREEN, DIM, PLAIN = "\x1b[32m", "\x1b[2m", "\x1b[0m"
-UNFINISHED = "\ufffd"  # a character of which not all bytes are there
 
 
 def run(args: argparse.Namespace) -> None:
@@ -24,7 +24,6 @@ def run(args: argparse.Namespace) -> None:
     models = Models(args)
     ids, drafter = models.encode(prompt, args.max_new_tokens), models.drafter(args.method)
     in_color = args.color == "always" or (args.color == "auto" and sys.stdout.isatty())
-    writer = Writer(models.tokenizer, in_color=in_color)
     ends = models.target.generation_config.eos_token_id
     ends = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
     with one_line():
@@ -42,7 +41,7 @@ def run(args: argparse.Namespace) -> None:
             draft_length=models.draft_length(args.method, batch=1),
             stop=[*ends, *args.stop],
             tokenizer=models.tokenizer,
-            streamer=writer,
+            streamer=writer(models.tokenizer, in_color=in_color),
             grammar=grammar,
         )
     print()
@@ -50,26 +49,15 @@ def run(args: argparse.Namespace) -> None:
     print(f"{DIM}{report}{PLAIN}" if in_color else report, file=sys.stderr)
 
 
-class Writer:
-    """Streams text: a token is shown as soon as the bytes of its last character are there."""
+def writer(tokenizer: Any, *, in_color: bool) -> Streamer:
+    """Streams text to standard output: a token is shown as soon as the bytes of its last character are there."""
+    growing = GrowingText(tokenizer, has_special=True)
 
-    def __init__(self, tokenizer: Any, *, in_color: bool) -> None:
-        """Write to standard output."""
-        self._tokenizer, self._in_color = tokenizer, in_color
-        self._ids: list[int] = []
-        self._shown = 0
+    def write(request: int, tokens: list[int], accepted: int) -> None:
+        for piece in growing.push(tokens, accepted):
+            print(f"{GREEN}{piece.text}{PLAIN}" if in_color and piece.is_accepted else piece.text, end="", flush=True)
 
-    def __call__(self, request: int, tokens: list[int], accepted: int) -> None:
-        """Show the tokens of a step."""
-        for place, token in enumerate(tokens):
-            self._ids.append(token)
-            text = self._tokenizer.decode(self._ids)
-            if text.endswith(UNFINISHED):
-                continue
-            new, self._shown = text[self._shown :], len(text)
-            print(f"{GREEN}{new}{PLAIN}" if self._in_color and place < accepted else new, end="", flush=True)
-            if text.endswith("\n"):  # what came before will not change any more
-                self._ids, self._shown = [], 0
+    return write
 
 
 def summary(result: Generation) -> str:

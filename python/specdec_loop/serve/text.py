@@ -18,14 +18,15 @@ class Piece(NamedTuple):
 class GrowingText:
     """Turns tokens to pieces of text; joined, these are the text up to the first stop string."""
 
-    def __init__(self, tokenizer: Any, stops: Sequence[str]) -> None:
+    def __init__(self, tokenizer: Any, stops: Sequence[str] = (), *, has_special: bool = False) -> None:
         """Begin.
 
         Args:
             tokenizer: of the model.
             stops: strings, none of them empty.
+            has_special: end tokens and their like are text too.
         """
-        self._tokenizer, self._stops = tokenizer, stops
+        self._tokenizer, self._stops, self._has_special = tokenizer, stops, has_special
         self._ids: list[int] = []
         self._begin = self._end = 0  # the tokens between them are decoded before the new ones, for what joins them
         self._held: list[Piece] = []  # may be the beginning of a stop
@@ -50,7 +51,7 @@ class GrowingText:
         return self._released(is_last=True)
 
     def _decode(self, ids: list[int]) -> str:
-        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+        return str(self._tokenizer.decode(ids, skip_special_tokens=not self._has_special))
 
     def _released(self, *, is_last: bool) -> list[Piece]:
         """The pieces that no stop can begin in."""
