@@ -159,7 +159,7 @@ def levels(parents: Sequence[int]) -> list[int]:
 
 
 def measured(run: dict[str, Any], method: str | None = None) -> Measured:
-    """From the output of `compare --json`: the first row of the method (of the first that drafts), and plain decoding's.
+    """From the output of `compare --json`: the first row of the method (or of any that drafts) and the plain one.
 
     Raises:
         ValueError: it holds no such row, or something else.

@@ -488,8 +488,8 @@ def _right_padded(
         _fail("attention_mask", f"{list(input_ids.shape)}, as input_ids", list(attention_mask.shape))
     is_token = attention_mask.to(device) != 0
     order = is_token.byte().argsort(dim=1, descending=True, stable=True)
-    kept, lengths = torch.where(is_token, input_ids.to(device).long(), 0).gather(1, order), is_token.sum(1)
-    return kept[:, : max(int(lengths.max()), 1)], lengths
+    kept, counts = torch.where(is_token, input_ids.to(device).long(), 0).gather(1, order), is_token.sum(1)
+    return kept[:, : max(int(counts.max()), 1)], counts
 
 
 def _draft(drafter: Drafter, text: Sequences, lengths: FixedLength, slowest: Sequence[int]) -> Draft:

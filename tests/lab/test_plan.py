@@ -107,7 +107,13 @@ def test_the_command_reports(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_command_reads_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    row = {**ROW, "acceptance": 0.0, "acceptance_by_child": [0.0], "accepted_at_least": [0.0], "drafted_at_least": [1.0]}
+    row = {
+        **ROW,
+        "acceptance": 0.0,
+        "acceptance_by_child": [0.0],
+        "accepted_at_least": [0.0],
+        "drafted_at_least": [1.0],
+    }
     (tmp_path / "run.json").write_text(json.dumps({"rows": [row]}))
     assert main(["plan", "--run", str(tmp_path / "run.json")]) == 0
     assert "no draft pays" in capsys.readouterr().out
