@@ -375,7 +375,10 @@ void search_top_p(const Team& team, RowLaw& law) {
   std::vector<float> sample = sample_row(law, nucleus.low);
   Question asked = look_into(team, law, narrow(law, rest, sample, false, wanted, all));
   if (!asked.holds(wanted)) asked = look_into(team, law, all);
-  raise_to_top_p(law, asked, wanted);
+  if (!asked.values.empty()) return raise_to_top_p(law, asked, wanted);
+  // The nucleus has all that counts, and only rounding parts its mass from the row's.
+  asked = {gather_from(team, law, std::max(all.low, nucleus.low)), 0, nucleus.mass};
+  raise_to_top_p(law, asked, static_cast<double>(law.params.top_p) * nucleus.mass);
 }
 
 }  // namespace

@@ -120,6 +120,16 @@ def test_every_size_of_top_p(backend: str, device: str, top_p: float) -> None:
     compare(logits, device, sampling=Sampling.full(4, top_p=top_p, top_k=3000), rng=make_rng(4), purpose="draft")
 
 
+def test_top_p_so_close_to_1_that_rounding_hides_what_it_drops(backend: str, device: str) -> None:
+    """Equal logits, whose number is exact and whose sum is not; a few logits, which weigh all there is."""
+    named: dict[str, Any] = {"rng": make_rng(4), "purpose": "draft"}
+    compare(torch.ones(4, 4096), device, sampling=Sampling.full(4, top_p=0.999999), **named)
+    sampling = Sampling(temperature=torch.tensor([0.3, 0.7, 1.0, 2.0]), top_p=torch.full((4,), 0.9999999))
+    logits = torch.randn(4, 2048, generator=torch.Generator().manual_seed(11))
+    for rest in (-INF, -1e4):
+        compare(logits.where(torch.arange(2048) % 100 == 7, rest), device, sampling=sampling, **named)
+
+
 SHAPES: dict[str, Callable[[Tensor], Tensor]] = {
     "normal": lambda x: x, "wide": lambda x: 3 * x, "huge": lambda x: 6e4 * x.clamp(-1, 1), "equal": torch.zeros_like,
     "capped": lambda x: (6 * x).clamp(max=5), "two values": lambda x: (x > 0) * 1.0,
