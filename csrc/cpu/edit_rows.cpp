@@ -71,22 +71,27 @@ void edit_rows(const EditRowsParams& p, const Tensor& /*like*/) {
   const int64_t rows = p.cu_draft    ? p.total + p.batch
                        : p.only_last ? p.batch
                                      : p.batch * (p.width + 1);
-  std::vector<char> is_written(rows, 0);
+  std::vector<Request> requests;
+  std::vector<int64_t> owner(rows, -1);  // the last request that claims a row has it
+  for (int64_t b = 0; b < p.batch; ++b) {
+    const Request& request = requests.emplace_back(p, b);
+    for (int64_t node = 0; node < request.nodes(); ++node) {
+      if (const int64_t row = request.row(node); row >= 0) owner[row] = b;
+    }
+  }
   for_requests(p.batch, [&](int64_t b, const Team& team) {
-    const Request request(p, b);
+    const Request& request = requests[b];
     team.run(request.nodes(), [&](int, int64_t begin, int64_t end) {
       RequestEdits edits(p, b, request.drafts());
       edits.list();
       for (int64_t node = begin; node < end; ++node) {
         const int64_t row = request.row(node);
-        if (row < 0) continue;
-        write_row(p, edits, node, row);
-        is_written[row] = 1;
+        if (row >= 0 && owner[row] == b) write_row(p, edits, node, row);
       }
     });
   });
   for (int64_t row = 0; row < rows; ++row) {
-    if (!is_written[row]) write_none(p, row);
+    if (owner[row] < 0) write_none(p, row);
   }
 }
 

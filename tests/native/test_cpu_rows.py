@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import Tensor
 
-from specdec_kernels import RngKey, Sampling, Status, _native, sample
+from specdec_kernels import Edits, RngKey, Sampling, Status, _native, edit_rows, sample
 from specdec_kernels._edits import packed
 from specdec_kernels.ops.sample import op as sample_op
 from specdec_kernels.ops.verify_chain import op as verify_op
@@ -144,3 +145,39 @@ def test_threads_and_batch_do_not_change_a_bit(vocab: int, filters: str, rule: i
             row = slice(b, b + 1)
             _same(_sample(vocab, filters, torch.bfloat16, row), tuple(r[row] for r in sampled))
             _same(_verify(vocab, filters, torch.bfloat16, rule, row), tuple(r[row] for r in verified))
+
+
+@pytest.mark.parametrize("name", ISAS)
+def test_top_p_near_1_keeps_what_weighs_anything(name: str, isa: None) -> None:
+    _use(name)
+    for vocab, top_p in ((4096, 0.999999), (32000, 0.9999985), (128256, 0.999999)):
+        found = sample(
+            torch.ones(1, vocab), sampling=Sampling.full(1, top_p=top_p), purpose="target",
+            rng=RngKey(torch.zeros(1).long(), torch.zeros(1).long()), num_samples=1, backend="cpu",
+        )  # fmt: skip
+        assert found.threshold.item() == 1 and abs(found.logsumexp.item() - 1 - math.log(vocab)) < 1e-5
+    generator = torch.Generator().manual_seed(11)
+    rng = RngKey(*torch.arange(96).view(2, 48))
+    for count, vocab in ((20, 2048), (40, 32000), (300, 32000)):
+        logits = torch.randn(48, vocab, generator=generator)
+        few = torch.rand(48, vocab, generator=generator).argsort(1) < count
+        temperature = 0.1 + 3 * torch.rand(48, generator=generator)
+        sampling = Sampling(temperature, top_p=torch.full((48,), 0.9999999))
+        for rest in (-torch.inf, -1e4):
+            rows = logits.where(few, rest)
+            found = sample(rows, sampling=sampling, purpose="target", rng=rng, backend="cpu")
+            p = (rows.double() / temperature[:, None]).softmax(1)
+            kept = rows >= found.threshold[:, None]
+            assert not (kept & ~few).any() and bool(((p * kept).sum(1) > 1 - 1e-6).all())
+
+
+def test_threads_agree_whose_rows_are_that_two_requests_claim(threads: None) -> None:
+    torch.set_num_threads(4)
+    ids = torch.arange(160).where(torch.arange(160) < 40 * torch.arange(1, 5)[:, None], -1).int()
+    edits = Edits(bias_ids=ids, bias=torch.arange(1.0, 5.0)[:, None].expand(4, 160).contiguous())
+    cu, drafts = torch.tensor([0, 100, 0, 100, 2], dtype=torch.int32), torch.zeros(100, dtype=torch.int64)
+    for _ in range(20):
+        found = edit_rows(edits, drafts, vocab=200, cu_draft=cu, max_draft=100, backend="cpu")
+        rows = found.apply(torch.zeros(104, 200))
+        assert rows.max(1).values.tolist() == [1.0, 1.0, *[3.0] * 101, 4.0]
+        assert (rows > 0).sum(1).tolist() == [40, 40, *[120] * 101, 160]
