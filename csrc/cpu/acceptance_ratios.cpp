@@ -82,10 +82,6 @@ void acceptance_ratios(const AcceptanceRatiosParams& p, const Tensor& /*like*/) 
 }
 
 }  // namespace
-}  // namespace specdec::cpu
 
-STABLE_TORCH_LIBRARY_IMPL(SPECDEC_NAMESPACE, CPU, m) {
-  m.impl("acceptance_ratios_out.cpu",
-         TORCH_BOX((&specdec::Boxed<specdec::acceptance_ratios_params,
-                                    specdec::cpu::acceptance_ratios>::call)));
-}
+SPECDEC_CPU_KERNEL(acceptance_ratios_out, Boxed<acceptance_ratios_params, acceptance_ratios>::call)
+}  // namespace specdec::cpu

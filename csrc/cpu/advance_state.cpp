@@ -71,10 +71,6 @@ void advance_state(const AdvanceStateParams& p, const Tensor& /*like*/) {
 }
 
 }  // namespace
-}  // namespace specdec::cpu
 
-STABLE_TORCH_LIBRARY_IMPL(SPECDEC_NAMESPACE, CPU, m) {
-  m.impl("advance_state_out.cpu",
-         TORCH_BOX(
-             (&specdec::Boxed<specdec::advance_state_params, specdec::cpu::advance_state>::call)));
-}
+SPECDEC_CPU_KERNEL(advance_state_out, Boxed<advance_state_params, advance_state>::call)
+}  // namespace specdec::cpu

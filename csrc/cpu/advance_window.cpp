@@ -39,10 +39,6 @@ void advance_window(const AdvanceWindowParams& p, const Tensor& /*like*/) {
 }
 
 }  // namespace
-}  // namespace specdec::cpu
 
-STABLE_TORCH_LIBRARY_IMPL(SPECDEC_NAMESPACE, CPU, m) {
-  m.impl("advance_window_out.cpu",
-         TORCH_BOX((
-             &specdec::Boxed<specdec::advance_window_params, specdec::cpu::advance_window>::call)));
-}
+SPECDEC_CPU_KERNEL(advance_window_out, Boxed<advance_window_params, advance_window>::call)
+}  // namespace specdec::cpu

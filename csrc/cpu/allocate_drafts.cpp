@@ -113,10 +113,6 @@ void allocate_drafts(const AllocateParams& p, const Tensor& /*like*/) {
 }
 
 }  // namespace
-}  // namespace specdec::cpu
 
-STABLE_TORCH_LIBRARY_IMPL(SPECDEC_NAMESPACE, CPU, m) {
-  m.impl(
-      "allocate_drafts_out.cpu",
-      TORCH_BOX((&specdec::Boxed<specdec::allocate_params, specdec::cpu::allocate_drafts>::call)));
-}
+SPECDEC_CPU_KERNEL(allocate_drafts_out, Boxed<allocate_params, allocate_drafts>::call)
+}  // namespace specdec::cpu

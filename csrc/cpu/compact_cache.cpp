@@ -38,8 +38,6 @@ void compact_cache(SPECDEC_COMPACT_CACHE_ARGS) {
 }
 
 }  // namespace
-}  // namespace specdec::cpu
 
-STABLE_TORCH_LIBRARY_IMPL(SPECDEC_NAMESPACE, CPU, m) {
-  m.impl("compact_cache_out.cpu", TORCH_BOX(&specdec::cpu::compact_cache));
-}
+SPECDEC_CPU_KERNEL(compact_cache_out, compact_cache)
+}  // namespace specdec::cpu

@@ -42,10 +42,6 @@ void count_tokens(const CountTokensParams& p, const Tensor& /*like*/) {
 }
 
 }  // namespace
-}  // namespace specdec::cpu
 
-STABLE_TORCH_LIBRARY_IMPL(SPECDEC_NAMESPACE, CPU, m) {
-  m.impl(
-      "count_tokens_out.cpu",
-      TORCH_BOX((&specdec::Boxed<specdec::count_tokens_params, specdec::cpu::count_tokens>::call)));
-}
+SPECDEC_CPU_KERNEL(count_tokens_out, Boxed<count_tokens_params, count_tokens>::call)
+}  // namespace specdec::cpu

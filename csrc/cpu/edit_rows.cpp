@@ -96,9 +96,6 @@ void edit_rows(const EditRowsParams& p, const Tensor& /*like*/) {
 }
 
 }  // namespace
-}  // namespace specdec::cpu
 
-STABLE_TORCH_LIBRARY_IMPL(SPECDEC_NAMESPACE, CPU, m) {
-  m.impl("edit_rows_out.cpu",
-         TORCH_BOX((&specdec::Boxed<specdec::edit_rows_params, specdec::cpu::edit_rows>::call)));
-}
+SPECDEC_CPU_KERNEL(edit_rows_out, Boxed<edit_rows_params, edit_rows>::call)
+}  // namespace specdec::cpu

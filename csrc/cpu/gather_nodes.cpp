@@ -45,8 +45,6 @@ void gather_nodes(SPECDEC_GATHER_NODES_ARGS) {
 }
 
 }  // namespace
-}  // namespace specdec::cpu
 
-STABLE_TORCH_LIBRARY_IMPL(SPECDEC_NAMESPACE, CPU, m) {
-  m.impl("gather_nodes_out.cpu", TORCH_BOX(&specdec::cpu::gather_nodes));
-}
+SPECDEC_CPU_KERNEL(gather_nodes_out, gather_nodes)
+}  // namespace specdec::cpu

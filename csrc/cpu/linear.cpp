@@ -77,6 +77,4 @@ STABLE_TORCH_LIBRARY_FRAGMENT(SPECDEC_NAMESPACE, m) {
   m.def("linear.cpu(Tensor x, Tensor weight, Tensor? bias) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(SPECDEC_NAMESPACE, CPU, m) {
-  m.impl("linear.cpu", TORCH_BOX(&specdec::cpu::linear));
-}
+SPECDEC_CPU_KERNEL(linear, specdec::cpu::linear)

@@ -45,10 +45,6 @@ void residual_probs(const ResidualParams& p, const Tensor& /*like*/) {
 }
 
 }  // namespace
-}  // namespace specdec::cpu
 
-STABLE_TORCH_LIBRARY_IMPL(SPECDEC_NAMESPACE, CPU, m) {
-  m.impl("residual_probs_out.cpu",
-         TORCH_BOX((
-             &specdec::Boxed<specdec::residual_probs_params, specdec::cpu::residual_probs>::call)));
-}
+SPECDEC_CPU_KERNEL(residual_probs_out, Boxed<residual_probs_params, residual_probs>::call)
+}  // namespace specdec::cpu

@@ -54,11 +54,6 @@ void residual_sample(const ResidualParams& p, const Tensor& /*like*/) {
 }
 
 }  // namespace
-}  // namespace specdec::cpu
 
-STABLE_TORCH_LIBRARY_IMPL(SPECDEC_NAMESPACE, CPU, m) {
-  m.impl(
-      "residual_sample_out.cpu",
-      TORCH_BOX(
-          (&specdec::Boxed<specdec::residual_sample_params, specdec::cpu::residual_sample>::call)));
-}
+SPECDEC_CPU_KERNEL(residual_sample_out, Boxed<residual_sample_params, residual_sample>::call)
+}  // namespace specdec::cpu

@@ -83,8 +83,6 @@ void rollback(SPECDEC_ROLLBACK_ARGS) {
 }
 
 }  // namespace
-}  // namespace specdec::cpu
 
-STABLE_TORCH_LIBRARY_IMPL(SPECDEC_NAMESPACE, CPU, m) {
-  m.impl("rollback_out.cpu", TORCH_BOX(&specdec::cpu::rollback));
-}
+SPECDEC_CPU_KERNEL(rollback_out, rollback)
+}  // namespace specdec::cpu

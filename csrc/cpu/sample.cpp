@@ -121,13 +121,7 @@ Listed<SampleParams> listed_params(int64_t top, SPECDEC_SAMPLE_ARGS, SPECDEC_LIS
 }
 
 }  // namespace
-}  // namespace specdec::cpu
 
-STABLE_TORCH_LIBRARY_IMPL(SPECDEC_NAMESPACE, CPU, m) {
-  m.impl("sample_out.cpu",
-         TORCH_BOX((&specdec::Boxed<specdec::sample_params, specdec::cpu::sample>::call)));
-  m.impl("sample_listed_out.cpu",
-         TORCH_BOX((&specdec::Boxed<
-                    specdec::cpu::listed_params,
-                    specdec::cpu::run_listed<specdec::SampleParams, specdec::cpu::draw>>::call)));
-}
+SPECDEC_CPU_KERNEL(sample_out, Boxed<sample_params, sample>::call)
+SPECDEC_CPU_KERNEL(sample_listed_out, Boxed<listed_params, run_listed<SampleParams, draw>>::call)
+}  // namespace specdec::cpu

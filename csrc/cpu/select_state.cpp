@@ -24,8 +24,6 @@ void select_state(SPECDEC_SELECT_STATE_ARGS) {
 }
 
 }  // namespace
-}  // namespace specdec::cpu
 
-STABLE_TORCH_LIBRARY_IMPL(SPECDEC_NAMESPACE, CPU, m) {
-  m.impl("select_state_out.cpu", TORCH_BOX(&specdec::cpu::select_state));
-}
+SPECDEC_CPU_KERNEL(select_state_out, select_state)
+}  // namespace specdec::cpu

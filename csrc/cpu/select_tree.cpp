@@ -55,8 +55,6 @@ void select_tree(SPECDEC_SELECT_TREE_ARGS) {
 }
 
 }  // namespace
-}  // namespace specdec::cpu
 
-STABLE_TORCH_LIBRARY_IMPL(SPECDEC_NAMESPACE, CPU, m) {
-  m.impl("select_tree_out.cpu", TORCH_BOX(&specdec::cpu::select_tree));
-}
+SPECDEC_CPU_KERNEL(select_tree_out, select_tree)
+}  // namespace specdec::cpu

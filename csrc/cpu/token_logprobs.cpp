@@ -29,10 +29,6 @@ void token_logprobs(const TokenLogprobsParams& p, const Tensor& /*like*/) {
 }
 
 }  // namespace
-}  // namespace specdec::cpu
 
-STABLE_TORCH_LIBRARY_IMPL(SPECDEC_NAMESPACE, CPU, m) {
-  m.impl("token_logprobs_out.cpu",
-         TORCH_BOX((
-             &specdec::Boxed<specdec::token_logprobs_params, specdec::cpu::token_logprobs>::call)));
-}
+SPECDEC_CPU_KERNEL(token_logprobs_out, Boxed<token_logprobs_params, token_logprobs>::call)
+}  // namespace specdec::cpu

@@ -330,8 +330,5 @@ void tree_attention_out(Tensor query, Tensor key, Tensor value, Tensor ancestors
   });
 }
 
+SPECDEC_CPU_KERNEL(tree_attention_out, tree_attention_out)
 }  // namespace specdec
-
-STABLE_TORCH_LIBRARY_IMPL(SPECDEC_NAMESPACE, CPU, m) {
-  m.impl("tree_attention_out.cpu", TORCH_BOX(&specdec::tree_attention_out));
-}

@@ -148,8 +148,6 @@ void tree_from_marginals(SPECDEC_TREE_FROM_MARGINALS_ARGS) {
 }
 
 }  // namespace
-}  // namespace specdec::cpu
 
-STABLE_TORCH_LIBRARY_IMPL(SPECDEC_NAMESPACE, CPU, m) {
-  m.impl("tree_from_marginals_out.cpu", TORCH_BOX(&specdec::cpu::tree_from_marginals));
-}
+SPECDEC_CPU_KERNEL(tree_from_marginals_out, tree_from_marginals)
+}  // namespace specdec::cpu

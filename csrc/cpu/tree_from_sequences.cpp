@@ -63,8 +63,6 @@ void tree_from_sequences(SPECDEC_TREE_FROM_SEQUENCES_ARGS) {
 }
 
 }  // namespace
-}  // namespace specdec::cpu
 
-STABLE_TORCH_LIBRARY_IMPL(SPECDEC_NAMESPACE, CPU, m) {
-  m.impl("tree_from_sequences_out.cpu", TORCH_BOX(&specdec::cpu::tree_from_sequences));
-}
+SPECDEC_CPU_KERNEL(tree_from_sequences_out, tree_from_sequences)
+}  // namespace specdec::cpu

@@ -52,8 +52,6 @@ void tree_layout(SPECDEC_TREE_LAYOUT_ARGS) {
 }
 
 }  // namespace
-}  // namespace specdec::cpu
 
-STABLE_TORCH_LIBRARY_IMPL(SPECDEC_NAMESPACE, CPU, m) {
-  m.impl("tree_layout_out.cpu", TORCH_BOX(&specdec::cpu::tree_layout));
-}
+SPECDEC_CPU_KERNEL(tree_layout_out, tree_layout)
+}  // namespace specdec::cpu

@@ -230,8 +230,6 @@ void tree_mask(SPECDEC_TREE_MASK_ARGS) {
 }
 
 }  // namespace
-}  // namespace specdec::cpu
 
-STABLE_TORCH_LIBRARY_IMPL(SPECDEC_NAMESPACE, CPU, m) {
-  m.impl("tree_mask_out.cpu", TORCH_BOX(&specdec::cpu::tree_mask));
-}
+SPECDEC_CPU_KERNEL(tree_mask_out, tree_mask)
+}  // namespace specdec::cpu

@@ -299,18 +299,10 @@ Edited<VerifyChainParams> edited_params(int64_t top, SPECDEC_WANTED_ARGS, SPECDE
 }
 
 }  // namespace
-}  // namespace specdec::cpu
 
-STABLE_TORCH_LIBRARY_IMPL(SPECDEC_NAMESPACE, CPU, m) {
-  m.impl(
-      "verify_chain_out.cpu",
-      TORCH_BOX((&specdec::Boxed<specdec::verify_chain_params, specdec::cpu::verify_chain>::call)));
-  m.impl("verify_chain_listed_out.cpu",
-         TORCH_BOX((&specdec::Boxed<specdec::cpu::listed_params,
-                                    specdec::cpu::run_listed<specdec::VerifyChainParams,
-                                                             specdec::cpu::verify>>::call)));
-  m.impl("verify_chain_edited_out.cpu",
-         TORCH_BOX((&specdec::Boxed<specdec::cpu::edited_params,
-                                    specdec::cpu::run_edited<specdec::VerifyChainParams,
-                                                             specdec::cpu::verify>>::call)));
-}
+SPECDEC_CPU_KERNEL(verify_chain_out, Boxed<verify_chain_params, verify_chain>::call)
+SPECDEC_CPU_KERNEL(verify_chain_listed_out,
+                   Boxed<listed_params, run_listed<VerifyChainParams, verify>>::call)
+SPECDEC_CPU_KERNEL(verify_chain_edited_out,
+                   Boxed<edited_params, run_edited<VerifyChainParams, verify>>::call)
+}  // namespace specdec::cpu

@@ -299,18 +299,10 @@ Edited<VerifyTreeParams> edited_params(int64_t top, SPECDEC_WANTED_ARGS, SPECDEC
 }
 
 }  // namespace
-}  // namespace specdec::cpu
 
-STABLE_TORCH_LIBRARY_IMPL(SPECDEC_NAMESPACE, CPU, m) {
-  m.impl(
-      "verify_tree_out.cpu",
-      TORCH_BOX((&specdec::Boxed<specdec::verify_tree_params, specdec::cpu::verify_tree>::call)));
-  m.impl("verify_tree_listed_out.cpu",
-         TORCH_BOX((&specdec::Boxed<specdec::cpu::listed_params,
-                                    specdec::cpu::run_listed<specdec::VerifyTreeParams,
-                                                             specdec::cpu::verify>>::call)));
-  m.impl("verify_tree_edited_out.cpu",
-         TORCH_BOX((&specdec::Boxed<specdec::cpu::edited_params,
-                                    specdec::cpu::run_edited<specdec::VerifyTreeParams,
-                                                             specdec::cpu::verify>>::call)));
-}
+SPECDEC_CPU_KERNEL(verify_tree_out, Boxed<verify_tree_params, verify_tree>::call)
+SPECDEC_CPU_KERNEL(verify_tree_listed_out,
+                   Boxed<listed_params, run_listed<VerifyTreeParams, verify>>::call)
+SPECDEC_CPU_KERNEL(verify_tree_edited_out,
+                   Boxed<edited_params, run_edited<VerifyTreeParams, verify>>::call)
+}  // namespace specdec::cpu

@@ -120,6 +120,12 @@ struct Boxed<kParams, kRun> {
   }
 };
 
+// Registers a function, which TORCH_BOX can box, as the operator `op` of this backend.
+#define SPECDEC_CPU_KERNEL(op, ...)                      \
+  STABLE_TORCH_LIBRARY_IMPL(SPECDEC_NAMESPACE, CPU, m) { \
+    m.impl(#op ".cpu", TORCH_BOX((&__VA_ARGS__)));       \
+  }
+
 #define SPECDEC_SAMPLING_NAMES(prefix) \
   prefix##temperature, prefix##top_k, prefix##top_p, prefix##min_p, prefix##active
 
