@@ -56,17 +56,15 @@ inline Listing listing_of(int64_t top, SPECDEC_LISTING_ARGS) {  // top: -1 for n
           out_top_ids.scalar_type() == ScalarType::Long, output<float>(out_top_logprobs)};
 }
 
-// An op's parameters and where its tokens are listed: the structure of `<op>_listed`.
-template <class P>
-struct Listed {
-  P op;
-  Listing listing;
-};
+// Boxed of `<op>_listed`: kRun takes the listing, too.
+template <auto kParams, auto kRun>
+struct BoxedListed;
 
-// It as a kernel, of what the op does with a listing or without.
-template <class P, void (*run)(const P&, const Listing&)>
-void run_listed(const Listed<P>& p, const Tensor& /*like*/) {
-  run(p.op, p.listing);
-}
+template <class Params, class... Args, Params (*kParams)(Args...), auto kRun>
+struct BoxedListed<kParams, kRun> {
+  static void call(int64_t top, Args... args, SPECDEC_LISTING_ARGS) {
+    kRun(kParams(args...), listing_of(top, SPECDEC_LISTING_NAMES));
+  }
+};
 
 }  // namespace specdec::cpu

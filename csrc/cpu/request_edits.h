@@ -84,18 +84,17 @@ struct WantedEdits {
 
 WantedEdits wanted_edits(int64_t vocab, SPECDEC_WANTED_ARGS);
 
-// An op's parameters, where its tokens are listed, and wanted edits: of `<op>_edited`.
-template <class P>
-struct Edited {
-  P op;
-  Listing listing;
-  WantedEdits wanted;
-};
+// Boxed of `<op>_edited`: kRun takes the listing and the wanted edits, too.
+template <auto kParams, auto kRun>
+struct BoxedEdited;
 
-// It as a kernel.
-template <class P, void (*run)(const P&, const Listing&, const WantedEdits&)>
-void run_edited(const Edited<P>& p, const Tensor& /*like*/) {
-  run(p.op, p.listing, p.wanted);
-}
+template <class Params, class... Args, Params (*kParams)(Args...), auto kRun>
+struct BoxedEdited<kParams, kRun> {
+  static void call(int64_t top, SPECDEC_WANTED_ARGS, Args... args, SPECDEC_LISTING_ARGS) {
+    const Params p = kParams(args...);
+    kRun(p, listing_of(top, SPECDEC_LISTING_NAMES),
+         wanted_edits(p.target.vocab, SPECDEC_WANTED_NAMES));
+  }
+};
 
 }  // namespace specdec::cpu

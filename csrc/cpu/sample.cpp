@@ -110,18 +110,8 @@ void draw(const SampleParams& p, const Listing& listing) {
 
 void sample(const SampleParams& p, const Tensor& /*like*/) { draw(p, {}); }
 
-// The arguments of the schema, by name.
-#define SPECDEC_SAMPLE_NAMES                                                                       \
-  logits, SPECDEC_SAMPLING_NAMES(), seed, position, step, purpose, num_samples, lane, exclude_ids, \
-      token_map, allowed, SPECDEC_EDITS_NAMES(), logprobs_mode, out_token_ids, out_logprobs,       \
-      out_logsumexp, out_threshold, out_status
-
-Listed<SampleParams> listed_params(int64_t top, SPECDEC_SAMPLE_ARGS, SPECDEC_LISTING_ARGS) {
-  return {sample_params(SPECDEC_SAMPLE_NAMES), listing_of(top, SPECDEC_LISTING_NAMES)};
-}
-
 }  // namespace
 
 SPECDEC_CPU_KERNEL(sample_out, Boxed<sample_params, sample>::call)
-SPECDEC_CPU_KERNEL(sample_listed_out, Boxed<listed_params, run_listed<SampleParams, draw>>::call)
+SPECDEC_CPU_KERNEL(sample_listed_out, BoxedListed<sample_params, draw>::call)
 }  // namespace specdec::cpu

@@ -274,35 +274,13 @@ void verify(const VerifyChainParams& p, const Listing& listing, const WantedEdit
   });
 }
 
-void verify(const VerifyChainParams& p, const Listing& listing) { verify(p, listing, {}); }
+void verify_listed(const VerifyChainParams& p, const Listing& listing) { verify(p, listing, {}); }
 
-void verify_chain(const VerifyChainParams& p, const Tensor& /*like*/) { verify(p, {}); }
-
-// The arguments of the schema, by name.
-#define SPECDEC_VERIFY_CHAIN_NAMES                                                               \
-  draft_ids, target_logits, draft_logits, draft_logsumexp, draft_threshold, cu_draft, max_draft, \
-      SPECDEC_SAMPLING_NAMES(), SPECDEC_SAMPLING_NAMES(draft_), seed, position, step, rule,      \
-      over_acceptance, over_acceptances, rejected_from_target, token_map, draft_kept_ids,        \
-      draft_kept_logsumexp, allowed, SPECDEC_EDITS_NAMES(), SPECDEC_EDITS_NAMES(draft_),         \
-      SPECDEC_TYPICAL_NAMES, top_m, max_distance, min_block, logprobs_mode, out_token_ids,       \
-      out_num_accepted, out_status, out_logprobs
-
-Listed<VerifyChainParams> listed_params(int64_t top, SPECDEC_VERIFY_CHAIN_ARGS,
-                                        SPECDEC_LISTING_ARGS) {
-  return {verify_chain_params(SPECDEC_VERIFY_CHAIN_NAMES), listing_of(top, SPECDEC_LISTING_NAMES)};
-}
-
-Edited<VerifyChainParams> edited_params(int64_t top, SPECDEC_WANTED_ARGS, SPECDEC_VERIFY_CHAIN_ARGS,
-                                        SPECDEC_LISTING_ARGS) {
-  return {verify_chain_params(SPECDEC_VERIFY_CHAIN_NAMES), listing_of(top, SPECDEC_LISTING_NAMES),
-          wanted_edits(target_logits.size(target_logits.dim() - 1), SPECDEC_WANTED_NAMES)};
-}
+void verify_chain(const VerifyChainParams& p, const Tensor& /*like*/) { verify(p, {}, {}); }
 
 }  // namespace
 
 SPECDEC_CPU_KERNEL(verify_chain_out, Boxed<verify_chain_params, verify_chain>::call)
-SPECDEC_CPU_KERNEL(verify_chain_listed_out,
-                   Boxed<listed_params, run_listed<VerifyChainParams, verify>>::call)
-SPECDEC_CPU_KERNEL(verify_chain_edited_out,
-                   Boxed<edited_params, run_edited<VerifyChainParams, verify>>::call)
+SPECDEC_CPU_KERNEL(verify_chain_listed_out, BoxedListed<verify_chain_params, verify_listed>::call)
+SPECDEC_CPU_KERNEL(verify_chain_edited_out, BoxedEdited<verify_chain_params, verify>::call)
 }  // namespace specdec::cpu

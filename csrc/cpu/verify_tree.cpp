@@ -275,34 +275,13 @@ void verify(const VerifyTreeParams& p, const Listing& listing, const WantedEdits
   });
 }
 
-void verify(const VerifyTreeParams& p, const Listing& listing) { verify(p, listing, {}); }
+void verify_listed(const VerifyTreeParams& p, const Listing& listing) { verify(p, listing, {}); }
 
-void verify_tree(const VerifyTreeParams& p, const Tensor& /*like*/) { verify(p, {}); }
-
-// The arguments of the schema, by name.
-#define SPECDEC_VERIFY_TREE_NAMES                                                                 \
-  token_ids, parents, target_logits, draft_logits, max_depth, SPECDEC_SAMPLING_NAMES(),           \
-      SPECDEC_SAMPLING_NAMES(draft_), seed, position, step, rule, replacement, token_map,         \
-      draft_kept_ids, draft_kept_logsumexp, allowed, SPECDEC_EDITS_NAMES(),                       \
-      SPECDEC_EDITS_NAMES(draft_), SPECDEC_TYPICAL_NAMES, logprobs_mode, out_token_ids, out_path, \
-      out_num_accepted, out_status, out_logprobs
-
-Listed<VerifyTreeParams> listed_params(int64_t top, SPECDEC_VERIFY_TREE_ARGS,
-                                       SPECDEC_LISTING_ARGS) {
-  return {verify_tree_params(SPECDEC_VERIFY_TREE_NAMES), listing_of(top, SPECDEC_LISTING_NAMES)};
-}
-
-Edited<VerifyTreeParams> edited_params(int64_t top, SPECDEC_WANTED_ARGS, SPECDEC_VERIFY_TREE_ARGS,
-                                       SPECDEC_LISTING_ARGS) {
-  return {verify_tree_params(SPECDEC_VERIFY_TREE_NAMES), listing_of(top, SPECDEC_LISTING_NAMES),
-          wanted_edits(target_logits.size(target_logits.dim() - 1), SPECDEC_WANTED_NAMES)};
-}
+void verify_tree(const VerifyTreeParams& p, const Tensor& /*like*/) { verify(p, {}, {}); }
 
 }  // namespace
 
 SPECDEC_CPU_KERNEL(verify_tree_out, Boxed<verify_tree_params, verify_tree>::call)
-SPECDEC_CPU_KERNEL(verify_tree_listed_out,
-                   Boxed<listed_params, run_listed<VerifyTreeParams, verify>>::call)
-SPECDEC_CPU_KERNEL(verify_tree_edited_out,
-                   Boxed<edited_params, run_edited<VerifyTreeParams, verify>>::call)
+SPECDEC_CPU_KERNEL(verify_tree_listed_out, BoxedListed<verify_tree_params, verify_listed>::call)
+SPECDEC_CPU_KERNEL(verify_tree_edited_out, BoxedEdited<verify_tree_params, verify>::call)
 }  // namespace specdec::cpu

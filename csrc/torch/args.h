@@ -141,8 +141,6 @@ struct Boxed<kParams, kRun> {
 #define SPECDEC_TYPICAL_ARGS \
   double typical_epsilon, double typical_delta, OptTensor typical_epsilons, OptTensor typical_deltas
 
-#define SPECDEC_TYPICAL_NAMES typical_epsilon, typical_delta, typical_epsilons, typical_deltas
-
 #define SPECDEC_VERIFY_CHAIN_ARGS                                                                \
   Tensor draft_ids, Tensor target_logits, OptTensor draft_logits, OptTensor draft_logsumexp,     \
       OptTensor draft_threshold, OptTensor cu_draft, int64_t max_draft, SPECDEC_SAMPLING_ARGS(), \
