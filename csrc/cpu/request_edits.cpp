@@ -48,14 +48,12 @@ RowEdits RequestEdits::row(int64_t node) {
 void RequestEdits::list() {
   if (is_listed_) return;
   is_listed_ = true;
-  if (!has_any()) return;
+  const std::vector<int64_t> listed = columns();
+  if (listed.empty() && !penalties_.any()) return;
   bits_.assign((p_.vocab + kTile - 1) / kTile * kTileBlocks, 0);
   const Counted text = counted();
   for (int i = 0; i < text.size; ++i) mark(text.columns[i]);
-  for_ids([&](int64_t id) {
-    const int64_t v = column(id);
-    if (v >= 0) mark(v);
-  });
+  for (const int64_t v : listed) mark(v);
   start_.resize(bits_.size() + 1);
   tiles().edit_list.number(bits(), bits_.size(), start_.data());
   const int32_t size = start_.back();
@@ -64,16 +62,13 @@ void RequestEdits::list() {
   bias_.assign(size, 0.f);
   repetition_.resize(size);
   minus_.resize(size);
-  biases([&](int64_t id, float bias) {
-    const int64_t i = find(id);
-    if (i >= 0) bias_[i] = bias;
-  });
+  for (int64_t i = 0; i < p_.bias_ids.size; ++i) {
+    const int64_t at = find(p_.bias_ids.row(b_)[i]);
+    if (at >= 0) bias_[at] = p_.bias.row(b_)[i];
+  }
   tiles().edit_list.place(bits(), start(), text.columns.get(), text.counts.get(), text.size,
                           counts_.data(), ids_.data());
-  for_ids([&](int64_t id) {
-    const int64_t i = find(id);
-    if (i >= 0) ids_[i] = static_cast<float>(column(id));
-  });
+  for (const int64_t v : listed) ids_[place(v)] = static_cast<float>(v);
   for (int32_t& count : counts_) count = std::max(count, count & 1);
   penalise(counts_.data(), size, repetition_.data(), minus_.data());
 }
@@ -96,10 +91,12 @@ void RequestEdits::write_values(int64_t node, float* values, int64_t plane) cons
     const int64_t i = find(id);
     if (i >= 0) bias[i] = -kInf;
   };
-  if (static_cast<int64_t>(path.size()) < p_.min_tokens.get(b_, 0)) stops(ban);
-  words([&](const int32_t* word) {
+  const bool is_early = static_cast<int64_t>(path.size()) < p_.min_tokens.get(b_, 0);
+  for (int64_t i = 0; is_early && i < p_.stop_ids.size; ++i) ban(p_.stop_ids.row(b_)[i]);
+  for (int64_t i = 0; i < p_.bad_words.size; i += p_.length) {
+    const int32_t* word = p_.bad_words.row(b_) + i;
     if (meets(word, path)) ban(word[p_.length - 1]);
-  });
+  }
 }
 
 // What the penalties make of n counts. Those that are off are 1, and 0 and 0.
@@ -114,34 +111,18 @@ void RequestEdits::penalise(const int32_t* counts, size_t n, float* __restrict r
   }
 }
 
-template <class F>
-void RequestEdits::biases(const F& f) const {
-  for (int64_t i = 0; i < p_.bias_ids.size; ++i) f(p_.bias_ids.row(b_)[i], p_.bias.row(b_)[i]);
-}
-
-template <class F>
-void RequestEdits::stops(const F& f) const {
-  for (int64_t i = 0; i < p_.stop_ids.size; ++i) f(p_.stop_ids.row(b_)[i]);
-}
-
-template <class F>
-void RequestEdits::words(const F& f) const {
-  for (int64_t i = 0; i < p_.bad_words.size; i += p_.length) f(p_.bad_words.row(b_) + i);
-}
-
-// Every id that some row may change, but for those of the text so far.
-template <class F>
-void RequestEdits::for_ids(const F& f) const {
-  biases([&](int64_t id, float) { f(id); });
-  stops(f);
-  words([&](const int32_t* word) { f(word[p_.length - 1]); });
-  if (penalties_.any()) std::for_each(drafts_.ids.begin() + 1, drafts_.ids.end(), f);
-}
-
-bool RequestEdits::has_any() const {
-  bool any = penalties_.any();
-  for_ids([&](int64_t id) { any |= column(id) >= 0; });
-  return any;
+std::vector<int64_t> RequestEdits::columns() const {
+  std::vector<int64_t> columns;
+  const auto add = [&](int64_t id) {
+    if (const int64_t v = column(id); v >= 0) columns.push_back(v);
+  };
+  std::for_each_n(p_.bias_ids.row(b_), p_.bias_ids.size, add);
+  std::for_each_n(p_.stop_ids.row(b_), p_.stop_ids.size, add);
+  for (int64_t i = 0; i < p_.bad_words.size; i += p_.length) {
+    add(p_.bad_words.row(b_)[i + p_.length - 1]);
+  }
+  if (penalties_.any()) std::for_each(drafts_.ids.begin() + 1, drafts_.ids.end(), add);
+  return columns;
 }
 
 RequestEdits::Counted RequestEdits::counted() const {
@@ -162,10 +143,13 @@ int64_t RequestEdits::column(int64_t id) const {
 
 int64_t RequestEdits::find(int64_t id) const {
   const int64_t v = column(id);
-  if (v < 0) return -1;
-  const uint64_t mine = uint64_t{1} << (v % kEditBlock);
-  const auto bits = static_cast<uint64_t>(bits_[v / kEditBlock]);
-  return (bits & mine) != 0 ? start_[v / kEditBlock] + std::popcount(bits & (mine - 1)) : -1;
+  return v >= 0 ? place(v) : -1;
+}
+
+int64_t RequestEdits::place(int64_t column) const {
+  const uint64_t mine = uint64_t{1} << (column % kEditBlock);
+  const auto bits = static_cast<uint64_t>(bits_[column / kEditBlock]);
+  return (bits & mine) != 0 ? start_[column / kEditBlock] + std::popcount(bits & (mine - 1)) : -1;
 }
 
 void RequestEdits::mark(int64_t column) {

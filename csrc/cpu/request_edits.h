@@ -45,18 +45,12 @@ class RequestEdits {
   };
 
   void penalise(const int32_t* counts, size_t n, float* repetition, float* minus) const;
-  template <class F>
-  void biases(const F& f) const;  // f(id, bias)
-  template <class F>
-  void stops(const F& f) const;
-  template <class F>
-  void words(const F& f) const;  // f(its ids)
-  template <class F>
-  void for_ids(const F& f) const;
-  bool has_any() const;
+  // Every id that some row may change, but for those of the text so far.
+  std::vector<int64_t> columns() const;
   Counted counted() const;
   int64_t column(int64_t id) const;  // -1 where the row has none
   int64_t find(int64_t id) const;    // its place in the list; -1: it is not listed
+  int64_t place(int64_t column) const;
   void mark(int64_t column);
   bool meets(const int32_t* word, const std::vector<int64_t>& path) const;
 
