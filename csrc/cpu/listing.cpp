@@ -82,18 +82,10 @@ std::vector<Ranked> largest(const RowLaw& law, int64_t top) {
 
 }  // namespace
 
-void Listing::write_id(int64_t at, int64_t id) const {
-  if (wide) {
-    static_cast<int64_t*>(ids)[at] = id;
-  } else {
-    static_cast<int32_t*>(ids)[at] = static_cast<int32_t>(id);
-  }
-}
-
 void Listing::clear(int64_t place, float missing) const {
   ranks[place] = 0;
   for (int64_t at = place * top; at < (place + 1) * top; ++at) {
-    write_id(at, -1);
+    store_id(ids, wide, at, -1);
     logprobs[at] = missing;
   }
 }
@@ -104,7 +96,7 @@ void Listing::write(const Team& team, int64_t place, const RowLaw& law, int64_t 
   if (id >= 0) ranks[place] = static_cast<int32_t>(rank_of(team, law, id));
   int64_t at = place * top;
   for (const Ranked& one : largest(law, top)) {
-    write_id(at, one.id);
+    store_id(ids, wide, at, one.id);
     logprobs[at++] = law.logprob_of(one.logit);
   }
 }

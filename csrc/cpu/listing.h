@@ -19,10 +19,16 @@ struct Listing {
   void write(const Team& team, int64_t place, const RowLaw& law, int64_t id) const;
   // Where nothing is listed; the log-probabilities are `missing`.
   void clear(int64_t place, float missing) const;
-
- private:
-  void write_id(int64_t at, int64_t id) const;
 };
+
+// Writes an id, int64 if `wide`, else int32.
+inline void store_id(void* ids, bool wide, int64_t at, int64_t id) {
+  if (wide) {
+    static_cast<int64_t*>(ids)[at] = id;
+  } else {
+    static_cast<int32_t*>(ids)[at] = static_cast<int32_t>(id);
+  }
+}
 
 // What an op tells of the tokens that it emits: log-probabilities, and their listing.
 struct Scores {

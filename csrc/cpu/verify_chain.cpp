@@ -249,11 +249,7 @@ void ChainWalk::write(int64_t token) {
   for (int64_t i = 0; i < width; ++i) {
     const int64_t id = i < accepted_ ? chain_.id(i) : i == accepted_ ? token : -1;
     const int64_t at = slot_ * width + i;
-    if (p_.draft_ids.wide) {
-      static_cast<int64_t*>(p_.token_ids)[at] = id;
-    } else {
-      static_cast<int32_t*>(p_.token_ids)[at] = static_cast<int32_t>(id);
-    }
+    store_id(p_.token_ids, p_.draft_ids.wide, at, id);
     if (id >= 0 && i == accepted_) score(i, id, row_, twin_);
     if (id < 0 && scores_) scores_.clear(at);
   }

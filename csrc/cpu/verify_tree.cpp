@@ -249,11 +249,7 @@ void TreeWalk::write(int64_t token) {
     const int64_t next = i < accepted ? path[i + 1] : -1;
     const int64_t emitted = i < accepted ? id(next) : i == accepted ? token : -1;
     p_.path[first + i] = static_cast<int32_t>(next);
-    if (p_.ids.wide) {
-      static_cast<int64_t*>(p_.token_ids)[first + i] = emitted;
-    } else {
-      static_cast<int32_t*>(p_.token_ids)[first + i] = static_cast<int32_t>(emitted);
-    }
+    store_id(p_.token_ids, p_.ids.wide, first + i, emitted);
     if (!scores_) continue;
     if (emitted >= 0) {
       scores_.write(team_, first + i, (scores_twins() ? twins_ : laws_)[path[i]], emitted);
