@@ -10,14 +10,6 @@
 namespace specdec::cpu {
 namespace {
 
-struct Ranked {
-  float logit;
-  int64_t id;
-  bool operator<(const Ranked& o) const {  // comes before
-    return logit > o.logit || (logit == o.logit && id < o.id);
-  }
-};
-
 // How many ids of a row are kept and larger than `logit`; of a tile, neighbouring blocks at once.
 int64_t count_larger(const Team& team, const RowLaw& law, float logit) {
   std::vector<int64_t> counts(team.chunks(), 0);
@@ -51,20 +43,20 @@ int64_t rank_of(const Team& team, const RowLaw& law, int64_t id) {
 }
 
 // The best of a list stay, and whatever comes later must be larger than the last of them.
-float keep_best(std::vector<Ranked>& list, int64_t top) {
-  std::nth_element(list.begin(), list.begin() + (top - 1), list.end());
+float keep_best(std::vector<Entrant>& list, int64_t top) {
+  std::nth_element(list.begin(), list.begin() + (top - 1), list.end(), kBeats);
   list.resize(top);
-  return list[top - 1].logit;
+  return list[top - 1].score;
 }
 
 // The first `top` kept ids by falling logit, then by id.
-std::vector<Ranked> largest(const RowLaw& law, int64_t top) {
+std::vector<Entrant> largest(const RowLaw& law, int64_t top) {
   if (top == 0) return {};
   if (law.params.greedy) return {{law.max, law.argmax}};
   const float least = std::max({law.threshold, bound_of(law, top), -FLT_MAX});
   float beaten = below(least);
   const size_t most = 4 * top + kNoiseBlock;
-  std::vector<Ranked> list;
+  std::vector<Entrant> list;
   alignas(64) float buffer[kNoiseBlock];
   for (const int i : blocks_from(law, least)) {
     if (!(law.block_max[i] > beaten)) continue;
@@ -76,7 +68,7 @@ std::vector<Ranked> largest(const RowLaw& law, int64_t top) {
     if (list.size() > most) beaten = std::max(beaten, keep_best(list, top));
   }
   if (list.size() > static_cast<size_t>(top)) keep_best(list, top);
-  std::sort(list.begin(), list.end());
+  std::sort(list.begin(), list.end(), kBeats);
   return list;
 }
 
@@ -95,9 +87,9 @@ void Listing::write(const Team& team, int64_t place, const RowLaw& law, int64_t 
   if (law.bad) return;
   if (id >= 0) ranks[place] = static_cast<int32_t>(rank_of(team, law, id));
   int64_t at = place * top;
-  for (const Ranked& one : largest(law, top)) {
+  for (const Entrant& one : largest(law, top)) {
     store_id(ids, wide, at, one.id);
-    logprobs[at++] = law.logprob_of(one.logit);
+    logprobs[at++] = law.logprob_of(one.score);
   }
 }
 

@@ -19,6 +19,7 @@ struct Entrant {
     return score > other.score || (score == other.score && id < other.id);
   }
 };
+inline constexpr auto kBeats = [](const Entrant& x, const Entrant& y) { return x.beats(y); };
 
 // What touches the vectors is defined in race.cpp: the files of one instruction set include this
 // header, and a template instantiated there could be linked into the code of another machine.

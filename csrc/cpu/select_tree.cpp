@@ -24,8 +24,7 @@ std::vector<int64_t> best_candidates(const Tree& tree, const Ids& ids, const Row
     if (score[n] > -kInf) kept.push_back({score[n], n});
   }
   if (static_cast<int64_t>(kept.size()) > num_nodes) {
-    std::nth_element(kept.begin(), kept.begin() + num_nodes, kept.end(),
-                     [](const Entrant& x, const Entrant& y) { return x.beats(y); });
+    std::nth_element(kept.begin(), kept.begin() + num_nodes, kept.end(), kBeats);
     kept.resize(num_nodes);
   }
   std::vector<int64_t> nodes;

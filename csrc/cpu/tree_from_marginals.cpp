@@ -6,20 +6,11 @@
 #include <vector>
 
 #include "../torch/tree_args.h"
+#include "race.h"
 #include "team.h"
 
 namespace specdec::cpu {
 namespace {
-
-constexpr float kNone = -std::numeric_limits<float>::infinity();
-
-struct Candidate {
-  float logprob;  // at most 0
-  int32_t index;
-  bool beats(const Candidate& other) const {
-    return logprob > other.logprob || (logprob == other.logprob && index < other.index);
-  }
-};
 
 // The candidates of one request, [depth, width].
 struct Marginals {
@@ -47,18 +38,18 @@ class Ranking {
   Ranking(const Marginals& marginals, int64_t most)
       : marginals_(marginals), most_(most), positions_(marginals.depth) {}
 
-  // The candidate of this rank; its logprob is kNone where there is none.
-  Candidate at(int64_t position, size_t rank) {
-    if (position >= marginals_.depth) return {kNone, 0};
+  // The candidate of this rank by its number; its score is -inf where there is none.
+  Entrant at(int64_t position, size_t rank) {
+    if (position >= marginals_.depth) return {-kInf, -1};
     Position& p = positions_[position];
     if (!p.is_sorted) sort(position, p);
-    return rank < p.best.size() ? p.best[rank] : Candidate{kNone, 0};
+    return rank < p.best.size() ? p.best[rank] : Entrant{-kInf, -1};
   }
 
  private:
   struct Position {
     bool is_sorted = false;
-    std::vector<Candidate> best;
+    std::vector<Entrant> best;
   };
 
   void sort(int64_t position, Position& p) {
@@ -67,17 +58,16 @@ class Ranking {
     for (int64_t w = 0; w < marginals_.width; ++w) {
       const int64_t i = position * marginals_.width + w;
       const float logprob = marginals_.logprobs[i];
-      if (!Marginals::is_token(marginals_.id(i)) || !(logprob > kNone)) continue;  // nor NaN
-      sorted_.push_back({std::min(logprob, 0.f), static_cast<int32_t>(w)});
+      if (!Marginals::is_token(marginals_.id(i)) || !(logprob > -kInf)) continue;  // nor NaN
+      sorted_.push_back({std::min(logprob, 0.f), w});
     }
-    std::sort(sorted_.begin(), sorted_.end(),
-              [](const Candidate& x, const Candidate& y) { return x.beats(y); });
-    for (const Candidate& c : sorted_) {
+    std::sort(sorted_.begin(), sorted_.end(), kBeats);
+    for (const Entrant& c : sorted_) {
       if (static_cast<int64_t>(p.best.size()) == most_) break;
-      const int64_t base = position * marginals_.width, id = marginals_.id(base + c.index);
-      const bool is_repeated = std::any_of(
-          p.best.begin(), p.best.end(),
-          [&](const Candidate& better) { return marginals_.id(base + better.index) == id; });
+      const int64_t base = position * marginals_.width, id = marginals_.id(base + c.id);
+      const bool is_repeated =
+          std::any_of(p.best.begin(), p.best.end(),
+                      [&](const Entrant& better) { return marginals_.id(base + better.id) == id; });
       if (!is_repeated) p.best.push_back(c);
     }
   }
@@ -85,7 +75,7 @@ class Ranking {
   const Marginals& marginals_;
   int64_t most_;
   std::vector<Position> positions_;
-  std::vector<Candidate> sorted_;
+  std::vector<Entrant> sorted_;
 };
 
 // The child that a node would have next.
@@ -111,10 +101,10 @@ void build(const Marginals& marginals, int64_t limit, const TreeOutput& out) {
   heap.reserve(limit);
   const auto offer = [&](int32_t parent) {
     Node& node = nodes[parent];
-    const Candidate c = ranking.at(node.depth, node.children++);
-    const float score = node.score + c.logprob;
-    if (!(score > kNone)) return;
-    heap.push_back({score, parent, c.index});
+    const Entrant c = ranking.at(node.depth, node.children++);
+    const float score = node.score + c.score;
+    if (!(score > -kInf)) return;
+    heap.push_back({score, parent, static_cast<int32_t>(c.id)});
     std::push_heap(heap.begin(), heap.end());
   };
   offer(0);
