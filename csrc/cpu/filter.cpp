@@ -30,6 +30,12 @@ constexpr int kBins = 512;  // of a sample, by value
 // Standard deviations of the sampled mass that a bracket allows for; one that fails costs a pass.
 constexpr double kDeviations = 2.5;
 
+// T log(min_p): how far below the maximum a kept logit may lie.
+float min_p_offset(const RowParams& params) {
+  if (params.min_p >= 1.f) return 0.f;
+  return mul_rn(params.temperature, log_normal(std::max(params.min_p, FLT_MIN)));
+}
+
 double weight_of(const RowLaw& law, float logit) {
   return std::exp((static_cast<double>(logit) - law.max) * law.params.inv_t);
 }
@@ -161,26 +167,19 @@ Bracket narrow(const RowLaw& law, const Question& asked, std::vector<float>& sam
 }
 
 // Of the logits in question those inside a bracket.
-Question look_into(const RowLaw& law, const Question& asked, const Bracket& b) {
+Question look_into(const RowLaw& law, Question& asked, const Bracket& b) {
   const Weighting w = law.weighting(1);
   Question out;
   out.above = asked.above;
   out.values.resize(asked.values.size() + kPad);
   size_t count = 0;
-  for (size_t i = 0; i < asked.values.size(); i += kTile) {
-    const auto n = static_cast<int>(std::min<size_t>(kTile, asked.values.size() - i));
-    alignas(64) float rest[kTile];
-    const float* values = asked.values.data() + i;
-    if (n < kTile) {
-      std::fill(std::copy(values, values + n, rest), rest + kTile, -kInf);
-      values = rest;
-    }
-    const Bracketed in = tiles().bracket(values, (n + kPad - 1) / kPad * kPad, w, b.low, b.high,
+  for_list(asked.values, [&](size_t i, int length) {
+    const Bracketed in = tiles().bracket(asked.values.data() + i, length, w, b.low, b.high,
                                          out.values.data() + count);
     out.above += in.above;
     out.inside += in.inside;
     count += in.count;
-  }
+  });
   out.values.resize(count);
   return out;
 }
@@ -212,22 +211,25 @@ void raise_to_top_p(RowLaw& law, Question& asked, double wanted) {
   }
 }
 
-// The logits in [low, high) of a row's spans of n ids, given by number.
-std::vector<float> gather_spans(const Team& team, const RowSource& row,
-                                const std::vector<int>& spans, int n, float low, float high) {
+int64_t count_blocks(const RowLaw& law, float low) {
+  const Counts c = tiles().count(law.block_max.data(), static_cast<int>(law.block_max.size()), low);
+  return int64_t{c.greater} + c.equal;
+}
+
+// The logits of at least `low`, in index order.
+std::vector<float> gather_from(const Team& team, const RowLaw& law, float low) {
+  const std::vector<int> blocks = blocks_from(law, low);
   std::vector<std::vector<float>> found(team.chunks());
   const auto take = [&](int chunk, int64_t begin, int64_t end) {
-    alignas(64) float buffer[kTile], kept[kTile + kPad];
+    alignas(64) float buffer[kNoiseBlock], kept[kNoiseBlock + kPad];
     for (int64_t i = begin; i < end; ++i) {
-      const int64_t first = int64_t{spans[i]} * n;
-      const float* span = row.span(first, n, buffer);
-      const auto length = static_cast<int>(std::min<int64_t>(n, row.padded() - first));
-      const int count = tiles().gather(span, length, low, high, kept);
+      const float* block = law.source.span(int64_t{blocks[i]} * kNoiseBlock, kNoiseBlock, buffer);
+      const int count = tiles().gather(block, kNoiseBlock, low, kInf, kept);
       found[chunk].insert(found[chunk].end(), kept, kept + count);
     }
   };
-  const auto count = static_cast<int64_t>(spans.size());
-  if (count * n < kSplitTiles * kTile) {
+  const auto count = static_cast<int64_t>(blocks.size());
+  if (count * kNoiseBlock < kSplitTiles * kTile) {
     take(0, 0, count);
   } else {
     team.run(count, take);
@@ -236,16 +238,6 @@ std::vector<float> gather_spans(const Team& team, const RowSource& row,
     found[0].insert(found[0].end(), found[c].begin(), found[c].end());
   }
   return std::move(found[0]);
-}
-
-int64_t count_blocks(const RowLaw& law, float low) {
-  const Counts c = tiles().count(law.block_max.data(), static_cast<int>(law.block_max.size()), low);
-  return int64_t{c.greater} + c.equal;
-}
-
-// The logits of at least `low`, in index order.
-std::vector<float> gather_from(const Team& team, const RowLaw& law, float low) {
-  return gather_spans(team, law.source, blocks_from(law, low), kNoiseBlock, low, kInf);
 }
 
 // The k-th largest of a list, which lies in [least, most]; or with a slack of at least 0 some lower
@@ -382,11 +374,6 @@ void search_top_p(const Team& team, RowLaw& law) {
 }
 
 }  // namespace
-
-float min_p_offset(const RowParams& params) {
-  if (params.min_p >= 1.f) return 0.f;
-  return mul_rn(params.temperature, log_normal(std::max(params.min_p, FLT_MIN)));
-}
 
 // Blocks are folded into columns first, which are fewer to select from.
 float bound_of(const RowLaw& law, int64_t k) {

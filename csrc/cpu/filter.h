@@ -6,9 +6,6 @@
 
 namespace specdec::cpu {
 
-// T log(min_p): how far below the maximum a kept logit may lie.
-float min_p_offset(const RowParams& params);
-
 // A bound of the k-th largest logit from below: the k-th largest of k and more block maxima.
 float bound_of(const RowLaw& law, int64_t k);
 
