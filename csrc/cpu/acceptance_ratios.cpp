@@ -16,7 +16,7 @@ double overlap_mass(const Team& team, const RowLaw& law, const DraftRow& q) {
     alignas(64) float scratch[kTile], least[kTile];
     const float* drafted = q.span(int64_t{t} * kTile, n, scratch);
     if (!drafted) return;
-    tiles().overlap(p, drafted, n, w, q.weight, least);
+    tiles().overlap(p, drafted, n, w, q.weight, 1, 1, least);
     sums[t] = tiles().sum_max(least, n).sum;
   });
   double mass = 0;

@@ -8,20 +8,13 @@
 #include <cstring>
 #include <optional>
 
+#include "../torch/dispatch.h"
 #include "filter.h"
 
 namespace specdec::cpu {
 namespace {
 
 int element_size(LogitType type) { return type == LogitType::kFloat32 ? 4 : 2; }
-
-float half_to_float(uint16_t h) {
-  const uint32_t sign = static_cast<uint32_t>(h & 0x8000u) << 16;
-  const uint32_t magnitude = static_cast<uint32_t>(h & 0x7fffu) << 13;
-  const bool special = magnitude >= (0x7c00u << 13);
-  const uint32_t scaled = float_bits(bits_float(magnitude) * 0x1p112f);
-  return bits_float(sign | scaled | (special ? 0x7f800000u : 0u));
-}
 
 struct Job {
   Examine ask;
@@ -334,15 +327,13 @@ float RowSource::logit(int64_t id) const {
 }
 
 float RowSource::own_logit(int64_t id) const {
-  if (type == LogitType::kFloat32) {
-    float l;
-    std::memcpy(&l, data + id * 4, sizeof l);
-    return l;
-  }
-  uint16_t h;
-  std::memcpy(&h, data + id * 2, sizeof h);
-  return type == LogitType::kBFloat16 ? bits_float(static_cast<uint32_t>(h) << 16)
-                                      : half_to_float(h);
+  float logit = 0;
+  dispatch_logits(type, [&](auto tag) {
+    typename decltype(tag)::type own;
+    std::memcpy(&own, data + id * sizeof own, sizeof own);
+    logit = static_cast<float>(own);
+  });
+  return logit;
 }
 
 RowSource row_source(const Logits& logits, int64_t b, int64_t i, const int32_t* allowed,

@@ -137,10 +137,9 @@ struct TileTable {
   int (*find)(const float* tile, int n, float value);                          // first index, or n
   int (*gather)(const float* tile, int n, float low, float high, float* out);  // low <= l < high
   // out = (a p - b q)+ and out = min(p, q); a null tile has weight 0 everywhere.
-  void (*residual)(const float* p, const float* q, int n, const Weighting& pw, const Weighting& qw,
-                   float a, float b, float* out);
-  void (*overlap)(const float* p, const float* q, int n, const Weighting& pw, const Weighting& qw,
-                  float* out);
+  using Residual = void(const float* p, const float* q, int n, const Weighting& pw,
+                        const Weighting& qw, float a, float b, float* out);
+  Residual *residual, *overlap;
   SumMax (*sum_max)(const float* tile, int n);
   // The blocks of a tile that may win the race, as bits, given the largest logit or weight of each;
   // and the words of their minima.

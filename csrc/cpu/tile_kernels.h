@@ -179,24 +179,17 @@ int tile_gather(const float* tile, int n, float low, float high, float* out) {
   return count;
 }
 
+// kLeast: min(p, q) in place of (a p - b q)+.
+template <bool kLeast>
 void tile_residual(const float* p, const float* q, int n, const Weighting& pw, const Weighting& qw,
                    float a, float b, float* out) {
   const Weigh wp(pw), wq(qw);
   const F va = splat(a), vb = splat(b), zero{};
   for (int i = 0; i < n; i += kWidth) {
-    const F ap = p ? va * wp(load<F>(p + i)) : zero;
-    const F bq = q ? vb * wq(load<F>(q + i)) : zero;
-    store(out + i, max(ap - bq, zero));
-  }
-}
-
-void tile_overlap(const float* p, const float* q, int n, const Weighting& pw, const Weighting& qw,
-                  float* out) {
-  const Weigh wp(pw), wq(qw);
-  for (int i = 0; i < n; i += kWidth) {
-    const F vp = p ? wp(load<F>(p + i)) : F{};
-    const F vq = q ? wq(load<F>(q + i)) : F{};
-    store(out + i, min(vp, vq));
+    F ap = p ? wp(load<F>(p + i)) : zero, bq = q ? wq(load<F>(q + i)) : zero;
+    if (!kLeast && p) ap = va * ap;
+    if (!kLeast && q) bq = vb * bq;
+    store(out + i, kLeast ? min(ap, bq) : max(ap - bq, zero));
   }
 }
 
@@ -236,8 +229,8 @@ constexpr TileTable kTable = {
     .count = tile_count,
     .find = tile_find,
     .gather = tile_gather,
-    .residual = tile_residual,
-    .overlap = tile_overlap,
+    .residual = tile_residual<false>,
+    .overlap = tile_residual<true>,
     .sum_max = tile_sum_max,
     .race_logits = tile_race_logits,
     .race_weights = tile_race_weights,
