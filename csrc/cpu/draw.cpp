@@ -31,12 +31,6 @@ void for_blocks(uint32_t found, int t, const uint32_t* words, const F& f) {
   }
 }
 
-void set_row(Race& race, const RowLaw& law) {
-  race.max = law.max;
-  race.inv_t = law.params.inv_t;
-  race.threshold = law.threshold;
-}
-
 bool comes_before(const Candidate& one, int64_t id) { return one.id < id; }
 
 // a p - b q of one id, for the ids that a point mass or a hidden id sets apart.
@@ -46,6 +40,12 @@ float residual_weight(const Residual& r, int64_t id) {
 }
 
 }  // namespace
+
+void set_row(Race& race, const RowLaw& law) {
+  race.max = law.max;
+  race.inv_t = law.params.inv_t;
+  race.threshold = law.threshold;
+}
 
 void race_plain(const RowLaw& law, Race& race) {
   set_row(race, law);
@@ -67,15 +67,6 @@ void race_logits(Race& race, int t, const float* tile, const float* blocks) {
   const uint32_t found = tiles().race_logits(blocks, start, race, words);
   for_blocks(found, t, words, [&](int64_t first, uint32_t word) {
     race.offer_logits(first, tile + (first - start), word);
-  });
-}
-
-void race_weights(Race& race, int t, const float* tile, const float* blocks) {
-  uint32_t words[kTileBlocks];
-  const int64_t start = int64_t{t} * kTile;
-  const uint32_t found = tiles().race_weights(blocks, start, race, words);
-  for_blocks(found, t, words, [&](int64_t first, uint32_t word) {
-    race.offer_weights(first, tile + (first - start), word);
   });
 }
 
@@ -152,10 +143,10 @@ void read_kept(const Kept& kept, int64_t number, int64_t vocab, RowLaw& law) {
   if (!(std::fabs(own - given) <= kept_tolerance(given))) law.bad = true;
 }
 
-std::vector<int32_t> invert(const Vector<int32_t>& token_map, int64_t columns, int64_t vocab) {
-  if (!token_map) return {};
+std::vector<int32_t> invert(const Vector<int32_t>& token_map, const Logits& rows, int64_t vocab) {
+  if (!token_map || !rows) return {};
   std::vector<int32_t> inverse((vocab + kTile - 1) / kTile * kTile, -1);
-  for (int64_t c = 0; c < columns; ++c) {
+  for (int64_t c = 0; c < rows.vocab; ++c) {
     const int32_t id = token_map[c];
     if (id >= 0 && id < vocab) inverse[id] = static_cast<int32_t>(c);
   }
@@ -188,15 +179,8 @@ double residual_mass(const Team& team, const Residual& r) {
     const auto weight = [&](int64_t id) { return double{residual_weight(r, id)}; };
     if (const auto sum = sum_over_kept(*r.target, *r.draft, r.a, weight)) return *sum;
   }
-  std::vector<float> sums(r.target->source.tile_count());
-  team.run_tiles(r.target->source.tile_count(), [&](int, int64_t begin, int64_t end) {
-    alignas(64) float scratch[kTile], weights[kTile];
-    for (auto t = static_cast<int>(begin); t < end; ++t) {
-      sums[t] = residual_tile(r, t, scratch, weights).sum;
-    }
-  });
   double mass = 0;
-  for (const float s : sums) mass += s;
+  for (const SumMax& s : weigh_tiles(team, r, [](int, const float*, int) {})) mass += s.sum;
   return mass;
 }
 
@@ -214,7 +198,12 @@ int64_t draw_weighted(const Team& team, const RowLaw& law, double scale, const T
       if (weights(t, weight).max < FLT_MIN) return;
       std::fill_n(blocks, kTileBlocks, -kInf);
       tiles().digest[0](float_tile(weight), law.source.length(t), blocks);
-      race_weights(race, t, weight, blocks);
+      uint32_t words[kTileBlocks];
+      const int64_t start = int64_t{t} * kTile;
+      const uint32_t found = tiles().race_weights(blocks, start, race, words);
+      for_blocks(found, t, words, [&](int64_t first, uint32_t word) {
+        race.offer_weights(first, weight + (first - start), word);
+      });
     });
   });
   Race race(stream);

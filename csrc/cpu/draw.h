@@ -8,13 +8,14 @@
 
 namespace specdec::cpu {
 
+// Tells `race` about a plain row.
+void set_row(Race& race, const RowLaw& law);
+
 // Runs `race` over a plain row, which it is told about here. Of a greedy row the argmax wins.
 void race_plain(const RowLaw& law, Race& race);
 
-// Offers the blocks of tile t that may win, given the logits or weights of the tile and the largest
-// of each block.
+// Offers the blocks of tile t that may win, given its logits and the largest of each block.
 void race_logits(Race& race, int t, const float* tile, const float* blocks);
-void race_weights(Race& race, int t, const float* tile, const float* blocks);
 
 // The draft's law over target ids.
 struct DraftRow {
@@ -40,8 +41,8 @@ struct DraftRow {
 // Lists the candidates of an examined draft row; the law is bad where they are no distribution.
 void read_kept(const Kept& kept, int64_t number, int64_t vocab, RowLaw& law);
 
-// Column of each target id, from token_map; empty without one.
-std::vector<int32_t> invert(const Vector<int32_t>& token_map, int64_t columns, int64_t vocab);
+// Column of each target id, from the token_map of rows; empty without one of the two.
+std::vector<int32_t> invert(const Vector<int32_t>& token_map, const Logits& rows, int64_t vocab);
 
 struct Residual {
   const RowLaw* target;
@@ -68,6 +69,20 @@ std::optional<double> sum_over_kept(const RowLaw& law, const DraftRow& draft, do
   }
   if (1 - here < 1e-3) return {};
   return scale * (1 - here) + sum;
+}
+
+// Sum and largest of (a p - b q)+ in each tile; visit(t, weights, n) sees them.
+template <class Visit>
+std::vector<SumMax> weigh_tiles(const Team& team, const Residual& r, const Visit& visit) {
+  std::vector<SumMax> found(r.target->source.tile_count());
+  team.run_tiles(r.target->source.tile_count(), [&](int, int64_t begin, int64_t end) {
+    alignas(64) float scratch[kTile], weights[kTile];
+    for (auto t = static_cast<int>(begin); t < end; ++t) {
+      found[t] = residual_tile(r, t, scratch, weights);
+      visit(t, weights, r.target->source.length(t));
+    }
+  });
+  return found;
 }
 
 // sum_v (a p - b q)+, tiles merged in order.

@@ -25,19 +25,9 @@ ResidualRows residual_rows(const Team& team, const ResidualParams& p,
 // Sets mass and empty by one pass over (a p - b q)+; visit(t, weights, n) sees every tile.
 template <class Visit>
 void sum_residual(const Team& team, ResidualRows& r, const Visit& visit) {
-  const int count = r.law.source.tile_count();
-  std::vector<SumMax> found(count);
-  const Residual residual = r.residual();
-  team.run(count, [&](int, int64_t begin, int64_t end) {
-    alignas(64) float scratch[kTile], weights[kTile];
-    for (auto t = static_cast<int>(begin); t < end; ++t) {
-      found[t] = residual_tile(residual, t, scratch, weights);
-      visit(t, weights, r.law.source.length(t));
-    }
-  });
   double mass = 0;
   r.empty = true;
-  for (const SumMax& f : found) {
+  for (const SumMax& f : weigh_tiles(team, r.residual(), visit)) {
     mass += f.sum;
     if (f.max >= FLT_MIN) r.empty = false;
   }

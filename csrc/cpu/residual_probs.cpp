@@ -29,8 +29,7 @@ void write_row(const Team& team, ResidualRows& r, float* probs) {
 }
 
 void residual_probs(const ResidualParams& p, const Tensor& /*like*/) {
-  const std::vector<int32_t> inverse =
-      p.draft ? invert(p.token_map, p.draft.vocab, p.target.vocab) : std::vector<int32_t>{};
+  const std::vector<int32_t> inverse = invert(p.token_map, p.draft, p.target.vocab);
   for_requests(p.batch, [&](int64_t i, const Team& team) {
     ResidualRows r = residual_rows(team, p, inverse, i);
     float* probs = p.probs + i * p.target.vocab;

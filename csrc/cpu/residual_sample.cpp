@@ -27,8 +27,7 @@ int64_t draw_point(const ResidualRows& r, const NoiseStream& stream) {
 }
 
 void residual_sample(const ResidualParams& p, const Tensor& /*like*/) {
-  const std::vector<int32_t> inverse =
-      p.draft ? invert(p.token_map, p.draft.vocab, p.target.vocab) : std::vector<int32_t>{};
+  const std::vector<int32_t> inverse = invert(p.token_map, p.draft, p.target.vocab);
   for_requests(p.batch, [&](int64_t i, const Team& team) {
     ResidualRows r = residual_rows(team, p, inverse, i);
     const NoiseStream stream =

@@ -17,9 +17,7 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 // target ids and raced there.
 void race_mapped(const Team& team, const RowLaw& law, Race& race, const Vector<int32_t>& map,
                  const std::vector<int32_t>& inverse) {
-  race.max = law.max;
-  race.inv_t = law.params.inv_t;
-  race.threshold = law.threshold;
+  set_row(race, law);
   const int64_t largest = map[law.argmax];  // a negative entry maps to no id
   if (largest >= 0) race.offer_logit(largest, law.max);
   if (law.params.greedy) return;
@@ -102,7 +100,7 @@ void draw(const SampleParams& p, const Listing& listing) {
   if (p.token_map) {
     int32_t largest = 0;
     for (int64_t c = 0; c < p.logits.vocab; ++c) largest = std::max(largest, p.token_map[c]);
-    inverse = invert(p.token_map, p.logits.vocab, int64_t{largest} + 1);
+    inverse = invert(p.token_map, p.logits, int64_t{largest} + 1);
   }
   for_requests(p.batch,
                [&](int64_t b, const Team& team) { sample_row(p, listing, inverse, b, team); });

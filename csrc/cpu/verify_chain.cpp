@@ -263,8 +263,7 @@ void verify(const VerifyChainParams& p, const Listing& listing, const WantedEdit
   const ChainLayout layout{p.batch,  p.max_draft,   p.total,          p.draft_ids,
                            p.target, p.draft,       p.cu_draft,       p.allowed,
                            p.edits,  p.draft_edits, p.sampling.active};
-  const std::vector<int32_t> inverse =
-      p.draft ? invert(p.token_map, p.draft.vocab, p.target.vocab) : std::vector<int32_t>{};
+  const std::vector<int32_t> inverse = invert(p.token_map, p.draft, p.target.vocab);
   for_requests(p.batch, [&](int64_t slot, const Team& team) {
     ChainWalk(p, listing, wanted, layout, inverse, slot, team).run();
   });

@@ -264,8 +264,7 @@ void TreeWalk::write(int64_t token) {
 namespace {
 
 void verify(const VerifyTreeParams& p, const Listing& listing, const WantedEdits& wanted) {
-  const std::vector<int32_t> inverse =
-      p.draft ? invert(p.token_map, p.draft.vocab, p.target.vocab) : std::vector<int32_t>{};
+  const std::vector<int32_t> inverse = invert(p.token_map, p.draft, p.target.vocab);
   for_requests(p.batch, [&](int64_t slot, const Team& team) {
     TreeWalk(p, listing, wanted, inverse, slot, team).run();
   });
