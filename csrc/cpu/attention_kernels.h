@@ -58,16 +58,9 @@ SPECDEC_INLINE void multiply(const float* a, int items, int64_t item, int64_t st
   if constexpr (kWidth < 16) {
     return multiply<2>(a, items, item, step, b, count, width, rescale, c);
   }
-  switch (width / kRowUnit) {
-    case 4:
-      return multiply<4>(a, items, item, step, b, count, width, rescale, c);
-    case 3:
-      return multiply<3>(a, items, item, step, b, count, width, rescale, c);
-    case 2:
-      return multiply<2>(a, items, item, step, b, count, width, rescale, c);
-    default:
-      return multiply<1>(a, items, item, step, b, count, width, rescale, c);
-  }
+  with_count<4>(width / kRowUnit, [&](auto vectors) SPECDEC_ALWAYS_INLINE {
+    multiply<vectors.value>(a, items, item, step, b, count, width, rescale, c);
+  });
 }
 
 // Elements i, i + 1, .. of a row. An 8-bit float's exponent is the lower part of a half's: an e5m2

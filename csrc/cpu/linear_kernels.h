@@ -71,26 +71,6 @@ SPECDEC_INLINE void multiply_block(const LinearRows& l, int64_t output, int64_t 
   }
 }
 
-template <LogitType kType, bool kFetches>
-SPECDEC_INLINE void multiply_rows(const LinearRows& l, int64_t output, int64_t row, int64_t count) {
-  switch (count) {
-    case 1:
-      return multiply_block<kType, 1, kFetches>(l, output, row);
-    case 2:
-      return multiply_block<kType, 2, kFetches>(l, output, row);
-    case 3:
-      return multiply_block<kType, 3, kFetches>(l, output, row);
-#if SPECDEC_WIDTH == 16
-    case 4:
-      return multiply_block<kType, 4, kFetches>(l, output, row);
-    case 5:
-      return multiply_block<kType, 5, kFetches>(l, output, row);
-    case 6:
-      return multiply_block<kType, 6, kFetches>(l, output, row);
-#endif
-  }
-}
-
 // --- many rows: outputs are lanes, so that no sum goes across lanes; the weights are transposed
 // once for all rows
 
@@ -174,27 +154,6 @@ SPECDEC_INLINE void multiply_panel(const LinearRows& l, const float* panel, int6
   }
 }
 
-SPECDEC_INLINE void multiply_panel(const LinearRows& l, const float* panel, int64_t output,
-                                   int64_t row, int64_t count, int width, const char* next,
-                                   int64_t lines) {
-  switch (count) {
-    case 1:
-      return multiply_panel<1>(l, panel, output, row, width, next, lines);
-    case 2:
-      return multiply_panel<2>(l, panel, output, row, width, next, lines);
-    case 3:
-      return multiply_panel<3>(l, panel, output, row, width, next, lines);
-#if SPECDEC_WIDTH == 16
-    case 4:
-      return multiply_panel<4>(l, panel, output, row, width, next, lines);
-    case 5:
-      return multiply_panel<5>(l, panel, output, row, width, next, lines);
-    case 6:
-      return multiply_panel<6>(l, panel, output, row, width, next, lines);
-#endif
-  }
-}
-
 // Each group of rows fetches its share of the next panel's weights.
 template <LogitType kType>
 void multiply_many(const LinearRows& l, int64_t begin, int64_t end, int64_t groups) {
@@ -209,7 +168,9 @@ void multiply_many(const LinearRows& l, int64_t begin, int64_t end, int64_t grou
     for (int64_t g = 0; g < groups; ++g) {
       const int64_t row = l.rows * g / groups, count = l.rows * (g + 1) / groups - row;
       const int64_t lines = (bytes + 64 * groups - 1) / (64 * groups);
-      multiply_panel(l, panel, output, row, count, width, next + 64 * lines * g, lines);
+      with_count<kMostRows>(count, [&](auto rows) SPECDEC_ALWAYS_INLINE {
+        multiply_panel<rows.value>(l, panel, output, row, width, next + 64 * lines * g, lines);
+      });
     }
   }
 }
@@ -226,10 +187,15 @@ void linear(const LinearRows& l, int64_t first, int64_t end) {
   }
   for (int64_t block = first; block < end; ++block) {
     const int64_t output = block * kOutputBlock;
-    multiply_rows<kType, true>(l, output, 0, l.rows / groups);  // which fetches the next block
+    with_count<kMostRows>(l.rows / groups, [&](auto rows) SPECDEC_ALWAYS_INLINE {
+      multiply_block<kType, rows.value, true>(l, output, 0);  // which fetches the next block
+    });
     for (int64_t g = 1; g < groups; ++g) {
       const int64_t row = l.rows * g / groups;
-      multiply_rows<kType, false>(l, output, row, l.rows * (g + 1) / groups - row);
+      const int64_t count = l.rows * (g + 1) / groups - row;
+      with_count<kMostRows>(count, [&](auto rows) SPECDEC_ALWAYS_INLINE {
+        multiply_block<kType, rows.value, false>(l, output, row);
+      });
     }
   }
 }

@@ -13,6 +13,15 @@ namespace specdec::cpu::SPECDEC_ISA {
 
 #include "simd.h"
 
+// f(a count known to the compiler) of n, which is 1 to kMost.
+template <int kMost, class Function>
+SPECDEC_INLINE void with_count(int64_t n, const Function& f) {
+  if constexpr (kMost > 1) {
+    if (n < kMost) return with_count<kMost - 1>(n, f);
+  }
+  f(std::integral_constant<int, kMost>{});
+}
+
 template <LogitType kType>
 SPECDEC_INLINE F load_logits(const void* logits, int i) {
   if constexpr (kType == LogitType::kFloat32) {
