@@ -279,50 +279,33 @@ SPECDEC_INLINE float lane_max(F v) {
 #endif
 }
 
-// Folds two vectors into one: `of` neighbouring groups of lanes, those of `a` and of `b` in turn.
-#define SPECDEC_FOLD(a, b, low, high) \
-  of(SPECDEC_SHUFFLE(a, b, SPECDEC_LIST low), SPECDEC_SHUFFLE(a, b, SPECDEC_LIST high))
-#define SPECDEC_LIST(...) __VA_ARGS__
+// Of each 2 kStep lanes of two vectors the lower kStep, or the upper ones: those of `a`, then
+// `b`'s.
+template <int kStep, int kFrom, int... kLane>
+SPECDEC_INLINE F halves(F a, F b, std::integer_sequence<int, kLane...>) {
+  return SPECDEC_SHUFFLE(a, b, (kFrom + kLane + (kLane & kStep ? kWidth - kStep : 0))...);
+}
+template <int kStep>
+SPECDEC_INLINE F lower(F a, F b) {
+  return halves<kStep, 0>(a, b, std::make_integer_sequence<int, kWidth>());
+}
+template <int kStep>
+SPECDEC_INLINE F upper(F a, F b) {
+  return halves<kStep, kStep>(a, b, std::make_integer_sequence<int, kWidth>());
+}
 
 // All lanes of each of kWidth vectors folded into one, in the order of the vectors.
-template <class Of>
+template <int kStep = kWidth / 2, class Of>
 SPECDEC_INLINE F fold_lanes(const F* v, const Of& of) {
-#if SPECDEC_WIDTH == 16
-  F half[8], quarter[4], pair[2];
-  for (int i = 0; i < 8; ++i) {
-    half[i] = SPECDEC_FOLD(v[i], v[i + 8], (0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23),
-                           (8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31));
+  if constexpr (kStep == 0) {
+    return v[0];
+  } else {
+    F half[kStep];
+    for (int i = 0; i < kStep; ++i) {
+      half[i] = of(lower<kStep>(v[i], v[i + kStep]), upper<kStep>(v[i], v[i + kStep]));
+    }
+    return fold_lanes<kStep / 2>(half, of);
   }
-  for (int i = 0; i < 4; ++i) {
-    quarter[i] = SPECDEC_FOLD(half[i], half[i + 4],
-                              (0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27),
-                              (4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31));
-  }
-  for (int i = 0; i < 2; ++i) {
-    pair[i] = SPECDEC_FOLD(quarter[i], quarter[i + 2],
-                           (0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29),
-                           (2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31));
-  }
-  return SPECDEC_FOLD(pair[0], pair[1], (0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30),
-                      (1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31));
-#elif SPECDEC_WIDTH == 8
-  F half[4], pair[2];
-  for (int i = 0; i < 4; ++i) {
-    half[i] =
-        SPECDEC_FOLD(v[i], v[i + 4], (0, 1, 2, 3, 8, 9, 10, 11), (4, 5, 6, 7, 12, 13, 14, 15));
-  }
-  for (int i = 0; i < 2; ++i) {
-    pair[i] = SPECDEC_FOLD(half[i], half[i + 2], (0, 1, 8, 9, 4, 5, 12, 13),
-                           (2, 3, 10, 11, 6, 7, 14, 15));
-  }
-  return SPECDEC_FOLD(pair[0], pair[1], (0, 8, 2, 10, 4, 12, 6, 14), (1, 9, 3, 11, 5, 13, 7, 15));
-#else
-  F pair[2];
-  for (int i = 0; i < 2; ++i) {
-    pair[i] = SPECDEC_FOLD(v[i], v[i + 2], (0, 1, 4, 5), (2, 3, 6, 7));
-  }
-  return SPECDEC_FOLD(pair[0], pair[1], (0, 4, 2, 6), (1, 5, 3, 7));
-#endif
 }
 
 SPECDEC_INLINE F lane_maxima(const F* v) {

@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 #include <type_traits>
+#include <utility>
 
 #include "../common/edit_params.h"
 #include "../common/logmath.h"
