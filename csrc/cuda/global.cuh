@@ -32,6 +32,7 @@ class Global {
     return Global<U>(reinterpret_cast<U*>(data_));
   }
   SPECDEC_HD T* data() const { return data_; }
+  SPECDEC_HD bool is_aligned() const { return reinterpret_cast<uint64_t>(data_) % 16 == 0; }
 
   __device__ __forceinline__ T load(int64_t i) const {
     count_read(sizeof(T));

@@ -8,22 +8,22 @@
 namespace specdec {
 namespace {
 
-// A thread has eight ids behind one another: 16 bytes at once where they lie so.
+// A thread has eight ids behind one another: 16 bytes at once where the results lie so.
 __device__ inline void store_eight(const Problem& p, int64_t b, int64_t first,
                                    const float (&prob)[8]) {
-  const int64_t at = b * p.vocab + first;
-  if (at % 4 == 0 && first + 8 <= p.vocab) {
+  const Global<float> to = p.probs + (b * p.vocab + first);
+  if (to.is_aligned() && first + 8 <= p.vocab) {
 #pragma unroll
     for (int j = 0; j < 8; j += 4) {
       const Words four{{float_bits(prob[j]), float_bits(prob[j + 1]), float_bits(prob[j + 2]),
                         float_bits(prob[j + 3])}};
-      p.probs.as<Words>().store((at + j) / 4, four);
+      to.as<Words>().store(j / 4, four);
     }
     return;
   }
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
-    if (first + j < p.vocab) p.probs.store(at + j, prob[j]);
+    if (first + j < p.vocab) to.store(j, prob[j]);
   }
 }
 

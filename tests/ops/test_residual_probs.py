@@ -127,6 +127,16 @@ def test_opcheck_and_out(backend: str, device: str) -> None:
         torch.library.opcheck(op.overload(backend, out=True), (*flat, *out))
 
 
+@pytest.mark.parametrize("start", [1, 2, 4])
+def test_results_may_begin_at_any_number_of_a_buffer(backend: str, device: str, start: int) -> None:
+    case = make_residual(3, 80)
+    want = run(residual_probs, device, case)
+    buffer = torch.full((start + 240 + 4,), -1.0, device=device)
+    out = want._replace(probs=buffer[start : start + 240].view(3, 80))
+    assert torch.equal(run(residual_probs, device, {**case, "out": out}).probs, want.probs)
+    assert (buffer[:start] == -1).all() and (buffer[start + 240 :] == -1).all()
+
+
 @pytest.mark.parametrize("weight", [0, 0.0, 0.5, 1, 3.5])
 def test_a_weight_must_be_no_less_than_zero(weight: float) -> None:
     case = make_residual(3, 9)
