@@ -5,6 +5,7 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 
@@ -173,11 +174,30 @@ inline int device_attribute(cudaDeviceAttr name) {  // of the current device
 
 inline int multiprocessors() { return device_attribute(cudaDevAttrMultiProcessorCount); }
 
-// The same for a kernel that begins with after_last_kernel: from sm_90 on it is set up while the
-// one before it ends.
+// Whether after_last_kernel waits on the current device. A driver may have made what runs there
+// from the PTX of an older architecture, whose kernels do not. All kernels are compiled alike: the
+// first that is launched on a device is asked.
+inline bool kernels_wait(const void* kernel) {
+  constexpr int kDevices = 128;
+  static std::atomic<int> versions[kDevices];  // 10 times the architecture; 0: not asked yet
+  int device = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  int version = device < kDevices ? versions[device].load(std::memory_order_relaxed) : 0;
+  if (error == cudaSuccess && version == 0) {
+    cudaFuncAttributes attributes{};
+    error = cudaFuncGetAttributes(&attributes, kernel);
+    version = attributes.ptxVersion;
+    if (device < kDevices) versions[device].store(version, std::memory_order_relaxed);
+  }
+  STD_TORCH_CHECK(error == cudaSuccess, "kernel: ", cudaGetErrorString(error));
+  return version >= 90;
+}
+
+// The same for a kernel that begins with after_last_kernel: where kernels wait there, it is set up
+// while the one before it ends.
 template <class Kernel, class... Args>
 void launch_phase(Kernel kernel, int64_t blocks, int threads, Stream stream, const Args&... args) {
-  if (device_attribute(cudaDevAttrComputeCapabilityMajor) < 9) {
+  if (!kernels_wait(reinterpret_cast<const void*>(kernel))) {
     return launch(kernel, blocks, threads, stream, args...);
   }
   if (blocks == 0) return;
