@@ -16,16 +16,6 @@ struct Vector {  // [n] with any stride; data == nullptr means: not given
   SPECDEC_HD explicit operator bool() const { return data != nullptr; }
 };
 
-template <class T>
-struct Matrix {  // [rows, columns] with any strides; data == nullptr means: not given
-  const T* data;
-  int64_t row_stride, stride;
-  SPECDEC_HD T at(int64_t row, int64_t column) const {
-    return data[row * row_stride + column * stride];
-  }
-  SPECDEC_HD explicit operator bool() const { return data != nullptr; }
-};
-
 // Rows of logits. Dense [batch, rows, vocab]: row (b, i) is at b * batch_stride + i * row_stride.
 // Flat [rows, vocab]: batch_stride is 0 and i counts all rows. The last stride is 1.
 struct Logits {
@@ -123,7 +113,7 @@ struct VerifyChainParams {
   int64_t batch, max_draft, total;  // total: rows of flat ids; 0 when dense
   Ids draft_ids;
   Logits target, draft;                            // draft.data == nullptr: deterministic drafts
-  Matrix<float> draft_logsumexp, draft_threshold;  // dense [batch, max_draft]; flat: row 0
+  const float *draft_logsumexp, *draft_threshold;  // one a draft row, or null
   Vector<int32_t> cu_draft;                        // [batch + 1] when flat
   Sampling sampling, draft_sampling;
   Noise noise;
@@ -149,8 +139,8 @@ struct SampleParams {
   Sampling sampling;
   Noise noise;
   int64_t purpose, num_samples;
-  Vector<int64_t> lane;         // [batch] or not given (0)
-  Matrix<int64_t> exclude_ids;  // [batch, num_exclude] or not given; -1 excludes nothing
+  Vector<int64_t> lane;        // [batch] or not given (0)
+  const int64_t* exclude_ids;  // [batch, num_exclude] or null; -1 excludes nothing
   int64_t num_exclude;
   Vector<int32_t> token_map;  // [vocab]
   Allowed allowed;

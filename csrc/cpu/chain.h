@@ -50,9 +50,7 @@ struct Chain {
     return layout->cu_draft ? row_source(layout->draft, 0, first + i, nullptr, edits)
                             : row_source(layout->draft, slot, i, nullptr, edits);
   }
-  float stat(const Matrix<float>& m, int64_t i) const {
-    return layout->cu_draft ? m.at(0, first + i) : m.at(slot, i);
-  }
+  float stat(const float* of_rows, int64_t i) const { return of_rows[draft_number(i)]; }
 };
 
 // The drafts that may be read.

@@ -74,7 +74,7 @@ void sample_row(const SampleParams& p, const Listing& listing, const std::vector
   const int64_t step = p.purpose == kPurposeTarget ? 0 : p.noise.step.get(b, 0);
   Race race(noise_stream(p.noise.seed[b], p.noise.position[b], step, p.purpose, p.lane.get(b, 0)),
             p.num_samples);
-  for (int64_t j = 0; j < p.num_exclude; ++j) race.exclude(p.exclude_ids.at(b, j));
+  for (int64_t j = 0; j < p.num_exclude; ++j) race.exclude(p.exclude_ids[b * p.num_exclude + j]);
   const bool is_raw = !law.params.greedy && law.params.inv_t == 1.f && law.source.is_plain() &&
                       !law.params.filtered(p.logits.vocab);
   const bool asks_raw = scores.raw() && !is_raw;

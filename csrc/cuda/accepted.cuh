@@ -13,7 +13,7 @@ struct Steps {          // of a request
 class Accepted {
  public:
   explicit Accepted(const AcceptedNodes& a)
-      : path_{const_cast<void*>(a.path.data), a.path.wide},
+      : path_(a.path),
         counts_(a.num_accepted),
         slot_(a.slot),
         status_(a.status),

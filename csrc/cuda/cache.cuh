@@ -136,10 +136,6 @@ inline Blocks blocks_of(const OptTensor& table, int64_t page_size, int64_t num_p
           num_pages};
 }
 
-inline GlobalIds global_ids(const Tensor& t) {
-  return {const_cast<void*>(t.const_data_ptr()), is_wide(t)};
-}
-
 // f(views, blocks of the grid, whether these are the first tensors), once for each kMaxTensors
 // tensors.
 template <class F>
@@ -149,8 +145,7 @@ void for_tensors(const std::vector<Tensor>& tensors, const Tensor& table, int64_
   for (int64_t first = 0; first < total; first += kMaxTensors) {
     Views views{};
     views.tensors = static_cast<int>(std::min<int64_t>(total - first, kMaxTensors));
-    views.table = Global<const int64_t>(static_cast<const int64_t*>(table.const_data_ptr()) +
-                                        first * kFields);
+    views.table = Global<const int64_t>(input<int64_t>(table) + first * kFields);
     int64_t widest = 0;
     for (int i = 0; i < views.tensors; ++i) {
       const Tensor& t = tensors[first + i];

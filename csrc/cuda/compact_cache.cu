@@ -80,11 +80,10 @@ void compact_cache(SPECDEC_COMPACT_CACHE_ARGS) {
     CompactParams p{};
     p.views = views;
     p.blocks = blocks_of(block_table, page_size, num_pages);
-    p.path = global_ids(path);
+    p.path = GlobalIds(ids_of(path));
     p.columns = path.size(1);
-    p.num_accepted =
-        Global<const int32_t>(static_cast<const int32_t*>(num_accepted.const_data_ptr()));
-    p.lengths = global_ids(lengths);
+    p.num_accepted = Global<const int32_t>(input<int32_t>(num_accepted));
+    p.lengths = GlobalIds(ids_of(lengths));
     if (is_first) p.status = Global<int32_t>(output<int32_t>(out_status));
     launch(compact_cache_kernel, blocks, kThreads, stream, p);
   });

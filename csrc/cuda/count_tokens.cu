@@ -11,7 +11,7 @@ struct CountParams {
   int64_t slots, capacity;
   int bits;  // capacity = 2^bits
   GlobalIds tokens;
-  int64_t width, batch_stride, stride;
+  int64_t width;
   GlobalVector<int32_t> slot;
   int amount;
 };
@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kThreads) count_kernel(const __grid_constant__
   const bool is_there = slot >= 0 && slot < p.slots;
   int status = is_there || slot == -1 ? 0 : kBadLayout;
   for (int64_t i = threadIdx.x; is_there && i < p.width; i += kThreads) {
-    const int64_t id = p.tokens.load(b * p.batch_stride + i * p.stride);
+    const int64_t id = p.tokens.load(b * p.width + i);
     if (id < 0 || id > 0x7fffffff) continue;
     const int64_t place = take_place(p, slot * p.capacity, static_cast<int>(id));
     if (place < 0) {
@@ -61,10 +61,9 @@ void count_tokens_out(const CountTokensParams& c, const Tensor& like) {
   p.slots = c.slots;
   p.capacity = c.capacity;
   while (int64_t{1} << p.bits < c.capacity) ++p.bits;
-  p.tokens = GlobalIds(const_cast<void*>(c.tokens.data), c.tokens.wide);
+  p.tokens = GlobalIds(c.tokens);
   p.width = c.width;
-  p.batch_stride = c.tokens.batch_stride;
-  p.stride = c.tokens.stride;
+
   p.slot = GlobalVector(c.slot);
   p.amount = c.amount;
   launch_phase(count_kernel, c.batch, kThreads, stream, p);

@@ -21,15 +21,11 @@ __device__ inline RowStats draft_stats(const Problem& p, int64_t b, int64_t i,
   return target_stats(p, b, p.target_rows + i, settled);
 }
 
-__device__ inline int64_t stats_index(const Problem& p, const Chain& c, int64_t b, int64_t i) {
-  return p.is_flat ? c.first + i : b * p.stats_batch_stride + i;
-}
-
 // Law of draft row i: from the statistics that `sample` returned, or from those of its row.
 __device__ inline Law draft_law(const Problem& p, const Chain& c, int64_t b, int64_t i,
                                 const Parameters& s, const RowStats* settled = nullptr) {
   if (p.has_stats) {
-    const int64_t at = stats_index(p, c, b, i);
+    const int64_t at = draft_number(p, c, b, i);
     return {0.f, s.inv_t, p.logsumexp.load(at), 1.f, fmaxf(p.draft_threshold.load(at), kLowest),
             -1};
   }
@@ -50,7 +46,7 @@ __device__ inline int64_t column_of(const Problem& p, int64_t id) {
 __device__ inline int64_t draft_column(const Problem& p, const Chain& c, int64_t b, int64_t i,
                                        int64_t id) {
   if (!p.is_kept) return column_of(p, id);
-  const int64_t start = kept_number(p, c, b, i) * p.draft_vocab;
+  const int64_t start = draft_number(p, c, b, i) * p.draft_vocab;
   for (int64_t j = 0; j < p.draft_vocab; ++j) {
     if (p.kept_ids.load(start + j) == id) return j;
   }

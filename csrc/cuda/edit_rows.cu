@@ -23,7 +23,7 @@ struct EditParams {
   int max_draft;
   bool is_flat, only_last, is_tree;
   GlobalIds draft_ids, parents;
-  int64_t ids_batch_stride, ids_stride;
+  int64_t ids_batch_stride;
   GlobalVector<int32_t> cu_draft;
   GlobalVector<bool> active;
   GlobalLists<int32_t> bias_ids;
@@ -67,7 +67,7 @@ __device__ inline int narrow(int64_t id) {
 
 __device__ inline int drafted_id(const EditParams& p, const Edited& row, int64_t i) {
   const int64_t at = p.is_flat ? row.first + i : i;
-  return narrow(p.draft_ids.load(row.b * p.ids_batch_stride + at * p.ids_stride));
+  return narrow(p.draft_ids.load(row.b * p.ids_batch_stride + at));
 }
 
 __device__ inline int path_id(const EditParams& p, const Edited& row, int64_t i) {
@@ -328,8 +328,7 @@ void edit_rows_out(const EditRowsParams& e, const Tensor& like) {
   p.is_tree = e.parents.data != nullptr;
   p.draft_ids = GlobalIds(const_cast<void*>(e.draft_ids.data), e.draft_ids.wide);
   p.ids_batch_stride = e.draft_ids.batch_stride;
-  p.ids_stride = e.draft_ids.stride;
-  p.parents = GlobalIds(const_cast<void*>(e.parents.data), e.parents.wide);
+  p.parents = GlobalIds(e.parents);
   p.cu_draft = GlobalVector(e.cu_draft);
   p.active = GlobalVector(e.active);
   fill_edits(e, &p);

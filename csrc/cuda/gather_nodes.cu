@@ -66,7 +66,7 @@ void gather_nodes(SPECDEC_GATHER_NODES_ARGS) {
   p.node_stride = values.stride(1) * item;
   p.nodes = values.size(1);
   p.bytes = values.size(2) * item;
-  p.path = global_ids(path);
+  p.path = GlobalIds(ids_of(path));
   p.columns = path.size(1);
   p.status = Global<int32_t>(output<int32_t>(out_status));
   launch(gather_nodes_kernel, path.size(0) * p.columns, kThreads, current_stream(values), p);

@@ -67,15 +67,11 @@ __device__ __forceinline__ int claim(Global<int32_t> words, int64_t i, int free,
 }
 
 template <class T>
-struct GlobalVector {  // [n], any stride; absent: `get` gives the other value
-  Global<const T> data;
-  int64_t stride = 0;
+struct GlobalVector : Global<const T> {  // [n], dense; absent: `get` gives the other value
   GlobalVector() = default;
-  explicit GlobalVector(const Vector<T>& v) : data(v.data), stride(v.stride) {}
-  SPECDEC_HD explicit operator bool() const { return static_cast<bool>(data); }
-  __device__ __forceinline__ T load(int64_t i) const { return data.load(i * stride); }
+  explicit GlobalVector(const Vector<T>& v) : Global<const T>(v.data) {}
   __device__ __forceinline__ T get(int64_t i, T otherwise) const {
-    return data ? data.load(i * stride) : otherwise;
+    return *this ? this->load(i) : otherwise;
   }
 };
 
@@ -218,6 +214,7 @@ class GlobalIds {
  public:
   GlobalIds() = default;
   GlobalIds(void* data, bool wide) : data_(data), wide_(wide) {}
+  explicit GlobalIds(const Ids& ids) : GlobalIds(const_cast<void*>(ids.data), ids.wide) {}  // dense
   __device__ int64_t load(int64_t i) const {
     if (wide_) return Global<const int64_t>(static_cast<const int64_t*>(data_)).load(i);
     return Global<const int32_t>(static_cast<const int32_t*>(data_)).load(i);

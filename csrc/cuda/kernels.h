@@ -20,12 +20,11 @@ inline void set_edits(Problem* p, const RowEdits& edits, const RowEdits& draft_e
   if (p->draft) p->draft_edits = EditTable(draft_edits);
 }
 
-// The candidates of draft rows, `rows` of them a request when dense.
-inline void set_kept(Problem* p, const Kept& kept, int64_t rows) {
+// The candidates of draft rows.
+inline void set_kept(Problem* p, const Kept& kept) {
   p->is_kept = static_cast<bool>(kept) && static_cast<bool>(p->draft);
   p->kept_ids = GlobalIds(const_cast<void*>(kept.ids), kept.wide);
   p->kept_logsumexp = Global<const float>(kept.logsumexp);
-  p->kept_rows = rows;
 }
 
 // Scratch of one call, from torch's allocator.
@@ -66,8 +65,7 @@ Problem chain_problem(Task task, const Params& v, const Logits& draft) {
   p.total = v.total;
   p.is_flat = static_cast<bool>(v.cu_draft);
   p.draft_ids = GlobalIds(const_cast<void*>(v.draft_ids.data), v.draft_ids.wide);
-  p.ids_batch_stride = v.max_draft;
-  p.ids_stride = v.draft_ids.stride;
+  p.drafts = v.max_draft;
   p.cu_draft = GlobalVector(v.cu_draft);
   set_vocabulary(&p, v.token_map, v.allowed, v.max_draft + 1);
   set_edits(&p, v.edits, v.draft_edits);

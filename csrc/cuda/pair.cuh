@@ -51,7 +51,7 @@ __device__ inline void load_pair(const Problem& p, int64_t b, const PairTask& ta
   r->target = target_row(p, chain, b, task.row);
   if (task.kind != kPair) return;
   r->draft = draft_row(p, chain, b, task.row);
-  if (p.is_kept) r->kept = kept_number(p, chain, b, task.row) * p.draft_vocab;
+  if (p.is_kept) r->kept = draft_number(p, chain, b, task.row) * p.draft_vocab;
 }
 
 __device__ inline NoiseStream pair_noise(const Problem& p, int64_t b, int place) {

@@ -198,22 +198,20 @@ struct Problem {
   int64_t maxima_bytes;                    // of a row
   bool is_flat, filters, has_stats;
   LogitTable target, draft;
-  GlobalIds draft_ids;  // [batch, max_draft] or [total]; strides below
-  int64_t ids_batch_stride, ids_stride;
+  GlobalIds draft_ids;  // [batch, drafts] or [total]
+  int64_t drafts;       // ids, and draft rows, of a request when dense
   GlobalVector<int32_t> cu_draft;
-  GlobalVector<float> logsumexp, draft_threshold;  // one entry a draft row
-  int64_t stats_batch_stride;
+  Global<const float> logsumexp, draft_threshold;  // one entry a draft row
   SamplingView sampling, draft_sampling;
   GlobalVector<int64_t> seed, position, step, lane;
   int64_t purpose;
   int num_samples;
   Global<const int64_t> exclude_ids;  // [batch, num_exclude]
-  int64_t num_exclude, exclude_row_stride, exclude_stride;
+  int64_t num_exclude;
   GlobalVector<int32_t> token_map;
   bool is_kept;        // draft rows hold candidates alone
   GlobalIds kept_ids;  // [draft rows, draft_vocab]
   Global<const float> kept_logsumexp;
-  int64_t kept_rows;  // rows a request when dense
   Global<const int32_t> allowed;
   int64_t allowed_row_stride;
   EditTable edits, draft_edits;

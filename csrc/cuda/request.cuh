@@ -11,9 +11,13 @@ struct Chain {
   bool lost;  // none of its rows is read: where they lie is unknown, or it is not active
 };
 
+// Number of a drafted id, or of a draft row, among all.
+__device__ inline int64_t draft_number(const Problem& p, const Chain& c, int64_t b, int64_t i) {
+  return p.is_flat ? c.first + i : b * p.drafts + i;
+}
+
 __device__ inline int64_t draft_id(const Problem& p, const Chain& c, int64_t b, int64_t i) {
-  const int64_t at = p.is_flat ? c.first + i : b * p.ids_batch_stride + i;
-  return p.draft_ids.load(at * p.ids_stride);
+  return p.draft_ids.load(draft_number(p, c, b, i));
 }
 
 // Where the ids of a request of flat rows lie, and how many there are.
@@ -53,11 +57,6 @@ __device__ inline Chain load_chain(const Problem& p, int64_t b) {
     break;
   }
   return c;
-}
-
-// Number of a draft row among those whose candidates are kept.
-__device__ inline int64_t kept_number(const Problem& p, const Chain& c, int64_t b, int64_t i) {
-  return p.is_flat ? c.first + i : b * p.kept_rows + i;
 }
 
 // The ids of a draft row's candidates, by all threads; those outside the vocabulary as -1.

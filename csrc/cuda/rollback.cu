@@ -99,9 +99,8 @@ void rollback(SPECDEC_ROLLBACK_ARGS) {
   const Stream stream = current_stream(lengths);
   RollbackParams p{};
   p.blocks = blocks_of(block_table, page_size, num_pages);
-  p.lengths = global_ids(lengths);
-  p.num_accepted =
-      Global<const int32_t>(static_cast<const int32_t*>(num_accepted.const_data_ptr()));
+  p.lengths = GlobalIds(ids_of(lengths));
+  p.num_accepted = Global<const int32_t>(input<int32_t>(num_accepted));
   p.batch = lengths.size(0);
   p.max_tail = max_tail;
   p.new_lengths = GlobalIds(output<void>(out_lengths), is_wide(lengths));

@@ -20,10 +20,8 @@ void sample_out(const SampleParams& s, const Tensor& like) {
   STD_TORCH_CHECK(s.num_samples >= 1 && s.num_samples <= kMaxSamples, "sample: num_samples ",
                   s.num_samples);
   p.num_samples = static_cast<int>(s.num_samples);
-  p.exclude_ids = Global<const int64_t>(s.exclude_ids.data);
+  p.exclude_ids = Global<const int64_t>(s.exclude_ids);
   p.num_exclude = s.num_exclude;
-  p.exclude_row_stride = s.exclude_ids.row_stride;
-  p.exclude_stride = s.exclude_ids.stride;
   set_vocabulary(&p, s.token_map, s.allowed, 1);
   set_edits(&p, s.edits, RowEdits{});
   p.logprobs_mode = s.logprobs_mode;

@@ -8,7 +8,7 @@ __device__ inline bool is_excluded(const Problem& p, int64_t b, int64_t column) 
   if (p.num_exclude == 0) return false;  // other ops map the columns of drafts alone
   const int64_t id = p.token_map ? p.token_map.load(column) : column;
   for (int64_t i = 0; i < p.num_exclude; ++i) {
-    if (p.exclude_ids.load(b * p.exclude_row_stride + i * p.exclude_stride) == id) return true;
+    if (p.exclude_ids.load(b * p.num_exclude + i) == id) return true;
   }
   return false;
 }

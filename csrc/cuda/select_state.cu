@@ -39,16 +39,15 @@ __global__ void __launch_bounds__(kThreads)
 void select_state(SPECDEC_SELECT_STATE_ARGS) {
   const DeviceGuard guard(num_accepted);
   const Stream stream = current_stream(num_accepted);
-  for_tensors(
-      tensors, table, num_accepted.size(0), [&](const Views& views, int64_t blocks, bool is_first) {
-        SelectParams p{};
-        p.views = views;
-        p.blocks = blocks_of(block_table, page_size, num_pages);
-        p.num_accepted =
-            Global<const int32_t>(static_cast<const int32_t*>(num_accepted.const_data_ptr()));
-        if (is_first) p.status = Global<int32_t>(output<int32_t>(out_status));
-        launch(select_state_kernel, blocks, kThreads, stream, p);
-      });
+  for_tensors(tensors, table, num_accepted.size(0),
+              [&](const Views& views, int64_t blocks, bool is_first) {
+                SelectParams p{};
+                p.views = views;
+                p.blocks = blocks_of(block_table, page_size, num_pages);
+                p.num_accepted = Global<const int32_t>(input<int32_t>(num_accepted));
+                if (is_first) p.status = Global<int32_t>(output<int32_t>(out_status));
+                launch(select_state_kernel, blocks, kThreads, stream, p);
+              });
 }
 
 }  // namespace

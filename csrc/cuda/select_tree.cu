@@ -102,13 +102,13 @@ void select_tree(Tensor token_ids, Tensor parents, Tensor scores, int64_t num_no
                  Tensor out_token_ids, Tensor out_parents, Tensor out_source, Tensor out_status) {
   const DeviceGuard guard(parents);
   SelectParams p{};
-  p.token_ids = tree_ids(token_ids);
-  p.parents = tree_ids(parents);
+  p.token_ids = GlobalIds(ids_of(token_ids));
+  p.parents = GlobalIds(ids_of(parents));
   const Logits rows = logits_of(scores);
   p.scores = LogitTable(rows, 0, rows.row_stride);
   p.candidates = static_cast<int>(parents.size(1));
   p.num_nodes = static_cast<int>(num_nodes);
-  p.out_ids = tree_ids(out_token_ids);
+  p.out_ids = GlobalIds(ids_of(out_token_ids));
   p.out_parents = Global<int32_t>(output<int32_t>(out_parents));
   p.source = Global<int32_t>(output<int32_t>(out_source));
   p.status = Global<int32_t>(output<int32_t>(out_status));

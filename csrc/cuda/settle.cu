@@ -326,7 +326,7 @@ __global__ void __launch_bounds__(kThreads) kept_kernel(const __grid_constant__ 
   __syncthreads();
   if (!row.active || row.is_target) return;
   SPECDEC_SHARED(KeptIds, ids);
-  const int64_t number = kept_number(p, row.chain, row.b, row.index);
+  const int64_t number = draft_number(p, row.chain, row.b, row.index);
   const int count = static_cast<int>(p.draft_vocab);
   load_kept(p, number * count, ids);
   int bad = 0;

@@ -179,7 +179,7 @@ __device__ inline void load_asked(const Problem& p, const Row& row, Asked* share
   a.id = -1;
   if (row.active) {
     a.r = p.work.rows.load(row.slot);
-    a.id = p.draft_ids.load(row.b * p.ids_stride);
+    a.id = p.draft_ids.load(row.b);
     a.is_bad = a.r.bad != 0;
   }
   a.has = a.id >= 0 && a.id < row.size;
@@ -268,7 +268,6 @@ void token_logprobs_out(const TokenLogprobsParams& t, const Tensor& like) {
   p.target_rows = 1;
   p.filters = p.sampling.filters();
   p.draft_ids = GlobalIds(const_cast<void*>(t.token_ids.data), t.token_ids.wide);
-  p.ids_stride = t.token_ids.stride;
   set_vocabulary(&p, {}, t.allowed, 1);
   set_edits(&p, t.edits, RowEdits{});
   STD_TORCH_CHECK(t.top >= 0 && t.top <= kMostTop, "token_logprobs: top ", t.top);

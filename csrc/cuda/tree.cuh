@@ -9,11 +9,6 @@ namespace specdec {
 
 constexpr int kMaxNodes = 1024, kNodesPerThread = kMaxNodes / kThreads;
 
-inline GlobalIds tree_ids(const Tensor& t) {
-  return {const_cast<void*>(t.const_data_ptr()),
-          t.scalar_type() == torch::headeronly::ScalarType::Long};
-}
-
 struct TreeTable {
   int parent[kMaxNodes];  // -1 at the root and at padding
   int depth[kMaxNodes];   // 0 at the root, -1 at padding

@@ -174,15 +174,15 @@ __global__ void __launch_bounds__(kThreads)
 void tree_from_marginals(SPECDEC_TREE_FROM_MARGINALS_ARGS) {
   const DeviceGuard guard(candidate_ids);
   MarginalsParams p{};
-  p.ids = tree_ids(candidate_ids);
-  p.logprobs = Global<const float>(static_cast<const float*>(logprobs.const_data_ptr()));
+  p.ids = GlobalIds(ids_of(candidate_ids));
+  p.logprobs = Global<const float>(input<float>(logprobs));
   p.depth = static_cast<int>(candidate_ids.size(1));
   p.width = static_cast<int>(candidate_ids.size(2));
   p.num_nodes = static_cast<int>(num_nodes);
   p.has_root = root_ids.has_value();
-  if (root_ids) p.root_ids = tree_ids(*root_ids);
+  if (root_ids) p.root_ids = GlobalIds(ids_of(*root_ids));
   p.max_nodes = GlobalVector<int32_t>(vector_of<int32_t>(max_nodes));
-  p.out_ids = tree_ids(out_token_ids);
+  p.out_ids = GlobalIds(ids_of(out_token_ids));
   p.out_parents = Global<int32_t>(output<int32_t>(out_parents));
   p.source = Global<int32_t>(output<int32_t>(out_source));
   p.status = Global<int32_t>(output<int32_t>(out_status));

@@ -107,7 +107,7 @@ void tree_from_sequences(Tensor token_ids, int64_t num_nodes, Tensor out_token_i
   const DeviceGuard guard(token_ids);
   const Stream stream = current_stream(token_ids);
   SequenceParams p{};
-  p.token_ids = tree_ids(token_ids);
+  p.token_ids = GlobalIds(ids_of(token_ids));
   p.batch = token_ids.size(0);
   p.sequences = token_ids.size(1);
   p.length = token_ids.size(2);
@@ -119,7 +119,7 @@ void tree_from_sequences(Tensor token_ids, int64_t num_nodes, Tensor out_token_i
   auto* found = static_cast<Sequence*>(scratch.mutable_data_ptr());
   p.found = Global<Sequence>(found);
   p.before = Global<int64_t>(static_cast<int64_t*>(static_cast<void*>(found + rows)));
-  p.out_ids = tree_ids(out_token_ids);
+  p.out_ids = GlobalIds(ids_of(out_token_ids));
   p.parents = Global<int32_t>(output<int32_t>(out_parents));
   p.source = Global<int32_t>(output<int32_t>(out_source));
   p.status = Global<int32_t>(output<int32_t>(out_status));

@@ -97,7 +97,7 @@ void tree_layout(Tensor parents, std::optional<Tensor> lengths, int64_t max_dept
                  Tensor out_status) {
   const DeviceGuard guard(parents);
   LayoutParams p{};
-  p.parents = tree_ids(parents);
+  p.parents = GlobalIds(ids_of(parents));
   p.lengths = GlobalVector(vector_of<int64_t>(lengths));
   p.nodes = static_cast<int>(parents.size(1));
   p.max_depth = max_depth;

@@ -197,7 +197,7 @@ void tree_mask(Tensor parents, std::optional<Tensor> past, std::optional<Tensor>
   const DeviceGuard guard(parents);
   const Stream stream = current_stream(parents);
   MaskParams p{};
-  p.parents = tree_ids(parents);
+  p.parents = GlobalIds(ids_of(parents));
   p.past = GlobalVector(vector_of<int64_t>(past));
   p.left_padding = GlobalVector(vector_of<int64_t>(left_padding));
   p.batch = parents.size(0);

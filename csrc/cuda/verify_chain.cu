@@ -195,10 +195,9 @@ __global__ void __launch_bounds__(kThreads, 2) block_kernel(const __grid_constan
 
 void fill_statistics_and_noise(const VerifyChainParams& v, Problem* problem) {
   Problem& p = *problem;
-  p.has_stats = static_cast<bool>(v.draft_logsumexp) && static_cast<bool>(v.draft);
-  p.logsumexp = GlobalVector(Vector<float>{v.draft_logsumexp.data, 1});
-  p.draft_threshold = GlobalVector(Vector<float>{v.draft_threshold.data, 1});
-  p.stats_batch_stride = v.max_draft;
+  p.has_stats = v.draft_logsumexp && v.draft;
+  p.logsumexp = Global<const float>(v.draft_logsumexp);
+  p.draft_threshold = Global<const float>(v.draft_threshold);
   p.seed = GlobalVector(v.noise.seed);
   p.position = GlobalVector(v.noise.position);
   p.step = GlobalVector(v.noise.step);
@@ -230,7 +229,7 @@ void verify_chain_out(const VerifyChainParams& v, const Tensor& like) {
   const bool is_argmax =
       v.rule == Rule::kGreedy || v.rule == Rule::kTopM || v.rule == Rule::kDistance;
   Problem p = chain_problem(Task::kChain, v, reads_draft ? v.draft : Logits{});
-  set_kept(&p, v.kept, v.max_draft);
+  set_kept(&p, v.kept);
   fill_statistics_and_noise(v, &p);
   fill_knobs_and_results(v, &p);
   p.target_rows = p.max_draft + 1;

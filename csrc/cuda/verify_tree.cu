@@ -155,13 +155,14 @@ void verify_tree_out(const VerifyTreeParams& v, const Tensor& like) {
   p.nodes = static_cast<int>(v.nodes);
   STD_TORCH_CHECK(v.max_depth < 0x7fffffff, "verify_tree: max_depth ", v.max_depth);
   p.max_draft = static_cast<int>(v.max_depth);
-  p.draft_ids = GlobalIds(const_cast<void*>(v.ids.data), v.ids.wide);
-  p.parents = GlobalIds(const_cast<void*>(v.parents.data), v.parents.wide);
+  p.draft_ids = GlobalIds(v.ids);
+  p.parents = GlobalIds(v.parents);
   p.seed = GlobalVector(v.noise.seed);
   p.position = GlobalVector(v.noise.position);
   p.step = GlobalVector(v.noise.step);
   set_vocabulary(&p, v.token_map, v.allowed, p.nodes);
-  set_kept(&p, v.kept, p.nodes);
+  p.drafts = p.nodes;
+  set_kept(&p, v.kept);
   set_edits(&p, v.edits, v.draft_edits);
   p.typical_epsilon = GlobalKnob(v.typical_epsilon);
   p.typical_delta = GlobalKnob(v.typical_delta);

@@ -16,7 +16,7 @@ inline AllocateParams allocate_params(Tensor draft_ids, Tensor confidence, OptTe
           draft,
           std::min(budget, batch * draft),
           ids_of(draft_ids),
-          static_cast<const float*>(confidence.const_data_ptr()),
+          input<float>(confidence),
           vector_of<bool>(active),
           vector_of<float>(cost),
           compare_all,

@@ -28,11 +28,8 @@ Vector<T> vector_of(const OptTensor& t) {
 }
 
 template <class T>
-Matrix<T> matrix_of(const OptTensor& t) {  // a vector becomes row 0
-  if (!t) return {nullptr, 0, 0};
-  const auto* data = static_cast<const T*>(t->const_data_ptr());
-  return t->dim() == 1 ? Matrix<T>{data, 0, t->stride(0)}
-                       : Matrix<T>{data, t->stride(0), t->stride(1)};
+const T* input(const OptTensor& t) {  // what is dense, or null
+  return t ? static_cast<const T*>(t->const_data_ptr()) : nullptr;
 }
 
 inline Knob knob_of(double all, const OptTensor& each) {
@@ -78,23 +75,18 @@ inline Noise noise_of(const Tensor& seed, const Tensor& position, const OptTenso
 
 inline Allowed allowed_of(const OptTensor& t) {
   if (!t) return {nullptr, 0};
-  return {static_cast<const int32_t*>(t->const_data_ptr()), t->stride(0)};
+  return {input<int32_t>(t), t->stride(0)};
 }
 
 inline RowEdits edits_of(const OptTensor& bits, const OptTensor& start, const OptTensor& values) {
   if (!bits || !start || !values) return {};
-  return {static_cast<const int64_t*>(bits->const_data_ptr()),
-          static_cast<const int32_t*>(start->const_data_ptr()),
-          static_cast<const float*>(values->const_data_ptr()),
-          bits->size(1),
-          values->size(2),
-          values->size(1) * values->size(2)};
+  return {input<int64_t>(bits), input<int32_t>(start), input<float>(values),
+          bits->size(1),        values->size(2),       values->size(1) * values->size(2)};
 }
 
 inline Kept kept_of(const OptTensor& ids, const OptTensor& logsumexp) {
   if (!ids || !logsumexp || ids->numel() == 0) return {};
-  return {ids->const_data_ptr(), ids->scalar_type() == ScalarType::Long,
-          static_cast<const float*>(logsumexp->const_data_ptr())};
+  return {input<void>(ids), ids->scalar_type() == ScalarType::Long, input<float>(logsumexp)};
 }
 
 inline Ids ids_of(const Tensor& t) {
@@ -194,8 +186,8 @@ inline VerifyChainParams verify_chain_params(SPECDEC_VERIFY_CHAIN_ARGS) {
   p.target = logits_of(target_logits);
   p.draft = logits_of(draft_logits, p.target);
   if (draft_logsumexp && draft_threshold) {
-    p.draft_logsumexp = matrix_of<float>(draft_logsumexp);
-    p.draft_threshold = matrix_of<float>(draft_threshold);
+    p.draft_logsumexp = input<float>(draft_logsumexp);
+    p.draft_threshold = input<float>(draft_threshold);
   }
   p.cu_draft = vector_of<int32_t>(cu_draft);
   p.sampling = sampling_of(SPECDEC_SAMPLING_NAMES());
@@ -233,7 +225,7 @@ inline SampleParams sample_params(SPECDEC_SAMPLE_ARGS) {
   p.purpose = purpose;
   p.num_samples = num_samples;
   p.lane = vector_of<int64_t>(lane);
-  p.exclude_ids = matrix_of<int64_t>(exclude_ids);
+  p.exclude_ids = input<int64_t>(exclude_ids);
   p.num_exclude = exclude_ids ? exclude_ids->size(1) : 0;
   p.token_map = vector_of<int32_t>(token_map);
   p.allowed = allowed_of(allowed);

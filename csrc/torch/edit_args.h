@@ -27,7 +27,7 @@ namespace specdec {
 template <class T>
 Lists<T> lists_of(const OptTensor& t) {
   if (!t) return {nullptr, 0};
-  return {static_cast<const T*>(t->const_data_ptr()), t->size(0) ? t->numel() / t->size(0) : 0};
+  return {input<T>(t), t->size(0) ? t->numel() / t->size(0) : 0};
 }
 
 inline EditRowsParams edits_params(int64_t vocab, SPECDEC_REQUEST_EDITS_ARGS) {
@@ -39,8 +39,7 @@ inline EditRowsParams edits_params(int64_t vocab, SPECDEC_REQUEST_EDITS_ARGS) {
   p.frequency = vector_of<float>(frequency);
   p.presence = vector_of<float>(presence);
   if (counted_ids && counts) {
-    p.counts = {static_cast<const int32_t*>(counted_ids->const_data_ptr()),
-                static_cast<const int32_t*>(counts->const_data_ptr()), counted_ids->size(0),
+    p.counts = {input<int32_t>(counted_ids), input<int32_t>(counts), counted_ids->size(0),
                 counted_ids->size(1)};
   }
   p.slots = vector_of<int32_t>(slots);
