@@ -11,19 +11,11 @@
 namespace specdec {
 namespace {
 
-struct AllotParams {
-  int64_t batch, draft;
-  int total, capacity;
-  GlobalIds draft_ids;  // [batch, draft]
-  Global<const float> confidence;
-  GlobalVector<bool> active;
-  GlobalVector<float> cost;
-  bool compare_all;
+struct AllotParams : AllocateParams {
+  int total;               // batch * draft
   Global<float> products;  // [draft, batch]: the earlier of two equal drafts comes first
   Global<int32_t> ranks;   // [draft, batch]; capacity: never kept
   Global<float> ranked;    // [capacity]: products, the best first
-  GlobalIds out_ids;
-  Global<int32_t> cu_draft, source, num_draft, status;
 };
 
 constexpr int kAhead = 8;  // drafts of a thread that are asked for at once
@@ -35,7 +27,7 @@ __global__ void __launch_bounds__(kThreads) products_kernel(const __grid_constan
     p.ranked.store(n, 0.0f);
   }
   if (b >= p.batch) return;
-  const int64_t drafts = p.active.get(b, true) ? p.draft : 0;
+  const int64_t drafts = GlobalVector(p.active).get(b, true) ? p.draft : 0;
   float product = 1.0f;
   int status = 0;
   bool is_open = true;
@@ -45,8 +37,8 @@ __global__ void __launch_bounds__(kThreads) products_kernel(const __grid_constan
 #pragma unroll
     for (int j = 0; j < kAhead; ++j) {
       const bool is_there = first + j < drafts;
-      id[j] = is_there ? p.draft_ids.load(b * p.draft + first + j) : -1;
-      c[j] = is_there ? p.confidence.load(b * p.draft + first + j) : 0.0f;
+      id[j] = is_there ? GlobalIds(p.draft_ids).load(b * p.draft + first + j) : -1;
+      c[j] = is_there ? Global(p.confidence).load(b * p.draft + first + j) : 0.0f;
     }
 #pragma unroll
     for (int j = 0; j < kAhead; ++j) {
@@ -57,7 +49,7 @@ __global__ void __launch_bounds__(kThreads) products_kernel(const __grid_constan
       if (first + j < p.draft) p.products.store((first + j) * p.batch + b, product);
     }
   }
-  p.status.store(b, status);
+  Global(p.status).store(b, status);
 }
 
 using Tile = float[kThreads];
@@ -80,7 +72,7 @@ __global__ void __launch_bounds__(kThreads) rank_kernel(const __grid_constant__ 
     __syncthreads();
   }
   if (mine >= p.total) return;
-  p.ranks.store(mine, product > 0.0f ? before : p.capacity);
+  p.ranks.store(mine, product > 0.0f ? before : static_cast<int>(p.capacity));
   if (product > 0.0f && before < p.capacity) p.ranked.store(before, product);
 }
 
@@ -102,8 +94,8 @@ __device__ bool choose(const AllotParams& p, int first, Choice* choice) {
   choice->tokens += all;
   double yield = -INFINITY, yield_before = -INFINITY;
   if (is_paying && p.cost) {
-    yield = yield_of(before + more, p.cost.load(n + 1));
-    yield_before = yield_of(before, p.cost.load(n));
+    yield = yield_of(before + more, GlobalVector(p.cost).load(n + 1));
+    yield_before = yield_of(before, GlobalVector(p.cost).load(n));
   }
   if (!p.compare_all) {
     const bool rises = is_paying && (!p.cost || yield > yield_before);
@@ -123,9 +115,10 @@ __device__ bool choose(const AllotParams& p, int first, Choice* choice) {
 // How many of the best drafts are kept; the same in all threads.
 __device__ int count_kept(const AllotParams& p) {
   int running = 0;
-  for (int64_t b = threadIdx.x; b < p.batch; b += kThreads) running += p.active.get(b, true);
+  for (int64_t b = threadIdx.x; b < p.batch; b += kThreads)
+    running += GlobalVector(p.active).get(b, true);
   Choice choice{0, block_reduce(running, Plus{}) * tokens_of(1.0f), 0.0};
-  if (p.cost) choice.yield = yield_of(choice.tokens, p.cost.load(0));
+  if (p.cost) choice.yield = yield_of(choice.tokens, GlobalVector(p.cost).load(0));
   for (int first = 0; first < p.capacity; first += kThreads) {
     if (!choose(p, first, &choice)) break;
   }
@@ -134,6 +127,7 @@ __device__ int count_kept(const AllotParams& p) {
 
 __global__ void __launch_bounds__(kThreads, 1) allot_kernel(const __grid_constant__ AllotParams p) {
   after_last_kernel();
+  const GlobalIds out_ids(p.out_ids, p.draft_ids.wide);
   const int kept = count_kept(p);
   int at = 0;
   for (int64_t first = 0; first < p.batch; first += kThreads) {
@@ -145,19 +139,19 @@ __global__ void __launch_bounds__(kThreads, 1) allot_kernel(const __grid_constan
     int total = 0;
     const int begin = at + block_exclusive_sum(count, &total);
     if (b < p.batch) {
-      p.num_draft.store(b, count);
-      p.cu_draft.store(b, begin);
+      Global(p.num_draft).store(b, count);
+      Global(p.cu_draft).store(b, begin);
     }
     for (int i = 0; i < count; ++i) {
-      p.out_ids.store(begin + i, p.draft_ids.load(b * p.draft + i));
-      p.source.store(begin + i, static_cast<int32_t>(b * p.draft + i));
+      out_ids.store(begin + i, GlobalIds(p.draft_ids).load(b * p.draft + i));
+      Global(p.source).store(begin + i, static_cast<int32_t>(b * p.draft + i));
     }
     at += total;
   }
-  if (threadIdx.x == 0) p.cu_draft.store(p.batch, at);
+  if (threadIdx.x == 0) Global(p.cu_draft).store(p.batch, at);
   for (int i = at + static_cast<int>(threadIdx.x); i < p.capacity; i += kThreads) {
-    p.out_ids.store(i, -1);
-    p.source.store(i, -1);
+    out_ids.store(i, -1);
+    Global(p.source).store(i, -1);
   }
 }
 
@@ -166,21 +160,7 @@ __global__ void __launch_bounds__(kThreads, 1) allot_kernel(const __grid_constan
 void allocate_drafts_out(const AllocateParams& a, const Tensor& like) {
   const DeviceGuard guard(like);
   const Stream stream = current_stream(like);
-  AllotParams p{};
-  p.batch = a.batch;
-  p.draft = a.draft;
-  p.total = static_cast<int>(a.batch * a.draft);
-  p.capacity = static_cast<int>(a.capacity);
-  p.draft_ids = GlobalIds(const_cast<void*>(a.draft_ids.data), a.draft_ids.wide);
-  p.confidence = Global<const float>(a.confidence);
-  p.active = GlobalVector(a.active);
-  p.cost = GlobalVector(a.cost);
-  p.compare_all = a.compare_all;
-  p.out_ids = GlobalIds(a.out_ids, a.draft_ids.wide);
-  p.cu_draft = Global<int32_t>(a.cu_draft);
-  p.source = Global<int32_t>(a.source);
-  p.num_draft = Global<int32_t>(a.num_draft);
-  p.status = Global<int32_t>(a.status);
+  AllotParams p{a, static_cast<int>(a.batch * a.draft), {}, {}, {}};
   const Tensor scratch = torch::stable::new_empty(
       like, std::array<int64_t, 1>{2 * int64_t{p.total} + p.capacity}, ScalarType::Float);
   p.products = Global<float>(static_cast<float*>(scratch.mutable_data_ptr()));

@@ -1,48 +1,12 @@
 // edit_rows: how biases, penalties and bans change each row, packed by id.
 //   edit_kernel   grid = [rows]; a block marks the ids that a source names, numbers them, and
-//   writes
-//                 bias, repetition and minus of each
+//                 writes bias, repetition and minus of each
 #include "../torch/edit_args.h"
 #include "request.cuh"
 #include "tree.cuh"
 
 namespace specdec {
 namespace {
-
-template <class T>
-struct GlobalLists {  // [batch, size]; absent: size is 0
-  Global<const T> data;
-  int64_t size = 0;
-  GlobalLists() = default;
-  explicit GlobalLists(const Lists<T>& l) : data(l.data), size(l.size) {}
-  __device__ T load(int64_t b, int64_t i) const { return data.load(b * size + i); }
-};
-
-struct EditParams {
-  int64_t batch, total, vocab, first_id;
-  int max_draft;
-  bool is_flat, only_last, is_tree;
-  GlobalIds draft_ids, parents;
-  int64_t ids_batch_stride;
-  GlobalVector<int32_t> cu_draft;
-  GlobalVector<bool> active;
-  GlobalLists<int32_t> bias_ids;
-  GlobalLists<float> bias;
-  GlobalVector<float> repetition, frequency, presence;
-  Global<const int32_t> counted_ids, counts;  // [slots, capacity]
-  int64_t slots, capacity;
-  int table_bits;  // capacity = 2^table_bits
-  GlobalVector<int32_t> slot;
-  GlobalLists<int32_t> stop_ids;
-  GlobalVector<int32_t> min_tokens;
-  GlobalLists<int32_t> bad_words;
-  int64_t length;  // of a bad word
-  GlobalLists<int32_t> tail;
-  Global<int64_t> bits;  // results: see RowEdits
-  Global<int32_t> start;
-  Global<float> values;
-  int64_t blocks, room, plane;
-};
 
 // A row, its part of the results, and the ids before it, in shared memory.
 struct Edited {
@@ -65,21 +29,20 @@ __device__ inline int narrow(int64_t id) {
   return id == -1 ? kNoId : id < 0 || id > 0x7fffffff ? kOutside : static_cast<int>(id);
 }
 
-__device__ inline int drafted_id(const EditParams& p, const Edited& row, int64_t i) {
-  const int64_t at = p.is_flat ? row.first + i : i;
-  return narrow(p.draft_ids.load(row.b * p.ids_batch_stride + at));
+__device__ inline int drafted_id(const EditRowsParams& p, const Edited& row, int64_t i) {
+  return narrow(GlobalIds(p.draft_ids).load(row.b * p.draft_ids.batch_stride + row.first + i));
 }
 
-__device__ inline int path_id(const EditParams& p, const Edited& row, int64_t i) {
+__device__ inline int path_id(const EditRowsParams& p, const Edited& row, int64_t i) {
   return i < kMaxNodes ? row.path[i] : drafted_id(p, row, i);
 }
 
 // The request of a flat row: the last one that claims it, whatever the offsets are; -1: none.
-__device__ inline int flat_request(const EditParams& p, int64_t row) {
+__device__ inline int flat_request(const EditRowsParams& p, int64_t row) {
   int found = -1;
   for (int64_t b = threadIdx.x; b < p.batch; b += kThreads) {
     Chain c{};
-    open_flat(p, b, &c);
+    open_flat(GlobalVector(p.cu_draft), p.total, p.width, b, &c);
     const int64_t node = row - c.first - b;
     if (!c.lost && node >= 0 && node <= c.length) found = static_cast<int>(b);
   }
@@ -87,32 +50,32 @@ __device__ inline int flat_request(const EditParams& p, int64_t row) {
 }
 
 // Whose row it is, for thread 0.
-__device__ inline void find_row(const EditParams& p, int64_t number, int request, Edited* row) {
-  const int64_t width = p.max_draft + 1;
-  row->b = p.is_flat ? request : p.only_last ? number : number / width;
-  row->node = p.only_last ? p.max_draft : number - row->b * width;
+__device__ inline void find_row(const EditRowsParams& p, int64_t number, int request, Edited* row) {
+  const int64_t width = p.width + 1;
+  row->b = p.cu_draft ? request : p.only_last ? number : number / width;
+  row->node = p.only_last ? p.width : number - row->b * width;
   row->first = 0;
-  row->exists = row->b >= 0 && p.active.get(row->b, true);
-  row->bits = p.bits + number * p.blocks;
-  row->start = p.start + number * (p.blocks + 1);
-  row->values = p.values + number * p.room;
+  row->exists = row->b >= 0 && GlobalVector(p.active).get(row->b, true);
+  row->bits = Global(p.bits + number * p.blocks);
+  row->start = Global(p.start + number * (p.blocks + 1));
+  row->values = Global(p.values + number * p.room);
   if (!row->exists) return;
-  if (p.is_flat) {
-    row->first = p.cu_draft.load(row->b);
+  if (p.cu_draft) {
+    row->first = GlobalVector(p.cu_draft).load(row->b);
     row->node = number - row->first - row->b;
   }
-  row->repetition = p.repetition.get(row->b, 1.f);
-  row->frequency = p.frequency.get(row->b, 0.f);
-  row->presence = p.presence.get(row->b, 0.f);
-  const int64_t slot = p.slot.get(row->b, static_cast<int>(row->b));
-  row->table = slot >= 0 && slot < p.slots ? slot * p.capacity : -1;
+  row->repetition = GlobalVector(p.repetition).get(row->b, 1.f);
+  row->frequency = GlobalVector(p.frequency).get(row->b, 0.f);
+  row->presence = GlobalVector(p.presence).get(row->b, 0.f);
+  const int64_t slot = GlobalVector(p.slots).get(row->b, static_cast<int>(row->b));
+  row->table = slot >= 0 && slot < p.counts.slots ? slot * p.counts.capacity : -1;
   row->count = row->node;
 }
 
 // The ids before the row.
-__device__ inline void load_path(const EditParams& p, TreeTable& tree, Edited& row) {
-  if (p.is_tree) {
-    load_tree(p.parents, row.b, p.max_draft + 1, p.max_draft, tree);
+__device__ inline void load_path(const EditRowsParams& p, TreeTable& tree, Edited& row) {
+  if (p.parents.data) {
+    load_tree(GlobalIds(p.parents), row.b, static_cast<int>(p.width + 1), p.width, tree);
     const int node = static_cast<int>(row.node);
     if (threadIdx.x == 0) {
       row.exists = tree.present(node);
@@ -124,24 +87,25 @@ __device__ inline void load_path(const EditParams& p, TreeTable& tree, Edited& r
     __syncthreads();
   }
   for (int64_t i = threadIdx.x; i < row.count && i < kMaxNodes; i += kThreads) {
-    row.path[i] = drafted_id(p, row, p.is_tree ? row.path[i] : i);
+    row.path[i] = drafted_id(p, row, p.parents.data ? row.path[i] : i);
   }
   __syncthreads();
 }
 
 // How often an id stands among the first `end` of the path.
-__device__ inline int times(const EditParams& p, const Edited& row, int id, int64_t end) {
+__device__ inline int times(const EditRowsParams& p, const Edited& row, int id, int64_t end) {
   int found = 0;
   for (int64_t i = 0; i < end; ++i) found += path_id(p, row, i) == id ? 1 : 0;
   return found;
 }
 
 // Whether the request's table has an id.
-__device__ inline bool holds(const EditParams& p, const Edited& row, int id) {
+__device__ inline bool holds(const EditRowsParams& p, const Edited& row, int id) {
   if (row.table < 0) return false;
-  const auto mask = static_cast<uint32_t>(p.capacity - 1), first = first_place(id, p.table_bits);
+  const auto mask = static_cast<uint32_t>(p.counts.capacity - 1);
+  const uint32_t first = first_place(id, __popc(mask));
   for (uint32_t step = 0; step <= mask; ++step) {
-    const int there = p.counted_ids.load(row.table + ((first + step) & mask));
+    const int there = Global(p.counts.ids).load(row.table + ((first + step) & mask));
     if (there == id || there == -1) return there == id;
   }
   return false;
@@ -149,20 +113,20 @@ __device__ inline bool holds(const EditParams& p, const Edited& row, int id) {
 
 // f(id, bias), of ids that differ.
 template <class F>
-__device__ void for_biased(const EditParams& p, const Edited& row, const F& f) {
+__device__ void for_biased(const EditRowsParams& p, const Edited& row, const F& f) {
   for (int64_t i = threadIdx.x; i < p.bias_ids.size; i += kThreads) {
-    f(p.bias_ids.load(row.b, i), p.bias.load(row.b, i));
+    f(Global(p.bias_ids.row(row.b)).load(i), Global(p.bias.row(row.b)).load(i));
   }
 }
 
 // f(id, times generated) of what a penalty changes, of ids that differ.
 template <class F>
-__device__ void for_penalised(const EditParams& p, const Edited& row, const F& f) {
+__device__ void for_penalised(const EditRowsParams& p, const Edited& row, const F& f) {
   if (!row.repeats() && !row.counts()) return;
-  for (int64_t i = threadIdx.x; row.table >= 0 && i < p.capacity; i += kThreads) {
-    const int id = p.counted_ids.load(row.table + i);
+  for (int64_t i = threadIdx.x; row.table >= 0 && i < p.counts.capacity; i += kThreads) {
+    const int id = Global(p.counts.ids).load(row.table + i);
     if (id < 0) continue;
-    const int count = p.counts.load(row.table + i);
+    const int count = Global(p.counts.counts).load(row.table + i);
     const int generated = (count > 0 ? count >> 1 : 0) + times(p, row, id, row.count);
     const bool is_text = generated > 0 || (count & 1) != 0;
     if ((is_text && row.repeats()) || (generated > 0 && row.counts())) f(id, generated);
@@ -175,13 +139,13 @@ __device__ void for_penalised(const EditParams& p, const Edited& row, const F& f
 }
 
 // Whether the text before the row ends as a bad word does, but for its last id.
-__device__ inline bool meets(const EditParams& p, const Edited& row, int64_t word) {
+__device__ inline bool meets(const EditRowsParams& p, const Edited& row, int64_t word) {
   int64_t path = row.count, tail = p.tail.size;  // what is left of them
   for (int64_t i = p.length - 2; i >= 0; --i) {
     int id = kNoId;
     while (path > 0 && id == kNoId) id = path_id(p, row, --path);
-    if (id == kNoId && tail > 0) id = p.tail.load(row.b, --tail);
-    const int wanted = p.bad_words.load(row.b, word + i);
+    if (id == kNoId && tail > 0) id = Global(p.tail.row(row.b)).load(--tail);
+    const int wanted = Global(p.bad_words.row(row.b)).load(word + i);
     if (wanted != -1 && wanted != id) return false;
   }
   return true;
@@ -189,27 +153,27 @@ __device__ inline bool meets(const EditParams& p, const Edited& row, int64_t wor
 
 // f(id) of what may not come, of some ids more than once.
 template <class F>
-__device__ void for_banned(const EditParams& p, const Edited& row, bool is_early, const F& f) {
+__device__ void for_banned(const EditRowsParams& p, const Edited& row, bool is_early, const F& f) {
   for (int64_t i = threadIdx.x; is_early && i < p.stop_ids.size; i += kThreads) {
-    f(p.stop_ids.load(row.b, i));
+    f(Global(p.stop_ids.row(row.b)).load(i));
   }
   for (int64_t i = threadIdx.x * p.length; i < p.bad_words.size; i += kThreads * p.length) {
-    if (meets(p, row, i)) f(p.bad_words.load(row.b, i + p.length - 1));
+    if (meets(p, row, i)) f(Global(p.bad_words.row(row.b)).load(i + p.length - 1));
   }
 }
 
 // Whether one of the stop ids may not come yet.
-__device__ inline bool is_too_early(const EditParams& p, const Edited& row) {
+__device__ inline bool is_too_early(const EditRowsParams& p, const Edited& row) {
   if (p.stop_ids.size == 0) return false;
   int own = 0;
   for (int64_t i = threadIdx.x; i < row.count; i += kThreads) {
     own += path_id(p, row, i) != kNoId ? 1 : 0;
   }
-  return block_reduce(own, Plus{}) < p.min_tokens.load(row.b);
+  return block_reduce(own, Plus{}) < GlobalVector(p.min_tokens).load(row.b);
 }
 
 // Numbers the marked ids; nothing changes them yet.
-__device__ inline void number(const EditParams& p, const Edited& row) {
+__device__ inline void number(const EditRowsParams& p, const Edited& row) {
   int listed = 0;
   for (int64_t first = 0; first < p.blocks; first += kThreads) {
     const int64_t block = first + threadIdx.x;
@@ -230,7 +194,7 @@ __device__ inline void number(const EditParams& p, const Edited& row) {
   __syncthreads();
 }
 
-__device__ inline void edit(const EditParams& p, const Edited& row) {
+__device__ inline void edit(const EditRowsParams& p, const Edited& row) {
   const bool is_early = is_too_early(p, row);
   const auto column_of_id = [&](int id) {  // -1: another rank's, or no id
     const int64_t column = id - p.first_id;
@@ -271,11 +235,11 @@ __device__ inline void edit(const EditParams& p, const Edited& row) {
   });
 }
 
-__global__ void __launch_bounds__(kThreads) edit_kernel(const __grid_constant__ EditParams p) {
+__global__ void __launch_bounds__(kThreads) edit_kernel(const __grid_constant__ EditRowsParams p) {
   SPECDEC_SHARED(Edited, row);
   SPECDEC_SHARED(TreeTable, tree);
   after_last_kernel();
-  const int request = p.is_flat ? flat_request(p, blockIdx.x) : 0;
+  const int request = p.cu_draft ? flat_request(p, blockIdx.x) : 0;
   if (threadIdx.x == 0) find_row(p, blockIdx.x, request, &row);
   __syncthreads();
   for (int64_t i = threadIdx.x; i < p.blocks; i += kThreads) row.bits.store(i, 0);
@@ -285,56 +249,15 @@ __global__ void __launch_bounds__(kThreads) edit_kernel(const __grid_constant__ 
   for (int64_t i = threadIdx.x; i <= p.blocks; i += kThreads) row.start.store(i, 0);
 }
 
-void fill_edits(const EditRowsParams& e, EditParams* params) {
-  EditParams& p = *params;
-  p.bias_ids = GlobalLists(e.bias_ids);
-  p.bias = GlobalLists(e.bias);
-  p.repetition = GlobalVector(e.repetition);
-  p.frequency = GlobalVector(e.frequency);
-  p.presence = GlobalVector(e.presence);
-  p.counted_ids = Global<const int32_t>(e.counts.ids);
-  p.counts = Global<const int32_t>(e.counts.counts);
-  p.slots = e.counts.slots;
-  p.capacity = e.counts.capacity;
-  while (int64_t{1} << p.table_bits < p.capacity) ++p.table_bits;
-  p.slot = GlobalVector(e.slots);
-  p.stop_ids = GlobalLists(e.stop_ids);
-  p.min_tokens = GlobalVector(e.min_tokens);
-  p.bad_words = GlobalLists(e.bad_words);
-  p.length = e.length;
-  p.tail = GlobalLists(e.tail);
-  p.bits = Global<int64_t>(e.bits);
-  p.start = Global<int32_t>(e.start);
-  p.values = Global<float>(e.values);
-  p.blocks = e.blocks;
-  p.room = e.room;
-  p.plane = e.plane;
-}
-
 }  // namespace
 
-void edit_rows_out(const EditRowsParams& e, const Tensor& like) {
+void edit_rows_out(const EditRowsParams& p, const Tensor& like) {
   const DeviceGuard guard(like);
   const Stream stream = current_stream(like);
-  EditParams p{};
-  p.batch = e.batch;
-  p.total = e.total;
-  p.vocab = e.vocab;
-  p.first_id = e.first_id;
-  STD_TORCH_CHECK(e.width < 0x7fffffff, "edit_rows: max_draft ", e.width);
-  p.max_draft = static_cast<int>(e.width);
-  p.is_flat = static_cast<bool>(e.cu_draft);
-  p.only_last = e.only_last;
-  p.is_tree = e.parents.data != nullptr;
-  p.draft_ids = GlobalIds(const_cast<void*>(e.draft_ids.data), e.draft_ids.wide);
-  p.ids_batch_stride = e.draft_ids.batch_stride;
-  p.parents = GlobalIds(e.parents);
-  p.cu_draft = GlobalVector(e.cu_draft);
-  p.active = GlobalVector(e.active);
-  fill_edits(e, &p);
-  const int64_t rows = p.is_flat     ? p.total + p.batch
+  STD_TORCH_CHECK(p.width < 0x7fffffff, "edit_rows: max_draft ", p.width);
+  const int64_t rows = p.cu_draft    ? p.total + p.batch
                        : p.only_last ? p.batch
-                                     : p.batch * (p.max_draft + 1);
+                                     : p.batch * (p.width + 1);
   launch_phase(edit_kernel, rows, kThreads, stream, p);
 }
 

@@ -69,7 +69,7 @@ __device__ __forceinline__ int claim(Global<int32_t> words, int64_t i, int free,
 template <class T>
 struct GlobalVector : Global<const T> {  // [n], dense; absent: `get` gives the other value
   GlobalVector() = default;
-  explicit GlobalVector(const Vector<T>& v) : Global<const T>(v.data) {}
+  SPECDEC_HD explicit GlobalVector(const Vector<T>& v) : Global<const T>(v.data) {}
   __device__ __forceinline__ T get(int64_t i, T otherwise) const {
     return *this ? this->load(i) : otherwise;
   }
@@ -213,8 +213,9 @@ class LogitTable {  // [batch, rows, vocab]
 class GlobalIds {
  public:
   GlobalIds() = default;
-  GlobalIds(void* data, bool wide) : data_(data), wide_(wide) {}
-  explicit GlobalIds(const Ids& ids) : GlobalIds(const_cast<void*>(ids.data), ids.wide) {}  // dense
+  SPECDEC_HD GlobalIds(void* data, bool wide) : data_(data), wide_(wide) {}
+  SPECDEC_HD explicit GlobalIds(const Ids& ids)
+      : GlobalIds(const_cast<void*>(ids.data), ids.wide) {}  // dense
   __device__ int64_t load(int64_t i) const {
     if (wide_) return Global<const int64_t>(static_cast<const int64_t*>(data_)).load(i);
     return Global<const int32_t>(static_cast<const int32_t*>(data_)).load(i);

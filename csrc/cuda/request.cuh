@@ -21,12 +21,12 @@ __device__ inline int64_t draft_id(const Problem& p, const Chain& c, int64_t b, 
 }
 
 // Where the ids of a request of flat rows lie, and how many there are.
-template <class Params>
-__device__ inline void open_flat(const Params& p, int64_t b, Chain* c) {
-  c->first = p.cu_draft.load(b);
-  const int64_t last = p.cu_draft.load(b + 1);
-  c->lost = c->first < 0 || c->first > p.total;
-  const bool bad = c->lost || last < c->first || last > p.total || last - c->first > p.max_draft ||
+__device__ inline void open_flat(const GlobalVector<int32_t>& cu_draft, int64_t total,
+                                 int64_t max_draft, int64_t b, Chain* c) {
+  c->first = cu_draft.load(b);
+  const int64_t last = cu_draft.load(b + 1);
+  c->lost = c->first < 0 || c->first > total;
+  const bool bad = c->lost || last < c->first || last > total || last - c->first > max_draft ||
                    (b == 0 && c->first != 0);
   if (bad) c->status = kBadLayout;
   c->length = bad ? 0 : static_cast<int>(last - c->first);
@@ -38,7 +38,7 @@ __device__ inline Chain open_chain(const Problem& p, int64_t b) {
   if (c.lost) return c;
   if (p.task == Task::kSample || p.task == Task::kTree) return c;
   c.length = p.task == Task::kResidual ? 1 : p.max_draft;
-  if (p.is_flat) open_flat(p, b, &c);
+  if (p.is_flat) open_flat(p.cu_draft, p.total, p.max_draft, b, &c);
   return c;
 }
 
