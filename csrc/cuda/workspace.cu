@@ -11,72 +11,57 @@ namespace {
 
 using torch::headeronly::ScalarType;
 
-class Layout {  // arrays behind one another, each aligned to 16 bytes
+class Arrays {  // behind one another from an address on, each aligned to 16 bytes
  public:
+  explicit Arrays(uint64_t begin) : begin_(begin), end_(begin) {}
   template <class T>
-  int64_t add(int64_t count) {
-    const int64_t at = size_;
-    size_ += (count * static_cast<int64_t>(sizeof(T)) + 15) / 16 * 16;
-    return at;
+  Global<T> take(int64_t count) {  // absent where there is nothing in it
+    const uint64_t at = count > 0 ? end_ : 0;
+    end_ += (static_cast<uint64_t>(count) * sizeof(T) + 15) / 16 * 16;
+    return Global<T>(reinterpret_cast<T*>(at));
   }
-  int64_t size() const { return size_; }
+  int64_t size() const { return static_cast<int64_t>(end_ - begin_); }
 
  private:
-  int64_t size_ = 0;
+  uint64_t begin_, end_;
 };
 
-template <class T>
-Global<T> part(const Tensor& memory, int64_t at) {
-  return Global<T>(reinterpret_cast<T*>(static_cast<char*>(memory.mutable_data_ptr()) + at));
+// The workspace of a problem from an address on; returns its size.
+int64_t place(const Problem& p, int64_t bytes_of_value, uint64_t begin, Workspace* w) {
+  const int64_t rows = p.batch * p.rows(), tiles = rows * p.tiles, pairs = p.batch * p.pairs;
+  const int64_t gathered = p.filters ? tiles : 0, nodes = p.batch * p.nodes;
+  const bool maps = p.token_map && p.task != Task::kSample && p.draft;
+  Arrays arrays(begin);
+  w->partials = arrays.take<Partial>(tiles);
+  w->maxima = arrays.take<uint8_t>(rows * p.maxima_bytes);
+  w->gathered = arrays.take<Gathered>(gathered);
+  w->lists = arrays.take<uint8_t>(gathered * kListed * bytes_of_value);
+  w->rows = arrays.take<RowStats>(rows);
+  w->open = arrays.take<int32_t>(p.filters ? rows : 0);
+  w->tasks = arrays.take<PairTask>(pairs);
+  w->pair_partials = arrays.take<PairPartial>(pairs * p.tiles);
+  w->states = arrays.take<ChainState>(p.batch);
+  w->weights = arrays.take<float>(p.batch * (p.max_draft + 1));
+  w->columns = arrays.take<int32_t>(maps ? p.vocab : 0);
+  w->candidates = arrays.take<Candidate>(nodes);
+  w->marks = arrays.take<Mark>(nodes);
+  w->queue = arrays.take<int32_t>(p.nodes > 0 ? nodes + p.batch : 0);
+  w->listed = arrays.take<Listed>(nodes);
+  w->walks = arrays.take<WalkState>(p.nodes > 0 ? p.batch : 0);
+  return arrays.size();
 }
 
 }  // namespace
 
 Reserved::Reserved(Problem* problem, const Tensor& like) {
   Problem& p = *problem;
-  const int64_t rows = p.batch * (p.target_rows + p.draft_rows), tiles = rows * p.tiles;
-  const int64_t pairs = p.batch * p.pairs, gathered = p.filters ? tiles : 0;
-  const int64_t nodes = p.batch * p.nodes;
-  const bool maps = p.token_map && p.task != Task::kSample && p.draft;
   const bool is_wide = p.target.type() == LogitType::kFloat32 || p.edits || p.draft_edits ||
                        (p.draft && p.draft.type() == LogitType::kFloat32);
-  p.maxima_bytes = int64_t{p.tiles} * kTileBlocks * (is_wide ? 4 : 2);
-  Layout layout;
-  const int64_t partials = layout.add<Partial>(tiles);
-  const int64_t maxima = layout.add<uint8_t>(rows * p.maxima_bytes);
-  const int64_t gathered_at = layout.add<Gathered>(gathered);
-  const int64_t lists = layout.add<uint8_t>(gathered * kListed * (is_wide ? 4 : 2));
-  const int64_t stats = layout.add<RowStats>(rows);
-  const int64_t open = layout.add<int32_t>(p.filters ? rows : 0);
-  const int64_t tasks = layout.add<PairTask>(pairs);
-  const int64_t pair_partials = layout.add<PairPartial>(pairs * p.tiles);
-  const int64_t states = layout.add<ChainState>(p.batch);
-  const int64_t weights = layout.add<float>(p.batch * (p.max_draft + 1));
-  const int64_t columns = layout.add<int32_t>(maps ? p.vocab : 0);
-  const int64_t candidates = layout.add<Candidate>(nodes);
-  const int64_t marks = layout.add<Mark>(nodes);
-  const int64_t queue = layout.add<int32_t>(p.nodes > 0 ? nodes + p.batch : 0);
-  const int64_t listed = layout.add<Listed>(nodes);
-  const int64_t walks = layout.add<WalkState>(p.nodes > 0 ? p.batch : 0);
-  const std::array<int64_t, 1> size{layout.size()};
+  const int64_t bytes = is_wide ? 4 : 2;  // of a value
+  p.maxima_bytes = int64_t{p.tiles} * kTileBlocks * bytes;
+  const std::array<int64_t, 1> size{place(p, bytes, 0, &p.work)};
   scratch_ = torch::stable::new_empty(like, size, ScalarType::Byte);
-  Workspace& w = p.work;
-  w.partials = part<Partial>(scratch_, partials);
-  w.maxima = part<uint8_t>(scratch_, maxima);
-  w.gathered = part<Gathered>(scratch_, gathered_at);
-  w.lists = part<uint8_t>(scratch_, lists);
-  w.rows = part<RowStats>(scratch_, stats);
-  w.open = part<int32_t>(scratch_, open);
-  w.tasks = part<PairTask>(scratch_, tasks);
-  w.pair_partials = part<PairPartial>(scratch_, pair_partials);
-  w.states = part<ChainState>(scratch_, states);
-  w.weights = part<float>(scratch_, weights);
-  w.candidates = part<Candidate>(scratch_, candidates);
-  w.marks = part<Mark>(scratch_, marks);
-  w.queue = part<int32_t>(scratch_, queue);
-  w.listed = part<Listed>(scratch_, listed);
-  w.walks = part<WalkState>(scratch_, walks);
-  if (maps) w.columns = part<int32_t>(scratch_, columns);
+  place(p, bytes, reinterpret_cast<uint64_t>(scratch_.mutable_data_ptr()), &p.work);
 }
 
 Problem base_problem(Task task, int64_t batch, const Logits& target, const Logits& draft,
