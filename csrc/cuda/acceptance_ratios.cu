@@ -62,8 +62,7 @@ __global__ void __launch_bounds__(kThreads) overlap_kernel(const __grid_constant
 }  // namespace
 
 void acceptance_ratios_out(const AcceptanceRatiosParams& v, const Tensor& like) {
-  const DeviceGuard guard(like);
-  const Stream stream = current_stream(like);
+  const OnDevice on(like);
   Problem p = chain_problem(Task::kRatios, v, v.draft);
   p.target_rows = p.max_draft > 0 ? p.max_draft : 1;
   p.draft_rows = p.draft ? p.max_draft : 0;
@@ -74,11 +73,11 @@ void acceptance_ratios_out(const AcceptanceRatiosParams& v, const Tensor& like) 
   p.status = Global<int32_t>(v.status);
   p.flags = kWantsMass;
   const Reserved reserved(&p, like);
-  launch_rows(p, stream);
-  launch_phase(ratios_kernel, p.batch, kThreads, stream, p);
+  launch_rows(p, on);
+  launch_phase(ratios_kernel, p.batch, on, p);
   if (!p.draft) return;
-  launch_pairs(p, Pass::kOverlap, stream);
-  launch_phase(overlap_kernel, (p.batch * p.pairs + kThreads - 1) / kThreads, kThreads, stream, p);
+  launch_pairs(p, Pass::kOverlap, on);
+  launch_phase(overlap_kernel, (p.batch * p.pairs + kThreads - 1) / kThreads, on, p);
 }
 
 }  // namespace specdec

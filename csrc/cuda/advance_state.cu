@@ -135,13 +135,12 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 void advance_state(const AdvanceStateParams& p, const Tensor& like) {
-  const DeviceGuard guard(like);
+  const OnDevice on(like);
   AdvanceParams q{p, Accepted(p.accepted), 0};
   q.blocks = static_cast<unsigned>((p.d_v + kColumns - 1) / kColumns);
   const int64_t blocks = p.layers * p.accepted.batch * p.heads * q.blocks;
-  const Stream stream = current_stream(like);
-  if (p.d_k <= 128) return launch(advance_state_kernel<16>, blocks, kThreads, stream, q);
-  launch(advance_state_kernel<32>, blocks, kThreads, stream, q);
+  if (p.d_k <= 128) return launch(advance_state_kernel<16>, blocks, on, q);
+  launch(advance_state_kernel<32>, blocks, on, q);
 }
 
 }  // namespace

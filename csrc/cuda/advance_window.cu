@@ -47,13 +47,12 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 void advance_window(const AdvanceWindowParams& p, const Tensor& like) {
-  const DeviceGuard guard(like);
+  const OnDevice on(like);
   WindowParams q{p, Accepted(p.accepted), 0};
   q.blocks = static_cast<unsigned>((p.channels + kThreads - 1) / kThreads);
   const int64_t blocks = p.layers * p.accepted.batch * q.blocks;
-  const Stream stream = current_stream(like);
-  if (p.size == 2) return launch(advance_window_kernel<uint16_t>, blocks, kThreads, stream, q);
-  launch(advance_window_kernel<uint32_t>, blocks, kThreads, stream, q);
+  if (p.size == 2) return launch(advance_window_kernel<uint16_t>, blocks, on, q);
+  launch(advance_window_kernel<uint32_t>, blocks, on, q);
 }
 
 }  // namespace

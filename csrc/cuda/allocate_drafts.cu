@@ -158,8 +158,7 @@ __global__ void __launch_bounds__(kThreads, 1) allot_kernel(const __grid_constan
 }  // namespace
 
 void allocate_drafts_out(const AllocateParams& a, const Tensor& like) {
-  const DeviceGuard guard(like);
-  const Stream stream = current_stream(like);
+  const OnDevice on(like);
   AllotParams p{a, static_cast<int>(a.batch * a.draft), {}, {}, {}};
   const Tensor scratch = torch::stable::new_empty(
       like, std::array<int64_t, 1>{2 * int64_t{p.total} + p.capacity}, ScalarType::Float);
@@ -167,9 +166,9 @@ void allocate_drafts_out(const AllocateParams& a, const Tensor& like) {
   p.ranks = (p.products + p.total).as<int32_t>();
   p.ranked = p.products + 2 * int64_t{p.total};
   const auto blocks = [](int64_t n) { return (n + kThreads - 1) / kThreads; };
-  launch_phase(products_kernel, blocks(a.batch), kThreads, stream, p);
-  launch_phase(rank_kernel, blocks(p.total), kThreads, stream, p);
-  launch_phase(allot_kernel, 1, kThreads, stream, p);
+  launch_phase(products_kernel, blocks(a.batch), on, p);
+  launch_phase(rank_kernel, blocks(p.total), on, p);
+  launch_phase(allot_kernel, 1, on, p);
 }
 
 }  // namespace specdec

@@ -4,7 +4,7 @@
 
 namespace specdec {
 
-constexpr int kThreads = 256, kWarps = kThreads / 32;
+constexpr int kWarps = kThreads / 32;
 
 template <class T, class F>
 __device__ __forceinline__ T warp_reduce(T value, F f) {

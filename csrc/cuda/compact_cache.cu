@@ -73,8 +73,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 void compact_cache(SPECDEC_COMPACT_CACHE_ARGS) {
-  const DeviceGuard guard(num_accepted);
-  const Stream stream = current_stream(num_accepted);
+  const OnDevice on(num_accepted);
   const int64_t batch = num_accepted.size(0);
   for_tensors(tensors, table, batch, [&](const Views& views, int64_t blocks, bool is_first) {
     CompactParams p{};
@@ -85,7 +84,7 @@ void compact_cache(SPECDEC_COMPACT_CACHE_ARGS) {
     p.num_accepted = Global<const int32_t>(input<int32_t>(num_accepted));
     p.lengths = GlobalIds(ids_of(lengths));
     if (is_first) p.status = Global<int32_t>(output<int32_t>(out_status));
-    launch(compact_cache_kernel, blocks, kThreads, stream, p);
+    launch(compact_cache_kernel, blocks, on, p);
   });
 }
 

@@ -44,9 +44,8 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 void count_tokens_out(const CountTokensParams& p, const Tensor& like) {
-  const DeviceGuard guard(like);
-  const Stream stream = current_stream(like);
-  launch_phase(count_kernel, p.batch, kThreads, stream, p);
+  const OnDevice on(like);
+  launch_phase(count_kernel, p.batch, on, p);
 }
 
 }  // namespace specdec

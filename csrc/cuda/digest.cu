@@ -146,15 +146,14 @@ __global__ void __launch_bounds__(kThreads, kResident)
 constexpr int64_t kFewBlocks = 108;
 
 template <LogitType kType>
-void launch_typed(const Problem& p, Stream stream) {
+void launch_typed(const Problem& p, const OnDevice& on) {
   const int64_t chunks = shares_of<Chunk<kType>::kTiles>(p), most = kResident * multiprocessors();
   const auto go = [&](auto flags) {
     if (chunks < kFewBlocks) {
       const int64_t tiles = shares_of<1>(p);
-      return launch_phase(tile_kernel<kType, flags.value>, tiles < most ? tiles : most, kThreads,
-                          stream, p);
+      return launch_phase(tile_kernel<kType, flags.value>, tiles < most ? tiles : most, on, p);
     }
-    launch_phase(digest_kernel<kType, flags.value>, blocks_for(chunks), kThreads, stream, p);
+    launch_phase(digest_kernel<kType, flags.value>, blocks_for(chunks), on, p);
   };
   for_flags(p, [&](auto flags) {
     if (p.edits || p.draft_edits) {
@@ -167,8 +166,8 @@ void launch_typed(const Problem& p, Stream stream) {
 
 }  // namespace
 
-void launch_digest(const Problem& p, Stream stream) {
-  for_types(p, [&](auto type) { launch_typed<type.value>(p, stream); });
+void launch_digest(const Problem& p, const OnDevice& on) {
+  for_types(p, [&](auto type) { launch_typed<type.value>(p, on); });
 }
 
 }  // namespace specdec

@@ -252,13 +252,12 @@ __global__ void __launch_bounds__(kThreads) edit_kernel(const __grid_constant__ 
 }  // namespace
 
 void edit_rows_out(const EditRowsParams& p, const Tensor& like) {
-  const DeviceGuard guard(like);
-  const Stream stream = current_stream(like);
+  const OnDevice on(like);
   STD_TORCH_CHECK(p.width < 0x7fffffff, "edit_rows: max_draft ", p.width);
   const int64_t rows = p.cu_draft    ? p.total + p.batch
                        : p.only_last ? p.batch
                                      : p.batch * (p.width + 1);
-  launch_phase(edit_kernel, rows, kThreads, stream, p);
+  launch_phase(edit_kernel, rows, on, p);
 }
 
 }  // namespace specdec

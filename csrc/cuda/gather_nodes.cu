@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(kThreads, 4)
 }
 
 void gather_nodes(SPECDEC_GATHER_NODES_ARGS) {
-  const DeviceGuard guard(values);
+  const OnDevice on(values);
   GatherParams p{};
   p.values = reinterpret_cast<uint64_t>(values.const_data_ptr());
   p.out = reinterpret_cast<uint64_t>(output<void>(out_values));
@@ -69,7 +69,7 @@ void gather_nodes(SPECDEC_GATHER_NODES_ARGS) {
   p.path = GlobalIds(ids_of(path));
   p.columns = path.size(1);
   p.status = Global<int32_t>(output<int32_t>(out_status));
-  launch(gather_nodes_kernel, path.size(0) * p.columns, kThreads, current_stream(values), p);
+  launch(gather_nodes_kernel, path.size(0) * p.columns, on, p);
 }
 
 }  // namespace

@@ -37,21 +37,21 @@ class Reserved {
 };
 
 // Draft column of each target id, where there is a token map.
-void launch_columns(const Problem& p, Stream stream);
+void launch_columns(const Problem& p, const OnDevice& on);
 // Maxima and masses of all rows (digest.cu).
-void launch_digest(const Problem& p, Stream stream);
+void launch_digest(const Problem& p, const OnDevice& on);
 // What the digests say of each row: statistics, filters, races (settle.cu).
-void launch_settle(const Problem& p, Stream stream);
+void launch_settle(const Problem& p, const OnDevice& on);
 
 // Whether draft rows of candidates are distributions (settle.cu).
-void launch_kept(const Problem& p, Stream stream);
+void launch_kept(const Problem& p, const OnDevice& on);
 
 // All of them.
-void launch_rows(const Problem& p, Stream stream);
+void launch_rows(const Problem& p, const OnDevice& on);
 
 // A second pass over pairs of rows and what follows from it (pair.cu).
 enum class Pass { kMass, kOverlap, kProbs };
-void launch_pairs(const Problem& p, Pass pass, Stream stream);
+void launch_pairs(const Problem& p, Pass pass, const OnDevice& on);
 
 // What the problems of all ops have in common.
 Problem base_problem(Task task, int64_t batch, const Logits& target, const Logits& draft,

@@ -159,29 +159,29 @@ __global__ void __launch_bounds__(kThreads) kept_pair_kernel(const __grid_consta
 constexpr int64_t kBlocksEach = 16;
 
 template <Pass kPass>
-void launch_pass(const Problem& problem, Stream stream) {
+void launch_pass(const Problem& problem, const OnDevice& on) {
   Problem p = problem;
   const int64_t pairs = p.batch * p.pairs, tiles = tiles_of(p.vocab);
   if (pairs == 0) return;
   const int64_t wanted = (kBlocksEach * multiprocessors() + pairs - 1) / pairs;
   p.parts = static_cast<int>(wanted < tiles ? wanted : tiles);
   if (p.edits || p.draft_edits) {
-    return launch_phase(pair_kernel<kPass, true>, pairs * p.parts, kThreads, stream, p);
+    return launch_phase(pair_kernel<kPass, true>, pairs * p.parts, on, p);
   }
-  launch_phase(pair_kernel<kPass, false>, pairs * p.parts, kThreads, stream, p);
+  launch_phase(pair_kernel<kPass, false>, pairs * p.parts, on, p);
 }
 
 }  // namespace
 
-void launch_pairs(const Problem& p, Pass pass, Stream stream) {
+void launch_pairs(const Problem& p, Pass pass, const OnDevice& on) {
   switch (pass) {
     case Pass::kMass:
-      if (p.is_kept) return launch_phase(kept_pair_kernel, p.batch * p.pairs, kThreads, stream, p);
-      return launch_pass<Pass::kMass>(p, stream);
+      if (p.is_kept) return launch_phase(kept_pair_kernel, p.batch * p.pairs, on, p);
+      return launch_pass<Pass::kMass>(p, on);
     case Pass::kOverlap:
-      return launch_pass<Pass::kOverlap>(p, stream);
+      return launch_pass<Pass::kOverlap>(p, on);
     case Pass::kProbs:
-      return launch_pass<Pass::kProbs>(p, stream);
+      return launch_pass<Pass::kProbs>(p, on);
   }
 }
 

@@ -40,16 +40,13 @@ namespace specdec {
 
 using torch::stable::Tensor;
 
+constexpr int kThreads = 256;  // of every block
+
 #ifdef SPECDEC_HOST
 
-using Stream = void*;
-
-class DeviceGuard {
- public:
-  explicit DeviceGuard(const Tensor& /*like*/) {}
+struct OnDevice {
+  explicit OnDevice(const Tensor& /*like*/) {}
 };
-
-inline Stream current_stream(const Tensor& /*like*/) { return nullptr; }
 
 // Takes launches in place of the host where it is set: a simulator of GPUs (tools/simulate).
 using Elsewhere = void (*)(const void* kernel, int64_t blocks, int threads, int count,
@@ -57,20 +54,20 @@ using Elsewhere = void (*)(const void* kernel, int64_t blocks, int threads, int 
 inline Elsewhere elsewhere = nullptr;
 
 template <class Kernel, class... Args>
-void launch(Kernel kernel, int64_t blocks, int threads, Stream /*stream*/, const Args&... args) {
+void launch(Kernel kernel, int64_t blocks, const OnDevice& /*on*/, const Args&... args) {
   if (blocks == 0) return;
   if (elsewhere) {
     const void* arguments[] = {static_cast<const void*>(&args)...};
     const unsigned sizes[] = {static_cast<unsigned>(sizeof(Args))...};
-    return elsewhere(reinterpret_cast<const void*>(kernel), blocks, threads, sizeof...(Args),
+    return elsewhere(reinterpret_cast<const void*>(kernel), blocks, kThreads, sizeof...(Args),
                      arguments, sizes);
   }
-  cuda_on_host::run(dim3(static_cast<unsigned>(blocks)), dim3(threads), [&] { kernel(args...); });
+  cuda_on_host::run(dim3(static_cast<unsigned>(blocks)), dim3(kThreads), [&] { kernel(args...); });
 }
 
 template <class Kernel, class... Args>
-void launch_phase(Kernel kernel, int64_t blocks, int threads, Stream stream, const Args&... args) {
-  launch(kernel, blocks, threads, stream, args...);
+void launch_phase(Kernel kernel, int64_t blocks, const OnDevice& on, const Args&... args) {
+  launch(kernel, blocks, on, args...);
 }
 
 inline int simulated_multiprocessors = 2;  // few: blocks take several turns
@@ -137,42 +134,27 @@ inline void after_last_kernel() {}
 
 #else
 
-using Stream = cudaStream_t;
-
-class DeviceGuard {
+class OnDevice {  // the device of a tensor is the current one; its stream
  public:
-  explicit DeviceGuard(const Tensor& like) : guard_(like.get_device_index()) {}
+  explicit OnDevice(const Tensor& like) : guard_(like.get_device_index()) {
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(like.get_device_index(), &stream_));
+  }
+  cudaStream_t stream() const { return static_cast<cudaStream_t>(stream_); }
 
  private:
   torch::stable::accelerator::DeviceGuard guard_;
+  void* stream_ = nullptr;
 };
 
-inline Stream current_stream(const Tensor& like) {
-  void* stream = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(like.get_device_index(), &stream));
-  return static_cast<Stream>(stream);
-}
-
-template <class Kernel, class... Args>
-void launch(Kernel kernel, int64_t blocks, int threads, Stream stream, const Args&... args) {
-  if (blocks == 0) return;
-  STD_TORCH_CHECK(blocks <= 0x7fffffff, "grid of ", blocks, " blocks: split the batch");
-  // clang-format off
-  kernel<<<static_cast<unsigned>(blocks), threads, 0, stream>>>(args...);
-  // clang-format on
-  const cudaError_t error = cudaGetLastError();
-  STD_TORCH_CHECK(error == cudaSuccess, "launch: ", cudaGetErrorString(error));
-}
-
-inline int device_attribute(cudaDeviceAttr name) {  // of the current device
-  int device = 0, value = 0;
+inline int multiprocessors() {  // of the current device
+  int device = 0, count = 0;
   cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&value, name, device);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+  }
   STD_TORCH_CHECK(error == cudaSuccess, "device: ", cudaGetErrorString(error));
-  return value;
+  return count;
 }
-
-inline int multiprocessors() { return device_attribute(cudaDevAttrMultiProcessorCount); }
 
 // Whether after_last_kernel waits on the current device. A driver may have made what runs there
 // from the PTX of an older architecture, whose kernels do not. All kernels are compiled alike: the
@@ -193,13 +175,9 @@ inline bool kernels_wait(const void* kernel) {
   return version >= 90;
 }
 
-// The same for a kernel that begins with after_last_kernel: where kernels wait there, it is set up
-// while the one before it ends.
 template <class Kernel, class... Args>
-void launch_phase(Kernel kernel, int64_t blocks, int threads, Stream stream, const Args&... args) {
-  if (!kernels_wait(reinterpret_cast<const void*>(kernel))) {
-    return launch(kernel, blocks, threads, stream, args...);
-  }
+void launch_as(bool overlaps, Kernel kernel, int64_t blocks, const OnDevice& on,
+               const Args&... args) {
   if (blocks == 0) return;
   STD_TORCH_CHECK(blocks <= 0x7fffffff, "grid of ", blocks, " blocks: split the batch");
   cudaLaunchAttribute overlap{};
@@ -207,12 +185,25 @@ void launch_phase(Kernel kernel, int64_t blocks, int threads, Stream stream, con
   overlap.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(threads);
-  config.stream = stream;
+  config.blockDim = dim3(kThreads);
+  config.stream = on.stream();
   config.attrs = &overlap;
-  config.numAttrs = 1;
+  config.numAttrs = overlaps ? 1 : 0;
   const cudaError_t error = cudaLaunchKernelEx(&config, kernel, args...);
   STD_TORCH_CHECK(error == cudaSuccess, "launch: ", cudaGetErrorString(error));
+}
+
+template <class Kernel, class... Args>
+void launch(Kernel kernel, int64_t blocks, const OnDevice& on, const Args&... args) {
+  launch_as(false, kernel, blocks, on, args...);
+}
+
+// The same for a kernel that begins with after_last_kernel: where kernels wait there, it is set up
+// while the one before it ends.
+template <class Kernel, class... Args>
+void launch_phase(Kernel kernel, int64_t blocks, const OnDevice& on, const Args&... args) {
+  const bool overlaps = kernels_wait(reinterpret_cast<const void*>(kernel));
+  launch_as(overlaps, kernel, blocks, on, args...);
 }
 
 __device__ __forceinline__ float fast_log(float x) {  // of a normal number, or 0

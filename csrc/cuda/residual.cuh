@@ -84,10 +84,10 @@ __global__ void __launch_bounds__(kThreads) residual_kernel(const __grid_constan
 }
 
 // Everything before the results: p.work has the mass of each pair.
-inline void launch_residual(const Problem& p, Stream stream) {
-  launch_rows(p, stream);
-  launch_phase(residual_kernel, (p.batch + kThreads - 1) / kThreads, kThreads, stream, p);
-  launch_pairs(p, Pass::kMass, stream);
+inline void launch_residual(const Problem& p, const OnDevice& on) {
+  launch_rows(p, on);
+  launch_phase(residual_kernel, (p.batch + kThreads - 1) / kThreads, on, p);
+  launch_pairs(p, Pass::kMass, on);
 }
 
 }  // namespace

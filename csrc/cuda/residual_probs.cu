@@ -18,13 +18,12 @@ __global__ void __launch_bounds__(kThreads) mass_kernel(const __grid_constant__ 
 }  // namespace
 
 void residual_probs_out(const ResidualParams& r, const Tensor& like) {
-  const DeviceGuard guard(like);
-  const Stream stream = current_stream(like);
+  const OnDevice on(like);
   Problem p = residual_problem(r);
   const Reserved reserved(&p, like);
-  launch_residual(p, stream);
-  launch_phase(mass_kernel, (p.batch + kThreads - 1) / kThreads, kThreads, stream, p);
-  launch_pairs(p, Pass::kProbs, stream);
+  launch_residual(p, on);
+  launch_phase(mass_kernel, (p.batch + kThreads - 1) / kThreads, on, p);
+  launch_pairs(p, Pass::kProbs, on);
 }
 
 }  // namespace specdec

@@ -28,12 +28,11 @@ __global__ void __launch_bounds__(kThreads, 2) draw_kernel(const __grid_constant
 }  // namespace
 
 void residual_sample_out(const ResidualParams& r, const Tensor& like) {
-  const DeviceGuard guard(like);
-  const Stream stream = current_stream(like);
+  const OnDevice on(like);
   Problem p = residual_problem(r);
   const Reserved reserved(&p, like);
-  launch_residual(p, stream);
-  launch_phase(draw_kernel, p.batch, kThreads, stream, p);
+  launch_residual(p, on);
+  launch_phase(draw_kernel, p.batch, on, p);
 }
 
 }  // namespace specdec

@@ -95,8 +95,7 @@ __global__ void __launch_bounds__(kThreads, 4)
 }
 
 void rollback(SPECDEC_ROLLBACK_ARGS) {
-  const DeviceGuard guard(lengths);
-  const Stream stream = current_stream(lengths);
+  const OnDevice on(lengths);
   RollbackParams p{};
   p.blocks = blocks_of(block_table, page_size, num_pages);
   p.lengths = GlobalIds(ids_of(lengths));
@@ -110,9 +109,9 @@ void rollback(SPECDEC_ROLLBACK_ARGS) {
   p.status = Global<int32_t>(output<int32_t>(out_status));
   for_tensors(tensors, table, p.batch, [&](const Views& views, int64_t blocks, bool) {
     p.views = views;
-    launch(zero_tail_kernel, blocks, kThreads, stream, p);
+    launch(zero_tail_kernel, blocks, on, p);
   });
-  launch(trim_kernel, 1, kThreads, stream, p);
+  launch(trim_kernel, 1, on, p);
 }
 
 }  // namespace

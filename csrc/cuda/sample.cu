@@ -6,8 +6,7 @@
 namespace specdec {
 
 void sample_out(const SampleParams& s, const Tensor& like) {
-  const DeviceGuard guard(like);
-  const Stream stream = current_stream(like);
+  const OnDevice on(like);
   Problem p = base_problem(Task::kSample, s.batch, s.logits, Logits{}, s.sampling, Sampling{});
   p.target = LogitTable(s.logits, s.logits.row_stride, 0);
   p.target_rows = 1;
@@ -32,7 +31,7 @@ void sample_out(const SampleParams& s, const Tensor& like) {
   p.status = Global<int32_t>(s.status);
   p.flags = kWantsMass | (p.logprobs_mode == LogprobsMode::kRaw ? kWantsRaw : 0u);
   const Reserved reserved(&p, like);
-  launch_rows(p, stream);
+  launch_rows(p, on);
 }
 
 }  // namespace specdec

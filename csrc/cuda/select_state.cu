@@ -37,8 +37,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 void select_state(SPECDEC_SELECT_STATE_ARGS) {
-  const DeviceGuard guard(num_accepted);
-  const Stream stream = current_stream(num_accepted);
+  const OnDevice on(num_accepted);
   for_tensors(tensors, table, num_accepted.size(0),
               [&](const Views& views, int64_t blocks, bool is_first) {
                 SelectParams p{};
@@ -46,7 +45,7 @@ void select_state(SPECDEC_SELECT_STATE_ARGS) {
                 p.blocks = blocks_of(block_table, page_size, num_pages);
                 p.num_accepted = Global<const int32_t>(input<int32_t>(num_accepted));
                 if (is_first) p.status = Global<int32_t>(output<int32_t>(out_status));
-                launch(select_state_kernel, blocks, kThreads, stream, p);
+                launch(select_state_kernel, blocks, on, p);
               });
 }
 

@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(kThreads)
 
 void select_tree(Tensor token_ids, Tensor parents, Tensor scores, int64_t num_nodes,
                  Tensor out_token_ids, Tensor out_parents, Tensor out_source, Tensor out_status) {
-  const DeviceGuard guard(parents);
+  const OnDevice on(parents);
   SelectParams p{};
   p.token_ids = GlobalIds(ids_of(token_ids));
   p.parents = GlobalIds(ids_of(parents));
@@ -112,7 +112,7 @@ void select_tree(Tensor token_ids, Tensor parents, Tensor scores, int64_t num_no
   p.out_parents = Global<int32_t>(output<int32_t>(out_parents));
   p.source = Global<int32_t>(output<int32_t>(out_source));
   p.status = Global<int32_t>(output<int32_t>(out_status));
-  launch(select_tree_kernel, parents.size(0), kThreads, current_stream(parents), p);
+  launch(select_tree_kernel, parents.size(0), on, p);
 }
 
 }  // namespace

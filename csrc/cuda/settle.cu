@@ -353,45 +353,44 @@ __global__ void __launch_bounds__(kThreads) kept_kernel(const __grid_constant__ 
 
 }  // namespace
 
-void launch_kept(const Problem& p, Stream stream) {
+void launch_kept(const Problem& p, const OnDevice& on) {
   if (!p.is_kept || p.draft_rows == 0) return;
-  launch_phase(kept_kernel, p.batch * p.rows(), kThreads, stream, p);
+  launch_phase(kept_kernel, p.batch * p.rows(), on, p);
 }
 
-void launch_columns(const Problem& p, Stream stream) {
+void launch_columns(const Problem& p, const OnDevice& on) {
   if (!p.work.columns) return;
-  launch_phase(columns_kernel, (p.draft_vocab + kThreads - 1) / kThreads, kThreads, stream, p);
+  launch_phase(columns_kernel, (p.draft_vocab + kThreads - 1) / kThreads, on, p);
 }
 
-void launch_rows(const Problem& p, Stream stream) {
-  launch_columns(p, stream);
-  launch_digest(p, stream);
-  launch_settle(p, stream);
-  launch_kept(p, stream);
+void launch_rows(const Problem& p, const OnDevice& on) {
+  launch_columns(p, on);
+  launch_digest(p, on);
+  launch_settle(p, on);
+  launch_kept(p, on);
 }
 
-void launch_settle(const Problem& problem, Stream stream) {
+void launch_settle(const Problem& problem, const OnDevice& on) {
   Problem p = problem;
   const int64_t rows = p.batch * p.rows();
   const bool is_edited = p.edits || p.draft_edits;
   if (settles_rows(p)) return;
   if (!p.filters && !races_rows(p) && p.rule != Rule::kTopM) {
     const int64_t blocks = (rows + kWarps - 1) / kWarps;
-    if (is_edited) return launch_phase(stats_kernel<true>, blocks, kThreads, stream, p);
-    return launch_phase(stats_kernel<false>, blocks, kThreads, stream, p);
+    if (is_edited) return launch_phase(stats_kernel<true>, blocks, on, p);
+    return launch_phase(stats_kernel<false>, blocks, on, p);
   }
-  if (!p.filters && !is_edited)
-    return launch_phase(settle_kernel<false>, rows, kThreads, stream, p);
-  launch_phase(settle_kernel<true>, rows, kThreads, stream, p);
+  if (!p.filters && !is_edited) return launch_phase(settle_kernel<false>, rows, on, p);
+  launch_phase(settle_kernel<true>, rows, on, p);
   if (!p.filters) return;
   p.parts = p.tiles < 8 ? p.tiles : 8;
   const int64_t parts = rows * p.parts, most = 4 * multiprocessors();
   if (is_edited) {
-    launch_phase(gather_kernel<true>, parts < most ? parts : most, kThreads, stream, p);
+    launch_phase(gather_kernel<true>, parts < most ? parts : most, on, p);
   } else {
-    launch_phase(gather_kernel<false>, parts < most ? parts : most, kThreads, stream, p);
+    launch_phase(gather_kernel<false>, parts < most ? parts : most, on, p);
   }
-  launch_phase(settle_again_kernel, rows < most ? rows : most, kThreads, stream, p);
+  launch_phase(settle_again_kernel, rows < most ? rows : most, on, p);
 }
 
 }  // namespace specdec

@@ -261,8 +261,7 @@ __global__ void __launch_bounds__(kThreads, 3) look_kernel(const __grid_constant
 }  // namespace
 
 void token_logprobs_out(const TokenLogprobsParams& t, const Tensor& like) {
-  const DeviceGuard guard(like);
-  const Stream stream = current_stream(like);
+  const OnDevice on(like);
   Problem p = base_problem(Task::kLogprobs, t.rows, t.logits, Logits{}, t.sampling, Sampling{});
   p.target = LogitTable(t.logits, t.logits.row_stride, 0);
   p.target_rows = 1;
@@ -279,9 +278,9 @@ void token_logprobs_out(const TokenLogprobsParams& t, const Tensor& like) {
   p.status = Global<int32_t>(t.status);
   p.flags = kWantsMass;
   const Reserved reserved(&p, like);
-  launch_rows(p, stream);
-  if (p.edits) return launch_phase(look_kernel<true>, p.batch, kThreads, stream, p);
-  launch_phase(look_kernel<false>, p.batch, kThreads, stream, p);
+  launch_rows(p, on);
+  if (p.edits) return launch_phase(look_kernel<true>, p.batch, on, p);
+  launch_phase(look_kernel<false>, p.batch, on, p);
 }
 
 }  // namespace specdec

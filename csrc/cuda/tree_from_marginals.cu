@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 void tree_from_marginals(SPECDEC_TREE_FROM_MARGINALS_ARGS) {
-  const DeviceGuard guard(candidate_ids);
+  const OnDevice on(candidate_ids);
   MarginalsParams p{};
   p.ids = GlobalIds(ids_of(candidate_ids));
   p.logprobs = Global<const float>(input<float>(logprobs));
@@ -186,8 +186,7 @@ void tree_from_marginals(SPECDEC_TREE_FROM_MARGINALS_ARGS) {
   p.out_parents = Global<int32_t>(output<int32_t>(out_parents));
   p.source = Global<int32_t>(output<int32_t>(out_source));
   p.status = Global<int32_t>(output<int32_t>(out_status));
-  launch(tree_from_marginals_kernel, candidate_ids.size(0), kThreads, current_stream(candidate_ids),
-         p);
+  launch(tree_from_marginals_kernel, candidate_ids.size(0), on, p);
 }
 
 }  // namespace

@@ -104,8 +104,7 @@ __global__ void __launch_bounds__(kThreads)
 
 void tree_from_sequences(Tensor token_ids, int64_t num_nodes, Tensor out_token_ids,
                          Tensor out_parents, Tensor out_source, Tensor out_status) {
-  const DeviceGuard guard(token_ids);
-  const Stream stream = current_stream(token_ids);
+  const OnDevice on(token_ids);
   SequenceParams p{};
   p.token_ids = GlobalIds(ids_of(token_ids));
   p.batch = token_ids.size(0);
@@ -123,8 +122,8 @@ void tree_from_sequences(Tensor token_ids, int64_t num_nodes, Tensor out_token_i
   p.parents = Global<int32_t>(output<int32_t>(out_parents));
   p.source = Global<int32_t>(output<int32_t>(out_source));
   p.status = Global<int32_t>(output<int32_t>(out_status));
-  launch(share_kernel, (rows + kWarps - 1) / kWarps, kThreads, stream, p);
-  launch(number_kernel, p.batch, kThreads, stream, p);
+  launch(share_kernel, (rows + kWarps - 1) / kWarps, on, p);
+  launch(number_kernel, p.batch, on, p);
 }
 
 }  // namespace

@@ -95,7 +95,7 @@ void tree_layout(Tensor parents, std::optional<Tensor> lengths, int64_t max_dept
                  int64_t max_leaves, Tensor out_depth, Tensor out_positions, Tensor out_first_child,
                  Tensor out_next_sibling, Tensor out_ancestors, Tensor out_leaf_paths,
                  Tensor out_status) {
-  const DeviceGuard guard(parents);
+  const OnDevice on(parents);
   LayoutParams p{};
   p.parents = GlobalIds(ids_of(parents));
   p.lengths = GlobalVector(vector_of<int64_t>(lengths));
@@ -112,7 +112,7 @@ void tree_layout(Tensor parents, std::optional<Tensor> lengths, int64_t max_dept
   p.leaf_paths = Global<int32_t>(output<int32_t>(out_leaf_paths));
   p.status = Global<int32_t>(output<int32_t>(out_status));
   const int64_t blocks = parents.size(0) * p.groups;
-  launch(tree_layout_kernel, blocks, kThreads, current_stream(parents), p);
+  launch(tree_layout_kernel, blocks, on, p);
 }
 
 }  // namespace

@@ -194,8 +194,7 @@ uint32_t lowest(ScalarType type) {  // bits of the most negative finite value
 void tree_mask(Tensor parents, std::optional<Tensor> past, std::optional<Tensor> left_padding,
                int64_t window, int64_t size, int64_t format, ScalarType dtype, Tensor out_mask,
                Tensor out_offsets, Tensor out_status) {
-  const DeviceGuard guard(parents);
-  const Stream stream = current_stream(parents);
+  const OnDevice on(parents);
   MaskParams p{};
   p.parents = GlobalIds(ids_of(parents));
   p.past = GlobalVector(vector_of<int64_t>(past));
@@ -214,12 +213,12 @@ void tree_mask(Tensor parents, std::optional<Tensor> past, std::optional<Tensor>
   if (is_flat) p.offsets = Global<int64_t>(output<int64_t>(out_offsets));
   if (format == kSglangPacked) {
     p.packed = Global<uint8_t>(output<uint8_t>(out_mask));
-    return launch(bits_kernel, blocks, kThreads, stream, p);
+    return launch(bits_kernel, blocks, on, p);
   }
   if (!is_flat && format != kBool && format != kAdditive) {
     if (format == kInt64) p.words += p.words % 2;
     p.bits = Global<int32_t>(output<int32_t>(out_mask));
-    return launch(bits_kernel, blocks, kThreads, stream, p);
+    return launch(bits_kernel, blocks, on, p);
   }
   const int64_t rows = p.batch * p.nodes;
   const Tensor scratch = torch::stable::new_empty(
@@ -232,9 +231,8 @@ void tree_mask(Tensor parents, std::optional<Tensor> past, std::optional<Tensor>
   }
   p.bytes = out_mask.numel() * p.element;
   p.hidden = format == kAdditive ? lowest(dtype) : 0u;
-  launch(bits_kernel, blocks, kThreads, stream, p);
-  launch(expand_kernel, (p.bytes + kBytes * kThreads - 1) / (kBytes * kThreads), kThreads, stream,
-         p);
+  launch(bits_kernel, blocks, on, p);
+  launch(expand_kernel, (p.bytes + kBytes * kThreads - 1) / (kBytes * kThreads), on, p);
 }
 
 }  // namespace

@@ -223,8 +223,7 @@ void fill_knobs_and_results(const VerifyChainParams& v, Problem* problem) {
 }  // namespace
 
 void verify_chain_out(const VerifyChainParams& v, const Tensor& like) {
-  const DeviceGuard guard(like);
-  const Stream stream = current_stream(like);
+  const OnDevice on(like);
   const bool reads_draft = v.rule == Rule::kRatio || v.rule == Rule::kBlock;
   const bool is_argmax =
       v.rule == Rule::kGreedy || v.rule == Rule::kTopM || v.rule == Rule::kDistance;
@@ -244,11 +243,11 @@ void verify_chain_out(const VerifyChainParams& v, const Tensor& like) {
   if (v.rule == Rule::kTypical) p.flags |= kWantsEntropy;
   if (p.logprobs_mode == LogprobsMode::kRaw) p.flags |= kWantsRaw;
   const Reserved reserved(&p, like);
-  launch_rows(p, stream);
-  if (v.rule != Rule::kBlock) return launch_phase(chain_kernel, p.batch, kThreads, stream, p);
-  launch_phase(weights_kernel, p.batch, kThreads, stream, p);
-  if (p.pairs > 0) launch_pairs(p, Pass::kMass, stream);
-  launch_phase(block_kernel, p.batch, kThreads, stream, p);
+  launch_rows(p, on);
+  if (v.rule != Rule::kBlock) return launch_phase(chain_kernel, p.batch, on, p);
+  launch_phase(weights_kernel, p.batch, on, p);
+  if (p.pairs > 0) launch_pairs(p, Pass::kMass, on);
+  launch_phase(block_kernel, p.batch, on, p);
 }
 
 }  // namespace specdec

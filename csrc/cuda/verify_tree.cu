@@ -141,8 +141,7 @@ bool is_small(const Problem& p, int levels) {
 }
 
 void verify_tree_out(const VerifyTreeParams& v, const Tensor& like) {
-  const DeviceGuard guard(like);
-  const Stream stream = current_stream(like);
+  const OnDevice on(like);
   const TreeRule tree_rule = v.rule;
   const bool reads_draft = tree_rule == TreeRule::kRecursive ||
                            tree_rule == TreeRule::kGreedyMultiDraft ||
@@ -186,13 +185,13 @@ void verify_tree_out(const VerifyTreeParams& v, const Tensor& like) {
   if (tree_rule == TreeRule::kTypical) p.flags |= kWantsMass | kWantsEntropy;
   if (p.logprobs_mode == LogprobsMode::kRaw) p.flags |= kWantsRaw;
   const Reserved reserved(&p, like);
-  launch_columns(p, stream);
-  launch_phase(open_kernel, p.batch, kThreads, stream, p);
+  launch_columns(p, on);
+  launch_phase(open_kernel, p.batch, on, p);
   for (int level = 0; level < (p.at_once ? 1 : levels); ++level) {
-    launch_digest(p, stream);
-    launch_settle(p, stream);
-    launch_kept(p, stream);
-    launch_phase(tree_kernel, p.batch, kThreads, stream, p);
+    launch_digest(p, on);
+    launch_settle(p, on);
+    launch_kept(p, on);
+    launch_phase(tree_kernel, p.batch, on, p);
   }
 }
 

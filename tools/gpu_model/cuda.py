@@ -344,7 +344,7 @@ def compiled(source: Path, arch: int, extra: tuple[str, ...] = ()) -> Compiled:
 
 def threads() -> int:
     """A block, in our kernels."""
-    found = re.search(r"kThreads = (\d+)", (ROOT / "csrc/cuda/block.cuh").read_text())
+    found = re.search(r"kThreads = (\d+)", (ROOT / "csrc/cuda/platform.cuh").read_text())
     assert found is not None
     return int(found[1])
 
