@@ -137,16 +137,15 @@ __device__ inline Gathered gather_tile(const FilteredRow& f, int tile, Bracket q
 }
 
 struct GatheredRow {  // the values between the ends are in the list
-  double above, high, low;
-  int count_above, count_high, count_low, listed;
+  double mass[3];     // above the bracket, at its high end, at its low end
+  int count[3], listed;
 
   __device__ void add(const Gathered& g) {
-    above += g.part[0].mass;
-    high += g.part[1].mass;
-    low += g.part[2].mass;
-    count_above += g.part[0].count;
-    count_high += g.part[1].count;
-    count_low += g.part[2].count;
+#pragma unroll
+    for (int i = 0; i < 3; ++i) {
+      mass[i] += g.part[i].mass;
+      count[i] += g.part[i].count;
+    }
     listed += g.listed;
   }
 };
@@ -191,12 +190,11 @@ __device__ inline GatheredRow load_gathered(const FilteredRow& f, int64_t slot) 
     }
   }
   GatheredRow all;
-  all.above = block_reduce(own.above, Plus{});
-  all.high = block_reduce(own.high, Plus{});
-  all.low = block_reduce(own.low, Plus{});
-  all.count_above = block_reduce(own.count_above, Plus{});
-  all.count_high = block_reduce(own.count_high, Plus{});
-  all.count_low = block_reduce(own.count_low, Plus{});
+#pragma unroll
+  for (int i = 0; i < 3; ++i) {
+    all.mass[i] = block_reduce(own.mass[i], Plus{});
+    all.count[i] = block_reduce(own.count[i], Plus{});
+  }
   all.listed = listed;
   return all;
 }
@@ -243,11 +241,11 @@ struct Found {
 __device__ inline Found search(const FilteredRow& f, Unknown unknown, double goal, Bracket q,
                                const GatheredRow& g) {
   const bool is_rank = unknown == kRank;
-  const double above = is_rank ? g.count_above : g.above, high = is_rank ? g.count_high : g.high;
-  const double low = is_rank ? g.count_low : g.low;
-  if (unknown == kFloor) return {q.low, g.above + g.high};
+  const auto part = [&](int i) { return is_rank ? g.count[i] : g.mass[i]; };
+  const double above = part(0), high = part(1), low = part(2);
+  if (unknown == kFloor) return {q.low, g.mass[0] + g.mass[1]};
   if (above >= goal) return {NAN, 0.};
-  if (above + high >= goal) return {q.high, g.above + g.high};
+  if (above + high >= goal) return {q.high, g.mass[0] + g.mass[1]};
   if (g.listed > kLong) return {NAN, 0.};
   const auto listed = [&](const float (&t)[kTried], double (&sum)[kTried]) {
     for (int i = threadIdx.x; i < g.listed; i += kThreads) {
@@ -263,7 +261,7 @@ __device__ inline Found search(const FilteredRow& f, Unknown unknown, double goa
     t = largest_with(f.row.type(), fmaxf(q.low, kLowest), q.high, rest, -1., listed);
   }
   const double mass = listed_from(f, g.listed, t, false);
-  return {t, g.above + g.high + mass + (is_low ? g.low : 0.)};
+  return {t, g.mass[0] + g.mass[1] + mass + (is_low ? g.mass[2] : 0.)};
 }
 
 // The same by reading the row a dozen times: rare.
