@@ -2,7 +2,7 @@
 // score[n] = min(score[n], score[parents[n]]), ties to the smaller index. A child never comes
 // before its parent in that order, so what is kept is connected. grid = [batch]; a block owns a
 // request, its scores in shared memory.
-#include "../torch/args.h"
+#include "../torch/tree_args.h"
 #include "tree.cuh"
 
 namespace specdec {
@@ -18,32 +18,6 @@ struct SelectParams {
 
 using Scores = float[kMaxNodes];
 using Numbers = int[kMaxNodes];
-
-// The worst score between each candidate and the root, by doubling. Uses t.jump.
-__device__ void spread_scores(TreeTable& t, int nodes, Scores& score) {
-  for (int n = threadIdx.x; n < nodes; n += kThreads) t.jump[n] = t.parent[n] > 0 ? t.parent[n] : 0;
-  __syncthreads();
-  for (int steps = 1; steps < nodes; steps *= 2) {
-    float least[kNodesPerThread];
-    int jump[kNodesPerThread];
-#pragma unroll
-    for (int i = 0; i < kNodesPerThread; ++i) {
-      const int n = i * kThreads + static_cast<int>(threadIdx.x);
-      if (n >= nodes) continue;
-      least[i] = fminf(score[n], score[t.jump[n]]);
-      jump[i] = t.jump[t.jump[n]];
-    }
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < kNodesPerThread; ++i) {
-      const int n = i * kThreads + static_cast<int>(threadIdx.x);
-      if (n >= nodes) continue;
-      score[n] = least[i];
-      t.jump[n] = jump[i];
-    }
-    __syncthreads();
-  }
-}
 
 // Whether fewer than num_nodes candidates come before n, and n can be chosen at all.
 __device__ bool is_chosen(const Scores& score, int nodes, int num_nodes, int n) {
@@ -70,8 +44,7 @@ __global__ void __launch_bounds__(kThreads)
     const float given = usable ? row.at(n) : -INFINITY;
     score[n] = n == 0 ? INFINITY : given == given ? given : -INFINITY;
   }
-  __syncthreads();
-  spread_scores(tree, nodes, score);
+  follow_parents(tree, nodes, score, [](float a, float b) { return fminf(a, b); });
   int filled = 0;
   for (int base = 0; base < nodes; base += kThreads) {
     const int n = base + static_cast<int>(threadIdx.x);
@@ -98,8 +71,7 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) p.status.store(b, bad ? kBadLayout : 0);
 }
 
-void select_tree(Tensor token_ids, Tensor parents, Tensor scores, int64_t num_nodes,
-                 Tensor out_token_ids, Tensor out_parents, Tensor out_source, Tensor out_status) {
+void select_tree(SPECDEC_SELECT_TREE_ARGS) {
   const OnDevice on(parents);
   SelectParams p{};
   p.token_ids = GlobalIds(ids_of(token_ids));

@@ -45,20 +45,22 @@ __device__ inline bool load_parents(const GlobalIds& parents, int64_t b, int nod
   return bad != 0;
 }
 
-// Depths, by doubling: after round i a node has jumped 2^i steps.
-__device__ inline void follow_parents(int nodes, TreeTable& t) {
+// value[n] = merge of the values from n up to the root, by doubling: after round i a node has
+// jumped 2^i steps. The root is merged more than once.
+template <class T, class Merge>
+__device__ inline void follow_parents(TreeTable& t, int nodes, T (&value)[kMaxNodes], Merge merge) {
   for (int n = threadIdx.x; n < nodes; n += kThreads) {
     t.jump[n] = t.parent[n] >= 0 ? t.parent[n] : n;
-    t.depth[n] = t.parent[n] >= 0 ? 1 : 0;
   }
   __syncthreads();
   for (int steps = 1; steps < nodes; steps *= 2) {
-    int depth[kNodesPerThread], jump[kNodesPerThread];
+    T merged[kNodesPerThread];
+    int jump[kNodesPerThread];
 #pragma unroll
     for (int i = 0; i < kNodesPerThread; ++i) {
       const int n = i * kThreads + static_cast<int>(threadIdx.x);
       if (n >= nodes) continue;
-      depth[i] = t.depth[n] + t.depth[t.jump[n]];
+      merged[i] = merge(value[n], value[t.jump[n]]);
       jump[i] = t.jump[t.jump[n]];
     }
     __syncthreads();
@@ -66,24 +68,24 @@ __device__ inline void follow_parents(int nodes, TreeTable& t) {
     for (int i = 0; i < kNodesPerThread; ++i) {
       const int n = i * kThreads + static_cast<int>(threadIdx.x);
       if (n >= nodes) continue;
-      t.depth[n] = depth[i];
+      value[n] = merged[i];
       t.jump[n] = jump[i];
     }
     __syncthreads();
   }
-  for (int n = threadIdx.x; n < nodes; n += kThreads) {
-    if (!t.present(n)) t.depth[n] = -1;
-  }
-  __syncthreads();
 }
 
 // The tree of request b; deeper than max_depth is malformed too. Returns whether it is malformed.
 __device__ inline bool load_tree(const GlobalIds& parents, int64_t b, int nodes, int64_t max_depth,
                                  TreeTable& t) {
   const bool bad = load_parents(parents, b, nodes, t);
-  follow_parents(nodes, t);
+  for (int n = threadIdx.x; n < nodes; n += kThreads) t.depth[n] = t.parent[n] >= 0 ? 1 : 0;
+  follow_parents(t, nodes, t.depth, Plus{});
   int deep = 0;
-  for (int n = threadIdx.x; n < nodes; n += kThreads) deep |= t.depth[n] > max_depth ? 1 : 0;
+  for (int n = threadIdx.x; n < nodes; n += kThreads) {
+    if (!t.present(n)) t.depth[n] = -1;
+    deep |= t.depth[n] > max_depth ? 1 : 0;
+  }
   deep = block_reduce(deep, Or{});
   if (deep != 0) keep_root(t, nodes);
   return bad || deep != 0;

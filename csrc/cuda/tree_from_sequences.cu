@@ -3,7 +3,7 @@
 // others, one below the other; the first hangs on the last shared one, which sequence `first` owns.
 //   share_kernel  grid = [ceil(batch * sequences / kWarps)]; a warp owns a sequence
 //   number_kernel grid = [batch]; a block owns a request, a thread a sequence
-#include "../torch/args.h"
+#include "../torch/tree_args.h"
 #include "tree.cuh"
 
 namespace specdec {
@@ -102,8 +102,7 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) p.status.store(b, is_bad != 0 ? kBadId : 0);
 }
 
-void tree_from_sequences(Tensor token_ids, int64_t num_nodes, Tensor out_token_ids,
-                         Tensor out_parents, Tensor out_source, Tensor out_status) {
+void tree_from_sequences(SPECDEC_TREE_FROM_SEQUENCES_ARGS) {
   const OnDevice on(token_ids);
   SequenceParams p{};
   p.token_ids = GlobalIds(ids_of(token_ids));

@@ -1,7 +1,7 @@
 // tree_layout: depth[n] = depth[parents[n]] + 1, ancestors[n] = ancestors[parents[n]] | bit n,
 // links and leaf paths. grid = [batch * groups]; a block loads the whole tree and owns kRows nodes
 // and as many leaves of it, a warp a row.
-#include "../torch/args.h"
+#include "../torch/tree_args.h"
 #include "tree.cuh"
 
 namespace specdec {
@@ -91,10 +91,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-void tree_layout(Tensor parents, std::optional<Tensor> lengths, int64_t max_depth,
-                 int64_t max_leaves, Tensor out_depth, Tensor out_positions, Tensor out_first_child,
-                 Tensor out_next_sibling, Tensor out_ancestors, Tensor out_leaf_paths,
-                 Tensor out_status) {
+void tree_layout(SPECDEC_TREE_LAYOUT_ARGS) {
   const OnDevice on(parents);
   LayoutParams p{};
   p.parents = GlobalIds(ids_of(parents));

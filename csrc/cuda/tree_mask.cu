@@ -5,7 +5,7 @@
 //                  block owns the offsets
 //   expand_kernel  grid = [ceil(bytes / (16 kThreads))]; a thread owns 16 bytes of the mask, and
 //                  reads what they share of their row once
-#include "../torch/args.h"
+#include "../torch/tree_args.h"
 #include "tree.cuh"
 
 namespace specdec {
@@ -13,23 +13,20 @@ namespace {
 
 constexpr int kRows = 32, kBytes = 16;
 
-enum Format : int64_t { kBool, kAdditive, kFlat, kFlatPacked, kInt32, kInt64, kXqa, kSglangPacked };
-
-struct alignas(kBytes) Chunk {
-  uint32_t word[kBytes / 4];
-};
+using enum MaskFormat;
 
 struct MaskParams {
-  GlobalIds parents;                           // [batch, nodes]
-  GlobalVector<int64_t> past, left_padding;    // absent: 0
-  int64_t batch, window, size, bytes, format;  // bytes: of the whole mask
-  int nodes, groups, words, element;           // words of a node; bytes of an element
-  uint32_t hidden;                             // an element that is not attended
-  Global<int32_t> bits;                        // [batch, nodes, words]
-  Global<int32_t> depth;                       // [batch, nodes], unless the bits are the mask
-  Global<uint8_t> packed;                      // SGLang's bits, 1, 2 or 4 bytes a node
+  GlobalIds parents;                         // [batch, nodes]
+  GlobalVector<int64_t> past, left_padding;  // absent: 0
+  int64_t batch, window, size, bytes;        // bytes: of the whole mask
+  MaskFormat format;
+  int nodes, groups, words, element;  // words of a node; bytes of an element
+  uint32_t hidden;                    // an element that is not attended
+  Global<int32_t> bits;               // [batch, nodes, words]
+  Global<int32_t> depth;              // [batch, nodes], unless the bits are the mask
+  Global<uint8_t> packed;             // SGLang's bits, 1, 2 or 4 bytes a node
   Global<uint8_t> mask;
-  Global<Chunk> chunks;     // the same, where it is aligned
+  Global<Words> chunks;     // the same, where it is aligned
   Global<int64_t> offsets;  // [batch + 1], of flat formats
   Global<int32_t> status;
 
@@ -167,7 +164,7 @@ class Walk {
 __global__ void __launch_bounds__(kThreads, 4) expand_kernel(const __grid_constant__ MaskParams p) {
   const int64_t first = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kBytes;
   if (first >= p.bytes) return;
-  Chunk chunk{};
+  Words chunk{};
   Walk walk(p, first / p.element);
   const int bits = p.format == kFlatPacked ? 8 : 1;  // of an element
 #pragma unroll
@@ -177,13 +174,13 @@ __global__ void __launch_bounds__(kThreads, 4) expand_kernel(const __grid_consta
     for (int bit = 0; bit < bits; ++bit) value |= (walk.next() ? 1u : 0u) << bit;
     walk.leave_request();
     if (p.format == kAdditive) value = value != 0 ? 0u : p.hidden;
-    chunk.word[byte / 4] |= value << byte % 4 * 8;
+    chunk.w[byte / 4] |= value << byte % 4 * 8;
   }
   if (p.chunks && first + kBytes <= p.bytes) return p.chunks.store(first / kBytes, chunk);
 #pragma unroll
   for (int byte = 0; byte < kBytes; ++byte) {
     if (first + byte >= p.bytes) continue;
-    p.mask.store(first + byte, static_cast<uint8_t>(chunk.word[byte / 4] >> byte % 4 * 8));
+    p.mask.store(first + byte, static_cast<uint8_t>(chunk.w[byte / 4] >> byte % 4 * 8));
   }
 }
 
@@ -191,9 +188,7 @@ uint32_t lowest(ScalarType type) {  // bits of the most negative finite value
   return type == ScalarType::Float ? 0xff7fffffu : type == ScalarType::BFloat16 ? 0xff7fu : 0xfbffu;
 }
 
-void tree_mask(Tensor parents, std::optional<Tensor> past, std::optional<Tensor> left_padding,
-               int64_t window, int64_t size, int64_t format, ScalarType dtype, Tensor out_mask,
-               Tensor out_offsets, Tensor out_status) {
+void tree_mask(SPECDEC_TREE_MASK_ARGS) {
   const OnDevice on(parents);
   MaskParams p{};
   p.parents = GlobalIds(ids_of(parents));
@@ -203,20 +198,20 @@ void tree_mask(Tensor parents, std::optional<Tensor> past, std::optional<Tensor>
   p.nodes = static_cast<int>(parents.size(1));
   p.window = window;
   p.size = size;
-  p.format = format;
+  p.format = static_cast<MaskFormat>(format);
   p.groups = (p.nodes + kRows - 1) / kRows;
   p.words = (p.nodes + 31) / 32;
   p.element = static_cast<int>(out_mask.element_size());
   p.status = Global<int32_t>(output<int32_t>(out_status));
   const int64_t blocks = p.batch * p.groups + 1;
-  const bool is_flat = format == kFlat || format == kFlatPacked;
+  const bool is_flat = p.format == kFlat || p.format == kFlatPacked;
   if (is_flat) p.offsets = Global<int64_t>(output<int64_t>(out_offsets));
-  if (format == kSglangPacked) {
+  if (p.format == kSglangPacked) {
     p.packed = Global<uint8_t>(output<uint8_t>(out_mask));
     return launch(bits_kernel, blocks, on, p);
   }
-  if (!is_flat && format != kBool && format != kAdditive) {
-    if (format == kInt64) p.words += p.words % 2;
+  if (!is_flat && p.format != kBool && p.format != kAdditive) {
+    if (p.format == kInt64) p.words += p.words % 2;
     p.bits = Global<int32_t>(output<int32_t>(out_mask));
     return launch(bits_kernel, blocks, on, p);
   }
@@ -226,11 +221,9 @@ void tree_mask(Tensor parents, std::optional<Tensor> past, std::optional<Tensor>
   p.depth = Global<int32_t>(static_cast<int32_t*>(scratch.mutable_data_ptr()));
   p.bits = p.depth + rows;
   p.mask = Global<uint8_t>(output<uint8_t>(out_mask));
-  if (reinterpret_cast<uint64_t>(out_mask.const_data_ptr()) % kBytes == 0) {
-    p.chunks = Global<Chunk>(output<Chunk>(out_mask));
-  }
+  if (p.mask.is_aligned()) p.chunks = p.mask.as<Words>();
   p.bytes = out_mask.numel() * p.element;
-  p.hidden = format == kAdditive ? lowest(dtype) : 0u;
+  p.hidden = p.format == kAdditive ? lowest(dtype) : 0u;
   launch(bits_kernel, blocks, on, p);
   launch(expand_kernel, (p.bytes + kBytes * kThreads - 1) / (kBytes * kThreads), on, p);
 }
