@@ -26,12 +26,6 @@ struct Views {
   uint64_t address[kMaxTensors];
 };
 
-struct Blocks {       // pages of the requests
-  GlobalIds entries;  // [batch, blocks]; dense: request b has the one page b
-  bool dense;
-  int64_t row, blocks, page_size, num_pages;
-};
-
 struct Place {
   int64_t page, slot;
 };
@@ -53,12 +47,15 @@ __device__ inline Item item_of(const Views& views) {
   return {rest / views.groups, rest % views.groups, blockIdx.x % views.splits};
 }
 
-__device__ inline int64_t page_of(const Blocks& blocks, int64_t b, uint64_t i) {
+__device__ inline int64_t page_of(const BlockTable& blocks, int64_t b, uint64_t i) {
   if (i >= static_cast<uint64_t>(blocks.blocks)) return -1;
-  return blocks.dense ? b : blocks.entries.load(b * blocks.row + static_cast<int64_t>(i));
+  if (!blocks.entries.data) return b;
+  const int64_t row = b * blocks.entries.batch_stride;
+  return GlobalIds(blocks.entries).load(row + static_cast<int64_t>(i));
 }
 
-__device__ inline bool locate(const Blocks& blocks, int64_t b, uint64_t position, Place* place) {
+__device__ inline bool locate(const BlockTable& blocks, int64_t b, uint64_t position,
+                              Place* place) {
   const auto size = static_cast<uint64_t>(blocks.page_size);
   *place = {page_of(blocks, b, position / size), static_cast<int64_t>(position % size)};
   return place->page >= 0 && place->page < blocks.num_pages;
@@ -71,10 +68,6 @@ __device__ inline void load_group(const Views& views, const Item& item, GroupTab
     if (first + i < end) table->field[i / kFields][i % kFields] = views.table.load(first + i);
   }
 }
-
-struct alignas(16) Unit16 {
-  uint64_t low, high;
-};
 
 struct RowsOfTensor {
   uint64_t base;
@@ -119,21 +112,11 @@ __device__ void move_rows(const Views& views, const Item& item, const GroupTable
   const RowsOfTensor rows{views.address[tensor], table.field[warp]};
   uint64_t bits = rows.base;
   for (const int f : {0, 1, 2, 4}) bits |= static_cast<uint64_t>(rows.field[f]);
-  if (bits % 16 == 0) return move_columns<Unit16, kZero>(rows, moves, count, item, views.splits);
+  if (bits % 16 == 0) return move_columns<Words, kZero>(rows, moves, count, item, views.splits);
   if (bits % 8 == 0) return move_columns<uint64_t, kZero>(rows, moves, count, item, views.splits);
   if (bits % 4 == 0) return move_columns<uint32_t, kZero>(rows, moves, count, item, views.splits);
   if (bits % 2 == 0) return move_columns<uint16_t, kZero>(rows, moves, count, item, views.splits);
   move_columns<uint8_t, kZero>(rows, moves, count, item, views.splits);
-}
-
-inline Blocks blocks_of(const OptTensor& table, int64_t page_size, int64_t num_pages) {
-  if (!table) return {{}, true, 0, 1, page_size, num_pages};
-  return {{table->mutable_data_ptr(), is_wide(*table)},
-          false,
-          table->stride(0),
-          table->size(1),
-          page_size,
-          num_pages};
 }
 
 // f(views, blocks of the grid, whether these are the first tensors), once for each kMaxTensors

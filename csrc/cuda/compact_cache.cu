@@ -7,7 +7,7 @@ namespace {
 
 struct CompactParams {
   Views views;
-  Blocks blocks;
+  BlockTable blocks;
   GlobalIds path;  // [batch, columns]
   int64_t columns;
   Global<const int32_t> num_accepted;
@@ -78,7 +78,7 @@ void compact_cache(SPECDEC_COMPACT_CACHE_ARGS) {
   for_tensors(tensors, table, batch, [&](const Views& views, int64_t blocks, bool is_first) {
     CompactParams p{};
     p.views = views;
-    p.blocks = blocks_of(block_table, page_size, num_pages);
+    p.blocks = block_table_of(block_table, page_size, num_pages);
     p.path = GlobalIds(ids_of(path));
     p.columns = path.size(1);
     p.num_accepted = Global<const int32_t>(input<int32_t>(num_accepted));

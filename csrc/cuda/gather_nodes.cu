@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kThreads, 4)
   const uint64_t from = found.node < 0 ? 0 : row;
   const auto strides = static_cast<uint64_t>(p.batch_stride | p.node_stride | p.bytes);
   const uint64_t bits = p.values | p.out | strides;
-  if (bits % 16 == 0) return copy_row<Unit16>(from, to, p.bytes);
+  if (bits % 16 == 0) return copy_row<Words>(from, to, p.bytes);
   if (bits % 4 == 0) return copy_row<uint32_t>(from, to, p.bytes);
   copy_row<uint8_t>(from, to, p.bytes);
 }

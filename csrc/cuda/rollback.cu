@@ -9,7 +9,7 @@ namespace {
 
 struct RollbackParams {
   Views views;
-  Blocks blocks;
+  BlockTable blocks;
   GlobalIds lengths;
   Global<const int32_t> num_accepted;
   int64_t batch, max_tail;
@@ -68,6 +68,7 @@ __global__ void __launch_bounds__(kThreads)
 
 __global__ void __launch_bounds__(kThreads, 4)
     trim_kernel(const __grid_constant__ RollbackParams p) {
+  const GlobalIds entries(p.blocks.entries);
   int64_t num_freed = 0;
   for (int64_t first = 0; first < p.batch; first += kThreads) {
     const int64_t b = first + threadIdx.x;
@@ -77,16 +78,16 @@ __global__ void __launch_bounds__(kThreads, 4)
       p.new_lengths.store(b, tail.new_length);
       p.status.store(b, tail.bad ? kBadLayout : 0);
     }
-    if (p.blocks.dense) continue;
+    if (!p.blocks.entries.data) continue;
     // The page that the last token shares with the tail stays.
     const int64_t dropped = tail.first + (tail.new_length % p.blocks.page_size != 0);
     const int count = tail.acts && dropped < tail.end ? static_cast<int>(tail.end - dropped) : 0;
     int total = 0;
     const int64_t at = num_freed + block_exclusive_sum(count, &total);
     for (int i = 0; i < count; ++i) {
-      const int64_t entry = b * p.blocks.row + dropped + i;
-      p.freed.store(at + i, p.blocks.entries.load(entry));
-      p.blocks.entries.store(entry, -1);
+      const int64_t entry = b * p.blocks.entries.batch_stride + dropped + i;
+      p.freed.store(at + i, entries.load(entry));
+      entries.store(entry, -1);
     }
     num_freed += total;
   }
@@ -97,7 +98,7 @@ __global__ void __launch_bounds__(kThreads, 4)
 void rollback(SPECDEC_ROLLBACK_ARGS) {
   const OnDevice on(lengths);
   RollbackParams p{};
-  p.blocks = blocks_of(block_table, page_size, num_pages);
+  p.blocks = block_table_of(block_table, page_size, num_pages);
   p.lengths = GlobalIds(ids_of(lengths));
   p.num_accepted = Global<const int32_t>(input<int32_t>(num_accepted));
   p.batch = lengths.size(0);

@@ -7,7 +7,7 @@ namespace {
 
 struct SelectParams {
   Views views;
-  Blocks blocks;
+  BlockTable blocks;
   Global<const int32_t> num_accepted;
   Global<int32_t> status;
 };
@@ -42,7 +42,7 @@ void select_state(SPECDEC_SELECT_STATE_ARGS) {
               [&](const Views& views, int64_t blocks, bool is_first) {
                 SelectParams p{};
                 p.views = views;
-                p.blocks = blocks_of(block_table, page_size, num_pages);
+                p.blocks = block_table_of(block_table, page_size, num_pages);
                 p.num_accepted = Global<const int32_t>(input<int32_t>(num_accepted));
                 if (is_first) p.status = Global<int32_t>(output<int32_t>(out_status));
                 launch(select_state_kernel, blocks, on, p);
