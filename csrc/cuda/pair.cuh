@@ -135,14 +135,9 @@ __device__ inline void apply_list(const Problem& p, const PairTask& t, int64_t b
   }
 }
 
-struct PairResult {
-  float mass;
-  int any;
-};
-
 // The tiles of a pair in index order.
-__device__ inline PairResult merged(const Problem& p, int64_t slot) {
-  PairResult all{0.f, 0};
+__device__ inline PairPartial merged(const Problem& p, int64_t slot) {
+  PairPartial all{0.f, 0};
   for (int tile = 0; tile < tiles_of(p.vocab); ++tile) {
     const PairPartial part = p.work.pair_partials.load(slot * p.tiles + tile);
     all.mass += part.mass;

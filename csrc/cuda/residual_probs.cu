@@ -9,7 +9,7 @@ __global__ void __launch_bounds__(kThreads) mass_kernel(const __grid_constant__ 
   const int64_t b = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   after_last_kernel();
   if (b >= p.batch) return;
-  PairResult left{0.f, 1};
+  PairPartial left{0.f, 1};
   if (p.work.tasks.load(b).kind != kNothing) left = merged(p, b);
   p.mass.store(b, left.mass);
   p.status.store(b, p.work.states.load(b).status | (left.any != 0 ? 0 : kEmptyResidual));

@@ -13,7 +13,7 @@ __global__ void __launch_bounds__(kThreads, 2) draw_kernel(const __grid_constant
   if (threadIdx.x == 0) task = p.work.tasks.load(b);
   __syncthreads();
   Drawn drawn{-1, 0};
-  PairResult left{};
+  PairPartial left{};
   if (task.kind != kNothing) {
     left = merged(p, b);
     drawn = draw(p, b, task, left.any == 0);

@@ -145,8 +145,7 @@ __device__ inline void delete_leaf(const Problem& p, const Request& q, int64_t b
   const int count = list_deleted(p, t, b, f, 0.);
   __syncthreads();
   const double gone = d.gone + (q.has_draft_law ? t.qx[x] : t.px[x]);
-  const double left =
-      q.has_draft_law ? draft_left(p, s, b, gone, count) : target_left(p, s, b, gone, count);
+  const double left = mass_left(p, s, b, gone, count, q.has_draft_law);
   const bool is_empty = !(mass > 0.) || (!q.has_draft_law && !(left > 0.));
   const double free = mass + 1. - w;
   __syncthreads();

@@ -25,9 +25,9 @@ static __device__ SPECDEC_NOINLINE float residual_mass(const Problem& p, int64_t
 #pragma unroll
     for (int j = 0; j < kPerThread; ++j) {
       const int64_t id = id_of(base, j);
-      weight[j] = id < p.vocab ? pair_weight(task, v[j], weight[j], id) : 0.f;
+      weight[j] = id < p.vocab ? pair_weight(r.task, v[j], weight[j], id) : 0.f;
     }
-    apply_list(p, task, b, base, weight);
+    apply_list(p, r.task, b, base, weight);
 #pragma unroll
     for (int j = 0; j < kPerThread; ++j) mass += weight[j];
     all += block_reduce(mass, Plus{});
@@ -39,18 +39,10 @@ static __device__ SPECDEC_NOINLINE float residual_mass(const Problem& p, int64_t
 // 1 - gone, the mass that a law has left without the `count` listed ids of weight 0. A difference
 // that has lost its digits is summed anew.
 constexpr double kSureDifference = 1. / 16;
-__device__ inline double target_left(const Problem& p, const Stand& s, int64_t b, double gone,
-                                     int count) {
+__device__ inline double mass_left(const Problem& p, const Stand& s, int64_t b, double gone,
+                                   int count, bool of_draft) {
   if (1. - gone >= kSureDifference) return 1. - gone;
-  PairTask t = node_task(s, kPlain, 1., 0.);
-  t.num_listed = count;
-  return residual_mass(p, b, t);
-}
-
-__device__ inline double draft_left(const Problem& p, const Stand& s, int64_t b, double gone,
-                                    int count) {
-  if (1. - gone >= kSureDifference) return 1. - gone;
-  PairTask t = node_task(s, kPair, 0., -1.);
+  PairTask t = node_task(s, of_draft ? kPair : kPlain, of_draft ? 0. : 1., of_draft ? -1. : 0.);
   t.num_listed = count;
   return residual_mass(p, b, t);
 }

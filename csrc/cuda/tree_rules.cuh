@@ -66,12 +66,12 @@ __device__ inline void update_correction(const Problem& p, const Stand& s, int64
   k->is_late = false;
   __syncthreads();  // the list
   if (!s.has_draft_law) {
-    k->mass = target_left(p, s, b, k->gone, k->tried);
+    k->mass = mass_left(p, s, b, k->gone, k->tried, false);
     return;
   }
   k->mass = residual_mass(p, b, node_task(s, kPair, 1., k->scale));
   if (p.replacement) return;
-  const double left = draft_left(p, s, b, k->gone, k->tried);
+  const double left = mass_left(p, s, b, k->gone, k->tried, true);
   k->room = left > 0. ? left : 0.;
 }
 
@@ -145,7 +145,7 @@ __device__ inline Outcome test_last(const Problem& p, const Stand& s, int64_t b,
   o.task.descends = 1;
   if (!tested) return o;
   __syncthreads();  // the list
-  const double room = s.has_draft_law ? draft_left(p, s, b, hidden, others) : 1.;
+  const double room = s.has_draft_law ? mass_left(p, s, b, hidden, others, true) : 1.;
   const double scale = room > 0. ? 1. / room : 0.;
   const float scaled = static_cast<float>(scale * qx);
   if (scaled == 0.f) o.status |= kZeroDraft;

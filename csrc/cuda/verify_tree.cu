@@ -112,16 +112,10 @@ __global__ void __launch_bounds__(kThreads, 1) tree_kernel(const __grid_constant
 
 // Rule of the chain that treats a single row alike.
 Rule row_rule(TreeRule rule) {
-  switch (rule) {
-    case TreeRule::kMatch:
-      return Rule::kMatch;
-    case TreeRule::kGreedy:
-      return Rule::kGreedy;
-    case TreeRule::kTypical:
-      return Rule::kTypical;
-    default:
-      return Rule::kRatio;
-  }
+  return rule == TreeRule::kMatch     ? Rule::kMatch
+         : rule == TreeRule::kGreedy  ? Rule::kGreedy
+         : rule == TreeRule::kTypical ? Rule::kTypical
+                                      : Rule::kRatio;
 }
 
 // Levels of the deepest walk. One of rule typical that does not fill its rows empties the queue, so
