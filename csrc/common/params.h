@@ -109,28 +109,37 @@ struct Knob {
   SPECDEC_HD float of(int64_t b) const { return each.get(b, all); }
 };
 
-struct VerifyChainParams {
-  int64_t batch, max_draft, total;  // total: rows of flat ids; 0 when dense
+// Of an op on target and draft rows.
+struct PairParams {
+  int64_t batch;
+  Logits target, draft;  // draft.data == nullptr: deterministic drafts
+  Sampling sampling, draft_sampling;
+  Vector<int32_t> token_map;  // [draft vocab]
+  Allowed allowed;
+  RowEdits edits, draft_edits;
+  int32_t* status;  // [batch]
+};
+
+// Of an op that verifies drafts.
+struct VerifyParams : PairParams {
+  Noise noise;
+  Kept kept;
+  Knob typical_epsilon, typical_delta;
+  LogprobsMode logprobs_mode;
+  void* token_ids;        // [batch, longest path + 1], of the type of the drafts
+  int32_t* num_accepted;  // [batch]
+  float* logprobs;        // as token_ids, unused when mode is none
+};
+
+struct VerifyChainParams : VerifyParams {
+  int64_t max_draft, total;  // total: rows of flat ids; 0 when dense
   Ids draft_ids;
-  Logits target, draft;                            // draft.data == nullptr: deterministic drafts
   const float *draft_logsumexp, *draft_threshold;  // one a draft row, or null
   Vector<int32_t> cu_draft;                        // [batch + 1] when flat
-  Sampling sampling, draft_sampling;
-  Noise noise;
   Rule rule;
   Knob over_acceptance;
   bool rejected_from_target;
-  Vector<int32_t> token_map;  // [draft vocab]
-  Kept kept;
-  Allowed allowed;
-  RowEdits edits, draft_edits;
-  Knob typical_epsilon, typical_delta;
   int64_t top_m, max_distance, min_block;
-  LogprobsMode logprobs_mode;
-  void* token_ids;        // [batch, max_draft + 1], the type of draft_ids
-  int32_t* num_accepted;  // [batch]
-  int32_t* status;        // [batch]
-  float* logprobs;        // [batch, max_draft + 1], unused when mode is none
 };
 
 struct SampleParams {
@@ -167,35 +176,22 @@ struct TokenLogprobsParams {
   int32_t* status;      // [rows]
 };
 
-struct AcceptanceRatiosParams {
-  int64_t batch, max_draft, total;
+struct AcceptanceRatiosParams : PairParams {
+  int64_t max_draft, total;
   Ids draft_ids;
-  Logits target, draft;
   Vector<int32_t> cu_draft;
-  Sampling sampling, draft_sampling;
-  Vector<int32_t> token_map;
-  Allowed allowed;
-  RowEdits edits, draft_edits;
-  float* ratio;     // [batch, max_draft]
-  float* overlap;   // [batch, max_draft]
-  int32_t* status;  // [batch]
+  float* ratio;    // [batch, max_draft]
+  float* overlap;  // [batch, max_draft]
 };
 
-struct ResidualParams {
-  int64_t batch;
-  Logits target, draft;  // [batch, vocab]: row (0, b)
-  Vector<float> a, b;    // [batch]
-  Sampling sampling, draft_sampling;
-  Vector<int32_t> token_map;
-  Allowed allowed;
-  RowEdits edits, draft_edits;
-  Vector<int64_t> draft_ids;  // [batch] or not given
-  Noise noise;                // residual_sample only
-  int64_t purpose;            // residual_sample only
-  float* probs;               // [batch, vocab], residual_probs only
-  int64_t* token_ids;         // [batch], residual_sample only
-  float* mass;                // [batch]
-  int32_t* status;            // [batch]
+struct ResidualParams : PairParams {  // rows: [batch, vocab], row (0, b)
+  Vector<float> a, b;                 // [batch]
+  Vector<int64_t> draft_ids;          // [batch] or not given
+  Noise noise;                        // residual_sample only
+  int64_t purpose;                    // residual_sample only
+  float* probs;                       // [batch, vocab], residual_probs only
+  int64_t* token_ids;                 // [batch], residual_sample only
+  float* mass;                        // [batch]
 };
 
 }  // namespace specdec

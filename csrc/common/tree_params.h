@@ -4,25 +4,12 @@
 
 namespace specdec {
 
-struct VerifyTreeParams {
-  int64_t batch, nodes, max_depth;
-  Ids ids, parents;      // [batch, nodes]
-  Logits target, draft;  // [batch, nodes, vocab]; draft.data == nullptr: deterministic candidates
-  Sampling sampling, draft_sampling;
-  Noise noise;
+struct VerifyTreeParams : VerifyParams {  // row b * nodes + n is that of a node
+  int64_t nodes, max_depth;
+  Ids ids, parents;  // [batch, nodes]
   TreeRule rule;
   bool replacement;
-  Vector<int32_t> token_map;  // [draft vocab]
-  Kept kept;
-  Allowed allowed;  // row b * nodes + n
-  RowEdits edits, draft_edits;
-  Knob typical_epsilon, typical_delta;
-  LogprobsMode logprobs_mode;
-  void* token_ids;        // [batch, max_depth + 1], the type of ids
-  int32_t* path;          // [batch, max_depth + 1]
-  int32_t* num_accepted;  // [batch]
-  int32_t* status;        // [batch]
-  float* logprobs;        // [batch, max_depth + 1], unused when mode is none
+  int32_t* path;  // [batch, max_depth + 1]
 };
 
 }  // namespace specdec

@@ -70,7 +70,6 @@ void acceptance_ratios_out(const AcceptanceRatiosParams& v, const Tensor& like) 
   p.pairs = p.max_draft;
   p.ratio = Global<float>(v.ratio);
   p.overlap = Global<float>(v.overlap);
-  p.status = Global<int32_t>(v.status);
   p.flags = kWantsMass;
   const Reserved reserved(&p, like);
   launch_rows(p, on);

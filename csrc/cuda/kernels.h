@@ -20,11 +20,10 @@ inline void set_edits(Problem* p, const RowEdits& edits, const RowEdits& draft_e
   if (p->draft) p->draft_edits = EditTable(draft_edits);
 }
 
-// The candidates of draft rows.
-inline void set_kept(Problem* p, const Kept& kept) {
-  p->is_kept = static_cast<bool>(kept) && static_cast<bool>(p->draft);
-  p->kept_ids = GlobalIds(const_cast<void*>(kept.ids), kept.wide);
-  p->kept_logsumexp = Global<const float>(kept.logsumexp);
+inline void set_noise(Problem* p, const Noise& noise) {
+  p->seed = GlobalVector(noise.seed);
+  p->position = GlobalVector(noise.position);
+  p->step = GlobalVector(noise.step);
 }
 
 // Scratch of one call, from torch's allocator.
@@ -57,19 +56,24 @@ void launch_pairs(const Problem& p, Pass pass, const OnDevice& on);
 Problem base_problem(Task task, int64_t batch, const Logits& target, const Logits& draft,
                      const Sampling& sampling, const Sampling& draft_sampling);
 
+// Those of the ops on target and draft rows, `rows` target rows a request when dense. `draft`: the
+// draft rows, or none where the op does not read them.
+Problem pair_problem(Task task, const PairParams& v, const Logits& draft, int64_t rows);
+
 // Those of the ops on chains, from VerifyChainParams or AcceptanceRatiosParams.
 template <class Params>
 Problem chain_problem(Task task, const Params& v, const Logits& draft) {
-  Problem p = base_problem(task, v.batch, v.target, draft, v.sampling, v.draft_sampling);
+  Problem p = pair_problem(task, v, draft, v.max_draft + 1);
   p.max_draft = static_cast<int>(v.max_draft);
   p.total = v.total;
   p.is_flat = static_cast<bool>(v.cu_draft);
-  p.draft_ids = GlobalIds(const_cast<void*>(v.draft_ids.data), v.draft_ids.wide);
+  p.draft_ids = GlobalIds(v.draft_ids);
   p.drafts = v.max_draft;
   p.cu_draft = GlobalVector(v.cu_draft);
-  set_vocabulary(&p, v.token_map, v.allowed, v.max_draft + 1);
-  set_edits(&p, v.edits, v.draft_edits);
   return p;
 }
+
+// What the ops that verify have in common; `ids`: the drafts.
+void set_verify(Problem* p, const VerifyParams& v, const Ids& ids);
 
 }  // namespace specdec

@@ -9,27 +9,21 @@ namespace specdec {
 namespace {
 
 inline Problem residual_problem(const ResidualParams& r) {
-  Problem p =
-      base_problem(Task::kResidual, r.batch, r.target, r.draft, r.sampling, r.draft_sampling);
+  Problem p = pair_problem(Task::kResidual, r, r.draft, 1);
   p.target = LogitTable(r.target, r.target.row_stride, 0);
   p.draft = LogitTable(r.draft, r.draft.row_stride, 0);
   p.a = GlobalVector(r.a);
   p.b = GlobalVector(r.b);
   p.point_ids = GlobalVector(r.draft_ids);
-  set_vocabulary(&p, r.token_map, r.allowed, 1);
-  set_edits(&p, r.edits, r.draft_edits);
   p.target_rows = 1;
   p.draft_rows = p.draft ? 1 : 0;
   p.filters = p.sampling.filters() || (p.draft && p.draft_sampling.filters());
   p.pairs = 1;
-  p.seed = GlobalVector(r.noise.seed);
-  p.position = GlobalVector(r.noise.position);
-  p.step = GlobalVector(r.noise.step);
+  set_noise(&p, r.noise);
   p.purpose = r.purpose;
   p.probs = Global<float>(r.probs);
   p.token_ids = GlobalIds(r.token_ids, true);
   p.mass = Global<float>(r.mass);
-  p.status = Global<int32_t>(r.status);
   p.flags = kWantsMass;
   return p;
 }

@@ -11,9 +11,7 @@ void sample_out(const SampleParams& s, const Tensor& like) {
   p.target = LogitTable(s.logits, s.logits.row_stride, 0);
   p.target_rows = 1;
   p.filters = p.sampling.filters();
-  p.seed = GlobalVector(s.noise.seed);
-  p.position = GlobalVector(s.noise.position);
-  p.step = GlobalVector(s.noise.step);
+  set_noise(&p, s.noise);
   p.lane = GlobalVector(s.lane);
   p.purpose = s.purpose;
   STD_TORCH_CHECK(s.num_samples >= 1 && s.num_samples <= kMaxSamples, "sample: num_samples ",

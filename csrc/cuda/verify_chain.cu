@@ -193,33 +193,6 @@ __global__ void __launch_bounds__(kThreads, 2) block_kernel(const __grid_constan
   finish(p, q, b, d.x, end);
 }
 
-void fill_statistics_and_noise(const VerifyChainParams& v, Problem* problem) {
-  Problem& p = *problem;
-  p.has_stats = v.draft_logsumexp && v.draft;
-  p.logsumexp = Global<const float>(v.draft_logsumexp);
-  p.draft_threshold = Global<const float>(v.draft_threshold);
-  p.seed = GlobalVector(v.noise.seed);
-  p.position = GlobalVector(v.noise.position);
-  p.step = GlobalVector(v.noise.step);
-}
-
-void fill_knobs_and_results(const VerifyChainParams& v, Problem* problem) {
-  Problem& p = *problem;
-  p.rule = v.rule;
-  p.over_acceptance = GlobalKnob(v.over_acceptance);
-  p.rejected_from_target = v.rejected_from_target;
-  p.typical_epsilon = GlobalKnob(v.typical_epsilon);
-  p.typical_delta = GlobalKnob(v.typical_delta);
-  p.top_m = v.top_m;
-  p.max_distance = v.max_distance;
-  p.min_block = v.min_block;
-  p.logprobs_mode = v.logprobs_mode;
-  p.token_ids = GlobalIds(v.token_ids, v.draft_ids.wide);
-  p.num_accepted = Global<int32_t>(v.num_accepted);
-  p.status = Global<int32_t>(v.status);
-  p.logprobs = Global<float>(v.logprobs);
-}
-
 }  // namespace
 
 void verify_chain_out(const VerifyChainParams& v, const Tensor& like) {
@@ -228,9 +201,16 @@ void verify_chain_out(const VerifyChainParams& v, const Tensor& like) {
   const bool is_argmax =
       v.rule == Rule::kGreedy || v.rule == Rule::kTopM || v.rule == Rule::kDistance;
   Problem p = chain_problem(Task::kChain, v, reads_draft ? v.draft : Logits{});
-  set_kept(&p, v.kept);
-  fill_statistics_and_noise(v, &p);
-  fill_knobs_and_results(v, &p);
+  set_verify(&p, v, v.draft_ids);
+  p.has_stats = v.draft_logsumexp && v.draft;
+  p.logsumexp = Global<const float>(v.draft_logsumexp);
+  p.draft_threshold = Global<const float>(v.draft_threshold);
+  p.rule = v.rule;
+  p.over_acceptance = GlobalKnob(v.over_acceptance);
+  p.rejected_from_target = v.rejected_from_target;
+  p.top_m = v.top_m;
+  p.max_distance = v.max_distance;
+  p.min_block = v.min_block;
   p.target_rows = p.max_draft + 1;
   const bool reads_draft_rows = p.draft && !(p.has_stats && v.rule == Rule::kRatio);
   p.draft_rows = reads_draft_rows ? p.max_draft : 0;

@@ -141,7 +141,8 @@ void verify_tree_out(const VerifyTreeParams& v, const Tensor& like) {
                            tree_rule == TreeRule::kGreedyMultiDraft ||
                            tree_rule == TreeRule::kTraversal;
   const Logits draft = reads_draft ? v.draft : Logits{};
-  Problem p = base_problem(Task::kTree, v.batch, v.target, draft, v.sampling, v.draft_sampling);
+  Problem p = pair_problem(Task::kTree, v, draft, v.nodes);
+  set_verify(&p, v, v.ids);
   p.tree_rule = tree_rule;
   p.rule = row_rule(tree_rule);
   p.replacement = v.replacement;
@@ -150,21 +151,8 @@ void verify_tree_out(const VerifyTreeParams& v, const Tensor& like) {
   p.max_draft = static_cast<int>(v.max_depth);
   p.draft_ids = GlobalIds(v.ids);
   p.parents = GlobalIds(v.parents);
-  p.seed = GlobalVector(v.noise.seed);
-  p.position = GlobalVector(v.noise.position);
-  p.step = GlobalVector(v.noise.step);
-  set_vocabulary(&p, v.token_map, v.allowed, p.nodes);
   p.drafts = p.nodes;
-  set_kept(&p, v.kept);
-  set_edits(&p, v.edits, v.draft_edits);
-  p.typical_epsilon = GlobalKnob(v.typical_epsilon);
-  p.typical_delta = GlobalKnob(v.typical_delta);
-  p.logprobs_mode = v.logprobs_mode;
-  p.token_ids = GlobalIds(v.token_ids, v.ids.wide);
   p.path = Global<int32_t>(v.path);
-  p.num_accepted = Global<int32_t>(v.num_accepted);
-  p.status = Global<int32_t>(v.status);
-  p.logprobs = Global<float>(v.logprobs);
   const int frontier = p.nodes < kFrontier ? p.nodes : kFrontier;
   const int levels = levels_of(p, frontier);
   p.at_once = tree_rule == TreeRule::kTraversal || is_small(p, levels);

@@ -82,6 +82,27 @@ Problem base_problem(Task task, int64_t batch, const Logits& target, const Logit
   return p;
 }
 
+Problem pair_problem(Task task, const PairParams& v, const Logits& draft, int64_t rows) {
+  Problem p = base_problem(task, v.batch, v.target, draft, v.sampling, v.draft_sampling);
+  set_vocabulary(&p, v.token_map, v.allowed, rows);
+  set_edits(&p, v.edits, v.draft_edits);
+  p.status = Global<int32_t>(v.status);
+  return p;
+}
+
+void set_verify(Problem* p, const VerifyParams& v, const Ids& ids) {
+  set_noise(p, v.noise);
+  p->is_kept = v.kept && p->draft;
+  p->kept_ids = GlobalIds(const_cast<void*>(v.kept.ids), v.kept.wide);
+  p->kept_logsumexp = Global<const float>(v.kept.logsumexp);
+  p->typical_epsilon = GlobalKnob(v.typical_epsilon);
+  p->typical_delta = GlobalKnob(v.typical_delta);
+  p->logprobs_mode = v.logprobs_mode;
+  p->token_ids = GlobalIds(v.token_ids, ids.wide);
+  p->num_accepted = Global<int32_t>(v.num_accepted);
+  p->logprobs = Global<float>(v.logprobs);
+}
+
 }  // namespace specdec
 
 #ifdef SPECDEC_HOST

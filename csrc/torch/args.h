@@ -177,42 +177,66 @@ struct Boxed<kParams, kRun> {
   SPECDEC_RESIDUAL_ARGS, Tensor seed, Tensor position, OptTensor step, int64_t purpose, \
       Tensor out_token_ids, Tensor out_mass, Tensor out_status
 
+#define SPECDEC_PAIR_NAMES                                                               \
+  target_logits, draft_logits, SPECDEC_SAMPLING_NAMES(), SPECDEC_SAMPLING_NAMES(draft_), \
+      token_map, allowed, SPECDEC_EDITS_NAMES(), SPECDEC_EDITS_NAMES(draft_), out_status
+
+inline void fill_pair(PairParams* p, const Tensor& target_logits, const OptTensor& draft_logits,
+                      SPECDEC_SAMPLING_ARGS(), SPECDEC_SAMPLING_ARGS(draft_),
+                      const OptTensor& token_map, const OptTensor& allowed, SPECDEC_EDITS_ARGS(),
+                      SPECDEC_EDITS_ARGS(draft_), const Tensor& out_status) {
+  p->batch = out_status.size(0);
+  p->target = logits_of(target_logits);
+  p->draft = logits_of(draft_logits, p->target);
+  p->sampling = sampling_of(SPECDEC_SAMPLING_NAMES());
+  p->draft_sampling = sampling_of(SPECDEC_SAMPLING_NAMES(draft_));
+  p->token_map = vector_of<int32_t>(token_map);
+  p->allowed = allowed_of(allowed);
+  p->edits = edits_of(SPECDEC_EDITS_NAMES());
+  p->draft_edits = edits_of(SPECDEC_EDITS_NAMES(draft_));
+  p->status = output<int32_t>(out_status);
+}
+
+#define SPECDEC_VERIFY_NAMES                                                         \
+  seed, position, step, draft_kept_ids, draft_kept_logsumexp, SPECDEC_TYPICAL_NAMES, \
+      logprobs_mode, out_token_ids, out_num_accepted, out_logprobs
+
+// `ids`: the drafts.
+inline void fill_verify(VerifyParams* p, const Tensor& ids, const Tensor& seed,
+                        const Tensor& position, const OptTensor& step,
+                        const OptTensor& draft_kept_ids, const OptTensor& draft_kept_logsumexp,
+                        SPECDEC_TYPICAL_ARGS, int64_t logprobs_mode, const Tensor& out_token_ids,
+                        const Tensor& out_num_accepted, const Tensor& out_logprobs) {
+  p->noise = noise_of(seed, position, step);
+  p->kept = kept_of(draft_kept_ids, draft_kept_logsumexp);
+  p->typical_epsilon = knob_of(typical_epsilon, typical_epsilons);
+  p->typical_delta = knob_of(typical_delta, typical_deltas);
+  p->logprobs_mode = static_cast<LogprobsMode>(logprobs_mode);
+  STD_TORCH_CHECK(out_token_ids.scalar_type() == ids.scalar_type(),
+                  "results must have the type of the drafts");
+  p->token_ids = output<void>(out_token_ids);
+  p->num_accepted = output<int32_t>(out_num_accepted);
+  p->logprobs = output<float>(out_logprobs);
+}
+
 inline VerifyChainParams verify_chain_params(SPECDEC_VERIFY_CHAIN_ARGS) {
   VerifyChainParams p{};
-  p.batch = out_num_accepted.size(0);
+  fill_pair(&p, SPECDEC_PAIR_NAMES);
+  fill_verify(&p, draft_ids, SPECDEC_VERIFY_NAMES);
   p.max_draft = max_draft;
   p.total = cu_draft ? draft_ids.size(0) : 0;
   p.draft_ids = ids_of(draft_ids);
-  p.target = logits_of(target_logits);
-  p.draft = logits_of(draft_logits, p.target);
   if (draft_logsumexp && draft_threshold) {
     p.draft_logsumexp = input<float>(draft_logsumexp);
     p.draft_threshold = input<float>(draft_threshold);
   }
   p.cu_draft = vector_of<int32_t>(cu_draft);
-  p.sampling = sampling_of(SPECDEC_SAMPLING_NAMES());
-  p.draft_sampling = sampling_of(SPECDEC_SAMPLING_NAMES(draft_));
-  p.noise = noise_of(seed, position, step);
   p.rule = static_cast<Rule>(rule);
   p.over_acceptance = knob_of(over_acceptance, over_acceptances);
   p.rejected_from_target = rejected_from_target;
-  p.token_map = vector_of<int32_t>(token_map);
-  p.kept = kept_of(draft_kept_ids, draft_kept_logsumexp);
-  p.allowed = allowed_of(allowed);
-  p.edits = edits_of(SPECDEC_EDITS_NAMES());
-  p.draft_edits = edits_of(SPECDEC_EDITS_NAMES(draft_));
-  p.typical_epsilon = knob_of(typical_epsilon, typical_epsilons);
-  p.typical_delta = knob_of(typical_delta, typical_deltas);
   p.top_m = top_m;
   p.max_distance = max_distance;
   p.min_block = min_block;
-  p.logprobs_mode = static_cast<LogprobsMode>(logprobs_mode);
-  STD_TORCH_CHECK(out_token_ids.scalar_type() == draft_ids.scalar_type(),
-                  "verify_chain: token_ids must have the type of draft_ids");
-  p.token_ids = output<void>(out_token_ids);
-  p.num_accepted = output<int32_t>(out_num_accepted);
-  p.status = output<int32_t>(out_status);
-  p.logprobs = output<float>(out_logprobs);
   return p;
 }
 
@@ -260,57 +284,38 @@ inline TokenLogprobsParams token_logprobs_params(SPECDEC_TOKEN_LOGPROBS_ARGS) {
 
 inline AcceptanceRatiosParams acceptance_ratios_params(SPECDEC_ACCEPTANCE_RATIOS_ARGS) {
   AcceptanceRatiosParams p{};
-  p.batch = out_status.size(0);
+  fill_pair(&p, SPECDEC_PAIR_NAMES);
   p.max_draft = max_draft;
   p.total = cu_draft ? draft_ids.size(0) : 0;
   p.draft_ids = ids_of(draft_ids);
-  p.target = logits_of(target_logits);
-  p.draft = logits_of(draft_logits, p.target);
   p.cu_draft = vector_of<int32_t>(cu_draft);
-  p.sampling = sampling_of(SPECDEC_SAMPLING_NAMES());
-  p.draft_sampling = sampling_of(SPECDEC_SAMPLING_NAMES(draft_));
-  p.token_map = vector_of<int32_t>(token_map);
-  p.allowed = allowed_of(allowed);
-  p.edits = edits_of(SPECDEC_EDITS_NAMES());
-  p.draft_edits = edits_of(SPECDEC_EDITS_NAMES(draft_));
   p.ratio = output<float>(out_ratio);
   p.overlap = output<float>(out_overlap);
-  p.status = output<int32_t>(out_status);
   return p;
 }
 
-inline ResidualParams residual_params(SPECDEC_RESIDUAL_ARGS) {
+inline ResidualParams residual_params(SPECDEC_RESIDUAL_ARGS, const Tensor& out_mass,
+                                      const Tensor& out_status) {
   ResidualParams p{};
-  p.batch = target_logits.size(0);
-  p.target = logits_of(target_logits);
-  p.draft = logits_of(draft_logits, p.target);
+  fill_pair(&p, SPECDEC_PAIR_NAMES);
   p.a = vector_of<float>(a);
   p.b = vector_of<float>(b);
-  p.sampling = sampling_of(SPECDEC_SAMPLING_NAMES());
-  p.draft_sampling = sampling_of(SPECDEC_SAMPLING_NAMES(draft_));
-  p.token_map = vector_of<int32_t>(token_map);
-  p.allowed = allowed_of(allowed);
-  p.edits = edits_of(SPECDEC_EDITS_NAMES());
-  p.draft_edits = edits_of(SPECDEC_EDITS_NAMES(draft_));
   p.draft_ids = vector_of<int64_t>(draft_ids);
+  p.mass = output<float>(out_mass);
   return p;
 }
 
 inline ResidualParams residual_probs_params(SPECDEC_RESIDUAL_PROBS_ARGS) {
-  ResidualParams p = residual_params(SPECDEC_RESIDUAL_NAMES);
+  ResidualParams p = residual_params(SPECDEC_RESIDUAL_NAMES, out_mass, out_status);
   p.probs = output<float>(out_probs);
-  p.mass = output<float>(out_mass);
-  p.status = output<int32_t>(out_status);
   return p;
 }
 
 inline ResidualParams residual_sample_params(SPECDEC_RESIDUAL_SAMPLE_ARGS) {
-  ResidualParams p = residual_params(SPECDEC_RESIDUAL_NAMES);
+  ResidualParams p = residual_params(SPECDEC_RESIDUAL_NAMES, out_mass, out_status);
   p.noise = noise_of(seed, position, step);
   p.purpose = purpose;
   p.token_ids = output<int64_t>(out_token_ids);
-  p.mass = output<float>(out_mass);
-  p.status = output<int32_t>(out_status);
   return p;
 }
 

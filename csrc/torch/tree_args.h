@@ -68,33 +68,15 @@ inline TreeOutput tree_output(const Tensor& token_ids, const Tensor& parents, co
 
 inline VerifyTreeParams verify_tree_params(SPECDEC_VERIFY_TREE_ARGS) {
   VerifyTreeParams p{};
-  p.batch = parents.size(0);
+  fill_pair(&p, SPECDEC_PAIR_NAMES);
+  fill_verify(&p, token_ids, SPECDEC_VERIFY_NAMES);
   p.nodes = parents.size(1);
   p.max_depth = max_depth;
   p.ids = ids_of(token_ids);
   p.parents = ids_of(parents);
-  p.target = logits_of(target_logits);
-  p.draft = logits_of(draft_logits, p.target);
-  p.sampling = sampling_of(SPECDEC_SAMPLING_NAMES());
-  p.draft_sampling = sampling_of(SPECDEC_SAMPLING_NAMES(draft_));
-  p.noise = noise_of(seed, position, step);
   p.rule = static_cast<TreeRule>(rule);
   p.replacement = replacement;
-  p.token_map = vector_of<int32_t>(token_map);
-  p.kept = kept_of(draft_kept_ids, draft_kept_logsumexp);
-  p.allowed = allowed_of(allowed);
-  p.edits = edits_of(SPECDEC_EDITS_NAMES());
-  p.draft_edits = edits_of(SPECDEC_EDITS_NAMES(draft_));
-  p.typical_epsilon = knob_of(typical_epsilon, typical_epsilons);
-  p.typical_delta = knob_of(typical_delta, typical_deltas);
-  p.logprobs_mode = static_cast<LogprobsMode>(logprobs_mode);
-  STD_TORCH_CHECK(out_token_ids.scalar_type() == token_ids.scalar_type(),
-                  "verify_tree: results must have the type of token_ids");
-  p.token_ids = output<void>(out_token_ids);
   p.path = output<int32_t>(out_path);
-  p.num_accepted = output<int32_t>(out_num_accepted);
-  p.status = output<int32_t>(out_status);
-  p.logprobs = output<float>(out_logprobs);
   return p;
 }
 
