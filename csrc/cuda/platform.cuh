@@ -4,12 +4,12 @@
 #pragma once
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/util/Exception.h>
 
 #include <atomic>
 #include <cstdint>
 #include <cstring>
 
-#include "../torch/check.h"
 #include "../torch/namespace.h"
 #ifdef SPECDEC_HOST
 #include SPECDEC_HOST

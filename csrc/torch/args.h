@@ -3,12 +3,12 @@
 #pragma once
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
+#include <torch/headeronly/util/Exception.h>
 
 #include <optional>
 #include <tuple>
 
 #include "../common/params.h"
-#include "check.h"
 #include "namespace.h"
 
 namespace specdec {

@@ -4,7 +4,6 @@
 #include <torch/headeronly/util/Half.h>
 
 #include "../common/params.h"
-#include "check.h"
 
 namespace specdec {
 
