@@ -9,8 +9,9 @@
 namespace specdec {
 namespace {
 
-// min(1, p / q) at each id; the overlaps that need a pass over both rows become pair tasks.
-__global__ void __launch_bounds__(kThreads) ratios_kernel(const __grid_constant__ Problem p) {
+// min(1, p / q) at each id; the overlaps that need a pass over both rows become pair tasks. With
+// the registers of four blocks it spills none.
+__global__ void __launch_bounds__(kThreads, 4) ratios_kernel(const __grid_constant__ Problem p) {
   SPECDEC_SHARED(Request, q);
   const int64_t b = blockIdx.x;
   after_last_kernel();

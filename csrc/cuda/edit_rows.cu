@@ -235,7 +235,9 @@ __device__ inline void edit(const EditRowsParams& p, const Edited& row) {
   });
 }
 
-__global__ void __launch_bounds__(kThreads) edit_kernel(const __grid_constant__ EditRowsParams p) {
+// With the registers of four blocks it spills none.
+__global__ void __launch_bounds__(kThreads, 4)
+    edit_kernel(const __grid_constant__ EditRowsParams p) {
   SPECDEC_SHARED(Edited, row);
   SPECDEC_SHARED(TreeTable, tree);
   after_last_kernel();
