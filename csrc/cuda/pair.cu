@@ -110,7 +110,6 @@ __global__ void __launch_bounds__(kThreads, kEdited || kPass == Pass::kProbs ? 3
   __syncthreads();
   if (kPass != Pass::kProbs && r.task.kind == kNothing) return;
 
-  const bool is_usual = r.task.kind == kPair && r.task.target.only < 0 && r.task.draft.only < 0;
   int turn = 0;
 #pragma unroll 1
   for (int tile = static_cast<int>(blockIdx.x - slot * p.parts); tile < tiles_of(p.vocab);
@@ -118,6 +117,7 @@ __global__ void __launch_bounds__(kThreads, kEdited || kPass == Pass::kProbs ? 3
     const int64_t base = static_cast<int64_t>(tile) * kTile;
     float v[kPerThread], weight[kPerThread];
     if (r.task.kind != kNothing) load_pair_tile<kEdited>(p, r, base, v, weight);
+    const bool is_usual = r.task.kind == kPair && r.task.target.only < 0 && r.task.draft.only < 0;
     if (is_usual && base + kTile <= p.vocab) {
       weigh_usual<kPass>(r.task, v, weight);
     } else {
