@@ -197,9 +197,10 @@ inline void fill_pair(PairParams* p, const Tensor& target_logits, const OptTenso
   p->status = output<int32_t>(out_status);
 }
 
-#define SPECDEC_VERIFY_NAMES                                                         \
-  seed, position, step, draft_kept_ids, draft_kept_logsumexp, SPECDEC_TYPICAL_NAMES, \
-      logprobs_mode, out_token_ids, out_num_accepted, out_logprobs
+#define SPECDEC_VERIFY_NAMES                                                                  \
+  seed, position, step, draft_kept_ids, draft_kept_logsumexp, typical_epsilon, typical_delta, \
+      typical_epsilons, typical_deltas, logprobs_mode, out_token_ids, out_num_accepted,       \
+      out_logprobs
 
 // `ids`: the drafts.
 inline void fill_verify(VerifyParams* p, const Tensor& ids, const Tensor& seed,
