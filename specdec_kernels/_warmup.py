@@ -128,7 +128,7 @@ def _inputs(op: str, rows: _Rows, max_draft: int, nodes: int) -> Iterator[dict[s
     elif op == "token_logprobs":
         yield {"logits": rows.logits(rows.vocab, 1), "token_ids": rows.longs(1), **rows.common(1)}
     elif op in ("verify_chain", "acceptance_ratios"):
-        yield from map(rows.chain, _sizes(max_draft, 16, 1))
+        yield from map(rows.chain, sorted({0, *_sizes(max_draft, 16, 1)}))  # 0: nobody drafts
     elif op == "verify_tree":
         yield from map(rows.tree, _sizes(nodes, 1, 0))
     else:

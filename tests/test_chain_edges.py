@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from chains import NAMES, compare, one, run
 from check import assert_same
 from torch import Tensor
 
-from specdec_kernels import ChainResult, RngKey, Sampling, random_words, verify_chain
+from specdec_kernels import ChainResult, RngKey, Sampling, SparseRows, random_words, verify_chain
 
 INF, NAN = float("inf"), float("nan")
 COIN_ZERO = (1, 1012415)  # seed, position whose coin is exactly 0 (found by search)
@@ -69,6 +70,31 @@ def test_flat_layouts_of_no_drafts_leave_one_token_each(backend: str, device: st
     alone = verify_chain(none.view(1, 0).expand(3, 0), rows[:, None], rule="match", **keywords)
     assert found.token_ids.shape == (3, 1)
     assert torch.equal(found.token_ids, alone.token_ids)
+
+
+@pytest.mark.parametrize("drafts", ["rows", "stats", "candidates"])
+@pytest.mark.parametrize("rule", ["ratio", "block"])
+def test_a_flat_step_in_which_nobody_drafts_reads_no_draft_row(
+    backend: str, device: str, rule: str, drafts: str
+) -> None:
+    batch, vocab = 3, 40
+    rows, none = torch.randn(batch, vocab, device=device), torch.zeros(0, device=device)
+    given: dict[str, Any] = {"draft_logits": torch.zeros(0, vocab, device=device)}
+    if drafts == "stats":
+        given["draft_stats"] = (none, none)
+    if drafts == "candidates":
+        ids = torch.zeros(0, 5, dtype=torch.int64, device=device)
+        given["draft_logits"] = SparseRows(ids, ids.float(), none)
+    sampling = Sampling(temperature=torch.ones(batch, device=device))
+    given |= {"sampling": sampling, "draft_sampling": sampling}
+    given["rng"] = RngKey(*(part.to(device) for part in make_rng(batch)))
+    cu, ids = torch.zeros(batch + 1, dtype=torch.int32, device=device), torch.zeros(0, dtype=torch.int64, device=device)
+    found = [
+        verify_chain(ids, rows, rule=rule, cu_draft=cu, max_draft=2, backend=name, **given)
+        for name in (None, "reference")
+    ]
+    assert torch.equal(found[0].token_ids, found[1].token_ids)
+    assert found[0].num_accepted.tolist() == found[0].status.tolist() == [0] * batch
 
 
 def test_strided_rows_are_read_as_they_lie(backend: str, device: str) -> None:

@@ -102,7 +102,7 @@ def acceptance_ratios_out(
     batch = status.shape[0]
     draft_ids, target_logits, draft_logits, cu_draft, max_draft, sampling, draft_sampling, token_map = given[:8]
     flat, vocab = cu_draft is not None, target_logits.shape[-1]
-    has_rows = draft_logits is not None and draft_logits.numel() > 0
+    has_rows = draft_logits is not None and draft_logits.shape[-1] > 0 and max_draft > 0
     draft = draft_logits if has_rows and draft_logits is not None else target_logits
     nt, nd, kp = max_draft, max_draft if has_rows else 0, host.power(max(max_draft, 16))
     whole = scratch.sampling_of(sampling, status.device)
@@ -110,8 +110,9 @@ def acceptance_ratios_out(
     target_rows = scratch.rows_of(target_logits, flat=flat, allowed=given.allowed, edits=given.edits)
     draft_rows = scratch.rows_of(draft, flat=flat, edits=given.draft_edits if has_rows else None)
     on = look(batch, target_rows, draft_rows if has_rows else None, sampling, draft_sampling, nt, nd)
-    plan_chain(on, batch, chain, None, more_target=0, more_draft=0, skips_greedy=False)
-    digest_rows(on, None)
+    if on.rows > 0:
+        plan_chain(on, batch, chain, None, more_target=0, more_draft=0, skips_greedy=False)
+        digest_rows(on, None)
     pairs = Pairs(
         chain, target_rows, draft_rows, scratch.columns(token_map if has_rows else None, vocab), on.sampling,
         on.draft_sampling, on.digest, on.plan,

@@ -198,7 +198,8 @@ def verify_chain_out(
         return
     flat, vocab = cu_draft is not None, target_logits.shape[-1]
     draft = target_logits if draft_logits is None else draft_logits
-    has_draft = draft_logits is not None and draft.numel() > 0 and rule <= BLOCK.value
+    # Shapes that a configuration fixes: no kernel is compiled for a flat step in which nobody drafts.
+    has_draft = draft_logits is not None and draft.shape[-1] > 0 and max_draft > 0 and rule <= BLOCK.value
     has_stats = has_draft and given.draft_logsumexp is not None and given.draft_threshold is not None
     has_rows = has_draft and (not has_stats or rule == BLOCK.value)
     draft = draft if has_draft else target_logits
@@ -219,7 +220,10 @@ def verify_chain_out(
     if draft_sampling is not given.draft_sampling:
         whole_draft = scratch.sampling_of(given.draft_sampling, device)
     chain = Chain(draft_ids, cu_draft, host.size(draft_ids.shape[0] if flat else 0), host.size(max_draft), whole)
-    columns = scratch.columns(given.token_map, vocab, given.draft_kept) if has_draft else scratch.columns(None, vocab)
+    kept = given.draft_kept
+    if kept.kept_ids is not None and kept.kept_ids.numel() == 0:  # candidates are read without a mask
+        kept = kept._replace(kept_ids=kept.kept_ids.new_empty(draft.shape[-1]))
+    columns = scratch.columns(given.token_map, vocab, kept) if has_draft else scratch.columns(None, vocab)
     plan_chain(on, batch, chain, noise, more_target=1, more_draft=0, skips_greedy=True)
     races = {MATCH.value: TARGET_PURPOSE.value, TYPICAL.value: RESIDUAL_PURPOSE.value}
     mass = rule <= BLOCK.value or rule == TYPICAL.value or logprobs_mode == PROCESSED_LOGPROBS.value
