@@ -31,7 +31,7 @@ class Knobs(NamedTuple):
     over_acceptance: Any
     over_acceptances: Any
     typical: Any  # Typical, whose tensors are alike
-    top_m: Any
+    top_m: Any  # `launch.size`, as the next two
     max_distance: Any
     min_block: Any
 
@@ -185,10 +185,10 @@ def walk_target(call, b, KP: tl.constexpr, NR, RULE: tl.constexpr):
             passes = (p > 0) & (p > typical_limit(call.knobs.typical, b, entropy))
         else:
             if RULE == TOPM:
-                near = get_record_i(call.ws, row, Q_RANK, used) < call.knobs.top_m
+                near = get_record_i(call.ws, row, Q_RANK, used) < size_of(call.knobs.top_m)
             else:
-                near = tl.abs(ids - argmax) <= call.knobs.max_distance
-            passes = (tl.abs(x) < float("inf")) & (near | (i < call.knobs.min_block - 1))
+                near = tl.abs(ids - argmax) <= size_of(call.knobs.max_distance)
+            passes = (tl.abs(x) < float("inf")) & (near | (i < size_of(call.knobs.min_block) - 1))
     accepted = tl.min(tl.where(tested & passes, KP, i), axis=0)
     bad_here = any_of((i == accepted) & bad_row)
     status = tl.where((accepted == k) & bad_id, status | S_ID, status)

@@ -18,7 +18,7 @@ from ..._triton.look import digest_rows, look, plan_chain
 from ..._triton.plan import P_NUMBER, P_OFFSET, P_POSITION, planned
 from ..._triton.race import pop
 from ..._triton.records import BAD, Q_ARG, Q_STATE, R_MASS, R_RAW, get_record_f, get_record_i
-from ..._triton.rows import is_active, logits_at, sampling_of
+from ..._triton.rows import is_active, logits_at, sampling_of, size_of
 from ..._triton.settle import maxima_of
 from ..._triton.visit import GROUPS, Rest, View, is_excluded, least_kernel, race
 from ..._types import SampleArguments
@@ -28,7 +28,7 @@ class Draw(NamedTuple):
     """What a draw reads and writes."""
 
     exclude: Any  # int64 [batch, excluded] or None
-    excluded: Any
+    excluded: Any  # a `launch.size`
     token_map: Any
     least: Any  # float32 [batch, blocks]: smallest noise of each block of columns, with a token_map
     blocks: Any
@@ -52,9 +52,9 @@ def _draw_kernel(
     law = law_of(digest, b)
     offset, number = planned(plan, b, P_OFFSET), planned(plan, b, P_NUMBER)
     view = View(target, offset, number, maxima_of(digest, digest.blocks, b, TILE))
-    exclude = None
+    exclude, excluded = None, size_of(out.excluded)
     if out.exclude is not None:
-        exclude = out.exclude + b * out.excluded
+        exclude = out.exclude + b * excluded
     lane = tl.arange(0, NP)
     argmax = get_record_i(digest, b, Q_ARG, active)
     columns = lane * 0 + argmax
@@ -63,14 +63,14 @@ def _draw_kernel(
         ids = tl.load(out.token_map + columns)
     best = tl.where((lane == 0) & (bad == 0), 0.0, float("-inf"))
     if out.exclude is not None:
-        best = tl.where(is_excluded(ids, exclude, out.excluded), float("-inf"), best)
+        best = tl.where(is_excluded(ids, exclude, excluded), float("-inf"), best)
     if (greedy == 0) & (bad == 0):
         least = None
         if out.token_map is not None:
             least = out.least + b * out.blocks
         best, ids, columns = race(
-            view, law, inv_t, noise, b, planned(plan, b, P_POSITION), Rest(), exclude, out.excluded, out.token_map,
-            least, n, PURPOSE, NP,
+            view, law, inv_t, noise, b, planned(plan, b, P_POSITION), Rest(), exclude, excluded, out.token_map, least,
+            n, PURPOSE, NP,
         )  # fmt: skip
     log_mass = tl.log(get_record_f(digest, b, R_MASS, b >= 0))
     tl.store(out.status + b, tl.where(bad_value, S_SAMPLING, 0) | tl.where(bad & active, S_TARGET, 0))
@@ -118,7 +118,7 @@ def sample_out(
         spans = triton.cdiv(blocks, GROUPS.value)
         host.launch(least_kernel, batch * spans, least, token_map, noise, vocab, blocks, PURPOSE=given.purpose)
     out = Draw(
-        exclude_ids if excluded else None, excluded, token_map, least, blocks,
+        exclude_ids if excluded else None, host.size(excluded), token_map, least, blocks,
         token_ids, logprobs, logsumexp, threshold, status,
     )  # fmt: skip
     host.launch_alone(
