@@ -34,6 +34,8 @@ _OPS: dict[str, Callable[..., Any]] = {
     )
 }  # fmt: skip
 _OF_ONE_TABLE = ("sample", "token_logprobs")  # target rows alone
+_ID_DTYPES = (torch.int64, torch.int32)  # of ids and of parents ...
+_INT64_ALONE = ("sample", "residual_probs", "residual_sample")  # ... but for these ops
 
 
 class _Rows(NamedTuple):
@@ -49,12 +51,14 @@ class _Rows(NamedTuple):
     kept: int | None
     flat: bool
     device: torch.device
+    id_dtype: torch.dtype
+    parents_dtype: torch.dtype
 
     def logits(self, vocab: int | None, *shape: int) -> Tensor | None:
         return None if vocab is None else torch.zeros(*shape, vocab, dtype=self.dtype, device=self.device)
 
-    def longs(self, *shape: int) -> Tensor:
-        return torch.zeros(shape, dtype=torch.int64, device=self.device)
+    def ids(self, *shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=self.id_dtype, device=self.device)
 
     def drafts(self, *shape: int) -> Tensor | SparseRows | None:
         """Draft rows: dense, or candidates."""
@@ -81,15 +85,14 @@ class _Rows(NamedTuple):
         """Edits of so many rows, which change nothing."""
         blocks = (self.vocab + BLOCK - 1) // BLOCK
         start = torch.zeros(rows, blocks + 1, dtype=torch.int32, device=self.device)
-        return RowEdits(
-            self.longs(rows, blocks), start, torch.zeros(4, rows, 1, dtype=torch.float32, device=self.device)
-        )
+        bits = torch.zeros(rows, blocks, dtype=torch.int64, device=self.device)
+        return RowEdits(bits, start, torch.zeros(4, rows, 1, dtype=torch.float32, device=self.device))
 
     def chain(self, draft: int) -> dict[str, Any]:
         """One request with so many drafts."""
         at = () if self.flat else (1,)
         named = {
-            "draft_ids": self.longs(*at, draft), "target_logits": self.logits(self.vocab, *at, draft + 1),
+            "draft_ids": self.ids(*at, draft), "target_logits": self.logits(self.vocab, *at, draft + 1),
             "draft_logits": self.drafts(*at, draft), **self.common(draft + 1),
         }  # fmt: skip
         if self.flat:
@@ -103,10 +106,10 @@ class _Rows(NamedTuple):
 
     def tree(self, nodes: int) -> dict[str, Any]:
         """One request with so many nodes, of which the root counts."""
-        parents = torch.arange(-1, nodes - 1, device=self.device)[None]
+        parents = torch.arange(-1, nodes - 1, dtype=self.parents_dtype, device=self.device)[None]
         named = {"draft_edits": self.no_edits(nodes)} if self.draft_edits else {}
         return {
-            "token_ids": self.longs(1, nodes), "parents": parents, "max_depth": 1,
+            "token_ids": self.ids(1, nodes), "parents": parents, "max_depth": 1,
             "target_logits": self.logits(self.vocab, 1, nodes), "draft_logits": self.drafts(1, nodes),
             **self.common(nodes), **named,
         }  # fmt: skip
@@ -126,7 +129,7 @@ def _inputs(op: str, rows: _Rows, max_draft: int, nodes: int) -> Iterator[dict[s
     if op == "sample":
         yield {"logits": rows.logits(rows.draft_vocab or rows.vocab, 1), **rows.common(1)}
     elif op == "token_logprobs":
-        yield {"logits": rows.logits(rows.vocab, 1), "token_ids": rows.longs(1), **rows.common(1)}
+        yield {"logits": rows.logits(rows.vocab, 1), "token_ids": rows.ids(1), **rows.common(1)}
     elif op in ("verify_chain", "acceptance_ratios"):
         yield from map(rows.chain, sorted({0, *_sizes(max_draft, 16, 1)}))  # 0: nobody drafts
     elif op == "verify_tree":
@@ -134,7 +137,7 @@ def _inputs(op: str, rows: _Rows, max_draft: int, nodes: int) -> Iterator[dict[s
     else:
         target, draft = rows.logits(rows.vocab, 1), rows.logits(rows.draft_vocab, 1)
         named = {"draft_edits": rows.no_edits(1)} if rows.draft_edits else {}
-        yield {"target_logits": target, "draft_logits": draft, "draft_ids": rows.longs(1), **rows.common(1), **named}
+        yield {"target_logits": target, "draft_logits": draft, "draft_ids": rows.ids(1), **rows.common(1), **named}
 
 
 def warmup(
@@ -163,7 +166,8 @@ def warmup(
 
     A kernel knows dtypes, the rule, whether there are filters, a mask, edits, draft rows, and the layout; it knows
     neither the batch, nor the number of drafts (but for the next power of two), nor which sampling parameters are
-    given. Call it before the first request and before a graph is captured; it waits for the device.
+    given. Ids and parents may be int64 or int32, and nobody need draft. Call it before the first request and before a
+    graph is captured; it waits for the device.
 
     Args:
         op: ``"sample"``, ``"token_logprobs"``, ``"verify_chain"``, ``"verify_tree"``, ``"acceptance_ratios"``,
@@ -187,7 +191,7 @@ def warmup(
         backend: see `verify_chain`.
         report: is called with a line for each call.
         options: passed to the op: ``logprobs``, ``top``, ``purpose``, ``num_samples``, ``rejected_from``,
-            ``replacement``.
+            ``replacement``, ``exclude_ids`` (of one row).
 
     Raises:
         ValueError: arguments that the op refuses.
@@ -217,17 +221,22 @@ def warmup(
         options.setdefault("purpose", "target")
     if op == "token_logprobs":
         options.setdefault("logprobs", "processed")
-    for dtype, rule in itertools.product(dtypes, rules or (None,)):
+    ids = _ID_DTYPES[:1] if op in _INT64_ALONE else _ID_DTYPES
+    kinds = itertools.product(ids, _ID_DTYPES if op == "verify_tree" else ids[:1])
+    for (dtype, rule), kind in itertools.product(itertools.product(dtypes, rules or (None,)), kinds):
         drafts = drafted and takes_drafts and rule not in ("match", "greedy", "typical", "topm", "distance")
         drafts = drafts and rule != "target_only"
         columns = (draft_vocab or vocab) if drafts else draft_vocab if op == "sample" else None
         rows = _Rows(
-            vocab, columns, dtype, draft_stats and drafts, allowed, edits, draft_edits and drafts, kept, flat, place
+            vocab, columns, dtype, draft_stats and drafts, allowed, edits, draft_edits and drafts, kept, flat, place,
+            *kind,
         )  # fmt: skip
+        draft_filters = filters if drafts and kept is None else filters[:1] if kept is None else (False,)
+        pairs = list(itertools.product(filters, draft_filters))
+        if set(kind) != {torch.int64}:  # kernels that read ids or parents do not know of filters
+            pairs = pairs[:1]
         for inputs in _inputs(op, rows, max_draft, nodes):
-            for target, draft in itertools.product(
-                filters, filters if drafts and kept is None else filters[:1] if kept is None else (False,)
-            ):
+            for target, draft in pairs:
                 named = dict(inputs, **options)
                 if rule is not None:
                     named["rule"] = rule

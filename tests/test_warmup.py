@@ -31,7 +31,7 @@ def test_no_call_compiles_after_warmup(compiled: dict[str, tuple[list[str], list
     """Other batches, drafts, nodes, sampling parameters, steps and lanes; vocabularies of any divisibility."""
     late = {name: late for name, (_, late) in compiled.items() if late and not name.startswith("too little")}
     assert late == {}
-    assert len(compiled) > 20
+    assert len(compiled) > 50
     assert all("digest_kernel" in warm for warm, _ in compiled.values())
 
 

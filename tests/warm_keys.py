@@ -23,7 +23,7 @@ from specdec_kernels import RngKey, Sampling, _backends, warmup
 from tools.gpu_model.triton_run import TARGETS, _driver
 
 BF16 = torch.bfloat16
-BATCHES, DRAFTS, NODES = (1, 3, 16), (1, 5, 15, 16, 20), (1, 7, 16, 33)
+BATCHES, DRAFTS, NODES = (1, 3, 16), (0, 1, 5, 15, 16, 20), (1, 7, 16, 33)
 
 
 def sampling(batch: int, filters: str, is_full: bool) -> Sampling:
@@ -57,7 +57,7 @@ def chains(rule: str, vocab: int, flat: bool, is_edited: bool = False, is_kept: 
         at = (batch * draft,) if flat else (batch, draft)
         more: dict[str, Any] = {}
         if flat:
-            more = {"cu_draft": torch.arange(0, batch * draft + 1, draft).int(), "max_draft": draft}
+            more = {"cu_draft": torch.arange(batch + 1).int() * draft, "max_draft": draft}
         target = torch.zeros(*((batch * (draft + 1),) if flat else (batch, draft + 1)), vocab, dtype=BF16)
         if has_rows:
             more["draft_logits"] = torch.zeros(*at, vocab, dtype=BF16)
@@ -69,15 +69,39 @@ def chains(rule: str, vocab: int, flat: bool, is_edited: bool = False, is_kept: 
             if has_rows:
                 more["draft_edits"] = more["edits"]
         more |= {"sampling": sampling(batch, filters, full), "rng": rng(batch, full or rule == "block")}
-        yield lambda at=at, target=target, more=more: ops.verify_chain(
-            torch.zeros(at).long(), target, rule=rule, **more
-        )
+        ids = torch.zeros(at, dtype=torch.int32 if batch == 3 else torch.int64)
+        yield lambda ids=ids, target=target, more=more: ops.verify_chain(ids, target, rule=rule, **more)
+
+
+def nobody_drafts(rule: str, vocab: int) -> Iterator[Any]:
+    """Flat calls without a draft, in a configuration that has some."""
+    for batch, filters in itertools.product(BATCHES, ("", "top_k")):
+        target, none = torch.zeros(batch, vocab, dtype=BF16), torch.zeros(0, vocab, dtype=BF16)
+        given = {"draft_logits": none, "cu_draft": torch.zeros(batch + 1).int(), "max_draft": max(DRAFTS)}
+        given |= {"sampling": sampling(batch, filters, True), "draft_sampling": sampling(batch, filters, True)}
+        if rule == "acceptance_ratios":
+            yield lambda target=target, given=given: ops.acceptance_ratios(torch.zeros(0).long(), target, **given)
+        else:
+            given["rng"] = rng(batch, True)
+            yield lambda target=target, given=given: ops.verify_chain(torch.zeros(0).long(), target, rule=rule, **given)
+
+
+def knobs(rule: str, vocab: int) -> Iterator[Any]:
+    """Values of what a rule takes: 1, multiples of 16, others."""
+    for least, block in itertools.product((1, 2, 16, 17), repeat=2):
+        given = {"top_m": least} if rule == "topm" else {"max_distance": least - 1}
+        yield lambda given=given, block=block: ops.verify_chain(
+            torch.zeros(3, 5).long(), torch.zeros(3, 6, vocab, dtype=BF16), rule=rule, min_block=block,
+            sampling=Sampling(), rng=rng(3, True), **given,
+        )  # fmt: skip
 
 
 def trees(rule: str, vocab: int, is_edited: bool = False, is_kept: bool = False) -> Iterator[Any]:
     for batch, nodes, filters, full in itertools.product(BATCHES, NODES, ("", "min_p"), (False, True)):
         rows = torch.zeros(batch, nodes, vocab, dtype=BF16)
-        ids, parents = torch.zeros(batch, nodes).long(), torch.arange(-1, nodes - 1).repeat(batch, 1)
+        dtypes = {1: (torch.int64, torch.int64), 3: (torch.int64, torch.int32), 16: (torch.int32, torch.int32)}[batch]
+        ids = torch.zeros(batch, nodes, dtype=dtypes[0])
+        parents = torch.arange(-1, nodes - 1, dtype=dtypes[1]).repeat(batch, 1)
         given = {"sampling": sampling(batch, filters, full), "rng": rng(batch, full or rule == "traversal")}
         if rule in ("recursive", "traversal"):
             given |= {"draft_logits": rows, "draft_sampling": sampling(batch, filters, full)}
@@ -90,11 +114,13 @@ def trees(rule: str, vocab: int, is_edited: bool = False, is_kept: bool = False)
         )
 
 
-def samples(vocab: int, is_edited: bool = False) -> Iterator[Any]:
-    for batch, filters, full in itertools.product(BATCHES, ("", "top_k", "top_p"), (False, True)):
+def samples(vocab: int, is_edited: bool = False, excluded: tuple[int, ...] = (0,)) -> Iterator[Any]:
+    for batch, count, filters, full in itertools.product(BATCHES, excluded, ("", "top_k", "top_p"), (False, True)):
         rows = torch.zeros(batch, vocab, dtype=BF16)
         given: dict[str, Any] = {"sampling": sampling(batch, filters, full)}
         given |= {"lane": torch.zeros(batch).long() if full else 0, "rng": rng(batch, full)}
+        if count:
+            given["exclude_ids"] = torch.zeros(batch, count).long()
         if is_edited:
             given["edits"] = edits(batch, vocab)
         yield lambda rows=rows, given=given: ops.sample(rows, **given, purpose="target")
@@ -106,18 +132,18 @@ def scores(vocab: int, is_edited: bool = False) -> Iterator[Any]:
         given: dict[str, Any] = {"sampling": sampling(batch, filters, full), "logprobs": "processed", "top": top}
         if is_edited:
             given["edits"] = edits(batch, vocab)
-        yield lambda rows=rows, given=given: ops.token_logprobs(rows, torch.zeros(len(rows)).long(), **given)
+        ids = torch.zeros(batch, dtype=torch.int32 if batch == 3 else torch.int64)
+        yield lambda rows=rows, ids=ids, given=given: ops.token_logprobs(rows, ids, **given)
 
 
 def pairs(op: str, vocab: int) -> Iterator[Any]:
-    for batch, filters, full in itertools.product(BATCHES, ("", "min_p"), (False, True)):
+    for batch, drafts, filters, full in itertools.product(BATCHES, (0, 5), ("", "min_p"), (False, True)):
         given: dict[str, Any] = {"sampling": sampling(batch, filters, full)}
         given["draft_sampling"] = sampling(batch, filters, full)
         if op == "acceptance_ratios":
-            rows, draft = torch.zeros(batch, 6, vocab, dtype=BF16), torch.zeros(batch, 5, vocab, dtype=BF16)
-            yield lambda rows=rows, draft=draft, given=given: ops.acceptance_ratios(
-                torch.zeros(len(rows), 5).long(), rows, draft, **given
-            )
+            rows, draft = (torch.zeros(batch, drafts + n, vocab, dtype=BF16) for n in (1, 0))
+            ids = torch.zeros(batch, drafts, dtype=torch.int32 if batch == 3 else torch.int64)
+            yield lambda ids=ids, rows=rows, draft=draft, given=given: ops.acceptance_ratios(ids, rows, draft, **given)
             continue
         rows, given["draft_ids"] = torch.zeros(batch, vocab, dtype=BF16), torch.zeros(batch).long()
         if op == "residual_sample":
@@ -154,6 +180,25 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[int], Iterator[Any]]]] = {
         )
         for rule, flat in (("ratio", False), ("match", True))
     },
+    **{
+        f"{rule} flat, nobody drafts": (
+            {"flat": True, "max_draft": max(DRAFTS)}
+            | ({"op": rule} if rule == "acceptance_ratios" else {"op": "verify_chain", "rules": (rule,)}),
+            lambda vocab, rule=rule: nobody_drafts(rule, vocab),
+        )
+        for rule in ("ratio", "block", "acceptance_ratios")
+    },
+    **{
+        f"verify_chain {rule} values": (
+            {"op": "verify_chain", "rules": (rule,), "max_draft": 5},
+            lambda vocab, rule=rule: knobs(rule, vocab),
+        )
+        for rule in ("topm", "distance")
+    },
+    "sample without some": (
+        {"op": "sample", "exclude_ids": torch.zeros(1, 3).long()},
+        lambda vocab: samples(vocab, excluded=(1, 2, 16)),
+    ),
     "verify_tree recursive edits": (
         {"op": "verify_tree", "rules": ("recursive",), "nodes": max(NODES), "edits": True},
         lambda vocab: trees("recursive", vocab, True),

@@ -49,8 +49,6 @@ class Walk(NamedTuple):
     plan: Any
     nodes: Any  # `launch.size`, as the next
     max_depth: Any
-    raw_ids: Any  # as given, [batch, nodes]
-    parents: Any
     parent: Any  # checked, int32 [batch, nodes] as are the next four
     depth: Any
     rank: Any  # among the nodes of its depth
@@ -99,17 +97,19 @@ def plan_queue(call, b, NT, ND, ROWS: tl.constexpr, SLOTS: tl.constexpr):
 
 @entry
 def open_kernel(
-    call, NT, ND, RULE: tl.constexpr, REPLACEMENT: tl.constexpr, READS_DRAFT: tl.constexpr,
+    call, raw_ids, parents, NT, ND, RULE: tl.constexpr, REPLACEMENT: tl.constexpr, READS_DRAFT: tl.constexpr,
     ROWS: tl.constexpr, NP: tl.constexpr,
 ):  # fmt: skip
-    """Checks the tree, ranks its nodes, empties the results, queues and plans the root, or all nodes. Grid: batch."""
+    """Checks the tree, ranks its nodes, empties the results, queues and plans the root, or all nodes. Grid: batch.
+
+    It alone reads ids and parents as they were given, [batch, nodes]: no other kernel is compiled for their dtypes.
+    """
     call = Walk(*call)
     b = tl.program_id(0).to(tl.int64)
     n = tl.arange(0, NP)
-    parent, depth, bad = tree_of(call.parents, b, size_of(call.nodes), size_of(call.max_depth), NP)
-    raw = tl.load(call.raw_ids + b * size_of(call.nodes) + n, mask=(n > 0) & (n < size_of(call.nodes)), other=-1).to(
-        tl.int64
-    )
+    parent, depth, bad = tree_of(parents, b, size_of(call.nodes), size_of(call.max_depth), NP)
+    nodes = size_of(call.nodes)
+    raw = tl.load(raw_ids + b * nodes + n, mask=(n > 0) & (n < nodes), other=-1).to(tl.int64)
     ids = tl.where((raw < -1) | (raw >= call.target.vocab), OUTSIDE, raw).to(tl.int32)
     if not REPLACEMENT:
         named = (parent >= 0) & (ids >= 0)

@@ -168,16 +168,18 @@ def verify_tree_out(
     parent, depth, rank, ids, children = (ints(batch, nodes) for _ in range(5))
     knobs = Knobs(0.0, None, scratch.typical_of(given.typical, is_typical, device), 0, 0, 0)
     call = Walk(
-        Chain(token_ids, None, 0, host.size(nodes - 1), on.sampling),
+        Chain(ids, None, 0, host.size(nodes - 1), on.sampling),
         target_rows, draft_rows, columns, on.sampling,
         on.draft_sampling, noise, knobs, on.digest, on.plan,
-        host.size(nodes), host.size(max_depth), token_ids, given.parents,
+        host.size(nodes), host.size(max_depth),
         parent, depth, rank, ids, children, ints(batch, nt), ints(batch, nt), ints(batch, W_FIELDS.value),
         floats(batch, 2), ints(batch, nodes), floats(batch, nodes), marks,
         out_ids, path, num_accepted, status, logprobs if logprobs_mode else None,
     )  # fmt: skip
     flags: dict[str, Any] = {"RULE": rule, "REPLACEMENT": given.replacement, "ROWS": has_rows, "NP": padded(nodes)}
-    host.launch(open_kernel, batch, call, nt, nd, READS_DRAFT=reads_draft, seen=on.seen, **flags)
+    host.launch(
+        open_kernel, batch, call, token_ids, given.parents, nt, nd, READS_DRAFT=reads_draft, seen=on.seen, **flags,
+    )  # fmt: skip
     races = {MATCH.value: TARGET_PURPOSE.value, TYPICAL_ROW.value: RESIDUAL_PURPOSE.value}
     draws = rule in (RECURSIVE.value, GREEDY_MULTI_DRAFT.value, TARGET_ONLY.value, TRAVERSAL.value)
     mass = row_rule == RATIO.value or is_typical or logprobs_mode == PROCESSED_LOGPROBS.value or on.work is not None
