@@ -7,6 +7,8 @@ from .chains import column_of
 from .records import R_MAX, R_SCALE, R_THRESHOLD, get_record_f
 from .rows import logits_at
 
+LOG2E = tl.constexpr(1.4426950408889634)  # exp2 takes 3 instructions less than exp, and is 0 below 2^-126
+
 
 @triton.jit
 def law_of(ws, row):
@@ -29,7 +31,7 @@ def kept(x, threshold):
 def prob(x, law, inv_t):
     """Probability of logits x under a record's law."""
     z = (x - law[0]) * inv_t - law[1]
-    return tl.where(kept(x, law[3]), tl.exp(z) * law[2], 0.0)
+    return tl.where(kept(x, law[3]), tl.exp2(z * LOG2E) * law[2], 0.0)
 
 
 @triton.jit

@@ -5,10 +5,12 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from .chains import number_of, row_offset
+from . import launch as host
+from . import scratch
+from .chains import Columns, number_of, row_offset
 from .laws import draft_logits_at, law_of, prob
 from .records import Q_ARG, get_record_i
-from .rows import as_asked, load_logits, sampling_of
+from .rows import Rows, as_asked, load_logits, sampling_of
 
 TILES = tl.constexpr(64)  # tiles whose sums are added up at once
 
@@ -24,6 +26,12 @@ class Pairs(NamedTuple):
     draft_sampling: Any
     ws: Any
     plan: Any
+
+
+def options_of(target: Rows, draft: Rows, columns: Columns) -> dict[str, int]:
+    """Launch options of a kernel that has a tile of a row pair: with a map, 4 warps take longer to look columns up."""
+    streams = {"num_warps": host.STREAM_WARPS} if columns.token_map is None else {}
+    return {**streams, **scratch.options_of(target, draft)}
 
 
 @triton.jit
@@ -45,7 +53,10 @@ def draft_probs(call, b, i, first, tile, law, TILE: tl.constexpr):
     inv_t, _, _, _, _, _, _, _ = sampling_of(call.draft_sampling, b, call.draft.vocab)
     offset = row_offset(call.draft, call.chain, first, b, i, 0)
     number = number_of(call.chain, first, b, i)
-    y = draft_logits_at(call.draft, call.columns, offset, number, v, v < call.target.vocab)
+    if call.columns.kept is None and call.columns.token_map is None:  # 16 bytes a load, not one number
+        y = as_asked(load_logits(call.draft, offset, tile * TILE, TILE), call.draft, number, tile * TILE, TILE)
+    else:
+        y = draft_logits_at(call.draft, call.columns, offset, number, v, v < call.target.vocab)
     return y, prob(y, law, inv_t)
 
 

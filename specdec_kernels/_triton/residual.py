@@ -15,9 +15,10 @@ from . import launch as host
 from . import scratch
 from .chains import Chain
 from .codes import S_DRAFT, S_ID, S_SAMPLING, S_TARGET
+from .direct import Seen
 from .laws import law_of
 from .look import digest_rows, look, plan_chain
-from .pairs import TILES, Pairs, add_tiles, draft_probs, target_probs
+from .pairs import TILES, Pairs, add_tiles, draft_probs, options_of, target_probs
 from .records import BAD, Q_STATE, get_record_i
 from .rows import Noise, is_active, sampling_of
 
@@ -109,8 +110,8 @@ def mass_of(pairs, sums, b, batch):
     return add_tiles(sums + b * tiles, tiles), most
 
 
-def pairs_of(given: ResidualArguments, noise: Noise | None) -> tuple[Pairs, Scaled, Tensor]:
-    """Digest and settle the rows, sum the weights; (what the next launch reads, the scales, those sums)."""
+def pairs_of(given: ResidualArguments, noise: Noise | None) -> tuple[Pairs, Scaled, Tensor, Seen]:
+    """Digest and settle the rows, sum the weights; (what the next launch reads, the scales, those sums, `seen`)."""
     target_logits, draft_logits, sampling = given.target_logits, given.draft_logits, given.sampling
     batch, vocab = target_logits.shape
     scaled = Scaled(given.a, given.b, given.draft_ids)
@@ -128,6 +129,6 @@ def pairs_of(given: ResidualArguments, noise: Noise | None) -> tuple[Pairs, Scal
     sums = torch.empty(2 * batch * on.digest.tiles, dtype=torch.float32, device=target_logits.device)
     host.launch(
         mass_kernel, batch * on.digest.tiles, pairs, scaled, sums, ROWS=has_rows, TILE=host.TILE,
-        **scratch.options_of(target, draft),
+        seen=on.seen, **options_of(target, draft, pairs.columns),
     )  # fmt: skip
-    return pairs, scaled, sums
+    return pairs, scaled, sums, on.seen

@@ -13,7 +13,7 @@ from ..._triton.chains import Chain, chain_of, number_of, row_offset
 from ..._triton.codes import S_DRAFT, S_ID, S_LAYOUT, S_SAMPLING, S_TARGET, S_ZERO
 from ..._triton.laws import draft_logits_at, law_of, prob
 from ..._triton.look import digest_rows, look, plan_chain
-from ..._triton.pairs import Pairs, add_tiles, draft_probs, target_probs
+from ..._triton.pairs import Pairs, add_tiles, draft_probs, options_of, target_probs
 from ..._triton.records import BAD, Q_ARG, Q_STATE, get_record_i
 from ..._triton.rows import sampling_of, size_of
 from ..._triton.walk import any_of, target_logits_at
@@ -120,6 +120,9 @@ def acceptance_ratios_out(
     sums = None
     if has_rows:
         sums = torch.empty(batch * nt * on.digest.tiles, dtype=torch.float32, device=status.device)
-        edited = scratch.options_of(target_rows, draft_rows)
-        host.launch(_overlap_kernel, sums.numel(), pairs, sums, nt, nd, TILE=host.TILE, KP=kp, **edited)
-    host.launch(_decide_kernel, batch, pairs, sums, ratio, overlap, status, nt, nd, ROWS=has_rows, KP=kp, num_warps=1)
+        options = options_of(target_rows, draft_rows, pairs.columns)
+        host.launch(_overlap_kernel, sums.numel(), pairs, sums, nt, nd, TILE=host.TILE, KP=kp, seen=on.seen, **options)
+    host.launch(
+        _decide_kernel, batch, pairs, sums, ratio, overlap, status, nt, nd, ROWS=has_rows, KP=kp, num_warps=1,
+        seen=on.seen,
+    )  # fmt: skip

@@ -6,9 +6,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ..._triton import launch as host
-from ..._triton import scratch
 from ..._triton.codes import S_EMPTY
-from ..._triton.pairs import Pairs
+from ..._triton.pairs import Pairs, options_of
 from ..._triton.residual import mass_of, pairs_of, residual_case, residual_tile
 from ..._triton.visit import TINY
 from ..._types import ResidualArguments
@@ -39,9 +38,10 @@ def residual_probs_out(
     given: ResidualArguments, probs: Tensor, mass: Tensor, status: Tensor,
 ) -> None:  # fmt: skip
     """Write the results of `reference.residual_probs`."""
-    pairs, scaled, sums = pairs_of(given, None)
+    pairs, scaled, sums, seen = pairs_of(given, None)
     batch = mass.shape[0]
     host.launch(
         _write_kernel, batch * pairs.ws.tiles, pairs, scaled, sums, batch, mass, status, probs,
-        ROWS=given.draft_logits is not None, TILE=host.TILE, **scratch.options_of(pairs.target, pairs.draft),
+        ROWS=given.draft_logits is not None, TILE=host.TILE, seen=seen,
+        **options_of(pairs.target, pairs.draft, pairs.columns),
     )  # fmt: skip

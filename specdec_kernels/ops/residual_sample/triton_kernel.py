@@ -91,10 +91,10 @@ def residual_sample_out(
 ) -> None:  # fmt: skip
     """Write the results of `reference.residual_sample`."""
     noise = scratch.noise_of(rng)
-    pairs, scaled, sums = pairs_of(given, noise)
+    pairs, scaled, sums, seen = pairs_of(given, noise)
     batch = mass.shape[0]
     host.launch_alone(
         _draw_kernel, batch, pairs, scaled, sums, batch, noise, token_ids, mass, status,
-        PURPOSE=purpose, ROWS=given.draft_logits is not None, TILE=host.TILE,
+        PURPOSE=purpose, ROWS=given.draft_logits is not None, TILE=host.TILE, seen=seen,
         **scratch.options_of(pairs.target, pairs.draft),
     )  # fmt: skip

@@ -18,7 +18,7 @@ from ..._triton.emit import draw_next
 from ..._triton.kept import kept_masses
 from ..._triton.laws import law_of
 from ..._triton.look import digest_rows, look, plan_chain
-from ..._triton.pairs import add_tiles, draft_probs, target_probs
+from ..._triton.pairs import add_tiles, draft_probs, options_of, target_probs
 from ..._triton.rows import as_asked, load_logits, sampling_of, size_of
 from ..._triton.thresholds import SCAN
 from ..._triton.visit import Rest
@@ -55,11 +55,13 @@ def _draft_law(call, b, i, first, NT, NR, STATS: tl.constexpr):
 
 
 @host.entry
-def _mass_kernel(call, sums, NT, ND, STATS: tl.constexpr, TILE: tl.constexpr, KP: tl.constexpr):
-    """Rule block: S[i] = sum_v (w[i] p_i(v) - q_i(v))+ of rows 1 .. K - 1. Grid: batch * (width - 1) * tiles."""
+def _mass_kernel(call, sums, tiles, NT, ND, STATS: tl.constexpr, TILE: tl.constexpr, KP: tl.constexpr):
+    """Rule block: S[i] = sum_v (w[i] p_i(v) - q_i(v))+ of rows 1 .. K - 1. Grid: batch * (width - 1) * tiles.
+
+    Draft rows that hold candidates are one tile.
+    """
     call = Call(*call)
     pid = tl.program_id(0).to(tl.int64)
-    tiles = call.ws.tiles
     tile = (pid % tiles).to(tl.int32)
     pair = pid // tiles
     b = pair // (size_of(call.chain.width) - 1)
@@ -68,35 +70,20 @@ def _mass_kernel(call, sums, NT, ND, STATS: tl.constexpr, TILE: tl.constexpr, KP
     if (tl.load(at + D_LENGTH) > i) & (tl.load(at + D_HOW) == RESIDUAL):
         _, _, _, first, _, _ = chain_of(call.chain, b, call.target.vocab, KP)
         inv_t, _, _, _, _, _, _, _ = sampling_of(call.sampling, b, call.target.vocab)
-        _, p = target_probs(call, b, i, first, b * (NT + ND) + i, tile, inv_t, b < 0, TILE)
-        _, q = draft_probs(call, b, i, first, tile, _draft_law(call, b, i, first, NT, NT + ND, STATS), TILE)
-        w = tl.load(call.scale + b * 2 * KP + i)
-        tl.store(sums + pid, tl.sum(tl.maximum(w * p - q, 0.0), axis=0))
-
-
-@host.entry
-def _kept_mass_kernel(call, sums, NT, ND, KP: tl.constexpr):
-    """The same where draft rows hold candidates, as the first tile's. Grid: batch * (width - 1)."""
-    call = Call(*call)
-    pair = tl.program_id(0).to(tl.int64)
-    tiles = call.ws.tiles
-    b = pair // (size_of(call.chain.width) - 1)
-    i = (pair % (size_of(call.chain.width) - 1)).to(tl.int32) + 1
-    at = call.decision + b * D_FIELDS
-    if (tl.load(at + D_LENGTH) > i) & (tl.load(at + D_HOW) == RESIDUAL):
-        _, _, _, first, _, _ = chain_of(call.chain, b, call.target.vocab, KP)
-        inv_t, _, _, _, _, _, _, _ = sampling_of(call.sampling, b, call.target.vocab)
         row, w = b * (NT + ND) + i, tl.load(call.scale + b * 2 * KP + i)
-        mass, _ = kept_masses(call, b, i, first, row, row + NT, inv_t, w, 1.0, None, None, 0)
-        for tile in range(0, tiles):
-            tl.store(sums + pair * tiles + tile, tl.where(tile == 0, mass, 0.0))
+        if call.columns.kept is not None:
+            mass, _ = kept_masses(call, b, i, first, row, row + NT, inv_t, w, 1.0, None, None, 0)
+        else:
+            _, p = target_probs(call, b, i, first, row, tile, inv_t, b < 0, TILE)
+            _, q = draft_probs(call, b, i, first, tile, _draft_law(call, b, i, first, NT, NT + ND, STATS), TILE)
+            mass = tl.sum(tl.maximum(w * p - q, 0.0), axis=0)
+        tl.store(sums + pid, mass)
 
 
 @triton.jit
-def _masses(call, sums, b, KP: tl.constexpr):
+def _masses(call, sums, tiles, b, KP: tl.constexpr):
     """S of each row that is examined, [KP]."""
     lane = tl.arange(0, KP)
-    tiles = call.ws.tiles
     at = call.decision + b * D_FIELDS
     mass = tl.zeros([KP], tl.float32)
     if tl.load(at + D_HOW) == RESIDUAL:
@@ -155,7 +142,7 @@ def _block_kernel(call, NT, ND, ROWS: tl.constexpr, STATS: tl.constexpr, KP: tl.
 
 @host.entry
 def _decide_kernel(
-    call, sums, NT, ND,
+    call, sums, tiles, NT, ND,
     RULE: tl.constexpr, ROWS: tl.constexpr, STATS: tl.constexpr, FROM_TARGET: tl.constexpr, LOGPROBS: tl.constexpr,
     TILE: tl.constexpr, KP: tl.constexpr,
 ):  # fmt: skip
@@ -170,7 +157,7 @@ def _decide_kernel(
     if RULE == RATIO:
         accepted, how, status, token = walk_ratio(call, b, KP, NT, NR, ROWS, STATS)
     elif RULE == BLOCK:
-        accepted, how, status, token, scale = settle_block(call, b, _masses(call, sums, b, KP), KP, NR)
+        accepted, how, status, token, scale = settle_block(call, b, _masses(call, sums, tiles, b, KP), KP, NR)
     else:
         accepted, how, status, token = walk_target(call, b, KP, NR, RULE)
     if RULE <= BLOCK:
@@ -185,13 +172,8 @@ def verify_chain_out(
     given: ChainArguments, token_ids: Tensor, num_accepted: Tensor, status: Tensor, logprobs: Tensor,
 ) -> None:  # fmt: skip
     """Write the results of `reference.verify_chain`."""
-    draft_ids, target_logits, draft_logits, cu_draft = (
-        given.draft_ids,
-        given.target_logits,
-        given.draft_logits,
-        given.cu_draft,
-    )
-    rule, max_draft, logprobs_mode = given.rule, given.max_draft, given.logprobs_mode
+    draft_ids, target_logits, draft_logits = given.draft_ids, given.target_logits, given.draft_logits
+    cu_draft, rule, max_draft, logprobs_mode = given.cu_draft, given.rule, given.max_draft, given.logprobs_mode
     is_block, is_typical = rule == BLOCK.value, rule == TYPICAL.value
     batch, device = status.shape[0], target_logits.device
     if batch == 0:
@@ -248,21 +230,21 @@ def verify_chain_out(
         token_ids, num_accepted, status, logprobs if logprobs_mode else None,
     )  # fmt: skip
     flags: dict[str, Any] = {"ROWS": has_rows, "STATS": has_stats, "KP": kp}
-    edited = scratch.options_of(target_rows, draft_rows)
-    sums = None
+    sums, is_kept = None, columns.kept is not None
+    tiles = 1 if is_kept else on.digest.tiles
     if is_block:
-        host.launch(_block_kernel, batch, call, nt, nd, num_warps=1, **flags)
-        sums = torch.empty(batch * max(max_draft - 1, 0) * on.digest.tiles, dtype=torch.float32, device=device)
-        if columns.kept is not None and max_draft > 1:
-            host.launch(_kept_mass_kernel, batch * (max_draft - 1), call, sums, nt, nd, KP=kp, num_warps=2)
-        elif has_draft and max_draft > 1:
+        host.launch(_block_kernel, batch, call, nt, nd, num_warps=1, seen=on.seen, **flags)
+        sums = torch.empty(batch * max(max_draft - 1, 0) * tiles, dtype=torch.float32, device=device)
+        if has_draft:
+            options = {"num_warps": 2} if is_kept else options_of(target_rows, draft_rows, columns)
             host.launch(
-                _mass_kernel, sums.numel(), call, sums, nt, nd, STATS=has_stats, TILE=host.TILE, KP=kp, **edited
+                _mass_kernel, sums.numel(), call, sums, tiles, nt, nd, STATS=has_stats, TILE=host.TILE, KP=kp,
+                seen=on.seen, **options,
             )  # fmt: skip
-    threads = edited if rule <= BLOCK.value else {"num_warps": 1}
+    threads = scratch.options_of(target_rows, draft_rows) if rule <= BLOCK.value else {"num_warps": 1}
     if has_stats and given.allowed is not None:  # 128 registers a thread spill on sm_120; else 16 warps are faster
         threads = host.MANY_REGISTERS
     host.launch_alone(
-        _decide_kernel, batch, call, sums, nt, nd, RULE=rule, FROM_TARGET=given.rejected_from_target,
+        _decide_kernel, batch, call, sums, tiles, nt, nd, RULE=rule, FROM_TARGET=given.rejected_from_target,
         LOGPROBS=logprobs_mode, TILE=host.TILE, seen=on.seen, **threads, **flags,
     )  # fmt: skip
