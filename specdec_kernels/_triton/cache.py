@@ -105,23 +105,16 @@ def _field(views, tensor, i: tl.constexpr):
 @triton.jit
 def _columns(views, tensor, first, UNIT: tl.constexpr, COLUMNS: tl.constexpr):
     """(offset, inside) of units first .. first + COLUMNS - 1 of a token's row, head after head."""
-    head_stride, heads, size = (
-        _field(views, tensor, 2) // UNIT,
-        _field(views, tensor, 3),
-        _field(views, tensor, 4) // UNIT,
-    )
-    column = first + tl.arange(0, COLUMNS)
+    head_stride, size = _field(views, tensor, 2) // UNIT, _field(views, tensor, 4) // UNIT
+    column, heads = first + tl.arange(0, COLUMNS), _field(views, tensor, 3)
     return column // tl.maximum(size, 1) * head_stride + column % tl.maximum(size, 1), column < heads * size
 
 
 @triton.jit
-def _base(views, tensor, ELEMENT: tl.constexpr):
-    return tl.load(views.address + tensor).to(tl.pointer_type(ELEMENT))
-
-
-@triton.jit
-def _starts(views, tensor, page, slot, UNIT: tl.constexpr):
-    return page * (_field(views, tensor, 0) // UNIT) + slot * (_field(views, tensor, 1) // UNIT)
+def _starts(views, tensor, page, slot, UNIT: tl.constexpr, ELEMENT: tl.constexpr):
+    """Where rows of a tensor begin, [rows, 1]."""
+    at = page * (_field(views, tensor, 0) // UNIT) + slot * (_field(views, tensor, 1) // UNIT)
+    return tl.load(views.address + tensor).to(tl.pointer_type(ELEMENT)) + at[:, None]
 
 
 @triton.jit
@@ -135,9 +128,8 @@ def copy_rows(
     COLUMNS: tl.constexpr, UNIT: tl.constexpr, ELEMENT: tl.constexpr,
 ):  # fmt: skip
     """A group of rows of one request: all are read before any is written, whichever thread holds which column."""
-    base = _base(views, tensor, ELEMENT)
-    source = base + _starts(views, tensor, source_page, source_slot, UNIT)[:, None]
-    target = base + _starts(views, tensor, target_page, target_slot, UNIT)[:, None]
+    source = _starts(views, tensor, source_page, source_slot, UNIT, ELEMENT)
+    target = _starts(views, tensor, target_page, target_slot, UNIT, ELEMENT)
     for first in range(split * COLUMNS, _width(views, tensor, UNIT), views.splits * COLUMNS):
         column, inside = _columns(views, tensor, first, UNIT, COLUMNS)
         mask = moves[:, None] & inside[None, :]
@@ -151,7 +143,7 @@ def zero_rows(
     views, tensor, split, page, slot, wanted, COLUMNS: tl.constexpr, UNIT: tl.constexpr, ELEMENT: tl.constexpr
 ):
     """Zeros in a group of rows of one request."""
-    target = _base(views, tensor, ELEMENT) + _starts(views, tensor, page, slot, UNIT)[:, None]
+    target = _starts(views, tensor, page, slot, UNIT, ELEMENT)
     for first in range(split * COLUMNS, _width(views, tensor, UNIT), views.splits * COLUMNS):
         column, inside = _columns(views, tensor, first, UNIT, COLUMNS)
         mask = wanted[:, None] & inside[None, :]

@@ -51,20 +51,9 @@ def words(noise, b, position, purpose: tl.constexpr, index, first: tl.constexpr 
 
 
 @triton.jit
-def coins(noise, b, position):
-    """Acceptance coins at the positions (int64 tensor)."""
-    seed = tl.load(noise.seed + b)
-    step = entry_or(noise.step, b, 0)
-    zero = tl.zeros_like(position).to(tl.uint32)
-    word, _, _, _ = philox(
-        low_word(seed) + zero,
-        high_word(seed) + zero,
-        zero,
-        low_word(position),
-        low_word(step) + zero,
-        zero + COIN_PURPOSE,
-    )
-    return (word >> 8).to(tl.float32) * 5.9604644775390625e-08
+def coins(noise, b, position, index):
+    """Acceptance coins at positions (int64 tensor): those of index 0, or of the nodes of a depth by their rank."""
+    return (words(noise, b, position, COIN_PURPOSE, index) >> 8).to(tl.float32) * 5.9604644775390625e-08
 
 
 @triton.jit

@@ -37,7 +37,7 @@ def residual_case(pairs, scaled, b, ROWS: tl.constexpr):
     zero = tl.full([], 0, tl.int64)
     inv_t, _, _, _, _, _, greedy, bad_value = sampling_of(pairs.sampling, b, pairs.target.vocab)
     active = is_active(pairs.sampling, b)
-    bad = (active == 0) | (get_record_i(pairs.ws, _row(pairs, b, ROWS), Q_STATE, b >= 0) == BAD)
+    bad = (active == 0) | (get_record_i(pairs.ws, 2 * b if ROWS else b, Q_STATE, b >= 0) == BAD)
     status = tl.where(bad_value, S_SAMPLING, 0) | tl.where(bad, S_TARGET, 0)
     known = b < 0
     x = zero
@@ -60,20 +60,11 @@ def residual_case(pairs, scaled, b, ROWS: tl.constexpr):
 
 
 @triton.jit
-def _row(pairs, b, ROWS: tl.constexpr):
-    """Record of the target row; the draft row's, if there is one, is the next."""
-    if ROWS:
-        return 2 * b
-    else:
-        return b
-
-
-@triton.jit
 def residual_tile(pairs, scaled, b, tile, x, point, is_row, inv_t, greedy, ROWS: tl.constexpr, TILE: tl.constexpr):
     """(masked target logits, p, (a p - b q)+) of one tile."""
     zero = tl.full([], 0, tl.int32)
     v = tile * TILE + tl.arange(0, TILE)
-    row = _row(pairs, b, ROWS)
+    row = 2 * b if ROWS else b  # the draft row's record, if there is one, is the next
     logits, p = target_probs(pairs, b, zero, b * 0, row, tile, inv_t, greedy, TILE)
     q = tl.where(point & (v == x), 1.0, 0.0)
     if ROWS:

@@ -14,11 +14,11 @@ import triton.language as tl
 
 from .._codes import TREE_RULES
 from .chains import number_of, row_offset
-from .codes import COIN_PURPOSE, NO_LOGPROBS, S_LAYOUT, S_SAMPLING, S_TARGET
+from .codes import NO_LOGPROBS, S_LAYOUT, S_SAMPLING, S_TARGET
 from .kept import kept_masses
 from .launch import entry
 from .laws import law_of, prob
-from .noise import words
+from .noise import coins
 from .pairs import draft_probs, target_probs
 from .plan import put_row
 from .records import BAD, Q_ARG, Q_STATE, get_record_i
@@ -179,8 +179,7 @@ def first_of(condition, n):
 @triton.jit
 def node_coins(call, b, depth, rank):
     """Coins of the nodes of some depth (of root 0) and rank; those of siblings in turn, or of a parent's children."""
-    position = tl.load(call.noise.position + b) + depth
-    return (words(call.noise, b, position, COIN_PURPOSE, rank) >> 8).to(tl.float32) * 5.9604644775390625e-08
+    return coins(call.noise, b, tl.load(call.noise.position + b) + depth, rank)
 
 
 @triton.jit

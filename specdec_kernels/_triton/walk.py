@@ -16,6 +16,7 @@ from .laws import draft_logits_at, kept, law_of, prob
 from .noise import coins
 from .records import BAD, Q_ARG, Q_RANK, Q_STATE, Q_WINNER, R_ENTROPY, R_MASS, R_RAW, get_record_f, get_record_i
 from .rows import entry_or, logits_at, sampling_of, size_of
+from .trees import any_of
 
 RATIO, BLOCK, MATCH, GREEDY, TYPICAL, TOPM, DISTANCE = map(tl.constexpr, CHAIN_RULES.values())
 # How the token after the accepted ones comes about: not at all, drawn from the row, from the residual, from the row
@@ -63,11 +64,6 @@ class Call(NamedTuple):
 def pick(values, i, at):
     """Entry `at` of a vector."""
     return tl.sum(tl.where(i == at, values, 0), axis=0)
-
-
-@triton.jit
-def any_of(conditions):
-    return tl.max(conditions.to(tl.int32), axis=0) > 0
 
 
 @triton.jit
@@ -141,7 +137,7 @@ def walk_ratio(call, b, KP: tl.constexpr, NT, NR, ROWS: tl.constexpr, STATS: tl.
     p = prob(x, law_of(call.ws, tl.where(used, row, -1)), inv_t)
     p = tl.where(greedy, (ids == argmax).to(tl.float32), p)
     q, unreadable = draft_at(call, b, first, i, ids, tested, has_row, row + NT, ROWS, STATS)
-    u = coins(call.noise, b, tl.load(call.noise.position + b) + i)
+    u = coins(call.noise, b, tl.load(call.noise.position + b) + i, i * 0)
     extra = entry_or(call.knobs.over_acceptances, b, call.knobs.over_acceptance)
     passes = tested & (unreadable == 0) & (p > 0) & (q > 0) & (u * q < p + extra)
     accepted = tl.min(tl.where(passes, KP, i), axis=0)
@@ -255,7 +251,7 @@ def settle_block(call, b, mass, KP: tl.constexpr, NR):
     free = mass + (1.0 - w)
     h = tl.where(free > 0, tl.div_rn(mass, tl.where(free > 0, free, 1.0)), 1.0)
     h = tl.where(i == length, w, h)
-    u = coins(call.noise, b, tl.load(call.noise.position + b) + i - 1)
+    u = coins(call.noise, b, tl.load(call.noise.position + b) + i - 1, i * 0)
     accepted = tl.max(tl.where((i >= 1) & (i <= length) & (u < h), i, 0), axis=0)
     full = accepted == length
     argmax = get_record_i(call.ws, b * NR + accepted, Q_ARG, b >= 0)

@@ -16,7 +16,8 @@ from ..._triton.look import digest_rows, look, plan_chain
 from ..._triton.pairs import Pairs, add_tiles, draft_probs, options_of, target_probs
 from ..._triton.records import BAD, Q_ARG, Q_STATE, get_record_i
 from ..._triton.rows import sampling_of, size_of
-from ..._triton.walk import any_of, target_logits_at
+from ..._triton.trees import any_of
+from ..._triton.walk import target_logits_at
 from ..._types import RatioArguments
 
 

@@ -102,15 +102,8 @@ def sample_out(
     rows = scratch.rows_of(logits.unsqueeze(1), allowed=given.allowed, edits=given.edits)
     noise = scratch.noise_of(given.rng, given.lane)
     on = look(batch, rows, None, sampling, sampling, 1, 0)
-    plan_chain(
-        on,
-        batch,
-        Chain(noise.seed, None, host.size(0), host.size(0), on.sampling),
-        noise,
-        more_target=1,
-        more_draft=0,
-        skips_greedy=False,
-    )
+    chain = Chain(noise.seed, None, host.size(0), host.size(0), on.sampling)
+    plan_chain(on, batch, chain, noise, more_target=1, more_draft=0, skips_greedy=False)
     digest_rows(on, noise, raw=given.logprobs_mode == RAW_LOGPROBS.value)
     least, blocks, excluded = None, triton.cdiv(vocab, 64), 0 if exclude_ids is None else exclude_ids.shape[1]
     if token_map is not None:
