@@ -217,8 +217,8 @@ def verify_chain_out(
     over = scratch.given_or_null(given.over_acceptances, torch.float32, device) if rule == RATIO.value else None
     typical = scratch.typical_of(given.typical, is_typical, device)
     limits = (given.top_m, given.max_distance, given.min_block)
-    limits = (host.size(min(n, vocab + max_draft)) for n in limits)  # larger ones ask no more
-    knobs = Knobs(given.over_acceptance, over, typical, *limits)
+    sizes = (host.size(min(n, vocab + max_draft)) for n in limits)  # larger ones ask no more
+    knobs = Knobs(given.over_acceptance, over, typical, *sizes)
     call = Call(
         chain, target_rows, draft_rows, columns,
         whole, whole_draft, noise,
