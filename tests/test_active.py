@@ -24,6 +24,7 @@ from specdec_kernels import (
     residual_probs,
     residual_sample,
     sample,
+    token_logprobs,
     verify_chain,
     verify_tree,
 )
@@ -175,6 +176,30 @@ def test_all_requests_may_be_inactive(backend: str, device: str) -> None:
     got = verify_chain(**given)
     assert (got.token_ids == -1).all()
     assert not got.num_accepted.any()
+
+
+def none_of(value: Any) -> Any:
+    """An argument of no request."""
+    if isinstance(value, (Sampling, RngKey, SparseRows)):
+        return type(value)(*map(none_of, value))
+    return value[:0] if isinstance(value, Tensor) and len(value) == BATCH else value
+
+
+@pytest.mark.parametrize("name", [*(c for c in CALLS if "flat" not in c and "stats" not in c), "token_logprobs"])
+def test_a_batch_may_be_empty(name: str, backend: str, device: str) -> None:
+    op, given = CALLS.get(name, sampled)()
+    if name == "token_logprobs":
+        op, given = token_logprobs, {"logits": given["logits"], "sampling": given["sampling"], "top": 4}
+        given |= {"token_ids": torch.arange(BATCH), "logprobs": "processed"}
+    got = op(**moved({key: none_of(value) for key, value in given.items()}, device))
+    assert all(len(part) == 0 for part in got if part is not None)
+
+
+def test_requests_may_have_no_drafts(backend: str, device: str) -> None:
+    case = make_chain(2, 0, VOCAB, filters="all").to(device)
+    names = {name: case.keywords[name] for name in ("sampling", "draft_sampling")}
+    got = acceptance_ratios(case.draft_ids, case.target_logits, case.draft_logits, **names)
+    assert all(part.shape == (2, 0) for part in got[:-1]) and got.status.tolist() == [0, 0]
 
 
 def test_active_must_be_bool() -> None:

@@ -154,7 +154,7 @@ def digest_rows(
         **{**(alone if is_long else edited), **races},
     )  # fmt: skip
     if has_filters:
-        parts = max(1, min(tiles, MOST_PARTS // on.rows))
+        parts = max(1, min(tiles, MOST_PARTS // max(on.rows, 1)))
         launches.add(
             gather_kernel, on.rows * parts, *given, parts, ENTROPY=entropy, TILE=host.TILE,
             **{"num_warps": host.MANY_WARPS, **edited}, **filters,
