@@ -53,65 +53,42 @@ def finite_or_zero(maximum):
 
 
 @triton.jit
-def _digest_tile(
-    rows, blocks, tile_f, planes, at, tile, offset, number, inv_t,
-    MASS: tl.constexpr, ENTROPY: tl.constexpr, RAW: tl.constexpr, ALIGNED: tl.constexpr, FULL: tl.constexpr,
-    TILE: tl.constexpr,
-):  # fmt: skip
-    """Digest of one tile, number `at` of all; `planes` tiles lie between the fields.
-
-    FULL: the row fills the tile; then no load needs a mask, which would split it. Ids that have an edit are left out:
-    see listed.py.
-    """
-    BLOCKS: tl.constexpr = TILE // BLOCK
-    start = tile * TILE
-    if FULL:
-        first = offset + start
-        if ALIGNED:
-            first = tl.multiple_of(first, 16)
-        raw = tl.load(rows.ptr + (first + tl.arange(0, TILE))).to(tl.float32)
-    else:
-        raw = load_logits(rows, offset, start, TILE)
-    x = unlisted(raw, rows, number, start, TILE)
-    of_block = largest(tl.reshape(x, (BLOCKS, BLOCK)), 1)
-    tl.store(blocks + at * BLOCKS + tl.arange(0, BLOCKS), of_block.to(blocks.dtype.element_ty))
-    maximum = largest(of_block, 0)
-    tl.store(tile_f + T_MAX * planes + at, maximum)
-    if MASS:
-        z = x - finite_or_zero(maximum)
-        w = tl.exp2(z * (inv_t * LOG2E))
-        tl.store(tile_f + T_SUM * planes + at, tl.sum(w, axis=0))
-        if ENTROPY:
-            z = tl.where(w > 0, z * inv_t, 0.0)  # it may overflow where the weight is 0
-            tl.store(tile_f + T_ENTROPY * planes + at, tl.sum(w * z, axis=0))
-    if RAW:
-        top = largest(raw, 0)
-        tl.store(tile_f + T_RAW_MAX * planes + at, top)
-        tl.store(tile_f + T_RAW_SUM * planes + at, tl.sum(tl.exp2((raw - finite_or_zero(top)) * LOG2E), axis=0))
-
-
-@triton.jit
 def _stream(
     digest, rows, blocks, at, tile, offset, number, inv_t,
-    MASS: tl.constexpr, ENTROPY: tl.constexpr, RAW: tl.constexpr, ALIGNED: tl.constexpr, TILE: tl.constexpr,
+    MASS: tl.constexpr, ENTROPY: tl.constexpr, RAW: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Digest of the tile of a program; those behind a shorter row have none."""
+    """Digest of the tile of a program, number `at` of all; those behind a shorter row have none.
+
+    Ids that have an edit are left out: see listed.py.
+    """
+    BLOCKS: tl.constexpr = TILE // BLOCK
     planes = digest.rows * digest.tiles
-    if (tile + 1) * TILE <= rows.vocab:
-        _digest_tile(
-            rows, blocks, digest.tile, planes, at, tile, offset, number, inv_t, MASS, ENTROPY, RAW, ALIGNED, True, TILE
-        )  # fmt: skip
-    elif (tile == 0) | (tile * TILE < rows.vocab):
-        _digest_tile(
-            rows, blocks, digest.tile, planes, at, tile, offset, number, inv_t, MASS, ENTROPY, RAW, False, False, TILE
-        )  # fmt: skip
+    start = tile * TILE
+    if (tile == 0) | (start < rows.vocab):
+        raw = load_logits(rows, offset, start, TILE)
+        x = unlisted(raw, rows, number, start, TILE)
+        of_block = largest(tl.reshape(x, (BLOCKS, BLOCK)), 1)
+        tl.store(blocks + at * BLOCKS + tl.arange(0, BLOCKS), of_block.to(blocks.dtype.element_ty))
+        maximum = largest(of_block, 0)
+        tile_f = digest.tile + at
+        tl.store(tile_f + T_MAX * planes, maximum)
+        if MASS:
+            z = x - finite_or_zero(maximum)
+            w = tl.exp2(z * (inv_t * LOG2E))
+            tl.store(tile_f + T_SUM * planes, tl.sum(w, axis=0))
+            if ENTROPY:
+                z = tl.where(w > 0, z * inv_t, 0.0)  # it may overflow where the weight is 0
+                tl.store(tile_f + T_ENTROPY * planes, tl.sum(w * z, axis=0))
+        if RAW:
+            top = largest(raw, 0)
+            tl.store(tile_f + T_RAW_MAX * planes, top)
+            tl.store(tile_f + T_RAW_SUM * planes, tl.sum(tl.exp2((raw - finite_or_zero(top)) * LOG2E), axis=0))
 
 
 @triton.jit(do_not_specialize=["count", "tiles", "vocab", "draft_vocab"])
 def digest_kernel(
     digest, plan, target, draft, count, tiles, vocab, draft_vocab,
-    MASS: tl.constexpr, ENTROPY: tl.constexpr, RAW: tl.constexpr, DRAFT: tl.constexpr, ALIGNED: tl.constexpr,
-    DRAFT_ALIGNED: tl.constexpr, TILE: tl.constexpr,
+    MASS: tl.constexpr, ENTROPY: tl.constexpr, RAW: tl.constexpr, DRAFT: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Digests of the planned rows. Grid: rows * tiles; a program streams one tile."""
     digest, target = Digest(count, tiles, *digest[2:]), Rows(vocab, *target[1:])
@@ -122,11 +99,9 @@ def digest_kernel(
     inv_t = tl.load(plan.inv_t + row)
     if offset >= 0:
         if number >= 0:
-            _stream(digest, target, digest.blocks, pid, tile, offset, number, inv_t, MASS, ENTROPY, RAW, ALIGNED, TILE)
+            _stream(digest, target, digest.blocks, pid, tile, offset, number, inv_t, MASS, ENTROPY, RAW, TILE)
         else:
             if DRAFT:
                 rows = Rows(draft_vocab, *draft[1:])
-                _stream(
-                    digest, rows, digest.draft_blocks, pid, tile, offset, -1 - number, inv_t,
-                    True, False, False, DRAFT_ALIGNED, TILE,
-                )  # fmt: skip
+                blocks, number = digest.draft_blocks, -1 - number
+                _stream(digest, rows, blocks, pid, tile, offset, number, inv_t, True, False, False, TILE)

@@ -102,7 +102,7 @@ def plan_chain(
 
 def _pointers(rows: Rows | None) -> Rows | None:
     """Rows without the sizes that a plan makes needless."""
-    return None if rows is None else rows._replace(request=0, row=0, vocab=0, aligned=None)
+    return None if rows is None else rows._replace(request=0, row=0, vocab=0)
 
 
 def digest_rows(
@@ -121,8 +121,7 @@ def digest_rows(
     sizes = (on.rows, tiles, on.target.vocab, on.draft.vocab if on.draft is not None else 0)
     launches.add(
         digest_kernel, on.rows * tiles, digest, on.plan, target, drafts, *sizes,
-        MASS=mass, ENTROPY=entropy, RAW=raw, DRAFT=draft, ALIGNED=on.target.aligned is not None,
-        DRAFT_ALIGNED=on.draft is not None and on.draft.aligned is not None, TILE=host.TILE,
+        MASS=mass, ENTROPY=entropy, RAW=raw, DRAFT=draft, TILE=host.TILE,
         num_warps=host.STREAM_WARPS * (2 if entropy or raw else 1),
     )  # fmt: skip
     if edited:

@@ -89,7 +89,11 @@ def load_logits(rows, offset, start, TILE: tl.constexpr):
     row = rows.ptr + offset
     if rows.aligned is not None:
         row = tl.multiple_of(row, 16)
-    return tl.load(row + v, mask=v < rows.vocab, other=float("-inf")).to(tl.float32)
+    if start + TILE <= rows.vocab:  # no mask, which would split the load
+        x = tl.load(row + v)
+    else:
+        x = tl.load(row + v, mask=v < rows.vocab, other=float("-inf"))
+    return x.to(tl.float32)
 
 
 @triton.jit
