@@ -97,7 +97,8 @@ def digest_kernel(
     tile = (pid % tiles).to(tl.int32)
     offset, number = planned(plan, row, P_OFFSET), planned(plan, row, P_NUMBER)
     inv_t = tl.load(plan.inv_t + row)
-    if offset >= 0:
+    # Both are asked, so that the second is on its way before the first has come.
+    if (offset >= 0) & (number > -(1 << 62)):
         if number >= 0:
             _stream(digest, target, digest.blocks, pid, tile, offset, number, inv_t, MASS, ENTROPY, RAW, TILE)
         else:
