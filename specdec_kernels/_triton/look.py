@@ -122,7 +122,8 @@ def digest_rows(
     launches.add(
         digest_kernel, on.rows * tiles, digest, on.plan, target, drafts, *sizes,
         MASS=mass, ENTROPY=entropy, RAW=raw, DRAFT=draft, TILE=host.TILE,
-        num_warps=host.STREAM_WARPS * (2 if entropy or raw else 1),
+        registers=host.STREAM_REGISTERS,
+        num_warps=host.SUM_WARPS if mass and not (entropy or raw) else host.STREAM_WARPS,
     )  # fmt: skip
     if edited:
         launches.add(
