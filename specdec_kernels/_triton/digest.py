@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from .launch import entry
 from .noise import BLOCK
 from .plan import P_NUMBER, P_OFFSET, planned
 from .rows import Rows, load_logits, unlisted
@@ -85,7 +86,7 @@ def _stream(
             tl.store(tile_f + T_RAW_SUM * planes, tl.sum(tl.exp2((raw - finite_or_zero(top)) * LOG2E), axis=0))
 
 
-@triton.jit(do_not_specialize=["count", "tiles", "vocab", "draft_vocab"])
+@entry
 def digest_kernel(
     digest, plan, target, draft, count, tiles, vocab, draft_vocab,
     MASS: tl.constexpr, ENTROPY: tl.constexpr, RAW: tl.constexpr, DRAFT: tl.constexpr, TILE: tl.constexpr,

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from .digest import Digest
+from .launch import entry
 from .noise import BLOCK
 from .plan import P_NUMBER, P_OFFSET, planned
 from .records import OPEN, Q_FIELDS, Q_STATE, R_MASS, R_MAX, get_record_f, get_record_i, weights
@@ -150,9 +151,7 @@ def _gather_tile(
     tl.store(listed + place, x.to(listed.dtype.element_ty), mask=inside & (place < TILE // SHARE))
 
 
-@triton.jit(
-    do_not_specialize=["sampling", "draft_sampling", "count", "tiles", "vocab", "draft_vocab", "NT", "ND", "parts"]
-)
+@entry
 def gather_kernel(
     digest, plan, work, draft_work, target, draft, sampling, draft_sampling, count, tiles, vocab, draft_vocab, NT, ND,
     parts, ENTROPY: tl.constexpr, FILTERS: tl.constexpr, DRAFT_FILTERS: tl.constexpr, TILE: tl.constexpr,

@@ -33,10 +33,14 @@ MANY_REGISTERS = {"num_warps": NUM_WARPS, "registers": 255}
 OPTIONS = {"enable_fp_fusion": False}
 
 
-def entry(function: Any) -> Any:
-    """A kernel that is compiled for the types of its arguments alone: neither for values nor for addresses."""
+def entry(function: Any, **how: Any) -> Any:
+    """A kernel that is compiled for the types of its arguments, not for their values and addresses.
+
+    Inside a record Triton asks all the same whether an int is 1, and whether it or an address is a multiple of 16.
+    """
     given = inspect.signature(function).parameters.values()
-    return triton.jit(function, do_not_specialize=[p.name for p in given if "constexpr" not in str(p.annotation)])
+    loose = [p.name for p in given if "constexpr" not in str(p.annotation)]
+    return triton.jit(function, do_not_specialize=loose, **how)
 
 
 def size(n: int) -> int:

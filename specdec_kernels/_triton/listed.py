@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from .digest import LOG2E, T_ENTROPY, T_MAX, T_SUM, Digest, finite_or_zero, larger, largest
+from .launch import entry
 from .noise import BLOCK
 from .plan import P_NUMBER, P_OFFSET, planned
 from .rows import Rows, changes_of, fact, logits_of_edits
@@ -61,7 +62,7 @@ def _take_tile(
                 tl.store(fields + T_ENTROPY * plane, zsum)
 
 
-@triton.jit(do_not_specialize=["count", "tiles", "vocab", "draft_vocab"])
+@entry
 def listed_kernel(
     digest, plan, target, draft, count, tiles, vocab, draft_vocab,
     MASS: tl.constexpr, ENTROPY: tl.constexpr, DRAFT: tl.constexpr, TILE: tl.constexpr,

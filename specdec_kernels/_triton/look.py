@@ -19,7 +19,7 @@ from .listed import listed_kernel
 from .plan import P_FIELDS, Plan, plan_kernel
 from .records import Q_FIELDS, R_FIELDS
 from .rows import Noise, Rows
-from .settle import settle_again_kernel, settle_kernel
+from .settle import settle_kernel
 from .thresholds import Work
 from .visit import SPAN
 
@@ -131,27 +131,18 @@ def digest_rows(
             MASS=mass, ENTROPY=entropy, DRAFT=draft, TILE=host.TILE, num_warps=1,
         )  # fmt: skip
     filters: dict[str, Any] = {"FILTERS": on.work is not None, "DRAFT_FILTERS": on.draft_work is not None}
-    races = {"PURPOSE": purpose, "DRAFT": draft, "TILE": host.TILE, **filters}
+    common = {"PURPOSE": purpose, "DRAFT": draft, "TILE": host.TILE, **filters}
     given = (
-        digest,
-        on.plan,
-        on.work,
-        on.draft_work,
-        target,
-        drafts,
-        on.sampling,
-        on.draft_sampling,
-        *sizes,
-        on.nt,
-        on.nd,
-    )
+        digest, on.plan, on.work, on.draft_work, target, drafts, on.sampling, on.draft_sampling, *sizes, on.nt, on.nd,
+    )  # fmt: skip
     has_filters = any(filters.values())
     is_long = purpose >= 0 or top_m > 0 or has_filters
     is_wide = bool(edited) or (has_filters and on.target.allowed is not None)  # 128 registers a thread spill on sm_120
     alone = host.MANY_REGISTERS if is_wide else host.ROW_ALONE
+    settle = settle_kernel, on.rows, *given, noise, top_m
     launches.add(
-        settle_kernel, on.rows, *given, noise, top_m, RANKS=top_m > 0, MASS=mass, ENTROPY=entropy, RAW=raw,
-        **{**(alone if is_long else edited), **races},
+        *settle, RANKS=top_m > 0, MASS=mass, ENTROPY=entropy, RAW=raw, AGAIN=False, **common,
+        **(alone if is_long else edited),
     )  # fmt: skip
     if has_filters:
         parts = max(1, min(tiles, MOST_PARTS // max(on.rows, 1)))
@@ -159,7 +150,7 @@ def digest_rows(
             gather_kernel, on.rows * parts, *given, parts, ENTROPY=entropy, TILE=host.TILE,
             **{"num_warps": host.MANY_WARPS, **edited}, **filters,
         )  # fmt: skip
-        launches.add(settle_again_kernel, on.rows, *given, noise, **{**alone, **races})
+        launches.add(*settle, RANKS=False, MASS=False, ENTROPY=False, RAW=False, AGAIN=True, **common, **alone)
     if on.draft is not None and columns is not None and columns.kept is not None:
         launches.add(
             check_kernel, on.rows, digest, on.plan, columns, on.draft.ptr, on.draft_sampling, on.draft.vocab,

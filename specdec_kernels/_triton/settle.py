@@ -4,11 +4,14 @@
 Tiles are merged in index order, so a sum depends on the row alone.
 """
 
+import functools
+
 import triton
 import triton.language as tl
 
 from .digest import T_ENTROPY, T_MAX, T_RAW_MAX, T_RAW_SUM, T_SUM, Digest, larger, largest
 from .gather import close_row, open_row
+from .launch import entry
 from .laws import law_of
 from .noise import BLOCK
 from .plan import P_DRAFTED, P_NUMBER, P_OFFSET, P_POSITION, planned
@@ -181,13 +184,23 @@ def _settle(
     return fresh
 
 
-@triton.jit
-def _settle_planned(
-    digest, plan, work, draft_work, target, draft, sampling, draft_sampling, draft_vocab, NT, ND, noise, top_m,
+def _name(made) -> str:
+    """Profiles tell both launches apart."""
+    return "settle_again_kernel" if made.constants["AGAIN"] else "settle_kernel"
+
+
+@functools.partial(entry, repr=_name)
+def settle_kernel(
+    digest, plan, work, draft_work, target, draft, sampling, draft_sampling, count, tiles, vocab, draft_vocab, NT, ND,
+    noise, top_m,
     PURPOSE: tl.constexpr, RANKS: tl.constexpr, MASS: tl.constexpr, ENTROPY: tl.constexpr, RAW: tl.constexpr,
     FILTERS: tl.constexpr, DRAFT_FILTERS: tl.constexpr, DRAFT: tl.constexpr, AGAIN: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """The row of a program."""
+    """Records of the planned rows; PURPOSE names the noise of the draw of each target row, -1 for none. Grid: rows.
+
+    AGAIN: those of the rows that `gather_kernel` read once more.
+    """
+    digest, target = Digest(count, tiles, *digest[2:]), Rows(vocab, *target[1:])
     row = tl.program_id(0).to(tl.int64)
     b = row // (NT + ND)
     offset = planned(plan, row, P_OFFSET)
@@ -209,47 +222,3 @@ def _settle_planned(
             rows, number = Rows(draft_vocab, *draft[1:]), -1 - planned(plan, row, P_NUMBER)
             view = View(rows, offset, number, maxima_of(digest, digest.draft_blocks, row, TILE))
             _settle(digest, view, draft_work, row, draft_sampling, b, True, False, False, DRAFT_FILTERS, AGAIN, TILE)
-
-
-@triton.jit(
-    do_not_specialize=[
-        "sampling",
-        "draft_sampling",
-        "noise",
-        "count",
-        "tiles",
-        "vocab",
-        "draft_vocab",
-        "NT",
-        "ND",
-        "top_m",
-    ]
-)
-def settle_kernel(
-    digest, plan, work, draft_work, target, draft, sampling, draft_sampling, count, tiles, vocab, draft_vocab, NT, ND,
-    noise, top_m,
-    PURPOSE: tl.constexpr, RANKS: tl.constexpr, MASS: tl.constexpr, ENTROPY: tl.constexpr, RAW: tl.constexpr,
-    FILTERS: tl.constexpr, DRAFT_FILTERS: tl.constexpr, DRAFT: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    """Records of the planned rows; PURPOSE names the noise of the draw of each target row, -1 for none. Grid: rows."""
-    _settle_planned(
-        Digest(count, tiles, *digest[2:]), plan, work, draft_work, Rows(vocab, *target[1:]), draft, sampling,
-        draft_sampling, draft_vocab, NT, ND, noise, top_m,
-        PURPOSE, RANKS, MASS, ENTROPY, RAW, FILTERS, DRAFT_FILTERS, DRAFT, False, TILE,
-    )  # fmt: skip
-
-
-@triton.jit(
-    do_not_specialize=["sampling", "draft_sampling", "noise", "count", "tiles", "vocab", "draft_vocab", "NT", "ND"]
-)
-def settle_again_kernel(
-    digest, plan, work, draft_work, target, draft, sampling, draft_sampling, count, tiles, vocab, draft_vocab, NT, ND,
-    noise, PURPOSE: tl.constexpr, FILTERS: tl.constexpr, DRAFT_FILTERS: tl.constexpr, DRAFT: tl.constexpr,
-    TILE: tl.constexpr,
-):  # fmt: skip
-    """Records of the rows that `gather_kernel` read once more. Grid: rows."""
-    _settle_planned(
-        Digest(count, tiles, *digest[2:]), plan, work, draft_work, Rows(vocab, *target[1:]), draft, sampling,
-        draft_sampling, draft_vocab, NT, ND, noise, 0,
-        PURPOSE, False, False, False, False, FILTERS, DRAFT_FILTERS, DRAFT, True, TILE,
-    )  # fmt: skip
