@@ -15,7 +15,7 @@ TILE = 4096
 # Most values of a row among which a filter's threshold is looked for without one program reading the row.
 CAPACITY = 8192
 NUM_WARPS = 8
-# Of a tile that is streamed: 32 ids a thread. Where one sum is made of it, warps that have 64 a thread wait less for one
+# Of a tile that is streamed: 32 ids a thread. Where one sum is made of it, warps of 64 a thread wait less for one
 # another: 43.8 us instead of 54.7 for `ratio` of 64 requests and 128256 ids, says the model of an H200.
 STREAM_WARPS, SUM_WARPS = 4, 2
 STREAM_REGISTERS = 128  # else two sums with edits spill on sm_80
@@ -26,6 +26,9 @@ ALONE = {"num_warps": MANY_WARPS, "registers": 65536 // (32 * MANY_WARPS)}
 # Of rows there are more than multiprocessors: each has two. A row takes no longer than with 16 warps: top-k and top-p
 # of 128256 ids 40,700 simulated cycles instead of 47,400, the draw of a row 32,700 instead of 33,700.
 ROW_ALONE = {"num_warps": NUM_WARPS, "registers": 65536 // (2 * 32 * NUM_WARPS)}
+# Where a row is settled by its digest and a race: three a multiprocessor. By its digest alone: 64 lanes of work, one a
+# thread as with more warps, so sums keep their order.
+RACE_ALONE, FEW_LANES = {"num_warps": NUM_WARPS, "registers": 80}, {"num_warps": 2}
 # Where a kernel looks up edits, or lists many ids: 128 registers a thread are too few.
 MANY_REGISTERS = {"num_warps": NUM_WARPS, "registers": 255}
 

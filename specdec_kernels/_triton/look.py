@@ -139,10 +139,11 @@ def digest_rows(
     is_long = purpose >= 0 or top_m > 0 or has_filters
     is_wide = bool(edited) or (has_filters and on.target.allowed is not None)  # 128 registers a thread spill on sm_120
     alone = host.MANY_REGISTERS if is_wide else host.ROW_ALONE
+    is_race = not (top_m or has_filters or is_wide or on.target.allowed is not None)
+    first = host.FEW_LANES if not is_long else host.RACE_ALONE if is_race else alone
     settle = settle_kernel, on.rows, *given, noise, top_m
     launches.add(
-        *settle, RANKS=top_m > 0, MASS=mass, ENTROPY=entropy, RAW=raw, AGAIN=False, **common,
-        **(alone if is_long else edited),
+        *settle, RANKS=top_m > 0, MASS=mass, ENTROPY=entropy, RAW=raw, AGAIN=False, **common, **first,
     )  # fmt: skip
     if has_filters:
         parts = max(1, min(tiles, MOST_PARTS // max(on.rows, 1)))
