@@ -141,9 +141,9 @@ def digest_rows(
     alone = host.MANY_REGISTERS if is_wide else host.ROW_ALONE
     is_race = not (top_m or has_filters or is_wide or on.target.allowed is not None)
     first = host.FEW_LANES if not is_long else host.RACE_ALONE if is_race else alone
-    settle = settle_kernel, on.rows, *given, noise, top_m
     launches.add(
-        *settle, RANKS=top_m > 0, MASS=mass, ENTROPY=entropy, RAW=raw, AGAIN=False, **common, **first,
+        settle_kernel, on.rows, *given, noise, top_m, RANKS=top_m > 0, MASS=mass, ENTROPY=entropy, RAW=raw,
+        AGAIN=False, **common, **first,
     )  # fmt: skip
     if has_filters:
         parts = max(1, min(tiles, MOST_PARTS // max(on.rows, 1)))
@@ -151,7 +151,10 @@ def digest_rows(
             gather_kernel, on.rows * parts, *given, parts, ENTROPY=entropy, TILE=host.TILE,
             **{"num_warps": host.MANY_WARPS, **edited}, **filters,
         )  # fmt: skip
-        launches.add(*settle, RANKS=False, MASS=False, ENTROPY=False, RAW=False, AGAIN=True, **common, **alone)
+        launches.add(
+            settle_kernel, on.rows, *given, noise, top_m, RANKS=False, MASS=False, ENTROPY=False, RAW=False,
+            AGAIN=True, **common, **alone,
+        )  # fmt: skip
     if on.draft is not None and columns is not None and columns.kept is not None:
         launches.add(
             check_kernel, on.rows, digest, on.plan, columns, on.draft.ptr, on.draft_sampling, on.draft.vocab,
