@@ -44,13 +44,15 @@ def edit_rows(given: EditArguments) -> tuple[Tensor, Tensor, Tensor]:
     """See `specdec_kernels.edit_rows`."""
     edits, vocab = given.edits, given.vocab
     number, request, path = _places(given)
+    count = given.batch if given.only_last else given.batch * (given.max_draft + 1)
+    if given.cu_draft is not None and given.draft_ids is not None:
+        count = len(given.draft_ids) + given.batch
+    last = number.new_full((count,), -1).scatter_reduce(0, number, request, "amax")
+    number, request, path = (part[last[number] == request] for part in (number, request, path))
     rows = _Rows(request, path, vocab, given.first_id)
     _bias(rows, edits)
     _penalise(rows, edits)
     _ban(rows, edits)
-    count = given.batch if given.only_last else given.batch * (given.max_draft + 1)
-    if given.cu_draft is not None and given.draft_ids is not None:
-        count = len(given.draft_ids) + given.batch
     listed = rows.listed.new_zeros(count, vocab).index_copy(0, number, rows.listed)
     planes = torch.stack([rows.bias, rows.repetition, rows.minus])
     planes = planes.new_zeros(3, count, vocab).index_copy(1, number, planes)
