@@ -329,7 +329,8 @@ def measured(content: dict[str, Any]) -> str:
         "## Checked against an H200\n\n"
         f"Microseconds of a call, {VOCAB} ids, batch {BATCH}: [Benchmarks](benchmarks.md) and the model. Nothing in "
         "the model was fitted to these figures. Triton's calls were timed with 3.6 and are predicted from the code of "
-        "the pinned version.\n\n" + table(["call", "measured", "predicted", "error"], lines())
+        "the pinned version. The kernels have changed since they were timed, Triton's most.\n\n"
+        + table(["call", "measured", "predicted", "error"], lines())
     )
 
 
