@@ -47,6 +47,7 @@ def edit_rows(given: EditArguments) -> tuple[Tensor, Tensor, Tensor]:
     count = given.batch if given.only_last else given.batch * (given.max_draft + 1)
     if given.cu_draft is not None and given.draft_ids is not None:
         count = len(given.draft_ids) + given.batch
+    # A malformed cu_draft may give several requests a row: the last of them has it.
     last = number.new_full((count,), -1).scatter_reduce(0, number, request, "amax")
     number, request, path = (part[last[number] == request] for part in (number, request, path))
     rows = _Rows(request, path, vocab, given.first_id)
