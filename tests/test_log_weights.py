@@ -13,7 +13,7 @@ from shard_cases import extreme_call, run_on_ranks
 from torch import Tensor
 from tree_cases import TREE_RULES, make_tree
 
-from specdec_kernels import Sampling, residual_sample, sample, use_backend, verify_tree
+from specdec_kernels import Sampling, residual_sample, sample, token_logprobs, use_backend, verify_tree
 
 TINY = [1e-30, 3e-38]  # 1 / 3e-38 = 3.3e37: logits that differ by more than 10 differ by more than float32 holds
 
@@ -37,6 +37,15 @@ def test_a_tiny_temperature_draws_the_largest_logit(
 ) -> None:
     logits = scale * torch.randn(16, 5000, generator=torch.Generator().manual_seed(1))
     assert torch.equal(draw(logits, device, temperature)[:, 0], logits.argmax(1))
+
+
+def test_a_temperature_whose_inverse_is_almost_infinite_has_log_probabilities(backend: str, device: str) -> None:
+    """1 / 3.5e-39 is finite, 1.44 times that is not."""
+    logits = torch.randn(2, 300, generator=torch.Generator().manual_seed(1))
+    ids = torch.stack([logits[0].argmax(), logits[1].argmin()])
+    sampling = move(Sampling.full(2, temperature=3.5e-39), device)
+    found = token_logprobs(logits.to(device), ids.to(device), sampling=sampling, logprobs="processed").logprobs
+    assert found.tolist() == [0.0, float("-inf")]
 
 
 def test_logits_near_the_largest_float_are_drawn_by_their_difference(backend: str, device: str) -> None:

@@ -27,8 +27,8 @@ __device__ inline void store_eight(const Problem& p, int64_t b, int64_t first,
   }
 }
 
-struct Kept {  // of a request: what its weights are divided by
-  float mass;
+struct Kept {  // of a request: 1 / the sum of its weights
+  float part;
   int status;
 };
 
@@ -44,7 +44,7 @@ __device__ inline void write_probs(const Problem& p, const PairRows& r, const Ke
       if (r.task.kind == kNothing) continue;
       const int i = 8 * run + j;
       prob[j] = (kept.status & kEmptyResidual) != 0 ? r.task.target.at(v[i], first + j)
-                                                    : weight[i] / kept.mass;
+                                                    : weight[i] * kept.part;
     }
     store_eight(p, b, first, prob);
   }
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(kThreads, kEdited || kPass == Pass::kProbs ? 3
   const int64_t slot = blockIdx.x / static_cast<unsigned>(p.parts), b = slot / p.pairs;
   after_last_kernel();
   if (threadIdx.x == 0) load_pair(p, b, p.work.tasks.load(slot), &r);
-  if (kPass == Pass::kProbs && threadIdx.x == 32) kept = {p.mass.load(b), p.status.load(b)};
+  if (kPass == Pass::kProbs && threadIdx.x == 32) kept = {1.f / p.mass.load(b), p.status.load(b)};
   __syncthreads();
   if (kPass != Pass::kProbs && r.task.kind == kNothing) return;
 

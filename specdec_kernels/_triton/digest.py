@@ -12,12 +12,11 @@ import triton.language as tl
 from .launch import entry
 from .noise import BLOCK
 from .plan import P_NUMBER, P_OFFSET, planned
-from .rows import Rows, load_logits, unlisted
+from .rows import LOG2E, Rows, load_logits, unit_of, unlisted
 
 # Of a tile, float32: maximum, sum exp z with z = (logit - maximum) / T, sum z exp z; and without mask at T = 1 the
 # maximum and sum exp z.
 T_MAX, T_SUM, T_ENTROPY, T_RAW_MAX, T_RAW_SUM, T_FIELDS = (tl.constexpr(i) for i in range(6))
-LOG2E = tl.constexpr(1.4426950408889634)
 
 
 class Digest(NamedTuple):
@@ -75,7 +74,7 @@ def _stream(
         tl.store(tile_f + T_MAX * planes, maximum)
         if MASS:
             z = x - finite_or_zero(maximum)
-            w = tl.exp2(z * (inv_t * LOG2E))
+            w = tl.exp2(z * unit_of(inv_t))
             tl.store(tile_f + T_SUM * planes, tl.sum(w, axis=0))
             if ENTROPY:
                 z = tl.where(w > 0, z * inv_t, 0.0)  # it may overflow where the weight is 0

@@ -17,10 +17,12 @@ from .plan import P_NUMBER, P_OFFSET, planned
 from .records import OPEN, Q_FIELDS, Q_STATE, R_MASS, R_MAX, get_record_f, get_record_i, weights
 from .rows import Rows, as_asked, fact, key_of, load_logits, logits_of_blocks, sampling_of, value_of
 from .thresholds import (
+    TAKEN,
     UNIT,
     edge_of,
     key_at,
     kth_of,
+    load_listed,
     lowest_key,
     mass_of,
     min_p_threshold,
@@ -34,23 +36,31 @@ from .thresholds import (
 # above; mass from the min-p threshold on; mass inside.
 S_IN, S_ABOVE, S_HIGH, S_LOW, S_MASS, S_ENTROPY, S_FLOOR, S_INSIDE, S_FIELDS = (tl.constexpr(i) for i in range(9))
 DEVIATIONS = tl.constexpr(4.0)
-SAMPLED = tl.constexpr(64)  # blocks
+SAMPLED, COPIED = tl.constexpr(64), tl.constexpr(8)  # blocks in all, and at once
 TILES = tl.constexpr(64)  # tiles whose sums are added up at once
 TOGETHER = tl.constexpr(4)  # tiles whose lists are moved at once
 SHARE = tl.constexpr(8)  # a tile lists at most one of so many of its ids
 
 
 @triton.jit
-def _estimate(key, keys, w, whole, each, maximum, inv_t):
-    """(estimate, deviation) of the mass at or above a key; `each` sampled logit stands for so many. Weights 1 count.
+def _estimate(sample, key, whole, each, maximum, inv_t):
+    """(estimate, deviation) of the mass at or above a key; `each` sampled logit stands for so many. 1 / T = 0 counts.
 
     It is estimated from the sampled logits above the key, and as the whole less those below it, weighted by how little
     each varies. A logit that the sample missed may weigh as much as the largest, or as the key itself: four such are
     allowed for on each side.
     """
-    over, under = tl.where(keys >= key, w, 0.0), tl.where(keys >= key, 0.0, w)
-    above, var_above = sums(over, over * over)
-    below, var_below = sums(under, under * under)
+    above, below = tl.zeros([TAKEN], tl.float32), tl.zeros([TAKEN], tl.float32)
+    var_above, var_below = tl.zeros([TAKEN], tl.float32), tl.zeros([TAKEN], tl.float32)
+    for start in range(0, SAMPLED * BLOCK, TAKEN):
+        x = load_listed(sample, start, SAMPLED * BLOCK, TAKEN)
+        w = weights(x, maximum, inv_t)
+        over = tl.where(key_of(x) >= key, w, 0.0)
+        under = w - over
+        above, below = above + over, below + under
+        var_above, var_below = var_above + over * over, var_below + under * under
+    above, below = sums(above, below)
+    var_above, var_below = sums(var_above, var_below)
     here = weights(value_of(key), maximum, inv_t)
     var_above, var_below = var_above + 4.0, var_below + 4.0 * here * here
     share = var_below / tl.maximum(var_above + var_below, 1e-30)
@@ -59,55 +69,66 @@ def _estimate(key, keys, w, whole, each, maximum, inv_t):
 
 
 @triton.jit
-def _bound(listed, need, keys, w, whole, each, low, high, maximum, inv_t, SIGN: tl.constexpr):
+def _bound(sample, need, whole, each, low, high, maximum, inv_t, SIGN: tl.constexpr):
     """Largest key in [low, high] whose estimated mass, SIGN deviations added, is >= need; low if none."""
-    begin = places(low, listed).to(tl.int64)
-    first, last = begin, places(high, listed).to(tl.int64)
+    begin = places(low, sample).to(tl.int64)
+    first, last = begin, places(high, sample).to(tl.int64)
     while first < last:
         middle = first + (last - first + 1) // 2
-        mass, deviation = _estimate(key_at(middle, listed), keys, w, whole, each, maximum, inv_t)
+        mass, deviation = _estimate(sample, key_at(middle, sample), whole, each, maximum, inv_t)
         enough = mass + SIGN * DEVIATIONS * deviation >= need
         first, last = tl.where(enough, middle, first), tl.where(enough, last, middle - 1)
-    return tl.where(first == begin, low, key_at(first, listed))
+    return tl.where(first == begin, low, key_at(first, sample))
+
+
+@triton.jit
+def _take_sample(view, sample):
+    """(logits of the row that each sampled one stands for, logits that are finite), after SAMPLED blocks are copied."""
+    count = (view.rows.vocab + BLOCK - 1) // BLOCK
+    seen, finite = tl.full([], 0, tl.int32), tl.full([], 0, tl.int32)
+    for start in range(0, SAMPLED, COPIED):
+        j = start + tl.arange(0, COPIED)
+        block = j * tl.maximum(count, SAMPLED) // SAMPLED  # past the end in a row of fewer blocks
+        _ids, there, x = logits_of_blocks(view.rows, view.offset, view.number, block, block >= 0)
+        at = j[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+        tl.store(sample + at, x.to(sample.dtype.element_ty))
+        seen += tl.sum(tl.sum(there.to(tl.int32), axis=1), axis=0)
+        finite += tl.sum(tl.sum((x > float("-inf")).to(tl.int32), axis=1), axis=0)
+    tl.debug_barrier()
+    each = view.rows.vocab / tl.maximum(seen, 1).to(tl.float32)
+    return each, each * finite.to(tl.float32)
 
 
 @triton.jit
 def open_row(digest, view, work, row, law, how):
-    """Bracket the threshold of a row, for `gather_kernel`."""
-    SIZE: tl.constexpr = SAMPLED * BLOCK
+    """Bracket the threshold of a row, for `gather_kernel`.
+
+    The sample lies in the row's list and is read at each step: few rows come here, and all would pay for its registers.
+    """
     maximum, total = law
     inv_t, t, k, p, floor = how
-    count = (view.rows.vocab + BLOCK - 1) // BLOCK
-    j = tl.arange(0, SAMPLED)
-    block = j * tl.maximum(count, SAMPLED) // SAMPLED  # past the end in a row of fewer blocks
-    _ids, there, x = logits_of_blocks(view.rows, view.offset, view.number, block, block >= 0)
-    x = tl.reshape(x, (SIZE,))
-    seen = tl.sum(tl.sum(there.to(tl.int32), axis=1), axis=0)
-    each = view.rows.vocab / tl.maximum(seen, 1).to(tl.float32)
-    w = weights(x, maximum, inv_t)
-    keys = key_of(x)
+    sample = work.listed + row * work.capacity
+    each, all_ids = _take_sample(view, sample)
     bottom, top = lowest_key() + 1, key_of(maximum)
     least = key_of(min_p_threshold(maximum, t, floor))
     # Without top-k and top-p nothing is searched: everything above `least - 1` is kept.
     low, high = tl.minimum(least, top) - 1, tl.minimum(least, top) - 1
     low_k, high_k = least, least
     if k > 0:
-        one = (x > float("-inf")).to(tl.float32)
-        all_ids = each * tl.sum(one, axis=0)
-        high_k = _bound(work.listed, k, keys, one, all_ids, each, bottom, top, maximum, 0.0, 1.0)
-        low_k = _bound(work.listed, k, keys, one, all_ids, each, bottom, high_k, maximum, 0.0, -1.0)
+        high_k = _bound(sample, k, all_ids, each, bottom, top, maximum, 0.0, 1.0)
+        low_k = _bound(sample, k, all_ids, each, bottom, high_k, maximum, 0.0, -1.0)
         low, high = low_k, high_k
     if p < 1:
         most, fewest = total, total
         if (k > 0) | (floor > 0):
             # The mass that top-p refers to is itself known only within bounds.
             low_k, high_k = tl.maximum(low_k, least), tl.maximum(high_k, least)
-            mass, deviation = _estimate(low_k, keys, w, total, each, maximum, inv_t)
+            mass, deviation = _estimate(sample, low_k, total, each, maximum, inv_t)
             most = tl.minimum(mass + DEVIATIONS * deviation, total)
-            mass, deviation = _estimate(high_k, keys, w, total, each, maximum, inv_t)
+            mass, deviation = _estimate(sample, high_k, total, each, maximum, inv_t)
             fewest = tl.minimum(tl.maximum(mass - DEVIATIONS * deviation, 1.0), most)
-        high_p = _bound(work.listed, p * fewest, keys, w, total, each, bottom, top, maximum, inv_t, 1.0)
-        low_p = _bound(work.listed, p * most, keys, w, total, each, bottom, high_p, maximum, inv_t, -1.0)
+        high_p = _bound(sample, p * fewest, total, each, bottom, top, maximum, inv_t, 1.0)
+        low_p = _bound(sample, p * most, total, each, bottom, high_p, maximum, inv_t, -1.0)
         low = tl.where(k > 0, tl.minimum(low, low_p), low_p)
         high = tl.where(k > 0, tl.maximum(high, high_p), high_p)
     tl.store(work.bracket + row * 2, low)
@@ -235,7 +256,9 @@ def close_row(digest, work, row, vocab, how, TILE: tl.constexpr):
     n = tl.where(closed, n, 0)
     if k > 0:
         closed = closed & (n_above < k) & (n_above + n_high + n_in + n_low >= k)
-        kth = tl.where(n_above + n_high + n_in >= k, kth_of(listed, n, k - n_above - n_high, -1, low + 1, high), low)
+        kth = tl.where(
+            n_above + n_high + n_in >= k, kth_of(listed, n, k - n_above - n_high, -1, low + 1, high, TAKEN), low
+        )
         kth = tl.where(n_above + n_high >= k, high, kth)
         threshold = tl.maximum(threshold, kth)
     if p < 1:

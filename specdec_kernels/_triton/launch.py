@@ -23,9 +23,11 @@ STREAM_REGISTERS = 128  # else two sums with edits spill on sm_80
 MANY_WARPS = 16
 # A program that has a request to itself takes as many registers as its threads can have.
 ALONE = {"num_warps": MANY_WARPS, "registers": 65536 // (32 * MANY_WARPS)}
-# Of rows there are more than multiprocessors: each has two. A row takes no longer than with 16 warps: top-k and top-p
-# of 128256 ids 40,700 simulated cycles instead of 47,400, the draw of a row 32,700 instead of 33,700.
+# Of rows there are more than multiprocessors: each has two.
 ROW_ALONE = {"num_warps": NUM_WARPS, "registers": 65536 // (2 * 32 * NUM_WARPS)}
+# Where thresholds are searched: with 8 warps top-k and top-p of 128256 ids take as many simulated cycles (31,600, and
+# 31,100 with 4) and half as many instructions again. Three rows share a multiprocessor.
+SEARCH_ALONE = {"num_warps": 4, "registers": 168}
 # Where a row is settled by its digest and a race: three a multiprocessor. By its digest alone: 64 lanes of work, one a
 # thread as with more warps, so sums keep their order.
 RACE_ALONE, FEW_LANES = {"num_warps": NUM_WARPS, "registers": 80}, {"num_warps": 2}

@@ -1,22 +1,32 @@
+# ruff: noqa: SIM108 - a ternary would make both
 """Probabilities: p(l) = exp((l - maximum) / T - shift) * scale where l >= threshold; a record's law has no shift."""
+
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 
 from .chains import column_of
 from .records import R_MAX, R_SCALE, R_THRESHOLD, get_record_f
-from .rows import logits_at
+from .rows import LOG2E, logits_at, unit_of
 
-LOG2E = tl.constexpr(1.4426950408889634)  # exp2 takes 3 instructions less than exp, and is 0 below 2^-126
+
+class Law(NamedTuple):
+    """Of one row, or of several."""
+
+    maximum: Any
+    shift: Any  # None in a record's
+    scale: Any
+    threshold: Any
 
 
 @triton.jit
 def law_of(ws, row):
-    """(maximum, shift, scale, threshold) of row(s)."""
+    """What the record of row(s) says."""
     ok = row >= 0
-    return (
+    return Law(
         get_record_f(ws, row, R_MAX, ok),
-        0.0,
+        None,
         get_record_f(ws, row, R_SCALE, ok),
         get_record_f(ws, row, R_THRESHOLD, ok),
     )
@@ -30,8 +40,11 @@ def kept(x, threshold):
 @triton.jit
 def prob(x, law, inv_t):
     """Probability of logits x under a record's law."""
-    z = (x - law[0]) * inv_t - law[1]
-    return tl.where(kept(x, law[3]), tl.exp2(z * LOG2E) * law[2], 0.0)
+    if law.shift is None:
+        z = (x - law.maximum) * unit_of(inv_t)
+    else:
+        z = ((x - law.maximum) * inv_t - law.shift) * LOG2E
+    return tl.where(x >= law.threshold, tl.exp2(z) * law.scale, 0.0)  # -inf weighs nothing
 
 
 @triton.jit

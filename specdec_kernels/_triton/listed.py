@@ -8,11 +8,11 @@ values, or each of its warps would do what one can.
 import triton
 import triton.language as tl
 
-from .digest import LOG2E, T_ENTROPY, T_MAX, T_SUM, Digest, finite_or_zero, larger, largest
+from .digest import T_ENTROPY, T_MAX, T_SUM, Digest, finite_or_zero, larger, largest
 from .launch import entry
 from .noise import BLOCK
 from .plan import P_NUMBER, P_OFFSET, planned
-from .rows import Rows, changes_of, fact, logits_of_edits
+from .rows import LOG2E, Rows, changes_of, fact, logits_of_edits, unit_of
 
 EDITS = tl.constexpr(32)  # of a tile, at once
 
@@ -50,7 +50,7 @@ def _take_tile(
                 safe = finite_or_zero(maximum)
                 mass, zsum = _relative(top, mass, zsum, safe, inv_t)
                 z = x - safe
-                w = tl.exp2(z * (inv_t * LOG2E))
+                w = tl.exp2(z * unit_of(inv_t))
                 mass += tl.sum(w, axis=0)
                 if ENTROPY:
                     zsum += tl.sum(w * tl.where(w > 0, z * inv_t, 0.0), axis=0)

@@ -23,8 +23,9 @@ from .settle import settle_kernel
 from .thresholds import Work
 from .visit import SPAN
 
-# Programs that ask for rows to read again: on an H200 528 blocks that found none took 2 us, 5,632 took 6.
-MOST_PARTS = 2048
+# Programs that ask for rows to read again, eight a multiprocessor of an H200: more of them find out later that there
+# are none, and the rows of a batch keep as many busy.
+MOST_PARTS = 1056
 
 
 class Look(NamedTuple):
@@ -136,20 +137,25 @@ def digest_rows(
         digest, on.plan, on.work, on.draft_work, target, drafts, on.sampling, on.draft_sampling, *sizes, on.nt, on.nd,
     )  # fmt: skip
     has_filters = any(filters.values())
-    is_long = purpose >= 0 or top_m > 0 or has_filters
-    is_wide = bool(edited) or (has_filters and on.target.allowed is not None)  # 128 registers a thread spill on sm_120
-    alone = host.MANY_REGISTERS if is_wide else host.ROW_ALONE
-    is_race = not (top_m or has_filters or is_wide or on.target.allowed is not None)
-    first = host.FEW_LANES if not is_long else host.RACE_ALONE if is_race else alone
+    races = purpose >= 0
+    if edited and (races or top_m > 0):
+        alone = edited
+    elif has_filters:
+        alone = host.SEARCH_ALONE
+    elif races or top_m > 0:
+        is_masked = on.target.allowed is not None  # 128 registers a thread spill on sm_100
+        alone = host.SEARCH_ALONE if is_masked and races else host.ROW_ALONE if top_m > 0 else host.RACE_ALONE
+    else:
+        alone = host.FEW_LANES
     launches.add(
         settle_kernel, on.rows, *given, noise, top_m, RANKS=top_m > 0, MASS=mass, ENTROPY=entropy, RAW=raw,
-        AGAIN=False, **common, **first,
+        AGAIN=False, **common, **alone,
     )  # fmt: skip
     if has_filters:
         parts = max(1, min(tiles, MOST_PARTS // max(on.rows, 1)))
         launches.add(
             gather_kernel, on.rows * parts, *given, parts, ENTROPY=entropy, TILE=host.TILE,
-            **{"num_warps": host.MANY_WARPS, **edited}, **filters,
+            **(host.MANY_REGISTERS if edited or entropy else host.ROW_ALONE), **filters,
         )  # fmt: skip
         launches.add(
             settle_kernel, on.rows, *given, noise, top_m, RANKS=False, MASS=False, ENTROPY=False, RAW=False,

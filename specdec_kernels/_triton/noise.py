@@ -116,10 +116,15 @@ def noise_of(noise, b, position, purpose: tl.constexpr, ids):
 
 
 @triton.jit
-def least_of(noise, b, position, purpose: tl.constexpr, quad):
-    """Smallest numbers of the blocks of quads [..., n] (int32): [..., 4 n]."""
+def luck_of(noise, b, position, purpose: tl.constexpr, quad):
+    """At least -log of the smallest numbers of the blocks of quads [..., n] (int32), but for rounding: [..., 4 n].
+
+    The exponential of a word, -log1p(-x), is more than the first terms of its series.
+    """
     w0, w1, w2, w3 = _counters(noise, b, position, purpose, quad + MINIMA)
-    return _exponential(tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3))) * (1.0 / 64.0)
+    word = tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3))
+    x = word.to(tl.float32) * 2.3283064365386963e-10 + 1.1641532182693481e-10
+    return 4.1588830 - tl.log(x * (1.0 + x * (0.5 + x * (0.3333 + x * 0.25))))
 
 
 @triton.jit

@@ -41,9 +41,9 @@ def target_probs(call, b, i, first, row, tile, inv_t, greedy, TILE: tl.constexpr
     x = load_logits(call.target, row_offset(call.target, call.chain, first, b, i, 1), start, TILE)
     x = as_asked(x, call.target, number_of(call.chain, first, b, i), start, TILE)
     p = prob(x, law_of(call.ws, row), inv_t)
-    argmax = get_record_i(call.ws, row, Q_ARG, b >= 0)
-    point = (start + tl.arange(0, TILE) == argmax).to(tl.float32)
-    return x, tl.where(greedy, point, p)
+    if greedy:
+        p = (start + tl.arange(0, TILE) == get_record_i(call.ws, row, Q_ARG, b >= 0)).to(tl.float32)
+    return x, p
 
 
 @triton.jit

@@ -12,11 +12,16 @@ def race_scores(logweight, competes, neg_log_e):
 
 
 @triton.jit
+def _ahead(best, at, score, v):
+    ahead = (score > best) | ((score == best) & (v < at))
+    return tl.where(ahead, score, best), tl.where(ahead, v, at)
+
+
+@triton.jit
 def winner(score, v):
     """(best score, lowest id that has it); (-inf, 2^31 - 1) if nobody competes."""
-    best = tl.max(score, axis=0)
-    at = tl.min(tl.where((score == best) & (score > float("-inf")), v, 0x7FFFFFFF), axis=0)
-    return best, at
+    best, at = tl.reduce((score, v), 0, _ahead)
+    return best, tl.where(best > float("-inf"), at, 0x7FFFFFFF)
 
 
 @triton.jit

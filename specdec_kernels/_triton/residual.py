@@ -120,6 +120,6 @@ def pairs_of(given: ResidualArguments, noise: Noise | None) -> tuple[Pairs, Scal
     sums = torch.empty(2 * batch * on.digest.tiles, dtype=torch.float32, device=target_logits.device)
     host.launch(
         mass_kernel, batch * on.digest.tiles, pairs, scaled, sums, ROWS=has_rows, TILE=host.TILE,
-        seen=on.seen, **options_of(target, draft, pairs.columns),
+        seen=on.seen, **{"registers": host.STREAM_REGISTERS, **options_of(target, draft, pairs.columns)},
     )  # fmt: skip
     return pairs, scaled, sums, on.seen

@@ -41,6 +41,16 @@ class Noise(NamedTuple):
     lane: Any
 
 
+# exp2 takes 3 instructions less than exp, and is 0 below 2^-126.
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def unit_of(inv_t):
+    """What exp2 takes for exp; finite, as 0 times an infinite one would be NaN."""
+    return tl.minimum(inv_t * LOG2E, 3e38)
+
+
 @triton.jit
 def fact(condition):
     """A scalar condition on floats that may meet blocks: the interpreter would splat it with the floats' type."""

@@ -158,7 +158,7 @@ def settle_again(digest, view, work, row, sampling, b, TILE: tl.constexpr):
     inv_t, t, k, p, floor, _, _, _ = sampling_of(sampling, b, view.rows.vocab)
     how = (inv_t, t, k, p, floor)
     threshold, mass, zsum, closed = close_row(digest, work, row, view.rows.vocab, how, TILE)
-    maximum = law_of(digest, row)[0]
+    maximum = law_of(digest, row).maximum
     if closed == 0:
         threshold, mass, zsum = by_scanning(view, maximum, how)
     tl.debug_barrier()

@@ -14,13 +14,14 @@ import triton.language as tl
 from .noise import BLOCK, log
 from .records import weights
 from .rows import key_of, logits_at, value_of
-from .visit import SPAN, pick, picked_logits
+from .visit import pick, picked_logits
 
 UNIT = tl.constexpr(1099511627776.0)  # 2^40
 SCAN = tl.constexpr(1024)  # ids that a lone program takes at once where it reads a row
 SHORT = tl.constexpr(2048)  # most logits that are listed from blocks
 FEW = tl.constexpr(2048 // 64)  # blocks that are listed whole
-TAKEN = tl.constexpr(512)  # listed numbers that are taken at once
+TAKEN = tl.constexpr(512)  # listed numbers that are taken at once; searches hold the first of them
+MAXIMA = tl.constexpr(1024)  # maxima of blocks that are looked at together
 LOOKED = tl.constexpr(16)  # blocks that are looked into at once
 MOST_BLOCKS = tl.constexpr(512)  # most blocks whose maxima have to reach a bound
 
@@ -66,8 +67,8 @@ def _collect(view, low, picked, listed, most):
     SIZE: tl.constexpr = LOOKED * BLOCK
     count = (view.rows.vocab + BLOCK - 1) // BLOCK
     found = tl.full([], 0, tl.int32)
-    for start in range(0, count, SPAN):
-        n = pick(view, start, count, low, picked)
+    for start in range(0, count, MAXIMA):
+        n = pick(view, start, count, low, picked, MAXIMA)
         first = tl.full([], 0, tl.int32)
         while (first < n) & (found <= most):
             x = tl.reshape(picked_logits(view, picked, first, n, LOOKED)[0], (SIZE,))
@@ -81,21 +82,31 @@ def _collect(view, low, picked, listed, most):
 
 
 @triton.jit
-def sums(a, b):
-    """Two sums, for which threads wait once."""
-    return tl.split(tl.sum(tl.join(a, b), axis=0))
+def _added(a, b, c, d):
+    return a + c, b + d
 
 
 @triton.jit
-def _load_listed(listed, start, n):
-    at = start + tl.arange(0, TAKEN)
+def _all_added(a, b, c, d, e, f):
+    return a + d, b + e, c + f
+
+
+@triton.jit
+def sums(a, b):
+    """Two sums, for which threads wait once."""
+    return tl.reduce((a, b), 0, _added)
+
+
+@triton.jit
+def load_listed(listed, start, n, SIZE: tl.constexpr):
+    at = start + tl.arange(0, SIZE)
     return tl.load(listed + at, mask=at < n, other=float("-inf")).to(tl.float32)
 
 
 @triton.jit
 def _load_from(listed, start, n, key):
     """Listed numbers whose key is at least this, -inf in place of the others."""
-    x = _load_listed(listed, start, n)
+    x = load_listed(listed, start, n, TAKEN)
     return tl.where(key_of(x) >= key, x, float("-inf"))
 
 
@@ -137,63 +148,93 @@ def key_at(place, numbers):
 
 
 @triton.jit
-def _quarters(low, high):
-    """Three places that cut those above `low` up to `high` in four."""
-    n = high - low
-    return (
-        (low + (n + 3) // 4).to(tl.int32),
-        (low + (2 * n + 3) // 4).to(tl.int32),
-        (low + (3 * n + 3) // 4).to(tl.int32),
-    )
+def _above(key, low, numbers):
+    """How many places above that of `low` keys lie, as uint32; 0 for those below."""
+    return tl.where(key >= low, places(key, numbers) - places(low, numbers), 0).to(tl.uint32, bitcast=True)
 
 
 @triton.jit
-def _narrowed(low, high, a, b, c, of_a, of_b, of_c, wanted):
-    """The quarter of (low, high] where a measure, which falls, comes to what is wanted; its own at the new low."""
-    first = tl.where(of_c >= wanted, c, tl.where(of_b >= wanted, b, tl.where(of_a >= wanted, a, low)))
-    last = tl.where(of_a < wanted, a - 1, tl.where(of_b < wanted, b - 1, tl.where(of_c < wanted, c - 1, high)))
-    return first.to(tl.int64), last.to(tl.int64), tl.where(of_c >= wanted, of_c, tl.where(of_b >= wanted, of_b, of_a))
+def _quarters(first, last):
+    """Three places that cut those above `first` up to `last` in four."""
+    n = last - first
+    each, rest = n >> 2, n & 3
+    a = first + each + tl.minimum(rest, 1)
+    b = a + each + (rest > 1).to(tl.uint32)
+    return a, b, b + each + (rest > 2).to(tl.uint32)
 
 
 @triton.jit
-def kth_of(numbers, n, k, slack, low, high):
+def _narrowed(first, last, a, b, c, of_a, of_b, of_c, wanted):
+    """The quarter of (first, last] where a measure, which falls, comes to what is wanted; its own at the new first."""
+    low = tl.where(of_c >= wanted, c, tl.where(of_b >= wanted, b, tl.where(of_a >= wanted, a, first)))
+    high = tl.where(of_a < wanted, a - 1, tl.where(of_b < wanted, b - 1, tl.where(of_c < wanted, c - 1, last)))
+    return low, high, tl.where(of_c >= wanted, of_c, tl.where(of_b >= wanted, of_b, of_a))
+
+
+@triton.jit
+def _key_above(n, low, numbers):
+    """The key n places above that of `low`; `low` itself for 0."""
+    return tl.where(n == 0, low, key_at(places(low, numbers) + n.to(tl.int32, bitcast=True), numbers))
+
+
+@triton.jit
+def _above_from(numbers, start, n, low, SIZE: tl.constexpr):
+    return _above(key_of(load_listed(numbers, start, n, SIZE)), low, numbers)
+
+
+@triton.jit
+def _reaching(above, a, b, c):
+    """Three counts of 21 bits."""
+    return (above >= a).to(tl.int64) + ((above >= b).to(tl.int64) << 21) + ((above >= c).to(tl.int64) << 42)
+
+
+@triton.jit
+def kth_of(numbers, n, k, slack, low, high, HELD: tl.constexpr):
     """Largest key in [low, high] that at least k of n numbers reach; low if none.
 
-    With a slack, some such key that so many more may reach; -1: exact.
+    With a slack, some such key that so many more may reach; -1: exact. HELD of the numbers are read once.
     """
-    begin = places(low, numbers).to(tl.int64)
-    first, last = begin, places(high, numbers).to(tl.int64)
+    last = _above(high, low, numbers)
+    first = last * 0
+    held = _above_from(numbers, 0, n, low, HELD)
     while first < last:
         a, b, c = _quarters(first, last)
-        each = tl.zeros([TAKEN], tl.int64)  # three counts of 21 bits
-        for start in range(0, n, TAKEN):
-            place = places(key_of(_load_listed(numbers, start, n)), numbers)
-            each += (place >= a).to(tl.int64) + ((place >= b).to(tl.int64) << 21) + ((place >= c).to(tl.int64) << 42)
+        each = _reaching(held, a, b, c)
+        for start in range(HELD, n, HELD):
+            each += _reaching(_above_from(numbers, start, n, low, HELD), a, b, c)
         reach = tl.sum(each, axis=0)
         of_a, of_b, of_c = reach & 0x1FFFFF, (reach >> 21) & 0x1FFFFF, reach >> 42
         first, last, found = _narrowed(first, last, a, b, c, of_a, of_b, of_c, k)
         last = tl.where((of_a >= k) & (found <= k + slack), first, last)
-    return tl.where(first == begin, low, key_at(first, numbers))
+    return _key_above(first, low, numbers)
+
+
+@triton.jit
+def _weighed_from(listed, start, n, low, maximum, inv_t):
+    x = load_listed(listed, start, n, TAKEN)
+    return _above(key_of(x), low, listed), units(x, maximum, inv_t)
 
 
 @triton.jit
 def edge_of(listed, n, need, low, high, maximum, inv_t):
     """Largest key in [low, high] such that the listed logits from there on weigh at least `need`; low if none."""
-    begin = places(low, listed).to(tl.int64)
-    first, last = begin, places(high, listed).to(tl.int64)
+    last = _above(high, low, listed)
+    first = last * 0
+    held, held_mass = _weighed_from(listed, 0, n, low, maximum, inv_t)
     while first < last:
         a, b, c = _quarters(first, last)
-        of_a, of_b, of_c = tl.zeros([TAKEN], tl.int64), tl.zeros([TAKEN], tl.int64), tl.zeros([TAKEN], tl.int64)
-        for start in range(0, n, TAKEN):
-            x = _load_listed(listed, start, n)
-            place, mass = places(key_of(x), listed), units(x, maximum, inv_t)
-            of_a += tl.where(place >= a, mass, 0)
-            of_b += tl.where(place >= b, mass, 0)
-            of_c += tl.where(place >= c, mass, 0)
-        w_a, w_b = sums(of_a, of_b)
-        w_a, w_b, w_c = w_a.to(tl.float64), w_b.to(tl.float64), tl.sum(of_c, axis=0).to(tl.float64)
+        of_a, of_b, of_c = (
+            tl.where(held >= a, held_mass, 0), tl.where(held >= b, held_mass, 0), tl.where(held >= c, held_mass, 0)
+        )  # fmt: skip
+        for start in range(TAKEN, n, TAKEN):
+            above, mass = _weighed_from(listed, start, n, low, maximum, inv_t)
+            of_a += tl.where(above >= a, mass, 0)
+            of_b += tl.where(above >= b, mass, 0)
+            of_c += tl.where(above >= c, mass, 0)
+        w_a, w_b, w_c = tl.reduce((of_a, of_b, of_c), 0, _all_added)
+        w_a, w_b, w_c = w_a.to(tl.float64), w_b.to(tl.float64), w_c.to(tl.float64)
         first, last, _ = _narrowed(first, last, a, b, c, w_a, w_b, w_c, need)
-    return tl.where(first == begin, low, key_at(first, listed))
+    return _key_above(first, low, listed)
 
 
 @triton.jit
@@ -219,14 +260,14 @@ def from_blocks(view, picked, listed, law, how):
     while going > 0:
         low = least
         if by_floor == 0:
-            low = tl.maximum(least, kth_of(view.blocks, count, want, want // 4 + 8, lowest_key(), top))
+            low = tl.maximum(least, kth_of(view.blocks, count, want, want // 4 + 8, lowest_key(), top, MAXIMA))
         n = _collect(view, value_of(low), picked, listed, SHORT)
         going = tl.full([], 0, tl.int32)
         if n <= SHORT:
             key = least
             found = tl.full([], 1, tl.int32)
             if (k > 0) & (n >= k):
-                key = tl.maximum(key, kth_of(listed, n, k, -1, low, top))
+                key = tl.maximum(key, kth_of(listed, n, k, -1, low, top, TAKEN))
             if p < 1:
                 if (k > 0) | (floor > 0):
                     whole = mass_of(listed, n, key, maximum, inv_t).to(tl.float64)

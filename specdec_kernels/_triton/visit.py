@@ -11,7 +11,7 @@ import triton.language as tl
 
 from .launch import entry
 from .laws import draft_logits_at, kept, prob
-from .noise import BLOCK, block_noise, least_at, least_of, log, noise_of
+from .noise import BLOCK, block_noise, least_at, log, luck_of, noise_of
 from .race import race_scores, winner
 from .rows import ids_of_blocks, logits_of_blocks
 
@@ -40,8 +40,8 @@ class Rest(NamedTuple):
 
 GROUPS, EACH = tl.constexpr(32), tl.constexpr(64)  # groups, and blocks of each
 SPAN = tl.constexpr(2048)  # blocks of all groups
-# What a bound may lie too low: a logarithm is not quite monotone, and probabilities carry rounding errors.
-MARGIN, RESIDUAL_MARGIN = tl.constexpr(7.62939453125e-06), tl.constexpr(0.0009765625)
+# What a bound may lie too low: logarithms are approximate, and probabilities carry rounding errors.
+MARGIN, RESIDUAL_MARGIN = tl.constexpr(0.0001220703125), tl.constexpr(0.0009765625)
 TINY = tl.constexpr(1.1754943508222875e-38)
 
 
@@ -74,9 +74,9 @@ def next_blocks(bounds, reach, start):
 
 
 @triton.jit
-def pick(view, start, count, least, picked):
-    """How many blocks of a span have an id from `least` on; their numbers are listed in order."""
-    block = start + tl.arange(0, SPAN)
+def pick(view, start, count, least, picked, SIZE: tl.constexpr):
+    """How many of SIZE blocks have an id from `least` on; their numbers are listed in order."""
+    block = start + tl.arange(0, SIZE)
     x = tl.load(view.blocks + block, mask=block < count, other=float("-inf")).to(tl.float32)
     on = x >= least
     place = tl.cumsum(on.to(tl.int32), axis=0) - 1
@@ -157,18 +157,18 @@ def _insert(best, names, columns, score, ids, v, n):
 def _bounds(view, law, inv_t, rest, least, noise, b, position, start, count, PURPOSE: tl.constexpr):
     """What the score of no id of a block can exceed, [GROUPS, EACH]."""
     maxima = span_maxima(view.blocks, start, count)
-    bounds = (maxima - law[0]) * inv_t
+    bounds = (maxima - law.maximum) * inv_t
     if rest.a is not None:
-        most = tl.maximum(rest.a * law[2], TINY)
+        most = tl.maximum(rest.a * law.scale, TINY)
         bounds += tl.log(most) + RESIDUAL_MARGIN
     if least is None:
         quad = tl.arange(0, EACH // 4)[None, :] * GROUPS + tl.arange(0, GROUPS)[:, None] + start // 4
-        noise_least = least_of(noise, b, position, PURPOSE, quad)
+        luck = luck_of(noise, b, position, PURPOSE, quad)
     else:
         block = span_blocks(start)
-        noise_least = tl.load(least + block, mask=block < count, other=1.0)
-    bounds = bounds + (MARGIN - log(noise_least))
-    return tl.where(kept(maxima, law[3]), bounds, float("-inf"))
+        luck = -tl.log(tl.load(least + block, mask=block < count, other=1.0))
+    bounds = bounds + (MARGIN + luck)
+    return tl.where(kept(maxima, law.threshold), bounds, float("-inf"))
 
 
 @triton.jit
@@ -178,8 +178,8 @@ def _scores(
     """(scores, names, columns) of the ids of some blocks, [GROUPS * BLOCK]."""
     SIZE: tl.constexpr = GROUPS * BLOCK
     v, there, x = logits_of_blocks(view.rows, view.offset, view.number, block, chosen)
-    competes = kept(x, law[3])
-    logweight = (x - law[0]) * inv_t
+    competes = kept(x, law.threshold)
+    logweight = (x - law.maximum) * inv_t
     if rest.a is not None:
         y = draft_logits_at(rest.draft, rest.columns, rest.offset, rest.number, v, there)
         weight = rest.a * prob(x, law, inv_t) - rest.b * prob(y, rest.law, rest.inv_t)

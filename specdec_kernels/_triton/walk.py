@@ -12,7 +12,7 @@ import triton.language as tl
 from .._codes import CHAIN_RULES
 from .chains import chain_of, number_of, row_offset
 from .codes import NO_LOGPROBS, PROCESSED_LOGPROBS, S_DRAFT, S_ID, S_LAYOUT, S_SAMPLING, S_TARGET, S_ZERO
-from .laws import draft_logits_at, kept, law_of, prob
+from .laws import Law, draft_logits_at, kept, law_of, prob
 from .noise import coins
 from .records import BAD, Q_ARG, Q_RANK, Q_STATE, Q_WINNER, R_ENTROPY, R_MASS, R_RAW, get_record_f, get_record_i
 from .rows import entry_or, logits_at, sampling_of, size_of
@@ -91,7 +91,7 @@ def draft_at(call, b, first, i, ids, tested, has_row, row, ROWS: tl.constexpr, S
         if STATS:
             shift = tl.load(call.draft_logsumexp + first + i, mask=mask, other=0.0)
             threshold = tl.load(call.draft_threshold + first + i, mask=mask, other=0.0)
-            law = (0.0, shift, 1.0, threshold)
+            law = Law(0.0, shift, 1.0, threshold)
             unreadable = unreadable | (mask & ((tl.abs(shift) == float("inf")) | (shift != shift) | (x != x)))
         q = tl.where(mask, prob(x, law, inv_t), 1.0)
     return q, unreadable
@@ -271,10 +271,10 @@ def logprob_at(call, b, first, i, ids, on, row, RULE: tl.constexpr, LOGPROBS: tl
             inv_t, _, _, _, _, _, greedy, _ = sampling_of(call.sampling, b, call.target.vocab)
         law = law_of(call.ws, row)
         log_mass = tl.log(get_record_f(call.ws, row, R_MASS, on))
-        value = (x - law[0]) * inv_t - log_mass
+        value = (x - law.maximum) * inv_t - log_mass
         argmax = get_record_i(call.ws, row, Q_ARG, on)
         value = tl.where(greedy, tl.where(ids == argmax, 0.0, float("-inf")), value)
-        value = tl.where(kept(x, law[3]), value, float("-inf"))
+        value = tl.where(kept(x, law.threshold), value, float("-inf"))
     else:
         offset = row_offset(call.target, call.chain, first, b, i, 1)
         x = tl.load(call.target.ptr + offset + ids, mask=on, other=0.0).to(tl.float32)

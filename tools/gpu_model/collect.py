@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from . import cuda
+from . import cold, cuda
 from .count import Counts, Stream, Work, count
 from .model import Kernel, Launch
 from .rivals import READS
 from .sass import Graph, functions
-from .triton_calls import COLD, IDLE, OTHER_CASES, ROW_CASES, Case, Size
+from .triton_calls import IDLE, OTHER_CASES, ROW_CASES, Case, Size
 from .triton_run import TARGETS, disassemble, front_end_only, resources, run
 
 BATCHES = (1, 16, 64, 256)
@@ -70,29 +70,6 @@ def remembered(key: str, make: Callable[[], Any]) -> Any:
     return json.loads(path.read_text())
 
 
-@functools.cache
-def _cold_lines() -> list[str]:
-    """Lines that are marked as cold: they are counted apart, and no translation knows them."""
-    paths = sorted((cuda.ROOT / "specdec_kernels" / "_triton").glob("*.py"))
-    return [line for path in paths for line in path.read_text().splitlines() if COLD in line]
-
-
-@functools.cache
-def _is_cold_line(line: str) -> bool:
-    """Whether a source line, known by the name of its file, is not run by a block of a long row."""
-    file, _, number = line.rpartition(":")
-    path = cuda.ROOT / "specdec_kernels" / "_triton" / file
-    return path.exists() and COLD in path.read_text().splitlines()[int(number) - 1]
-
-
-def cold_code(name: str, graph: Graph) -> set[int]:
-    """Addresses of the blocks of a Triton kernel that a block of a long row does not run."""
-    if name != "digest_kernel":
-        return set()
-    is_cold = [any(_is_cold_line(line) for one in block.code for line in one.lines) for block in graph.blocks]
-    return {one.address for block, cold in zip(graph.blocks, is_cold, strict=True) if cold for one in block.code}
-
-
 def triton_kernel(compiled: Any, target: str, threads: int) -> list[Any]:
     """[name, ...] of a compiled Triton kernel."""
     used, name = resources(compiled, target), compiled.name
@@ -101,8 +78,8 @@ def triton_kernel(compiled: Any, target: str, threads: int) -> list[Any]:
         return [name, 942, threads, used.registers, used.shared, used.spilled, waits]
     text = disassemble(compiled.asm["cubin"])
     graph = next(Graph(code, labels) for found, code, labels in functions(text) if found == name)
-    cold = cold_code(name, graph)
-    counts = count(graph, lambda one: one.address in cold, cuda.is_cold_path, threads // 32)
+    never = cold.cold_code(name, graph)
+    counts = count(graph, lambda one: one.address in never, cuda.is_cold_path, threads // 32)
     arch = int(target.removeprefix("cuda:"))
     return to_json(Kernel(name, arch, threads, used.registers, used.shared, used.spilled, counts))
 
@@ -120,7 +97,7 @@ def triton_case(target: str, case: Case, vocab: int, kernels: list[list[Any]] | 
     """Launches of a case: the kernel, and its grids at every batch. `kernels`: the former, if they are known."""
     made = kernels or []
     for one in run(target, lambda: case.call(Size(64, vocab)), row=vocab) if kernels is None else []:
-        key = f"{target} {one.compiled.hash} {one.threads}"
+        key = f"{target} {one.compiled.hash} {one.threads} {cold.version()}"
         compiled, threads = one.compiled, one.threads
         made.append(remembered(key, lambda c=compiled, t=threads: triton_kernel(c, target, t)))  # type: ignore[misc]
     at = grids(target, case.call, vocab) if case.rows else [[] for _ in made]
@@ -144,7 +121,7 @@ def translation(work: tuple[str, int, str]) -> str:
     call = named(name).call
     with front_end_only() as texts:
         run(target, lambda: call(Size(64, vocab)))
-    return hashlib.sha256("".join([*texts, *_cold_lines()]).encode()).hexdigest()[:16]
+    return hashlib.sha256("".join([*texts, *cold.cold_lines()]).encode()).hexdigest()[:16]
 
 
 def cuda_source(work: tuple[int, Path]) -> dict[str, list[Any]]:
@@ -189,7 +166,9 @@ def cuda_calls(arch: int, chosen: Iterable[Path]) -> dict[str, list[list[Any]]]:
 
 
 # Kernels that look into digests and a few blocks of each row, however long it is.
-LOOKS = re.compile(r"listed|look_kernel|settle|stats|decide|plan|tree|chain_kernel|block_kernel|draw_kernel|ratios")
+LOOKS = re.compile(
+    r"listed|look_kernel|settle|stats|decide|plan|tree|chain_kernel|block_kernel|draw_kernel|ratios|kept"
+)
 
 
 def triton_launches(case: list[dict[str, Any]], batch: int, vocab: int) -> list[Launch]:

@@ -398,6 +398,6 @@ OTHER_CASES = [
 ]
 # Launches that find nothing to do where lists of the first pass decide, as on rows of a language model: each block
 # looks and leaves. How often they read all the same is the traffic meter's business.
-IDLE = r"again|refine|gather_kernel"
+IDLE = r"again|gather_kernel"
 # What marks the code of a digest that a block of a long row does not run: the tile that a row does not fill.
 COLD = "mask=v < rows.vocab"

@@ -29,7 +29,7 @@ def _write_kernel(pairs, scaled, sums, batch, mass, status, probs, ROWS: tl.cons
     share = tl.zeros([TILE], tl.float32)
     if bad == 0:
         _, p, weight = residual_tile(pairs, scaled, b, tile, x, point, is_row, inv_t, greedy, ROWS, TILE)
-        share = tl.where(empty, p, tl.div_rn(weight, tl.maximum(total, TINY)))
+        share = tl.where(empty, p, weight * tl.div_rn(tl.full([], 1.0, tl.float32), tl.maximum(total, TINY)))
     v = tile * TILE + tl.arange(0, TILE)
     tl.store(probs + b * pairs.target.vocab + v, share, mask=v < pairs.target.vocab)
 

@@ -31,9 +31,9 @@ def _score_of(pairs, scaled, noise, b, x, view, law, inv_t, PURPOSE: tl.constexp
     whole = tl.load(scaled.a + b) * prob(logit, law, inv_t)
     weight = whole - tl.load(scaled.b + b)
     share = tl.maximum(tl.div_rn(weight, tl.maximum(whole, TINY)), TINY)
-    alive = kept(logit, law[3]) & (weight >= TINY)
+    alive = kept(logit, law.threshold) & (weight >= TINY)
     neg_log_e = noise_of(noise, b, tl.load(noise.position + b), PURPOSE, x.to(tl.int32))
-    return race_scores((logit - law[0]) * inv_t + log(share), alive, neg_log_e)
+    return race_scores((logit - law.maximum) * inv_t + log(share), alive, neg_log_e)
 
 
 @host.entry

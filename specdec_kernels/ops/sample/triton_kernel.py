@@ -74,10 +74,10 @@ def _draw_kernel(
         )  # fmt: skip
     log_mass = tl.log(get_record_f(digest, b, R_MASS, b >= 0))
     tl.store(out.status + b, tl.where(bad_value, S_SAMPLING, 0) | tl.where(bad & active, S_TARGET, 0))
-    lse = tl.where(greedy, 0.0, law[0] * inv_t + log_mass)
+    lse = tl.where(greedy, 0.0, law.maximum * inv_t + log_mass)
     unknown = tl.where(active, float("nan"), 0.0)
     tl.store(out.logsumexp + b, tl.where(bad, unknown, lse))
-    tl.store(out.threshold + b, tl.where(bad, unknown, law[3]))
+    tl.store(out.threshold + b, tl.where(bad, unknown, law.threshold))
     for j in range(0, n):
         _score, token, column, best = pop(best, ids, columns)
         drawn = column >= 0
@@ -87,7 +87,9 @@ def _draw_kernel(
             value -= get_record_f(digest, b, R_RAW, b >= 0)
         else:
             value = tl.where(
-                greedy, 0.0, (logits_at(target, view.offset, view.number, column, drawn) - law[0]) * inv_t - log_mass
+                greedy,
+                0.0,
+                (logits_at(target, view.offset, view.number, column, drawn) - law.maximum) * inv_t - log_mass,
             )
         tl.store(out.logprobs + b * n + j, tl.where(drawn, value, 0.0))
 

@@ -21,7 +21,7 @@ from ..._triton.plan import P_NUMBER, P_OFFSET, planned
 from ..._triton.records import BAD, Q_ARG, Q_STATE, R_MASS, get_record_f, get_record_i
 from ..._triton.rows import fact, is_active, key_of, logits_at, sampling_of, value_of
 from ..._triton.settle import maxima_of
-from ..._triton.thresholds import kth_of, lowest_key
+from ..._triton.thresholds import TAKEN, kth_of, lowest_key
 from ..._triton.visit import SPAN, View, pick, picked_logits
 from ..._types import Sampling
 
@@ -61,7 +61,7 @@ def _count(view, least, picked):
     seen = tl.zeros([COUNTED, BLOCK], tl.int32)
     count = (view.rows.vocab + BLOCK - 1) // BLOCK
     for start in range(0, count, SPAN):
-        n = pick(view, start, count, least, picked)
+        n = pick(view, start, count, least, picked, SPAN)
         for first in range(0, n, COUNTED):
             x, _ = picked_logits(view, picked, first, n, COUNTED)
             seen += (x >= least).to(tl.int32)
@@ -72,7 +72,7 @@ def _count(view, least, picked):
 def _cut(lists, found, wanted, low, high):
     """Keep the first `wanted` by falling logit, then by id, in the order of ids; the key of the last."""
     tl.debug_barrier()
-    last = kth_of(lists.logits, found, wanted, -1, low, high)
+    last = kth_of(lists.logits, found, wanted, -1, low, high, TAKEN)
     above = tl.full([], 0, tl.int32)
     for start in range(0, found, SPAN):
         at = start + tl.arange(0, SPAN)
@@ -120,11 +120,11 @@ def _list(view, law, wanted, lists):
     """
     SIZE: tl.constexpr = LISTED * BLOCK
     count = (view.rows.vocab + BLOCK - 1) // BLOCK
-    top = key_of(law[0])
-    least = tl.maximum(tl.maximum(law[3], _bound(view, count, wanted, top)), LOWEST)
+    top = key_of(law.maximum)
+    least = tl.maximum(tl.maximum(law.threshold, _bound(view, count, wanted, top)), LOWEST)
     found = tl.full([], 0, tl.int32)
     for start in range(0, count, SPAN):
-        n = pick(view, start, count, least, lists.blocks)
+        n = pick(view, start, count, least, lists.blocks, SPAN)
         for first in range(0, n, LISTED):
             x, v = picked_logits(view, lists.blocks, first, n, LISTED)
             x, v = tl.reshape(x, (SIZE,)), tl.reshape(v, (SIZE,))
@@ -153,7 +153,7 @@ def _write_best(out, lists, b, found, law, inv_t, log_mass, active, top):
         ahead = (y[None, :] > x[:, None]) | ((y[None, :] == x[:, None]) & (j[None, :] < i[:, None]))
         ahead = ahead & (j[None, :] < found) & (i[:, None] < found)
         place += tl.sum(ahead.to(tl.int32), axis=1)
-    logprob = tl.where(i < found, (x - law[0]) * inv_t - log_mass, tl.where(active, float("-inf"), 0.0))
+    logprob = tl.where(i < found, (x - law.maximum) * inv_t - log_mass, tl.where(active, float("-inf"), 0.0))
     tl.store(out.top_ids + b * top + place, ids.to(out.top_ids.dtype.element_ty), mask=place < top)
     tl.store(out.top_logprobs + b * top + place, logprob, mask=place < top)
 
@@ -178,17 +178,17 @@ def _look_kernel(
     x = logits_at(target, view.offset, view.number, tl.where(has, token, 0), has & good)
     picked = lists.blocks + b * SPAN
 
-    stays = fact(kept(x, law[3]))
+    stays = fact(kept(x, law.threshold))
     if greedy:
         stays = token == argmax
-    logprob = tl.where(stays, (x - law[0]) * inv_t - log_mass, float("-inf"))
+    logprob = tl.where(stays, (x - law.maximum) * inv_t - log_mass, float("-inf"))
     logprob = tl.where(has, tl.where(bad, float("nan"), logprob), 0.0)
     rank = tl.full([], 0, tl.int32)
     if has & good:
         if greedy:
             rank = tl.where(stays, 1, 2)
         else:
-            rank = 1 + _count(view, tl.where(stays, _next_above(key_of(x)), tl.maximum(law[3], LOWEST)), picked)
+            rank = 1 + _count(view, tl.where(stays, _next_above(key_of(x)), tl.maximum(law.threshold, LOWEST)), picked)
     status = tl.where(bad_value, S_SAMPLING, 0) | tl.where(bad, S_TARGET, 0)
     tl.store(out.logprobs + b, logprob)
     tl.store(out.ranks + b, rank)
@@ -198,7 +198,7 @@ def _look_kernel(
         found = tl.full([], 0, tl.int32)
         if good:
             if greedy:
-                tl.store(lists.logits, law[0])
+                tl.store(lists.logits, law.maximum)
                 tl.store(lists.ids, argmax)
                 found += 1
             else:

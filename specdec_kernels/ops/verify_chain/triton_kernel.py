@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from ..._triton.codes import PROCESSED_LOGPROBS, RAW_LOGPROBS, RESIDUAL_PURPOSE,
 from ..._triton.digest import larger, largest
 from ..._triton.emit import draw_next
 from ..._triton.kept import kept_masses
-from ..._triton.laws import law_of
+from ..._triton.laws import Law, law_of
 from ..._triton.look import digest_rows, look, plan_chain
 from ..._triton.pairs import add_tiles, draft_probs, options_of, target_probs
 from ..._triton.rows import as_asked, load_logits, sampling_of, size_of
@@ -46,16 +47,24 @@ from ..._types import ChainArguments, Sampling
 
 
 @triton.jit
-def _draft_law(call, b, i, first, NT, NR, STATS: tl.constexpr):
-    """Law of draft row i: that of its record, or what draft_stats say."""
+def _draft_law(call, b, i, first, on, NT, NR, STATS: tl.constexpr):
+    """Law of draft row i, if it is `on`: that of its record, or what draft_stats say."""
     if STATS:
-        return 0.0, tl.load(call.draft_logsumexp + first + i), 1.0, tl.load(call.draft_threshold + first + i)
+        shift = tl.load(call.draft_logsumexp + first + i, mask=on, other=0.0)
+        return Law(0.0, shift, 1.0, tl.load(call.draft_threshold + first + i, mask=on, other=0.0))
     else:
-        return law_of(call.ws, b * NR + NT + i)
+        return law_of(call.ws, tl.where(on, b * NR + NT + i, -1))
 
 
-@host.entry
-def _mass_kernel(call, sums, tiles, NT, ND, STATS: tl.constexpr, TILE: tl.constexpr, KP: tl.constexpr):
+def _name(made: Any) -> str:
+    """Profiles tell apart what streams rows and what looks at candidates."""
+    return "_kept_mass_kernel" if made.constants["KEPT"] else "_mass_kernel"
+
+
+@functools.partial(host.entry, repr=_name)
+def _mass_kernel(
+    call, sums, tiles, NT, ND, STATS: tl.constexpr, KEPT: tl.constexpr, TILE: tl.constexpr, KP: tl.constexpr
+):  # fmt: skip
     """Rule block: S[i] = sum_v (w[i] p_i(v) - q_i(v))+ of rows 1 .. K - 1. Grid: batch * (width - 1) * tiles.
 
     Draft rows that hold candidates are one tile.
@@ -71,11 +80,11 @@ def _mass_kernel(call, sums, tiles, NT, ND, STATS: tl.constexpr, TILE: tl.conste
         _, _, _, first, _, _ = chain_of(call.chain, b, call.target.vocab, KP)
         inv_t, _, _, _, _, _, _, _ = sampling_of(call.sampling, b, call.target.vocab)
         row, w = b * (NT + ND) + i, tl.load(call.scale + b * 2 * KP + i)
-        if call.columns.kept is not None:
+        if KEPT:
             mass, _ = kept_masses(call, b, i, first, row, row + NT, inv_t, w, 1.0, None, None, 0)
         else:
             _, p = target_probs(call, b, i, first, row, tile, inv_t, b < 0, TILE)
-            _, q = draft_probs(call, b, i, first, tile, _draft_law(call, b, i, first, NT, NT + ND, STATS), TILE)
+            _, q = draft_probs(call, b, i, first, tile, _draft_law(call, b, i, first, b >= 0, NT, NT + ND, STATS), TILE)
             mass = tl.sum(tl.maximum(w * p - q, 0.0), axis=0)
         tl.store(sums + pid, mass)
 
@@ -117,9 +126,8 @@ def _draw(
     if ROWS or STATS:
         row = tl.where(how == RESIDUAL, accepted, 0)
         offset, number = tl.full([], 0, tl.int64), tl.full([], 0, tl.int64)
-        law = (0.0, 0.0, 1.0, 0.0)
+        law = _draft_law(call, b, row, first, how == RESIDUAL, NT, NR, STATS)
         if how == RESIDUAL:
-            law = _draft_law(call, b, row, first, NT, NR, STATS)
             offset = row_offset(call.draft, call.chain, first, b, row, 0)
             number = number_of(call.chain, first, b, row)
             if STATS and not ROWS:  # a row that is first read here
@@ -238,8 +246,8 @@ def verify_chain_out(
         if has_draft:
             options = {"num_warps": 2} if is_kept else options_of(target_rows, draft_rows, columns)
             host.launch(
-                _mass_kernel, sums.numel(), call, sums, tiles, nt, nd, STATS=has_stats, TILE=host.TILE, KP=kp,
-                seen=on.seen, **options,
+                _mass_kernel, sums.numel(), call, sums, tiles, nt, nd, STATS=has_stats, KEPT=is_kept, TILE=host.TILE,
+                KP=kp, seen=on.seen, **options,
             )  # fmt: skip
     threads = scratch.options_of(target_rows, draft_rows) if rule <= BLOCK.value else {"num_warps": 1}
     if has_stats and given.allowed is not None:  # 128 registers a thread spill on sm_120; else 16 warps are faster
