@@ -15,7 +15,6 @@ class Law(NamedTuple):
     """Of one row, or of several."""
 
     maximum: Any
-    shift: Any  # None in a record's
     scale: Any
     threshold: Any
 
@@ -26,7 +25,6 @@ def law_of(ws, row):
     ok = row >= 0
     return Law(
         get_record_f(ws, row, R_MAX, ok),
-        None,
         get_record_f(ws, row, R_SCALE, ok),
         get_record_f(ws, row, R_THRESHOLD, ok),
     )
@@ -38,12 +36,12 @@ def kept(x, threshold):
 
 
 @triton.jit
-def prob(x, law, inv_t):
-    """Probability of logits x under a record's law."""
-    if law.shift is None:
+def prob(x, law, inv_t, shift=None):
+    """Probability of logits x under a law; a record's has no shift."""
+    if shift is None:
         z = (x - law.maximum) * unit_of(inv_t)
     else:
-        z = ((x - law.maximum) * inv_t - law.shift) * LOG2E
+        z = ((x - law.maximum) * inv_t - shift) * LOG2E
     return tl.where(x >= law.threshold, tl.exp2(z) * law.scale, 0.0)  # -inf weighs nothing
 
 

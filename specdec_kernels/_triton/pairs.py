@@ -47,7 +47,7 @@ def target_probs(call, b, i, first, row, tile, inv_t, greedy, TILE: tl.constexpr
 
 
 @triton.jit
-def draft_probs(call, b, i, first, tile, law, TILE: tl.constexpr):
+def draft_probs(call, b, i, first, tile, law, TILE: tl.constexpr, shift=None):
     """(draft logits, q) of one tile of draft row i, over target ids."""
     v = tile * TILE + tl.arange(0, TILE)
     inv_t, _, _, _, _, _, _, _ = sampling_of(call.draft_sampling, b, call.draft.vocab)
@@ -57,7 +57,7 @@ def draft_probs(call, b, i, first, tile, law, TILE: tl.constexpr):
         y = as_asked(load_logits(call.draft, offset, tile * TILE, TILE), call.draft, number, tile * TILE, TILE)
     else:
         y = draft_logits_at(call.draft, call.columns, offset, number, v, v < call.target.vocab)
-    return y, prob(y, law, inv_t)
+    return y, prob(y, law, inv_t, shift)
 
 
 @triton.jit

@@ -36,6 +36,7 @@ class Rest(NamedTuple):
     inv_t: Any = None
     a: Any = None
     b: Any = None
+    shift: Any = None  # of the law, if it has one
 
 
 GROUPS, EACH = tl.constexpr(32), tl.constexpr(64)  # groups, and blocks of each
@@ -182,7 +183,7 @@ def _scores(
     logweight = (x - law.maximum) * inv_t
     if rest.a is not None:
         y = draft_logits_at(rest.draft, rest.columns, rest.offset, rest.number, v, there)
-        weight = rest.a * prob(x, law, inv_t) - rest.b * prob(y, rest.law, rest.inv_t)
+        weight = rest.a * prob(x, law, inv_t) - rest.b * prob(y, rest.law, rest.inv_t, rest.shift)
         competes = weight >= TINY
         logweight = log(tl.where(competes, weight, 1.0))
     if token_map is None:

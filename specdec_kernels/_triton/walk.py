@@ -85,15 +85,16 @@ def draft_at(call, b, first, i, ids, tested, has_row, row, ROWS: tl.constexpr, S
         at = tl.where(mask, row_offset(call.draft, call.chain, first, b, i, 0), 0)  # candidates are read without a mask
         number = number_of(call.chain, first, b, i)
         x = draft_logits_at(call.draft, call.columns, at, number, tl.where(mask, ids, 0), mask)
+        shift = None
         if ROWS:
             unreadable = mask & (get_record_i(call.ws, row, Q_STATE, mask) == BAD)
             law = law_of(call.ws, tl.where(mask, row, -1))
         if STATS:
             shift = tl.load(call.draft_logsumexp + first + i, mask=mask, other=0.0)
             threshold = tl.load(call.draft_threshold + first + i, mask=mask, other=0.0)
-            law = Law(0.0, shift, 1.0, threshold)
+            law = Law(0.0, 1.0, threshold)
             unreadable = unreadable | (mask & ((tl.abs(shift) == float("inf")) | (shift != shift) | (x != x)))
-        q = tl.where(mask, prob(x, law, inv_t), 1.0)
+        q = tl.where(mask, prob(x, law, inv_t, shift), 1.0)
     return q, unreadable
 
 

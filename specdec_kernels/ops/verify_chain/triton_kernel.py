@@ -48,10 +48,9 @@ from ..._types import ChainArguments, Sampling
 
 @triton.jit
 def _draft_law(call, b, i, first, on, NT, NR, STATS: tl.constexpr):
-    """Law of draft row i, if it is `on`: that of its record, or what draft_stats say."""
+    """Law of draft row i, if it is `on`: that of its record, or what draft_stats say, whose log-sum is its shift."""
     if STATS:
-        shift = tl.load(call.draft_logsumexp + first + i, mask=on, other=0.0)
-        return Law(0.0, shift, 1.0, tl.load(call.draft_threshold + first + i, mask=on, other=0.0))
+        return Law(0.0, 1.0, tl.load(call.draft_threshold + first + i, mask=on, other=0.0))
     else:
         return law_of(call.ws, tl.where(on, b * NR + NT + i, -1))
 
@@ -84,7 +83,10 @@ def _mass_kernel(
             mass, _ = kept_masses(call, b, i, first, row, row + NT, inv_t, w, 1.0, None, None, 0)
         else:
             _, p = target_probs(call, b, i, first, row, tile, inv_t, b < 0, TILE)
-            _, q = draft_probs(call, b, i, first, tile, _draft_law(call, b, i, first, b >= 0, NT, NT + ND, STATS), TILE)
+            law, shift = _draft_law(call, b, i, first, b >= 0, NT, NT + ND, STATS), None
+            if STATS:
+                shift = tl.load(call.draft_logsumexp + first + i)
+            _, q = draft_probs(call, b, i, first, tile, law, TILE, shift)
             mass = tl.sum(tl.maximum(w * p - q, 0.0), axis=0)
         tl.store(sums + pid, mass)
 
@@ -126,7 +128,9 @@ def _draw(
     if ROWS or STATS:
         row = tl.where(how == RESIDUAL, accepted, 0)
         offset, number = tl.full([], 0, tl.int64), tl.full([], 0, tl.int64)
-        law = _draft_law(call, b, row, first, how == RESIDUAL, NT, NR, STATS)
+        law, shift = _draft_law(call, b, row, first, how == RESIDUAL, NT, NR, STATS), None
+        if STATS:
+            shift = tl.load(call.draft_logsumexp + first + row, mask=how == RESIDUAL, other=0.0)
         if how == RESIDUAL:
             offset = row_offset(call.draft, call.chain, first, b, row, 0)
             number = number_of(call.chain, first, b, row)
@@ -134,7 +138,7 @@ def _draw(
                 is_late = _is_unusable(call.draft, offset, number, TILE)
                 status |= tl.where(is_late, S_DRAFT, 0)
         draft_inv_t, _, _, _, _, _, _, _ = sampling_of(call.draft_sampling, b, call.draft.vocab)
-        rest = Rest(call.draft, call.columns, offset, number, law, draft_inv_t, scale, 1.0)
+        rest = Rest(call.draft, call.columns, offset, number, law, draft_inv_t, scale, 1.0, shift)
     rejected = call.chain.ids + first + accepted
     return draw_next(
         call, b, b * NR + accepted, how, status, token, inv_t, rest, is_late, rejected, 1, None, ROWS or STATS, TILE, 1
