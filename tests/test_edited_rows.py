@@ -95,6 +95,28 @@ def test_sample(backend: str, device: str, vocab: int, filters: str, dtype: torc
     compare(sample, {**given, "allowed": bits}, edits_of(vocab, logits, vocab), None, device)
 
 
+@pytest.mark.parametrize("filters", ["temperature", "all", "greedy"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_nan_that_an_edit_makes_takes_or_leaves(backend: str, device: str, filters: str, dtype: torch.dtype) -> None:
+    """Both tiles of a row of two have edits, that of the first tile's largest logit among them."""
+    rows, vocab = 4, 4096 + 37
+    logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(3)).to(dtype)
+    logits[:, 100] = 20
+    logits[0, 1000] = torch.nan  # banned
+    logits[1, 1001] = torch.nan  # not listed
+    logits[2, 3000] = -torch.inf  # and plus infinity
+    ids, bias = torch.tensor([[100, 1000, 3000]] * rows), torch.tensor([[-9.0, -torch.inf, 2.0]] * rows)
+    bias[2, 2] = torch.inf
+    edits = edit_rows(Edits(bias_ids=ids.int(), bias=bias), vocab=vocab, backend="reference")
+    given = {
+        "logits": logits, "sampling": Sampling.full(rows, **FILTERS.get(filters, {"temperature": 0.0})),
+        "rng": make_rng(rows), "purpose": "target",
+    }  # fmt: skip
+    compare(sample, given, edits, None, device)
+    drawn = sample(edits=moved(edits, device), **moved(given, device))
+    assert [status & 1 for status in drawn.status.tolist()] == [0, 1, 1, 0]
+
+
 def test_raw_logprobs_are_those_of_the_logits_as_given(backend: str, device: str) -> None:
     logits = torch.randn(5, 90, generator=torch.Generator().manual_seed(1))
     edits = moved(edits_of(90, logits, 1), device)

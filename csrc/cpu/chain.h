@@ -56,6 +56,8 @@ struct Chain {
 // The drafts that may be read.
 inline Drafts drafts_of(const Chain& chain) {
   Drafts drafts{{-1}, {-1}};
+  drafts.ids.reserve(chain.length + 1);
+  drafts.parent.reserve(chain.length + 1);
   for (int64_t i = 0; i < chain.length; ++i) {
     drafts.ids.push_back(chain.id(i));
     drafts.parent.push_back(static_cast<int32_t>(i));

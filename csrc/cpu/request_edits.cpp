@@ -19,6 +19,7 @@ float chosen(bool first, float a, float b) {
 
 std::vector<int64_t> Drafts::path(int64_t node) const {
   std::vector<int64_t> path;
+  path.reserve(node);
   for (int64_t n = node; n > 0; n = parent[n]) {
     if (ids[n] != -1) path.push_back(ids[n]);
   }
@@ -35,14 +36,13 @@ RequestEdits::RequestEdits(const EditRowsParams& p, int64_t b, Drafts drafts)
 RowEdits RequestEdits::row(int64_t node) {
   list();
   if (is_empty()) return {};
-  const auto size = static_cast<int64_t>(bias_.size());
-  if (values_.empty()) values_.resize(drafts_.ids.size());
-  std::unique_ptr<float[]>& values = values_[node];
+  if (rows_.empty()) rows_.resize(drafts_.ids.size());
+  std::unique_ptr<float[]>& values = rows_[node];
   if (!values) {
-    values.reset(new float[4 * size]);
-    write_values(node, values.get(), size);
+    values = std::make_unique_for_overwrite<float[]>(4 * size_);
+    write_values(node, values.get(), size_);
   }
-  return {bits(), start(), values.get(), p_.blocks, size, size};
+  return {bits(), start(), values.get(), p_.blocks, size_, size_};
 }
 
 void RequestEdits::list() {
@@ -50,35 +50,32 @@ void RequestEdits::list() {
   is_listed_ = true;
   const std::vector<int64_t> listed = columns();
   if (listed.empty() && !penalties_.any()) return;
-  bits_.assign((p_.vocab + kTile - 1) / kTile * kTileBlocks, 0);
+  const int64_t words = (p_.vocab + kTile - 1) / kTile * kTileBlocks;
+  bits_ = std::make_unique<int64_t[]>(words);
+  start_ = std::make_unique_for_overwrite<int32_t[]>(words + 1);
   const Counted text = counted();
   for (int i = 0; i < text.size; ++i) mark(text.columns[i]);
   for (const int64_t v : listed) mark(v);
-  start_.resize(bits_.size() + 1);
-  tiles().edit_list.number(bits(), bits_.size(), start_.data());
-  const int32_t size = start_.back();
-  counts_.assign(size, 0);
-  ids_.resize(size);
-  bias_.assign(size, 0.f);
-  repetition_.resize(size);
-  minus_.resize(size);
+  tiles().edit_list.number(bits(), words, start_.get());
+  size_ = start_[words];
+  counts_ = std::make_unique<int32_t[]>(size_);
+  values_ = std::make_unique_for_overwrite<float[]>(4 * size_);
+  float *bias = values_.get(), *ids = bias + 3 * size_;
+  std::fill_n(bias, size_, 0.f);
   for (int64_t i = 0; i < p_.bias_ids.size; ++i) {
     const int64_t at = find(p_.bias_ids.row(b_)[i]);
-    if (at >= 0) bias_[at] = p_.bias.row(b_)[i];
+    if (at >= 0) bias[at] = p_.bias.row(b_)[i];
   }
   tiles().edit_list.place(bits(), start(), text.columns.get(), text.counts.get(), text.size,
-                          counts_.data(), ids_.data());
-  for (const int64_t v : listed) ids_[place(v)] = static_cast<float>(v);
-  for (int32_t& count : counts_) count = std::max(count, count & 1);
-  penalise(counts_.data(), size, repetition_.data(), minus_.data());
+                          counts_.get(), ids);
+  for (const int64_t v : listed) ids[place(v)] = static_cast<float>(v);
+  for (int64_t i = 0; i < size_; ++i) counts_[i] = std::max(counts_[i], counts_[i] & 1);
+  penalise(counts_.get(), size_, bias + size_, bias + 2 * size_);
 }
 
 void RequestEdits::write_values(int64_t node, float* values, int64_t plane) const {
   float *bias = values, *repetition = values + plane, *minus = values + 2 * plane;
-  std::copy(bias_.begin(), bias_.end(), bias);
-  std::copy(repetition_.begin(), repetition_.end(), repetition);
-  std::copy(minus_.begin(), minus_.end(), minus);
-  std::copy(ids_.begin(), ids_.end(), values + 3 * plane);
+  for (int i = 0; i < 4; ++i) std::copy_n(values_.get() + i * size_, size_, values + i * plane);
   const std::vector<int64_t> path = drafts_.path(node);
   for (const int64_t id : path) {
     const int64_t i = penalties_.any() ? find(id) : -1;
@@ -113,6 +110,7 @@ void RequestEdits::penalise(const int32_t* counts, size_t n, float* __restrict r
 
 std::vector<int64_t> RequestEdits::columns() const {
   std::vector<int64_t> columns;
+  columns.reserve(p_.bias_ids.size + p_.stop_ids.size + p_.bad_words.size + drafts_.ids.size());
   const auto add = [&](int64_t id) {
     if (const int64_t v = column(id); v >= 0) columns.push_back(v);
   };
@@ -129,8 +127,8 @@ RequestEdits::Counted RequestEdits::counted() const {
   const int64_t slot = p_.slots.get(b_, static_cast<int32_t>(b_));
   if (!penalties_.any() || slot < 0 || slot >= p_.counts.slots) return {};
   Counted text;
-  text.columns.reset(new int32_t[p_.counts.capacity]);
-  text.counts.reset(new int32_t[p_.counts.capacity]);
+  text.columns = std::make_unique_for_overwrite<int32_t[]>(p_.counts.capacity);
+  text.counts = std::make_unique_for_overwrite<int32_t[]>(p_.counts.capacity);
   text.size = tiles().edit_list.take(p_.counts, slot, p_.first_id, p_.vocab, text.columns.get(),
                                      text.counts.get());
   return text;
@@ -147,13 +145,15 @@ int64_t RequestEdits::find(int64_t id) const {
 }
 
 int64_t RequestEdits::place(int64_t column) const {
-  const uint64_t mine = uint64_t{1} << (column % kEditBlock);
-  const auto bits = static_cast<uint64_t>(bits_[column / kEditBlock]);
-  return (bits & mine) != 0 ? start_[column / kEditBlock] + std::popcount(bits & (mine - 1)) : -1;
+  const auto v = static_cast<uint64_t>(column);
+  const uint64_t mine = uint64_t{1} << (v % kEditBlock);
+  const auto bits = static_cast<uint64_t>(bits_[v / kEditBlock]);
+  return (bits & mine) != 0 ? start_[v / kEditBlock] + std::popcount(bits & (mine - 1)) : -1;
 }
 
 void RequestEdits::mark(int64_t column) {
-  bits_[column / kEditBlock] |= int64_t{1} << (column % kEditBlock);
+  const auto v = static_cast<uint64_t>(column);
+  bits_[v / kEditBlock] |= int64_t{1} << (v % kEditBlock);
 }
 
 bool RequestEdits::meets(const int32_t* word, const std::vector<int64_t>& path) const {

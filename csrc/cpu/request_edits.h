@@ -30,9 +30,9 @@ class RequestEdits {
 
   // What every row lists: see RowEdits. Nothing where the request changes nothing.
   void list();
-  bool is_empty() const { return bits_.empty(); }
-  const int64_t* bits() const { return bits_.data(); }
-  const int32_t* start() const { return start_.data(); }
+  bool is_empty() const { return !bits_; }
+  const int64_t* bits() const { return bits_.get(); }
+  const int32_t* start() const { return start_.get(); }
 
  private:
   struct Penalties {
@@ -59,11 +59,11 @@ class RequestEdits {
   Drafts drafts_;
   Penalties penalties_;
   bool is_listed_ = false;
-  std::vector<int64_t> bits_;  // of whole tiles
-  std::vector<int32_t> start_;
-  std::vector<int32_t> counts_;  // of what is listed, in the text: 2 * generated + in_prompt
-  std::vector<float> bias_, repetition_, minus_, ids_;
-  std::vector<std::unique_ptr<float[]>> values_;  // of the rows that were made
+  int64_t size_ = 0;                            // of the list
+  std::unique_ptr<int64_t[]> bits_;             // of whole tiles
+  std::unique_ptr<int32_t[]> start_, counts_;   // counts in the text: 2 * generated + in_prompt
+  std::unique_ptr<float[]> values_;             // of the row behind the text
+  std::vector<std::unique_ptr<float[]>> rows_;  // those of the rows that were made
 };
 
 // The edits of a call's requests, whose rows are made when they are read.

@@ -20,6 +20,7 @@ struct Job {
   Examine ask;
   std::optional<ExpShift> shift;  // none: every tile is summed about its own maximum
   std::vector<float> tile_sum, tile_log;
+  std::vector<char> is_pending;  // tiles whose edits are to come
 };
 
 // The laws of one row in memory, whose tiles are examined in turn while they lie in L1.
@@ -56,7 +57,7 @@ bool is_summed(const Examine& ask) {
 }
 
 Job make_job(const Examine& asked) {
-  Job job{asked, {}, {}, {}};
+  Job job{asked, {}, {}, {}, {}};
   Examine& ask = job.ask;
   RowLaw& law = *ask.law;
   const int n = law.source.tile_count();
@@ -64,7 +65,9 @@ Job make_job(const Examine& asked) {
   if (law.params.greedy) ask.mass = ask.entropy = false;
   const bool only_argmax = law.params.greedy && !law.source.edits.bits;
   law.block_max.assign(only_argmax ? 0 : int64_t{n} * kTileBlocks, -kInf);
-  if (is_summed(ask)) {
+  if (!is_summed(ask)) {
+    if (law.source.edits.bits) job.is_pending.assign(n, false);
+  } else {
     job.tile_sum.assign(n, 0.f);
     if (ask.entropy) {
       job.tile_log.assign(n, 0.f);
@@ -113,65 +116,77 @@ void sum_alone(Job& job, int t, const float* tile) {
   if (job.ask.entropy) job.tile_log[t] = s.sum_log;
 }
 
-// The logits that edits list of a tile, before and after.
+// The logits that edits list of consecutive tiles, before and after.
 struct EditedLogits {
-  alignas(64) float before[kTile], after[kTile];
+  alignas(64) float before[kEditTiles * kTile], after[kEditTiles * kTile];
   int padded = 0;
-  float max = 0.f;  // of the tile
 
-  // Maxima of the tile's blocks follow. False where a logit is NaN.
-  bool take(const RowSource& row, int t, float* blocks);
+  // Of tiles that are whole in memory; their maxima and those of their blocks follow. False where a
+  // logit is NaN.
+  bool take(RowLaw& law, int begin, int end);
   SumMax sum(const float* values, const ExpShift& shift) const {
     alignas(64) float maxima[kTileBlocks];
     return tiles().exp_sum[0](float_tile(values), padded, shift, maxima);
   }
 };
 
-bool EditedLogits::take(const RowSource& row, int t, float* blocks) {
-  const RowEdits& edits = row.edits;
-  const RawTile tile = row.own_tile(t);
-  const int64_t block = int64_t{t} * kTileBlocks, plane = edits.plane;
+bool EditedLogits::take(RowLaw& law, int begin, int end) {
+  const RowEdits& edits = law.source.edits;
+  const RawTile tile = law.source.own_tile(begin);
+  const int64_t block = int64_t{begin} * kTileBlocks, plane = edits.plane;
   const int32_t* start = edits.start + block;
+  const int count = edits.start[int64_t{end} * kTileBlocks] - *start;
   const float* bias = edits.values + *start;
-  const TileEdits listed{edits.bits + block, start,           bias, bias + plane,
-                         bias + 2 * plane,   bias + 3 * plane};
-  const auto found = tiles().edit[tile.index()](tile.logits, listed, before, after, blocks);
-  padded = (found.count + kPad - 1) / kPad * kPad;
-  max = found.max;
-  return !found.nan;
+  const ListedTiles listed{edits.bits + block,
+                           start,
+                           int64_t{begin} * kTile,
+                           end - begin,
+                           count,
+                           bias,
+                           bias + plane,
+                           bias + 2 * plane,
+                           bias + 3 * plane};
+  padded = (count + kPad - 1) / kPad * kPad;
+  return tiles().edit[tile.index()](tile.logits, listed, before, after, &law.block_max[block],
+                                    &law.tile_max[begin]);
 }
 
 // A tile with edits from the row's own memory: what they change is taken out of its sum and put in
 // anew. Half of the sum at most is taken out, so that its rounding error grows twofold at most.
 // False where that, or another shortcut, does not hold; then the tile is copied.
-bool examine_edited(Job& job, int t) {
+bool sum_edited(Job& job, int t) {
   RowLaw& law = *job.ask.law;
-  const RowSource& row = law.source;
-  const RawTile tile = row.own_tile(t);
-  if (!tile.logits || (!job.shift && !job.tile_sum.empty())) return false;
-  const int n = row.length(t);
+  const RawTile tile = law.source.own_tile(t);
+  if (!tile.logits || !job.shift) return false;
+  const float highest = job.shift->highest;
   float* blocks = law.block_max.data() + int64_t{t} * kTileBlocks;
+  const SumMax all = tiles().exp_sum[tile.index()](tile, kTile, *job.shift, blocks);
+  law.tile_max[t] = all.max;
   EditedLogits edited;
-  if (!job.shift) {
-    if (tiles().digest[tile.index()](tile, n, blocks).nan) return false;
-    if (!edited.take(row, t, blocks)) return false;
-  } else {
-    const float highest = job.shift->highest;
-    const SumMax all = tiles().exp_sum[tile.index()](tile, n, *job.shift, blocks);
-    if (std::isnan(all.sum) || all.max > highest || !edited.take(row, t, blocks)) return false;
-    const SumMax before = edited.sum(edited.before, *job.shift);
-    const SumMax after = edited.sum(edited.after, *job.shift);
-    if (before.sum > all.sum / 2 || after.max > highest) return false;
-    job.tile_sum[t] = (all.sum - before.sum) + after.sum;
-  }
-  law.tile_max[t] = edited.max;
+  if (std::isnan(all.sum) || all.max > highest || !edited.take(law, t, t + 1)) return false;
+  const SumMax before = edited.sum(edited.before, *job.shift);
+  const SumMax after = edited.sum(edited.after, *job.shift);
+  if (before.sum > all.sum / 2 || after.max > highest) return false;
+  job.tile_sum[t] = (all.sum - before.sum) + after.sum;
   return true;
 }
 
-void examine_tile(Job& job, int t, float* buffer) {
+// Maxima of a tile without its edits, which edit_pending puts in.
+bool digest_unedited(Job& job, int t) {
+  RowLaw& law = *job.ask.law;
+  const RawTile tile = law.source.own_tile(t);
+  if (!tile.logits) return false;
+  float* blocks = law.block_max.data() + int64_t{t} * kTileBlocks;
+  const TileMax found = tiles().digest[tile.index()](tile, kTile, blocks);
+  law.tile_max[t] = found.max;
+  job.is_pending[t] = !found.nan;
+  return !found.nan;
+}
+
+// A tile as it is, or a copy with its edits.
+void examine_whole(Job& job, int t, float* buffer) {
   RowLaw& law = *job.ask.law;
   const RowSource& row = law.source;
-  if (row.is_edited(int64_t{t} * kTile, kTile) && examine_edited(job, t)) return;
   const RawTile tile = row.raw_tile(t, buffer);
   if (job.shift && sum_shifted(job, t, tile)) return;
   float* blocks = law.block_max.empty() ? nullptr : &law.block_max[int64_t{t} * kTileBlocks];
@@ -182,16 +197,45 @@ void examine_tile(Job& job, int t, float* buffer) {
   sum_alone(job, t, is_float ? static_cast<const float*>(tile.logits) : row.tile(t, buffer));
 }
 
-void examine_tile(Pass& pass, int t, float* buffer) {
-  if (pass.twin) examine_tile(*pass.twin, t, buffer);
-  if (!pass.follows_twin) return examine_tile(pass.job, t, buffer);
+void examine_tile(Job& job, int t, float* buffer) {
+  if (job.ask.law->source.is_edited(int64_t{t} * kTile, kTile)) {
+    if (job.tile_sum.empty() ? digest_unedited(job, t) : sum_edited(job, t)) return;
+  }
+  examine_whole(job, t, buffer);
+}
+
+// The edits of kEditTiles tiles or fewer.
+void edit_pending(Job& job, int begin, int end, float* buffer) {
+  if (job.is_pending.empty()) return;
+  RowLaw& law = *job.ask.law;
+  while (begin < end && !job.is_pending[begin]) ++begin;
+  while (begin < end && !job.is_pending[end - 1]) --end;
+  EditedLogits edited;
+  if (begin == end || edited.take(law, begin, end)) return;
+  for (int t = begin; t < end; ++t) examine_whole(job, t, buffer);
+}
+
+// The tiles [begin, end) of a row.
+void examine_tiles(Pass& pass, int begin, int end, float* buffer) {
+  for (int t = begin; t < end;) {
+    const int first = t;
+    for (const int last = std::min(t + kEditTiles, end); t < last; ++t) {
+      if (pass.twin) examine_tile(*pass.twin, t, buffer);
+      if (!pass.follows_twin) examine_tile(pass.job, t, buffer);
+    }
+    if (pass.twin) edit_pending(*pass.twin, first, t, buffer);
+    if (!pass.follows_twin) edit_pending(pass.job, first, t, buffer);
+  }
+  if (!pass.follows_twin) return;
+  const auto copy = [](const std::vector<float>& from, std::vector<float>& to, int64_t first,
+                       int64_t last) {
+    if (!to.empty()) std::copy(from.begin() + first, from.begin() + last, to.begin() + first);
+  };
   RowLaw& law = *pass.job.ask.law;
   const RowLaw& twin = *pass.twin->ask.law;
-  law.tile_max[t] = twin.tile_max[t];
-  if (!law.block_max.empty()) {
-    std::copy_n(twin.tile_blocks(t), kTileBlocks, law.block_max.begin() + int64_t{t} * kTileBlocks);
-  }
-  if (!pass.job.tile_sum.empty()) pass.job.tile_sum[t] = pass.twin->tile_sum[t];
+  copy(twin.tile_max, law.tile_max, begin, end);
+  copy(twin.block_max, law.block_max, int64_t{begin} * kTileBlocks, int64_t{end} * kTileBlocks);
+  copy(pass.twin->tile_sum, pass.job.tile_sum, begin, end);
 }
 
 // The weight that exp_sum gives to one logit.
@@ -273,17 +317,19 @@ const float* RowSource::span(int64_t first, int n, float* buffer) const {
   const auto count = static_cast<int>(std::min<int64_t>(n, vocab - first));
   const int32_t* bits = allowed ? allowed + first / 32 : nullptr;
   tiles().load[static_cast<int>(type)](data + first * element_size(type), count, bits, buffer);
-  if (!is_edited(first, count)) return buffer;
-  for (int64_t block = first / kEditBlock; block * kEditBlock < first + count; ++block) {
-    int64_t i = edits.start[block];
-    if (i == edits.start[block + 1]) continue;
-    for (auto left = static_cast<uint64_t>(edits.bits[block]); left != 0; left &= left - 1, ++i) {
+  if (edits.bits) edit(first, count, buffer);
+  return buffer;
+}
+
+void RowSource::edit(int64_t first, int n, float* buffer) const {
+  for (int64_t block = first / kEditBlock; block * kEditBlock < first + n; ++block) {
+    auto left = static_cast<uint64_t>(edits.bits[block]);
+    for (int64_t i = edits.start[block]; left != 0; left &= left - 1, ++i) {
       const int64_t id = block * kEditBlock + std::countr_zero(left);
       float& logit = buffer[id - first];
       logit = allows(id) ? edits.apply(logit, i) : -kInf;
     }
   }
-  return buffer;
 }
 
 RawTile RowSource::raw_tile(int t, float* buffer) const {
@@ -402,9 +448,7 @@ void examine(const Team& team, const Examine* rows, int count) {
       const int n = pass.job.ask.law->source.tile_count();
       const int64_t from = std::max(begin - first, int64_t{0});
       const int64_t to = std::min<int64_t>(end - first, n);
-      for (int64_t t = from; t < to; ++t) {
-        examine_tile(pass, static_cast<int>(t), buffer);
-      }
+      if (from < to) examine_tiles(pass, static_cast<int>(from), static_cast<int>(to), buffer);
       first += n;
     }
   });

@@ -37,6 +37,7 @@ struct RowSource {
 
  private:
   const void* whole(int64_t first, int n) const;  // null where a copy is needed
+  void edit(int64_t first, int n, float* logits) const;
   const void* ahead(int t) const;
   bool allows(int64_t id) const {
     return !allowed || ((static_cast<uint32_t>(allowed[id >> 5]) >> (id & 31)) & 1) != 0;

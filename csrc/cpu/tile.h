@@ -78,17 +78,20 @@ struct SumMax {
   float sum, max;
 };
 
-// The entries that edits list of a whole tile.
-struct TileEdits {
-  const int64_t* bits;                           // [kTileBlocks]
-  const int32_t* start;                          // [kTileBlocks + 1]
-  const float *bias, *repetition, *minus, *ids;  // of each entry
-};
+// Tiles whose edits are done at once, behind the pass over them: a tile alone lists little more
+// than a vector. AVX-512 picks the maxima of so many blocks from its registers. `greedy`, batch 16,
+// 1000 tokens, 128256 ids in bfloat16, one core of an EPYC (family 26): edits add 0.22 ms with 1
+// tile, 0.19 with 2; with 16 and maxima from memory 0.18, but 0.07 more where rows come from DRAM,
+// which then waits for the edits.
+constexpr int kEditTiles = 2;
 
-struct EditedTile {
-  int count;  // of entries
-  bool nan;   // after the edits
-  float max;  // of the blocks
+// The entries that edits list of kEditTiles consecutive whole tiles, or of fewer.
+struct ListedTiles {
+  const int64_t* bits;                           // [tiles * kTileBlocks]
+  const int32_t* start;                          // [tiles * kTileBlocks + 1]
+  int64_t first;                                 // column of the first tile
+  int tiles, count;                              // how many tiles and entries
+  const float *bias, *repetition, *minus, *ids;  // of each entry
 };
 
 // The list of what a request edits, made of bits and counts: whole tiles of them.
@@ -126,9 +129,10 @@ struct TileTable {
   // exceeds shift.highest, the sum means nothing.
   SumMax (*exp_sum[3])(const RawTile& tile, int n, const ExpShift& shift, float* blocks);
   // The logits of the entries before and after their edits, padded with -inf to a multiple of kPad,
-  // given the tile and the maxima of its blocks, which follow them. No NaN is in the tile.
-  EditedTile (*edit[3])(const void* logits, const TileEdits& edits, float* before, float* after,
-                        float* blocks);
+  // given the tiles and the maxima of their blocks, which follow them, as those of the tiles do. No
+  // NaN is in the tiles; false where an edit makes one.
+  bool (*edit[3])(const void* logits, const ListedTiles& edits, float* before, float* after,
+                  float* blocks, float* maxima);
   EditList edit_list;
   // Copies low <= l < high to `out`, which has room for n + kPad, and sums the weights of these and
   // of l >= high; none may exceed w.max.

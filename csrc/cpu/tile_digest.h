@@ -12,8 +12,11 @@ SPECDEC_INLINE void block_maxima(F* lanes, int count, float* out) {
   for (int i = count; i % kWidth != 0; ++i) lanes[i] = splat(-kInf);
   for (int i = 0; i < count; i += kWidth) {
     const F v = lane_maxima(lanes + i);
-    const int n = count - i < kWidth ? count - i : kWidth;
-    std::memcpy(out + i, &v, n * sizeof(float));
+    if (count - i >= kWidth) {
+      store(out + i, v);
+    } else {
+      std::memcpy(out + i, &v, (count - i) * sizeof(float));
+    }
   }
 }
 

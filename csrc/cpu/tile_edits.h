@@ -9,7 +9,7 @@ int take_counted(const CountTables& tables, int64_t slot, int64_t first, int64_t
   if (first > INT32_MAX) return 0;
   int n = 0;
   int64_t i = 0;
-#if SPECDEC_WIDTH == 16
+#if SPECDEC_WIDTH >= 8
   const I least = I{} + static_cast<int32_t>(first);
   const I most = I{} + static_cast<int32_t>(std::min<int64_t>(first + vocab, INT32_MAX) - 1);
   for (; i + kWidth <= tables.capacity; i += kWidth) {
@@ -55,33 +55,48 @@ SPECDEC_INLINE F edited(F logit, F bias, F repetition, F minus) {
   return select(eq(bias, splat(-kInf)), bias, changed);
 }
 
-// Logits of a tile, and the largest of their blocks, at kWidth offsets.
+// Logits at kWidth places.
 template <LogitType kType>
-SPECDEC_INLINE void gather_logits(const void* logits, const float* blocks, U at, F* logit,
-                                  F* largest) {
+SPECDEC_INLINE F gather_logits(const void* logits, U at) {
 #if SPECDEC_WIDTH == 16
-  *largest = (F)_mm512_permutex2var_ps(load<F>(blocks), (__m512i)(at / kNoiseBlock),
-                                       load<F>(blocks + kWidth));
   if constexpr (kType == LogitType::kFloat32) {
-    *logit = _mm512_i32gather_ps((__m512i)at, logits, 4);
+    return _mm512_i32gather_ps((__m512i)at, logits, 4);
   } else {
     const I pairs = (I)_mm512_i32gather_epi32((__m512i)(at >> 1), logits, 4);
     const U raw = ((U)pairs >> ((at & 1) << 4)) & 0xffffu;
-    *logit = kType == LogitType::kBFloat16 ? (F)(raw << 16)
-                                           : from_half((H)_mm512_cvtepi32_epi16((__m512i)raw));
+    return kType == LogitType::kBFloat16 ? (F)(raw << 16)
+                                         : from_half((H)_mm512_cvtepi32_epi16((__m512i)raw));
   }
 #else
   using Raw = std::conditional_t<kType == LogitType::kFloat32, float, uint16_t>;
   Raw raw[kWidth];
-  float most[kWidth];
-  for (int j = 0; j < kWidth; ++j) {
-    raw[j] = static_cast<const Raw*>(logits)[at[j]];
-    most[j] = blocks[at[j] / kNoiseBlock];
-  }
-  *logit = load_logits<kType>(raw, 0);
-  *largest = load<F>(most);
+  for (int j = 0; j < kWidth; ++j) raw[j] = static_cast<const Raw*>(logits)[at[j]];
+  return load_logits<kType>(raw, 0);
 #endif
 }
+
+// The maxima of kEditTiles tiles' blocks, to be picked by number.
+struct BlockMaxima {
+#if SPECDEC_WIDTH == 16
+  F part[4];
+  BlockMaxima(const float* blocks, int count) {
+    for (int i = 0; i < 4; ++i) part[i] = load<F>(blocks + i * kWidth % count);
+  }
+  SPECDEC_ALWAYS_INLINE F operator[](U block) const {
+    const F low = (F)_mm512_permutex2var_ps(part[0], (__m512i)block, part[1]);
+    const F high = (F)_mm512_permutex2var_ps(part[2], (__m512i)block, part[3]);
+    return select(_mm512_test_epi32_mask((__m512i)block, _mm512_set1_epi32(32)), high, low);
+  }
+#else
+  const float* blocks;
+  BlockMaxima(const float* blocks, int) : blocks(blocks) {}
+  SPECDEC_ALWAYS_INLINE F operator[](U block) const {
+    F v;
+    for (int j = 0; j < kWidth; ++j) v[j] = blocks[block[j]];
+    return v;
+  }
+#endif
+};
 
 // Of a block, what is not listed.
 template <LogitType kType>
@@ -96,43 +111,48 @@ SPECDEC_INLINE float largest_of_others(const void* logits, int block, int64_t bi
 }
 
 template <LogitType kType>
-EditedTile tile_edit(const void* logits, const TileEdits& edits, float* before, float* after,
-                     float* blocks) {
-  const int n = edits.start[kTileBlocks] - edits.start[0];
+bool edit_tiles(const void* logits, const ListedTiles& edits, float* before, float* after,
+                float* blocks, float* maxima) {
+  const int n = edits.count;
+  const F first = splat(static_cast<float>(edits.first));
   F lane{};
   for (int j = 0; j < kWidth; ++j) lane[j] = static_cast<float>(j);
   Mask nan = no_lane();
-  uint32_t changed = 0;  // blocks whose largest logit is another one
+  const BlockMaxima maxima_of(blocks, edits.tiles * kTileBlocks);
+  float changed[kEditTiles * kTile + kWidth];  // what takes or loses its block's maximum
+  int changes = 0;
   for (int i = 0; i < n; i += kWidth) {
     const Mask real = lt(lane, splat(static_cast<float>(n - i)));
-    const U at = (U)to_int(load_where(real, edits.ids + i)) & splat_bits(kTile - 1);
-    F was, largest;
-    gather_logits<kType>(logits, blocks, at, &was, &largest);
+    const F place = select(real, load_where(real, edits.ids + i) - first, F{});
+    const U at = (U)to_int(place);
+    const F was = gather_logits<kType>(logits, at), largest = maxima_of[at / kNoiseBlock];
     const F now = edited(was, load_where(real, edits.bias + i),
                          load_where(real, edits.repetition + i), load_where(real, edits.minus + i));
     store(before + i, select(real, was, splat(-kInf)));
     store(after + i, select(real, now, splat(-kInf)));
     nan = nan | (real & either_nan(now, now));
     const Mask lost = eq(was, largest) & lt(now, was);
-    for (uint32_t left = lane_bits(real & (lost | lt(largest, now))); left != 0; left &= left - 1) {
-      changed |= 1u << at[__builtin_ctz(left)] / kNoiseBlock;
-    }
+    changes += compress(place, real & (lost | lt(largest, now)), changed + changes);
   }
   const int end = (n + kWidth - 1) / kWidth * kWidth;
   for (int i = end; i % kPad != 0; i += kWidth) {
     store(before + i, splat(-kInf));
     store(after + i, splat(-kInf));
   }
-  for (; changed != 0; changed &= changed - 1) {
-    const int k = __builtin_ctz(changed);
+  for (int i = 0, done = -1; i < changes; ++i) {
+    const int k = static_cast<int>(changed[i]) / kNoiseBlock;
+    if (k == done) continue;
+    done = k;
     float most = largest_of_others<kType>(logits, k, edits.bits[k]);
-    for (int i = edits.start[k]; i < edits.start[k + 1]; ++i) {
-      const float now = after[i - edits.start[0]];
+    for (int j = edits.start[k]; j < edits.start[k + 1]; ++j) {
+      const float now = after[j - edits.start[0]];
       most = now > most ? now : most;
     }
     blocks[k] = most;
+    const float* tile = blocks + k / kTileBlocks * kTileBlocks;
+    F largest = load<F>(tile);
+    for (int j = kWidth; j < kTileBlocks; j += kWidth) largest = max(load<F>(tile + j), largest);
+    maxima[k / kTileBlocks] = lane_max(largest);
   }
-  F largest = load<F>(blocks);
-  for (int k = kWidth; k < kTileBlocks; k += kWidth) largest = max(load<F>(blocks + k), largest);
-  return {n, any(nan), lane_max(largest)};
+  return !any(nan);
 }
