@@ -14,8 +14,10 @@
 namespace specdec::cpu {
 namespace {
 
-// Blocks whose logits may hold what top-p keeps, tried in turn before the whole row is searched.
-constexpr int64_t kNuclei[] = {32, 256};
+// Blocks whose logits may hold what top-p keeps, tried before the whole row is searched. 256 more
+// next gain 8 % in rows like a language model's at temperature 1 and top-p .99, and lose 5 to 20 %
+// in normal ones.
+constexpr int64_t kNucleus = 32;
 // min-p lists what it keeps where that lies in fewer than one block of so many.
 constexpr size_t kSparse = 4;
 // Logits of these blocks at most, else equal ones are many.
@@ -23,8 +25,9 @@ constexpr size_t kCrowd = 4096;
 // Columns of blocks a logit that top-k keeps: fewer are selected from faster, and bound it worse.
 constexpr uint64_t kColumnShare = 4;
 constexpr int64_t kBoundSlack = 8;  // one column of so many more may reach the bound
-// Logits in question are sampled, so many at a time, and sorted once they are few.
-constexpr int64_t kSample = 4096;
+// Logits in question are sampled, so many at a time (4096: 4 % slower), and sorted once they are
+// few.
+constexpr int64_t kSample = 512;
 constexpr size_t kSorted = 64;
 constexpr int kBins = 512;  // of a sample, by value
 // Standard deviations of the sampled mass that a bracket allows for; one that fails costs a pass.
@@ -184,6 +187,12 @@ Question look_into(const RowLaw& law, Question& asked, const Bracket& b) {
   return out;
 }
 
+// Where the threshold lies in `all` if the bracket inside of it, looked into, does not hold it.
+Bracket beside(const Bracket& missed, const Question& found, double wanted, const Bracket& all) {
+  if (found.above >= wanted) return {missed.high, all.high};
+  return {all.low, missed.low};
+}
+
 // Raises the threshold to top-p's, which is one of the values in question, and sets the mass.
 void raise_to_top_p(RowLaw& law, Question& asked, double wanted) {
   std::vector<float>& values = asked.values;
@@ -191,8 +200,9 @@ void raise_to_top_p(RowLaw& law, Question& asked, double wanted) {
     const size_t step = (values.size() + kSample - 1) / kSample;
     std::vector<float> sample;
     for (size_t i = 0; i < values.size(); i += step) sample.push_back(values[i]);
-    const Bracket b = narrow(law, asked, sample, step == 1, wanted, {-FLT_MAX, kInf});
+    const Bracket all{-FLT_MAX, kInf}, b = narrow(law, asked, sample, step == 1, wanted, all);
     Question next = look_into(law, asked, b);
+    if (!next.holds(wanted)) next = look_into(law, asked, beside(b, next, wanted, all));
     if (!next.holds(wanted) || next.values.size() == values.size()) break;
     asked = std::move(next);
   }
@@ -299,20 +309,18 @@ struct Nucleus {
 };
 
 // Top-p alone, where a few of the largest logits weigh enough; true where they do. Else `nucleus`
-// holds what is known of them.
-bool close_top_p(const Team& team, RowLaw& law, double wanted, Nucleus& nucleus) {
-  for (const int64_t blocks : kNuclei) {
-    const float low = bound_of(law, blocks);
-    if (low == -kInf || count_blocks(law, low) > 4 * blocks) return false;
-    Question asked{gather_from(team, law, low)};
-    if (asked.values.size() > kCrowd) return false;
-    asked.inside = sum_of(weigh(law, asked.values));
-    nucleus = {low, asked.inside};
-    if (nucleus.mass < wanted) continue;
-    raise_to_top_p(law, asked, wanted);
-    return true;
-  }
-  return false;
+// holds what is known of them. Logits below `level` are not needed.
+bool close_top_p(const Team& team, RowLaw& law, double wanted, float level, Nucleus& nucleus) {
+  const float bound = bound_of(law, kNucleus);
+  if (bound == -kInf || count_blocks(law, bound) > 4 * kNucleus) return false;
+  const float low = std::max(bound, level);
+  Question asked{gather_from(team, law, low)};
+  if (asked.values.size() > kCrowd) return false;
+  asked.inside = sum_of(weigh(law, asked.values));
+  nucleus = {low, asked.inside};
+  if (nucleus.mass < wanted) return false;
+  raise_to_top_p(law, asked, wanted);
+  return true;
 }
 
 // Some kept logits of every tile that lie below a value.
@@ -352,24 +360,27 @@ Question look_into(const Team& team, const RowLaw& law, const Bracket& b) {
 // the row, two where the sample misled, then passes over what lies in question.
 void search_top_p(const Team& team, RowLaw& law) {
   const double mass = law.mass, wanted = static_cast<double>(law.params.top_p) * mass;
+  // Below this level all logits together weigh less than top-p may drop.
+  const double dropped = (1 - law.params.top_p) * mass / static_cast<double>(law.source.vocab);
+  const double loose = law.max + law.params.temperature * (std::log(dropped) - 1e-3);
+  const float least = law.weighting(1).threshold;
+  const float level = loose > least ? static_cast<float>(loose) : least;
   Nucleus nucleus{kInf, 0};
-  if (close_top_p(team, law, wanted, nucleus)) return;
+  if (close_top_p(team, law, wanted, level, nucleus)) return;
   if (nucleus.low > law.max) {  // equal logits: they may hold the threshold, and no pass parts them
     nucleus = {law.max, static_cast<double>(count_largest(team, law))};
     if (nucleus.mass >= wanted) return set_largest(law, nucleus.mass);
   }
-  // Below this level all logits together weigh less than top-p may drop.
-  const double dropped = (1 - law.params.top_p) * mass / static_cast<double>(law.source.vocab);
-  const double level = law.max + law.params.temperature * (std::log(dropped) - 1e-3);
-  const float least = law.weighting(1).threshold;
-  const Bracket all{level > least ? static_cast<float>(level) : least, nucleus.low};
+  const Bracket all{level, nucleus.low};
   const Question rest{{}, nucleus.mass, mass - nucleus.mass};
   std::vector<float> sample = sample_row(law, nucleus.low);
-  Question asked = look_into(team, law, narrow(law, rest, sample, false, wanted, all));
-  if (!asked.holds(wanted)) asked = look_into(team, law, all);
+  const Bracket b = narrow(law, rest, sample, false, wanted, all);
+  Question asked = look_into(team, law, b);
+  if (!asked.holds(wanted)) asked = look_into(team, law, beside(b, asked, wanted, all));
+  if (asked.values.empty()) asked = look_into(team, law, all);  // rounding alone
   if (!asked.values.empty()) return raise_to_top_p(law, asked, wanted);
   // The nucleus has all that counts, and only rounding parts its mass from the row's.
-  asked = {gather_from(team, law, std::max(all.low, nucleus.low)), 0, nucleus.mass};
+  asked = {gather_from(team, law, nucleus.low), 0, nucleus.mass};
   raise_to_top_p(law, asked, static_cast<double>(law.params.top_p) * nucleus.mass);
 }
 

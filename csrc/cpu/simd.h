@@ -64,10 +64,6 @@ SPECDEC_INLINE int compress(F v, Mask m, float* out) {
   _mm512_storeu_ps(out, _mm512_maskz_compress_ps(m, v));  // out has room for a whole vector
   return __builtin_popcount(m);
 }
-SPECDEC_INLINE int compress(I v, Mask m, int32_t* out) {
-  _mm512_storeu_si512(out, _mm512_maskz_compress_epi32(m, (__m512i)v));
-  return __builtin_popcount(m);
-}
 
 #else
 
@@ -131,15 +127,43 @@ SPECDEC_INLINE F from_half(H h) {
 }
 #endif
 
-SPECDEC_INLINE int compress(F v, Mask m, float* out) {
+#if SPECDEC_WIDTH == 8
+// Of each mask the lanes that are set, in order.
+struct SetLanes {
+  uint8_t of[256][8] = {};
+  constexpr SetLanes() {
+    for (int m = 0; m < 256; ++m) {
+      for (int lane = 0, n = 0; lane < 8; ++lane) {
+        if ((m >> lane & 1) != 0) of[m][n++] = static_cast<uint8_t>(lane);
+      }
+    }
+  }
+};
+constexpr SetLanes kSetLanes;
+
+SPECDEC_INLINE int compress(F v, Mask m, float* out) {  // out has room for a whole vector
+  const uint32_t bits = lane_bits(m);
+  const auto* lanes = reinterpret_cast<const __m128i*>(kSetLanes.of[bits]);
+  const __m256i order = _mm256_cvtepu8_epi32(_mm_loadl_epi64(lanes));
+  store(out, (F)_mm256_permutevar8x32_ps((__m256)v, order));
+  return __builtin_popcount(bits);
+}
+#else
+SPECDEC_INLINE int compress(F v, Mask m, float* out) {  // without a branch: which are set is chance
   int n = 0;
-  for (uint32_t bits = lane_bits(m); bits != 0; bits &= bits - 1) {
-    out[n++] = v[__builtin_ctz(bits)];
+  for (int j = 0; j < kWidth; ++j) {
+    out[n] = v[j];
+    n -= m[j];
   }
   return n;
 }
+#endif
 
 #endif  // SPECDEC_WIDTH == 16
+
+SPECDEC_INLINE int compress(I v, Mask m, int32_t* out) {
+  return compress((F)v, m, reinterpret_cast<float*>(out));
+}
 
 SPECDEC_INLINE bool any(Mask m) { return lane_bits(m) != 0; }
 

@@ -120,6 +120,29 @@ def test_top_k_keeps_what_a_sort_keeps(shape: str, k: int, isa: str) -> None:
         assert result.threshold.item() == kth
 
 
+# Top-p looks between two logits that a sample suggests, the first 64 ids of each tile. Chance misleads it in one row of
+# fifty, "louder" and "quieter" samples nearly always.
+@pytest.mark.parametrize("top_p", [0.5, 0.9, 0.99])
+@pytest.mark.parametrize("shape", ["noise", "ties", "louder", "quieter"])
+def test_top_p_keeps_what_a_sort_keeps(shape: str, top_p: float, isa: str) -> None:
+    batch, vocab = 60, 8 * TILE + 37
+    logits = _rows(batch, vocab, int(100 * top_p), 1.5)
+    is_sampled = torch.arange(vocab) % TILE < 64
+    if shape == "ties":
+        logits = (8 * logits).round() / 8
+    elif shape != "noise":
+        logits[:, is_sampled] += 1.5 if shape == "louder" else -1.5
+    result = sample(
+        logits, sampling=Sampling.full(batch, temperature=0.8, top_p=top_p), rng=_noise(batch), purpose="draft",
+        backend="cpu",
+    )  # fmt: skip
+    p = (logits.double() / torch.tensor(0.8).double()).softmax(1)
+    threshold = result.threshold[:, None]
+    kept, larger = ((p * part).sum(1) for part in (logits >= threshold, logits > threshold))
+    assert (logits == threshold).any(1).all()
+    assert (kept > top_p - 1e-6).all() and (larger < top_p + 1e-6).all()
+
+
 # How close the draft is to the target decides how many ids the bound a p lets through: few, or crowds.
 @pytest.mark.parametrize("apart", [3.0, 0.3, 1e-3, 0.0])
 @pytest.mark.parametrize("weights", [(1.0, 1.0), (1.0, 0.25), (0.4, 1.0), (1.0, -0.5)], ids=str)
