@@ -8,6 +8,7 @@
 #include <cmath>
 #include <functional>
 #include <numeric>
+#include <optional>
 
 #include "../common/logmath.h"
 
@@ -24,6 +25,9 @@ constexpr size_t kSparse = 4;
 constexpr size_t kCrowd = 4096;
 // Columns of blocks a logit that top-k keeps: fewer are selected from faster, and bound it worse.
 constexpr uint64_t kColumnShare = 4;
+// A k beyond one in so many blocks is looked for below a value of a sample: block maxima bound it
+// ill.
+constexpr size_t kSampled = 2;
 constexpr int64_t kBoundSlack = 8;  // one column of so many more may reach the bound
 // Logits in question are sampled, so many at a time (4096: 4 % slower), and sorted once they are
 // few.
@@ -226,23 +230,40 @@ int64_t count_blocks(const RowLaw& law, float low) {
   return int64_t{c.greater} + c.equal;
 }
 
+// Whether few blocks hold a logit of at least `low`.
+bool is_sparse(const RowLaw& law, float low) {
+  return count_blocks(law, low) < static_cast<int64_t>(law.block_max.size() / kSparse);
+}
+
 // The logits of at least `low`, in index order.
 std::vector<float> gather_from(const Team& team, const RowLaw& law, float low) {
-  const std::vector<int> blocks = blocks_from(law, low);
   std::vector<std::vector<float>> found(team.chunks());
-  const auto take = [&](int chunk, int64_t begin, int64_t end) {
-    alignas(64) float buffer[kNoiseBlock], kept[kNoiseBlock + kPad];
+  const auto take = [&](int chunk, const float* span, int n) {
+    float kept[kTile + kPad];
+    const int count = tiles().gather(span, n, low, kInf, kept);
+    found[chunk].insert(found[chunk].end(), kept, kept + count);
+  };
+  const auto take_blocks = [&](const std::vector<int>& blocks, int chunk, int64_t begin,
+                               int64_t end) {
+    alignas(64) float buffer[kNoiseBlock];
     for (int64_t i = begin; i < end; ++i) {
-      const float* block = law.source.span(int64_t{blocks[i]} * kNoiseBlock, kNoiseBlock, buffer);
-      const int count = tiles().gather(block, kNoiseBlock, low, kInf, kept);
-      found[chunk].insert(found[chunk].end(), kept, kept + count);
+      const int64_t first = int64_t{blocks[i]} * kNoiseBlock;
+      take(chunk, law.source.span(first, kNoiseBlock, buffer), kNoiseBlock);
     }
   };
-  const auto count = static_cast<int64_t>(blocks.size());
-  if (count * kNoiseBlock < kSplitTiles * kTile) {
-    take(0, 0, count);
+  if (!is_sparse(law, low)) {
+    for_tiles(team, law, low,
+              [&](int chunk, int, const float* tile, int n) { take(chunk, tile, n); });
   } else {
-    team.run(count, take);
+    const std::vector<int> blocks = blocks_from(law, low);
+    const auto count = static_cast<int64_t>(blocks.size());
+    if (count * kNoiseBlock < kSplitTiles * kTile) {
+      take_blocks(blocks, 0, 0, count);
+    } else {
+      team.run(count, [&](int chunk, int64_t begin, int64_t end) {
+        take_blocks(blocks, chunk, begin, end);
+      });
+    }
   }
   for (size_t c = 1; c < found.size(); ++c) {
     found[0].insert(found[0].end(), found[c].begin(), found[c].end());
@@ -250,40 +271,113 @@ std::vector<float> gather_from(const Team& team, const RowLaw& law, float low) {
   return std::move(found[0]);
 }
 
-// The k-th largest of a list, which lies in [least, most]; or with a slack of at least 0 some lower
-// value that so many more may reach.
-float kth_largest(std::vector<float>& values, int64_t k, int64_t slack, float least, float most) {
-  const auto reach = [&](float low) {
-    int64_t n = 0;
-    for_list(values, [&](size_t i, int length) {
-      const Counts c = tiles().count(values.data() + i, length, low);
-      n += c.greater + c.equal;
-    });
-    return n;
-  };
-  uint32_t low = ordered_bits(least), high = ordered_bits(most);
+// Those of a list with low <= value < high.
+std::vector<float> between(std::vector<float>& values, float low, float high) {
+  std::vector<float> kept(values.size() + kPad);
+  size_t count = 0;
+  for_list(values, [&](size_t i, int length) {
+    count += tiles().gather(values.data() + i, length, low, high, kept.data() + count);
+  });
+  kept.resize(count);
+  return kept;
+}
+
+int64_t count_from(std::vector<float>& values, float low) {
+  int64_t n = 0;
+  for_list(values, [&](size_t i, int length) {
+    const Counts c = tiles().count(values.data() + i, length, low);
+    n += c.greater + c.equal;
+  });
+  return n;
+}
+
+// Where the k-th largest of a list lies.
+struct Rank {
+  int64_t k;
+  float least, most;
+};
+
+// Its value; or with a slack of at least 0 some lower one that so many more may reach.
+float kth_of_few(std::vector<float>& values, const Rank& rank, int64_t slack) {
+  uint32_t low = ordered_bits(rank.least), high = ordered_bits(rank.most);
   while (low < high) {
     const uint32_t middle = low + (high - low + 1) / 2;
-    const int64_t n = reach(from_ordered_bits(middle));
-    if (n < k) {
+    const int64_t n = count_from(values, from_ordered_bits(middle));
+    if (n < rank.k) {
       high = middle - 1;
     } else {
       low = middle;
-      if (n <= k + slack) break;
+      if (n <= rank.k + slack) break;
     }
   }
   return from_ordered_bits(low);
 }
 
+// A value of a sample that most likely lies below (side 1) or above (-1) the one of a rank among
+// `of` values; none where the sample ends before.
+std::optional<float> likely_beside(std::vector<float>& sample, const Rank& rank, int64_t of,
+                                   int side) {
+  const auto size = static_cast<double>(sample.size());
+  const double share = static_cast<double>(rank.k) / static_cast<double>(of);
+  const double slack = kDeviations * std::sqrt(size * share * (1 - share)) + 1;
+  const double place = size * share + side * slack;
+  if (!(place >= 1 && place <= size)) return {};
+  return kth_of_few(sample, {static_cast<int64_t>(place), rank.least, rank.most}, -1);
+}
+
+// The k-th largest of a list.
+float kth_largest(std::vector<float>& values, Rank rank) {
+  if (values.size() <= kCrowd) return kth_of_few(values, rank, -1);
+  std::vector<float> sample;
+  const size_t step = (values.size() + kSample - 1) / kSample;
+  for (size_t i = 0; i < values.size(); i += step) sample.push_back(values[i]);
+  float beyond = from_ordered_bits(ordered_bits(rank.most) + 1);
+  for (const int side : {1, -1}) {
+    const auto value = likely_beside(sample, rank, static_cast<int64_t>(values.size()), side);
+    if (!value) continue;
+    if (count_from(values, *value) >= rank.k) {
+      rank.least = *value;
+    } else {
+      beyond = std::min(*value, beyond);
+    }
+  }
+  rank.k -= count_from(values, beyond);
+  rank.most = from_ordered_bits(ordered_bits(beyond) - 1);
+  std::vector<float> inside = between(values, rank.least, beyond);
+  return kth_of_few(inside, rank, -1);
+}
+
+// Some kept logits of every tile that lie below a value.
+std::vector<float> sample_row(const RowLaw& law, float below) {
+  alignas(64) float buffer[kPad], kept[2 * kPad];
+  std::vector<float> sample;
+  for (int64_t first = 0; first + kPad <= law.source.vocab; first += kTile) {
+    const float* span = law.source.span(first, kPad, buffer);
+    const int n = tiles().gather(span, kPad, law.weighting(1).threshold, below, kept);
+    sample.insert(sample.end(), kept, kept + n);
+  }
+  return sample;
+}
+
 // Raises the threshold to that of top-k, k > 0, and returns the logits from there on.
 std::vector<float> keep_largest(const Team& team, RowLaw& law, int64_t k, float bound) {
   const float low = std::max({law.threshold, bound, -FLT_MAX});
-  std::vector<float> values = gather_from(team, law, low);
-  if (static_cast<int64_t>(values.size()) >= k) {
-    law.threshold = std::max(law.threshold, kth_largest(values, k, -1, low, law.max));
+  float from = low;
+  if (k > static_cast<int64_t>(law.block_max.size() / kSampled)) {
+    std::vector<float> sample = sample_row(law, kInf);
+    const int64_t share = law.source.vocab / (law.source.tile_count() * int64_t{kPad});
+    const auto of = share * static_cast<int64_t>(sample.size());
+    from = std::max(likely_beside(sample, {k, -FLT_MAX, law.max}, of, 1).value_or(low), low);
   }
-  std::erase_if(values, [&](float v) { return v < law.threshold; });
-  return values;
+  std::vector<float> values = gather_from(team, law, from);
+  if (from > low && static_cast<int64_t>(values.size()) < k) {  // the sample misled
+    from = low;
+    values = gather_from(team, law, low);
+  }
+  if (static_cast<int64_t>(values.size()) >= k) {
+    law.threshold = std::max(law.threshold, kth_largest(values, {k, from, law.max}));
+  }
+  return between(values, std::max(law.threshold, -FLT_MAX), kInf);
 }
 
 // How many logits equal the maximum.
@@ -321,18 +415,6 @@ bool close_top_p(const Team& team, RowLaw& law, double wanted, float level, Nucl
   if (nucleus.mass < wanted) return false;
   raise_to_top_p(law, asked, wanted);
   return true;
-}
-
-// Some kept logits of every tile that lie below a value.
-std::vector<float> sample_row(const RowLaw& law, float below) {
-  alignas(64) float buffer[kPad], kept[2 * kPad];
-  std::vector<float> sample;
-  for (int64_t first = 0; first + kPad <= law.source.vocab; first += kTile) {
-    const float* span = law.source.span(first, kPad, buffer);
-    const int n = tiles().gather(span, kPad, law.weighting(1).threshold, below, kept);
-    sample.insert(sample.end(), kept, kept + n);
-  }
-  return sample;
 }
 
 // The logits of a row inside a bracket.
@@ -396,7 +478,7 @@ float bound_of(const RowLaw& law, int64_t k) {
     const size_t n = std::min(columns, blocks.size() - i);
     for (size_t j = 0; j < n; ++j) best[j] = std::max(best[j], blocks[i + j]);
   }
-  return kth_largest(best, k, k / kBoundSlack, -kInf, law.max);
+  return kth_of_few(best, {k, -kInf, law.max}, k / kBoundSlack);
 }
 
 std::vector<int> blocks_from(const RowLaw& law, float low) {
@@ -422,10 +504,7 @@ void finish_filters(const Team& team, RowLaw& law, bool entropy) {
   if (k > 0 && bound >= law.max) {
     return set_largest(law, static_cast<double>(count_largest(team, law)));
   }
-  const auto is_sparse = [&] {
-    return count_blocks(law, law.threshold) < static_cast<int64_t>(law.block_max.size() / kSparse);
-  };
-  if (k > 0 || (law.params.has_m() && is_sparse())) {
+  if (k > 0 || (law.params.has_m() && is_sparse(law, law.threshold))) {
     std::vector<float> values =
         k > 0 ? keep_largest(team, law, k, bound) : gather_from(team, law, law.threshold);
     sum_list(law, values);

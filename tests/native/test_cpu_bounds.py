@@ -97,7 +97,9 @@ def test_the_largest_logit_of_16_bits_is_that_of_torch(dtype: torch.dtype, signs
 
 
 @pytest.mark.parametrize("k", [1, 2, 50, 127, 1000, 3000, 6000])
-@pytest.mark.parametrize("shape", ["noise", "ties", "rising", "one block", "mostly masked"])
+@pytest.mark.parametrize(
+    "shape", ["noise", "ties", "rising", "one block", "mostly masked", "louder", "quieter", "every 13th"]
+)
 def test_top_k_keeps_what_a_sort_keeps(shape: str, k: int, isa: str) -> None:
     vocab = 3 * TILE + 37
     logits = _rows(1, vocab, k)
@@ -109,6 +111,10 @@ def test_top_k_keeps_what_a_sort_keeps(shape: str, k: int, isa: str) -> None:
         logits[0, 600:700] += 40
     elif shape == "mostly masked":
         logits[0, 100:] = -torch.inf
+    elif shape == "every 13th":  # what is sampled of a list of all
+        logits[0, ::13] += 4
+    elif shape != "noise":  # what is sampled, where block maxima say too little
+        logits[0, torch.arange(vocab) % TILE < 64] += 4 if shape == "louder" else -4
     result = sample(
         logits, sampling=Sampling.full(1, temperature=0.8, top_k=k), rng=_noise(1), purpose="draft", backend="cpu"
     )
