@@ -73,6 +73,14 @@ void for_list(std::vector<float>& values, const Visit& visit) {
   values.resize(n);
 }
 
+// kSample of a list or fewer, evenly.
+std::vector<float> sample_list(const std::vector<float>& values) {
+  const size_t step = (values.size() + kSample - 1) / kSample;
+  std::vector<float> sample;
+  for (size_t i = 0; i < values.size(); i += step) sample.push_back(values[i]);
+  return sample;
+}
+
 // The weights of a list of logits.
 std::vector<float> weigh(const RowLaw& law, std::vector<float>& values) {
   std::vector<float> weights(values.size() + kPad);
@@ -197,20 +205,40 @@ Bracket beside(const Bracket& missed, const Question& found, double wanted, cons
   return {all.low, missed.low};
 }
 
+// The half of a bracket, by value, that holds the threshold: where a few logits weigh nearly all,
+// no sample shows them.
+Question halve(const RowLaw& law, Question& asked, const Bracket& b, double wanted) {
+  const float least = *std::min_element(asked.values.begin(), asked.values.end());
+  const float low = std::max(b.low, least), high = std::min(b.high, law.max);
+  const float middle = low / 2 + high / 2;
+  if (middle > low && middle < high) {
+    for (const Bracket& half : {Bracket{middle, b.high}, Bracket{b.low, middle}}) {
+      Question found = look_into(law, asked, half);
+      if (found.holds(wanted)) return found;
+    }
+  }
+  return look_into(law, asked, b);
+}
+
 // Raises the threshold to top-p's, which is one of the values in question, and sets the mass.
 void raise_to_top_p(RowLaw& law, Question& asked, double wanted) {
   std::vector<float>& values = asked.values;
-  while (values.size() > kSorted) {
-    const size_t step = (values.size() + kSample - 1) / kSample;
-    std::vector<float> sample;
-    for (size_t i = 0; i < values.size(); i += step) sample.push_back(values[i]);
-    const Bracket all{-FLT_MAX, kInf}, b = narrow(law, asked, sample, step == 1, wanted, all);
+  const auto are_equal = [&] {
+    return std::equal(values.begin() + 1, values.end(), values.begin());
+  };
+  while (values.size() > kSorted && !are_equal()) {
+    std::vector<float> sample = sample_list(values);
+    const bool is_all = sample.size() == values.size();
+    const Bracket all{-FLT_MAX, kInf}, b = narrow(law, asked, sample, is_all, wanted, all);
     Question next = look_into(law, asked, b);
-    if (!next.holds(wanted)) next = look_into(law, asked, beside(b, next, wanted, all));
+    const bool is_missed = !next.holds(wanted);
+    if (is_missed || next.values.size() == values.size()) {
+      next = halve(law, asked, is_missed ? beside(b, next, wanted, all) : b, wanted);
+    }
     if (!next.holds(wanted) || next.values.size() == values.size()) break;
     asked = std::move(next);
   }
-  if (std::equal(values.begin() + 1, values.end(), values.begin())) {
+  if (are_equal()) {
     law.threshold = values[0];
     law.mass = asked.above + static_cast<double>(values.size()) * weight_of(law, values[0]);
     return;
@@ -328,9 +356,7 @@ std::optional<float> likely_beside(std::vector<float>& sample, const Rank& rank,
 // The k-th largest of a list.
 float kth_largest(std::vector<float>& values, Rank rank) {
   if (values.size() <= kCrowd) return kth_of_few(values, rank, -1);
-  std::vector<float> sample;
-  const size_t step = (values.size() + kSample - 1) / kSample;
-  for (size_t i = 0; i < values.size(); i += step) sample.push_back(values[i]);
+  std::vector<float> sample = sample_list(values);
   float beyond = from_ordered_bits(ordered_bits(rank.most) + 1);
   for (const int side : {1, -1}) {
     const auto value = likely_beside(sample, rank, static_cast<int64_t>(values.size()), side);

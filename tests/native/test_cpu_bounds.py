@@ -126,23 +126,29 @@ def test_top_k_keeps_what_a_sort_keeps(shape: str, k: int, isa: str) -> None:
         assert result.threshold.item() == kth
 
 
-# Top-p looks between two logits that a sample suggests, the first 64 ids of each tile. Chance misleads it in one row of
-# fifty, "louder" and "quieter" samples nearly always.
+# Top-p looks between two logits that a sample suggests, of rows the first 64 ids of each tile. Chance misleads it in
+# one row of fifty, "louder" and "quieter" samples nearly always, and no sample shows that few ids weigh most.
 @pytest.mark.parametrize("top_p", [0.5, 0.9, 0.99])
-@pytest.mark.parametrize("shape", ["noise", "ties", "louder", "quieter"])
-def test_top_p_keeps_what_a_sort_keeps(shape: str, top_p: float, isa: str) -> None:
+@pytest.mark.parametrize("top_k", [0, 9000])
+@pytest.mark.parametrize("shape", ["noise", "ties", "louder", "quieter", "few"])
+def test_top_p_keeps_what_a_sort_keeps(shape: str, top_k: int, top_p: float, isa: str) -> None:
     batch, vocab = 60, 8 * TILE + 37
     logits = _rows(batch, vocab, int(100 * top_p), 1.5)
     is_sampled = torch.arange(vocab) % TILE < 64
     if shape == "ties":
         logits = (8 * logits).round() / 8
+    elif shape == "few":
+        logits[:, 70:8000:793] += 9
     elif shape != "noise":
         logits[:, is_sampled] += 1.5 if shape == "louder" else -1.5
     result = sample(
-        logits, sampling=Sampling.full(batch, temperature=0.8, top_p=top_p), rng=_noise(batch), purpose="draft",
-        backend="cpu",
+        logits, sampling=Sampling.full(batch, temperature=0.8, top_k=top_k, top_p=top_p), rng=_noise(batch),
+        purpose="draft", backend="cpu",
     )  # fmt: skip
-    p = (logits.double() / torch.tensor(0.8).double()).softmax(1)
+    listed = logits
+    if top_k:
+        listed = logits.where(logits >= logits.sort(descending=True).values[:, top_k - 1, None], -torch.inf)
+    p = (listed.double() / torch.tensor(0.8).double()).softmax(1)
     threshold = result.threshold[:, None]
     kept, larger = ((p * part).sum(1) for part in (logits >= threshold, logits > threshold))
     assert (logits == threshold).any(1).all()
