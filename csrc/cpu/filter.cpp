@@ -25,10 +25,10 @@ constexpr size_t kSparse = 4;
 constexpr size_t kCrowd = 4096;
 // Columns of blocks a logit that top-k keeps: fewer are selected from faster, and bound it worse.
 constexpr uint64_t kColumnShare = 4;
-// A k beyond one in so many blocks is looked for below a value of a sample: block maxima bound it
-// ill.
-constexpr size_t kSampled = 2;
 constexpr int64_t kBoundSlack = 8;  // one column of so many more may reach the bound
+// Of fewer blocks than so many a kept logit, the maxima bound top-k ill: a sample says where to
+// look.
+constexpr size_t kBlocksOfEach = 2;
 // Logits in question are sampled, so many at a time (4096: 4 % slower), and sorted once they are
 // few.
 constexpr int64_t kSample = 512;
@@ -389,7 +389,7 @@ std::vector<float> sample_row(const RowLaw& law, float below) {
 std::vector<float> keep_largest(const Team& team, RowLaw& law, int64_t k, float bound) {
   const float low = std::max({law.threshold, bound, -FLT_MAX});
   float from = low;
-  if (k > static_cast<int64_t>(law.block_max.size() / kSampled)) {
+  if (k > static_cast<int64_t>(law.block_max.size() / kBlocksOfEach)) {
     std::vector<float> sample = sample_row(law, kInf);
     const int64_t share = law.source.vocab / (law.source.tile_count() * int64_t{kPad});
     const auto of = share * static_cast<int64_t>(sample.size());

@@ -65,7 +65,10 @@ __device__ inline Bracket bracket_of(const FilteredRow& f, Unknown unknown, doub
   const float middle = quantile(fmaxf(rest, 0.f), 0.05f * rest);
   float spread = below(middle, true);
   if (is_rank) spread = fminf(spread, all - spread);
-  const float error = 3.5f * sqrtf(spread) + (is_rank ? 8.f : 4.f * weight(middle));
+  // At most as wide as a list is long: where ids crowd, a bracket that misses now and then costs
+  // less than one that never fits.
+  const float room = 0.4f * kLong / ids * weight(middle);
+  const float error = fminf(3.5f * sqrtf(spread) + (is_rank ? 8.f : 4.f) * weight(middle), room);
   const float slack = 0.1f * error;
   Bracket out{rest > error ? quantile(rest - error, slack) : -INFINITY,
               rest + error < all ? quantile(rest + error + slack, slack) : f.maximum};
@@ -312,8 +315,9 @@ static __device__ SPECDEC_NOINLINE void close_row(const FilteredRow& f, int64_t 
   const Parameters& s = f.row.parameters;
   const auto unknown = static_cast<Unknown>(r->unknown);
   const float floor = min_p_floor(s, f.maximum);
-  const GatheredRow g = load_gathered(f, slot);
   const Bracket q{r->low, r->high};
+  GatheredRow g = load_gathered(f, slot);
+  if (g.listed > kLong) g = gather_row(f, q);  // a tile had more than its share of the list
   Found found = search(f, unknown, first_goal(f, unknown), q, g);
   if (found.threshold != found.threshold) {
     found = search_row(f, unknown, first_goal(f, unknown), floor);

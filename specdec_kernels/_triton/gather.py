@@ -36,6 +36,7 @@ from .thresholds import (
 # above; mass from the min-p threshold on; mass inside.
 S_IN, S_ABOVE, S_HIGH, S_LOW, S_MASS, S_ENTROPY, S_FLOOR, S_INSIDE, S_FIELDS = (tl.constexpr(i) for i in range(9))
 DEVIATIONS = tl.constexpr(4.0)
+ROOM = tl.constexpr(0.8)  # of a list, that a bracket may be expected to fill
 SAMPLED, COPIED = tl.constexpr(64), tl.constexpr(8)  # blocks in all, and at once
 TILES = tl.constexpr(64)  # tiles whose sums are added up at once
 TOGETHER = tl.constexpr(4)  # tiles whose lists are moved at once
@@ -69,14 +70,14 @@ def _estimate(sample, key, whole, each, maximum, inv_t):
 
 
 @triton.jit
-def _bound(sample, need, whole, each, low, high, maximum, inv_t, SIGN: tl.constexpr):
-    """Largest key in [low, high] whose estimated mass, SIGN deviations added, is >= need; low if none."""
+def _bound(sample, need, whole, each, low, high, maximum, inv_t, deviations):
+    """Largest key in [low, high] whose estimated mass, some deviations added, is >= need; low if none."""
     begin = places(low, sample).to(tl.int64)
     first, last = begin, places(high, sample).to(tl.int64)
     while first < last:
         middle = first + (last - first + 1) // 2
         mass, deviation = _estimate(sample, key_at(middle, sample), whole, each, maximum, inv_t)
-        enough = mass + SIGN * DEVIATIONS * deviation >= need
+        enough = mass + deviations * deviation >= need
         first, last = tl.where(enough, middle, first), tl.where(enough, last, middle - 1)
     return tl.where(first == begin, low, key_at(first, sample))
 
@@ -113,24 +114,32 @@ def open_row(digest, view, work, row, law, how):
     least = key_of(min_p_threshold(maximum, t, floor))
     # Without top-k and top-p nothing is searched: everything above `least - 1` is kept.
     low, high = tl.minimum(least, top) - 1, tl.minimum(least, top) - 1
-    low_k, high_k = least, least
-    if k > 0:
-        high_k = _bound(sample, k, all_ids, each, bottom, top, maximum, 0.0, 1.0)
-        low_k = _bound(sample, k, all_ids, each, bottom, high_k, maximum, 0.0, -1.0)
-        low, high = low_k, high_k
-    if p < 1:
-        most, fewest = total, total
-        if (k > 0) | (floor > 0):
-            # The mass that top-p refers to is itself known only within bounds.
-            low_k, high_k = tl.maximum(low_k, least), tl.maximum(high_k, least)
-            mass, deviation = _estimate(sample, low_k, total, each, maximum, inv_t)
-            most = tl.minimum(mass + DEVIATIONS * deviation, total)
-            mass, deviation = _estimate(sample, high_k, total, each, maximum, inv_t)
-            fewest = tl.minimum(tl.maximum(mass - DEVIATIONS * deviation, 1.0), most)
-        high_p = _bound(sample, p * fewest, total, each, bottom, top, maximum, inv_t, 1.0)
-        low_p = _bound(sample, p * most, total, each, bottom, high_p, maximum, inv_t, -1.0)
-        low = tl.where(k > 0, tl.minimum(low, low_p), low_p)
-        high = tl.where(k > 0, tl.maximum(high, high_p), high_p)
+    deviations, tries = tl.full([], DEVIATIONS, tl.float32), tl.full([], 2, tl.int32)
+    while tries > 0:
+        low_k, high_k = least, least
+        if k > 0:
+            high_k = _bound(sample, k, all_ids, each, bottom, top, maximum, 0.0, deviations)
+            low_k = _bound(sample, k, all_ids, each, bottom, high_k, maximum, 0.0, -deviations)
+            low, high = low_k, high_k
+        if p < 1:
+            most, fewest = total, total
+            if (k > 0) | (floor > 0):
+                # The mass that top-p refers to is itself known only within bounds.
+                low_k, high_k = tl.maximum(low_k, least), tl.maximum(high_k, least)
+                mass, deviation = _estimate(sample, low_k, total, each, maximum, inv_t)
+                most = tl.minimum(mass + deviations * deviation, total)
+                mass, deviation = _estimate(sample, high_k, total, each, maximum, inv_t)
+                fewest = tl.minimum(tl.maximum(mass - deviations * deviation, 1.0), most)
+            high_p = _bound(sample, p * fewest, total, each, bottom, top, maximum, inv_t, deviations)
+            low_p = _bound(sample, p * most, total, each, bottom, high_p, maximum, inv_t, -deviations)
+            low = tl.where(k > 0, tl.minimum(low, low_p), low_p)
+            high = tl.where(k > 0, tl.maximum(high, high_p), high_p)
+        # Where ids crowd, a bracket that misses now and then costs less than one whose list never fits.
+        crowd, _ = _estimate(sample, low + 1, all_ids, each, maximum, 0.0)
+        above, _ = _estimate(sample, high, all_ids, each, maximum, 0.0)
+        share = (crowd - above) / (ROOM * work.capacity)
+        deviations = deviations / tl.maximum(share, 1.0)
+        tries = tl.where(share > 1.0, tries - 1, 0)
     tl.store(work.bracket + row * 2, low)
     tl.store(work.bracket + row * 2 + 1, high)
     tl.store(digest.record_i + row * Q_FIELDS + Q_STATE, OPEN)

@@ -160,7 +160,7 @@ def settle_again(digest, view, work, row, sampling, b, TILE: tl.constexpr):
     threshold, mass, zsum, closed = close_row(digest, work, row, view.rows.vocab, how, TILE)
     maximum = law_of(digest, row).maximum
     if closed == 0:
-        threshold, mass, zsum = by_scanning(view, maximum, how)
+        threshold, mass, zsum = by_scanning(view, maximum, how, work.listed)
     tl.debug_barrier()
     put_law(digest, row, maximum, mass, threshold, zsum, b < 0, b < 0)
     tl.debug_barrier()

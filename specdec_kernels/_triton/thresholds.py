@@ -287,48 +287,58 @@ def from_blocks(view, picked, listed, law, how):
 
 
 @triton.jit
-def _scan(view, low, maximum, inv_t):
-    """(count, mass, entropy sum) of the logits of a row whose key is >= low, in units."""
-    count = tl.full([], 0, tl.int64)
-    mass = tl.full([], 0, tl.int64)
-    zsum = tl.full([], 0, tl.int64)
-    for start in range(0, view.rows.vocab, SCAN):
-        v = start + tl.arange(0, SCAN)
-        x = logits_at(view.rows, view.offset, view.number, v, v < view.rows.vocab)
-        on = (key_of(x) >= low.to(tl.int32)) & (x > float("-inf"))
-        w = weights(x, maximum, inv_t)
-        z = tl.where(on & (w > 0), (x - maximum) * inv_t, 0.0)
-        count += tl.sum(on.to(tl.int64), axis=0)
-        mass += tl.sum(tl.where(on, (w * UNIT).to(tl.int64), 0), axis=0)
-        zsum += tl.sum(tl.where(on, (w * z * UNIT).to(tl.int64), 0), axis=0)
-    return count, mass, zsum
+def _load_scanned(view, start):
+    v = start + tl.arange(0, SCAN)
+    return logits_at(view.rows, view.offset, view.number, v, v < view.rows.vocab)
 
 
 @triton.jit
-def by_scanning(view, maximum, how):
-    """(threshold, mass, entropy sum) of one row by bisection over the whole row: exact, slow, rarely needed."""
+def _scan(view, low, maximum, inv_t):
+    """(mass, entropy sum), in units, of the logits of a row whose key is >= low."""
+    mass, zsum = tl.zeros([SCAN], tl.int64), tl.zeros([SCAN], tl.int64)
+    for start in range(0, view.rows.vocab, SCAN):
+        x = _load_scanned(view, start)
+        w = tl.where(key_of(x) >= low, weights(x, maximum, inv_t), 0.0)
+        z = tl.where(w > 0, (x - maximum) * inv_t, 0.0)
+        mass += (w * UNIT).to(tl.int64)
+        zsum += (w * z * UNIT).to(tl.int64)
+    return sums(mass, zsum)
+
+
+@triton.jit
+def _edge_of_row(view, need, low, high, maximum, inv_t, numbers):
+    """As `edge_of`, of all logits of a row, which is read at each step; 1 / T = 0 counts them."""
+    last = _above(high, low, numbers)
+    first = last * 0
+    while first < last:
+        a, b, c = _quarters(first, last)
+        of_a, of_b, of_c = tl.zeros([SCAN], tl.int64), tl.zeros([SCAN], tl.int64), tl.zeros([SCAN], tl.int64)
+        for start in range(0, view.rows.vocab, SCAN):
+            x = _load_scanned(view, start)
+            above, mass = _above(key_of(x), low, numbers), units(x, maximum, inv_t)
+            of_a += tl.where(above >= a, mass, 0)
+            of_b += tl.where(above >= b, mass, 0)
+            of_c += tl.where(above >= c, mass, 0)
+        w_a, w_b, w_c = tl.reduce((of_a, of_b, of_c), 0, _all_added)
+        w_a, w_b, w_c = w_a.to(tl.float64), w_b.to(tl.float64), w_c.to(tl.float64)
+        first, last, _ = _narrowed(first, last, a, b, c, w_a, w_b, w_c, need)
+    return _key_above(first, low, numbers)
+
+
+@triton.jit
+def by_scanning(view, maximum, how, numbers):
+    """(threshold, mass, entropy sum) of one row by searches in the whole row: exact, slow, rarely needed."""
     inv_t, t, k, p, floor = how
-    lowest = lowest_key().to(tl.int64)
-    top = key_of(maximum).to(tl.int64)
-    threshold = key_of(min_p_threshold(maximum, t, floor)).to(tl.int64)
+    top = key_of(maximum)
+    threshold = key_of(min_p_threshold(maximum, t, floor))
     if k > 0:
-        low, high = lowest, top
-        while low < high:
-            middle = low + (high - low + 1) // 2
-            count, _, _ = _scan(view, middle, maximum, inv_t)
-            low, high = tl.where(count >= k, middle, low), tl.where(count >= k, high, middle - 1)
-        threshold = tl.maximum(threshold, low)
+        kth = _edge_of_row(view, k.to(tl.float64) * UNIT, lowest_key(), top, maximum, 0.0, numbers)
+        threshold = tl.maximum(threshold, kth)
     threshold = tl.minimum(threshold, top)
     if p < 1:
-        _, whole, _ = _scan(view, threshold, maximum, inv_t)
+        whole, _ = _scan(view, threshold, maximum, inv_t)
         need = whole.to(tl.float64) * p.to(tl.float64)
-        low, high = threshold, top
-        while low < high:
-            middle = low + (high - low + 1) // 2
-            _, mass, _ = _scan(view, middle, maximum, inv_t)
-            enough = mass.to(tl.float64) >= need
-            low, high = tl.where(enough, middle, low), tl.where(enough, high, middle - 1)
-        threshold = low
-    _, mass, zsum = _scan(view, threshold, maximum, inv_t)
+        threshold = _edge_of_row(view, need, threshold, top, maximum, inv_t, numbers)
+    mass, zsum = _scan(view, threshold, maximum, inv_t)
     scale = 1.0 / UNIT
-    return value_of(threshold.to(tl.int32)), mass.to(tl.float32) * scale, zsum.to(tl.float32) * scale
+    return value_of(threshold), mass.to(tl.float32) * scale, zsum.to(tl.float32) * scale

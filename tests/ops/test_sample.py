@@ -120,6 +120,13 @@ def test_every_size_of_top_p(backend: str, device: str, top_p: float) -> None:
     compare(logits, device, sampling=Sampling.full(4, top_p=top_p, top_k=3000), rng=make_rng(4), purpose="draft")
 
 
+@pytest.mark.parametrize("filters", [{"top_p": 0.5}, {"top_k": 50000}, {"top_k": 50000, "top_p": 0.5}], ids=str)
+def test_filters_that_keep_tens_of_thousands(backend: str, device: str, filters: dict[str, float]) -> None:
+    """More crowd around a threshold than a list holds; at the third, the mass that top-p wants is known last."""
+    rows = 0.1 * torch.randn(1, 128256, generator=torch.Generator().manual_seed(7))
+    compare(rows, device, sampling=Sampling.full(1, **filters), rng=make_rng(1), purpose="target")
+
+
 def test_top_p_so_close_to_1_that_rounding_hides_what_it_drops(backend: str, device: str) -> None:
     """Equal logits, whose number is exact and whose sum is not; a few logits, which weigh all there is."""
     named: dict[str, Any] = {"rng": make_rng(4), "purpose": "draft"}
