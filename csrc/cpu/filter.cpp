@@ -21,7 +21,7 @@ namespace {
 constexpr int64_t kNucleus = 32;
 // min-p lists what it keeps where that lies in fewer than one block of so many.
 constexpr size_t kSparse = 4;
-// Logits of these blocks at most, else equal ones are many.
+// Logits of these blocks at most, else equal ones are many; a longer list is ranked by a sample.
 constexpr size_t kCrowd = 4096;
 // Columns of blocks a logit that top-k keeps: fewer are selected from faster, and bound it worse.
 constexpr uint64_t kColumnShare = 4;
@@ -71,6 +71,14 @@ void for_list(std::vector<float>& values, const Visit& visit) {
     visit(i, static_cast<int>(std::min<size_t>(kTile, values.size() - i)));
   }
   values.resize(n);
+}
+
+// The lists of all chunks, one behind the other.
+std::vector<float> joined(std::vector<std::vector<float>>& lists) {
+  for (size_t c = 1; c < lists.size(); ++c) {
+    lists[0].insert(lists[0].end(), lists[c].begin(), lists[c].end());
+  }
+  return std::move(lists[0]);
 }
 
 // kSample of a list or fewer, evenly.
@@ -271,32 +279,26 @@ std::vector<float> gather_from(const Team& team, const RowLaw& law, float low) {
     const int count = tiles().gather(span, n, low, kInf, kept);
     found[chunk].insert(found[chunk].end(), kept, kept + count);
   };
-  const auto take_blocks = [&](const std::vector<int>& blocks, int chunk, int64_t begin,
-                               int64_t end) {
+  if (!is_sparse(law, low)) {
+    for_tiles(team, law, low,
+              [&](int chunk, int, const float* tile, int n) { take(chunk, tile, n); });
+    return joined(found);
+  }
+  const std::vector<int> blocks = blocks_from(law, low);
+  const auto take_blocks = [&](int chunk, int64_t begin, int64_t end) {
     alignas(64) float buffer[kNoiseBlock];
     for (int64_t i = begin; i < end; ++i) {
       const int64_t first = int64_t{blocks[i]} * kNoiseBlock;
       take(chunk, law.source.span(first, kNoiseBlock, buffer), kNoiseBlock);
     }
   };
-  if (!is_sparse(law, low)) {
-    for_tiles(team, law, low,
-              [&](int chunk, int, const float* tile, int n) { take(chunk, tile, n); });
+  const auto count = static_cast<int64_t>(blocks.size());
+  if (count * kNoiseBlock < kSplitTiles * kTile) {
+    take_blocks(0, 0, count);
   } else {
-    const std::vector<int> blocks = blocks_from(law, low);
-    const auto count = static_cast<int64_t>(blocks.size());
-    if (count * kNoiseBlock < kSplitTiles * kTile) {
-      take_blocks(blocks, 0, 0, count);
-    } else {
-      team.run(count, [&](int chunk, int64_t begin, int64_t end) {
-        take_blocks(blocks, chunk, begin, end);
-      });
-    }
+    team.run(count, take_blocks);
   }
-  for (size_t c = 1; c < found.size(); ++c) {
-    found[0].insert(found[0].end(), found[c].begin(), found[c].end());
-  }
-  return std::move(found[0]);
+  return joined(found);
 }
 
 // Those of a list with low <= value < high.
@@ -453,10 +455,7 @@ Question look_into(const Team& team, const RowLaw& law, const Bracket& b) {
     sums[t] = tiles().bracket(tile, n, w, b.low, b.high, kept);
     found[chunk].insert(found[chunk].end(), kept, kept + sums[t].count);
   });
-  Question out{std::move(found[0])};
-  for (size_t c = 1; c < found.size(); ++c) {
-    out.values.insert(out.values.end(), found[c].begin(), found[c].end());
-  }
+  Question out{joined(found)};
   for (const Bracketed& s : sums) {
     out.above += s.above;
     out.inside += s.inside;
