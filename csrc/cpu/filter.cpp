@@ -328,7 +328,7 @@ struct Rank {
 };
 
 // Its value; or with a slack of at least 0 some lower one that so many more may reach.
-float kth_of_few(std::vector<float>& values, const Rank& rank, int64_t slack) {
+float kth_of_few(std::vector<float>& values, const Rank& rank, int64_t slack = -1) {
   uint32_t low = ordered_bits(rank.least), high = ordered_bits(rank.most);
   while (low < high) {
     const uint32_t middle = low + (high - low + 1) / 2;
@@ -352,12 +352,12 @@ std::optional<float> likely_beside(std::vector<float>& sample, const Rank& rank,
   const double slack = kDeviations * std::sqrt(size * share * (1 - share)) + 1;
   const double place = size * share + side * slack;
   if (!(place >= 1 && place <= size)) return {};
-  return kth_of_few(sample, {static_cast<int64_t>(place), rank.least, rank.most}, -1);
+  return kth_of_few(sample, {static_cast<int64_t>(place), rank.least, rank.most});
 }
 
 // The k-th largest of a list.
 float kth_largest(std::vector<float>& values, Rank rank) {
-  if (values.size() <= kCrowd) return kth_of_few(values, rank, -1);
+  if (values.size() <= kCrowd) return kth_of_few(values, rank);
   std::vector<float> sample = sample_list(values);
   float beyond = from_ordered_bits(ordered_bits(rank.most) + 1);
   for (const int side : {1, -1}) {
@@ -372,7 +372,7 @@ float kth_largest(std::vector<float>& values, Rank rank) {
   rank.k -= count_from(values, beyond);
   rank.most = from_ordered_bits(ordered_bits(beyond) - 1);
   std::vector<float> inside = between(values, rank.least, beyond);
-  return kth_of_few(inside, rank, -1);
+  return kth_of_few(inside, rank);
 }
 
 // Some kept logits of every tile that lie below a value.
@@ -440,7 +440,7 @@ bool close_top_p(const Team& team, RowLaw& law, double wanted, float level, Nucl
   if (asked.values.size() > kCrowd) return false;
   asked.inside = sum_of(weigh(law, asked.values));
   nucleus = {low, asked.inside};
-  if (nucleus.mass < wanted) return false;
+  if (nucleus.mass < wanted && low > level) return false;
   raise_to_top_p(law, asked, wanted);
   return true;
 }
@@ -464,7 +464,8 @@ Question look_into(const Team& team, const RowLaw& law, const Bracket& b) {
 }
 
 // Raises the threshold of a row that weighs law.mass to top-p's, and sets its mass: one pass over
-// the row, two where the sample misled, then passes over what lies in question.
+// the row, two where the sample misled, three where rounding decides, then passes over what lies
+// in question.
 void search_top_p(const Team& team, RowLaw& law) {
   const double mass = law.mass, wanted = static_cast<double>(law.params.top_p) * mass;
   // Below this level all logits together weigh less than top-p may drop.
@@ -484,11 +485,11 @@ void search_top_p(const Team& team, RowLaw& law) {
   const Bracket b = narrow(law, rest, sample, false, wanted, all);
   Question asked = look_into(team, law, b);
   if (!asked.holds(wanted)) asked = look_into(team, law, beside(b, asked, wanted, all));
-  if (asked.values.empty()) asked = look_into(team, law, all);  // rounding alone
-  if (!asked.values.empty()) return raise_to_top_p(law, asked, wanted);
-  // The nucleus has all that counts, and only rounding parts its mass from the row's.
-  asked = {gather_from(team, law, nucleus.low), 0, nucleus.mass};
-  raise_to_top_p(law, asked, static_cast<double>(law.params.top_p) * nucleus.mass);
+  if (asked.values.empty()) {  // only rounding parts what counts from the row's mass
+    asked = {gather_from(team, law, level)};
+    asked.inside = sum_of(weigh(law, asked.values));
+  }
+  raise_to_top_p(law, asked, wanted);
 }
 
 }  // namespace

@@ -400,7 +400,7 @@ RowParams row_params(const Sampling& s, int64_t b) {
   r.temperature = t;
   r.inv_t = 1.f / t;
   r.top_k = top_k;
-  r.top_p = top_p >= 1 ? 1.f : top_p;
+  r.top_p = std::clamp(top_p, 0.f, 1.f);
   r.min_p = min_p <= 0 ? 0.f : min_p;
   return r;
 }

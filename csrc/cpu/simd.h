@@ -161,9 +161,11 @@ SPECDEC_INLINE int compress(F v, Mask m, float* out) {  // without a branch: whi
 
 #endif  // SPECDEC_WIDTH == 16
 
+#if SPECDEC_WIDTH >= 8  // stores of vectors may alias, those of floats may not
 SPECDEC_INLINE int compress(I v, Mask m, int32_t* out) {
   return compress((F)v, m, reinterpret_cast<float*>(out));
 }
+#endif
 
 SPECDEC_INLINE bool any(Mask m) { return lane_bits(m) != 0; }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -153,6 +155,38 @@ def test_top_p_keeps_what_a_sort_keeps(shape: str, top_k: int, top_p: float, isa
     kept, larger = ((p * part).sum(1) for part in (logits >= threshold, logits > threshold))
     assert (logits == threshold).any(1).all()
     assert (kept > top_p - 1e-6).all() and (larger < top_p + 1e-6).all()
+
+
+@pytest.mark.parametrize("top_p", [0.0, -0.1, -1.0, -torch.inf])
+def test_top_p_of_nothing_keeps_the_maximum(top_p: float, isa: str) -> None:
+    logits = torch.stack([0.01 * _rows(1, TILE, 1)[0], _rows(1, TILE, 1)[0], torch.zeros(TILE)])
+    result = sample(
+        logits, sampling=Sampling.full(3, top_p=top_p), rng=_noise(3), purpose="draft", backend="cpu"
+    )  # fmt: skip
+    assert result.status.tolist() == [0, 0, 0]
+    assert torch.equal(result.threshold, logits.amax(1))
+
+
+# What lies below a level can be dropped whole. Where the likeliest ids miss top-p by a hair, and all others lie just
+# under that level, nothing is left between the two.
+@pytest.mark.parametrize("missing", [3e-4, 5e-4])
+def test_top_p_beside_a_crowd_under_its_level(missing: float, isa: str) -> None:
+    vocab, batch = 32000, 24
+    g = torch.Generator().manual_seed(4)
+    top_p = torch.tensor([1 - missing])
+    heads = torch.cat([-0.05 * torch.arange(20.0), math.log(missing * 13 / 9) - 0.01 * torch.arange(8.0)])
+    dropped = 1 - top_p.item()
+    level = math.log(dropped * heads.double().exp().sum().item() / (1 - dropped) / vocab) - 1.02e-3
+    logits = level - 2e-4 * torch.rand(batch, vocab, generator=g)
+    for row in logits:
+        row[torch.randperm(vocab, generator=g)[: len(heads)]] = heads
+    result = sample(
+        logits, sampling=Sampling(top_p=top_p.expand(batch).contiguous()), rng=_noise(batch), purpose="draft",
+        backend="cpu",
+    )  # fmt: skip
+    p = logits.double().softmax(1)
+    kept = (p * (logits >= result.threshold[:, None])).sum(1)
+    assert (kept > top_p.item() - 4e-6).all()
 
 
 # How close the draft is to the target decides how many ids the bound a p lets through: few, or crowds.
