@@ -30,7 +30,7 @@ Shape = tuple[Sequence[int], torch.dtype]  # of a result
 
 
 class Op:
-    """An operator whose schema is the signature of its reference implementation."""
+    """An operator whose schema is the signature of its reference implementation, but for keyword-only parameters."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Op:
         self.reference = reference
         self.results = tuple(results)
         self._shapes = shapes
-        self._layouts = [_layout(kind) for name, kind in get_type_hints(reference).items() if name != "return"]
+        self._layouts = [_layout(kind) for kind in _parameters(reference).values()]
         self._package = reference.__module__.rpartition(".")[0]
         schema = torch.library.infer_schema(_flat(reference), mutates_args=tuple(mutates))
         arguments, _, returns = schema.rpartition(" -> ")
@@ -121,6 +121,10 @@ class Op:
         flat = iter(args)
         return [_filled(layout, flat) for layout in self._layouts]
 
+    def by_reference(self, args: tuple[Any, ...], out: Results | None, **more: Any) -> Any:
+        """Results of the reference, given `more` than the operator takes; `out` receives them if given."""
+        return self.deliver(args, self.reference(*self.structured(args), **more), out)
+
     def deliver(self, args: tuple[Any, ...], results: Any, out: Results | None) -> Any:
         """Results that another spelling of the op gave for `args`; `out` receives them if given."""
         if out is not None:
@@ -148,12 +152,18 @@ def _flat(reference: Callable[..., Any]) -> Callable[..., Any]:
 
     def flat() -> None: ...
 
-    hints = get_type_hints(reference)
-    returns = hints.pop("return")
-    named = [field for name, kind in hints.items() for field in _fields(name, kind)]
+    named = [field for name, kind in _parameters(reference).items() for field in _fields(name, kind)]
     parameters = [inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=kind) for n, kind in named]
+    returns = get_type_hints(reference)["return"]
     flat.__signature__ = inspect.Signature(parameters, return_annotation=returns)  # type: ignore[attr-defined]
     return flat
+
+
+def _parameters(reference: Callable[..., Any]) -> dict[str, Any]:
+    """Name and type of each parameter that the operator has too: those not keyword-only."""
+    hints = get_type_hints(reference)
+    given = inspect.signature(reference).parameters.values()
+    return {p.name: hints[p.name] for p in given if p.kind != p.KEYWORD_ONLY}
 
 
 def _fields(name: str, kind: Any) -> Iterator[tuple[str, Any]]:

@@ -45,10 +45,11 @@ def listing_shapes(tokens: Shape, top: int) -> tuple[Shape, ...]:
 
 
 def score(
-    vocabulary: Vocabulary, logits: Tensor, token_ids: Tensor, top: int, sampling: Sampling, allowed: Tensor | None,
-    edits: RowEdits,
+    vocabulary: Vocabulary | None, logits: Tensor, token_ids: Tensor, top: int, sampling: Sampling,
+    allowed: Tensor | None, edits: RowEdits,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """The same where this rank holds a part of the vocabulary: 2 exchanges, 4 with filters."""
+    """Results of `token_logprobs`; a part of a `vocabulary` takes 2 exchanges, 4 with filters."""
+    vocabulary = vocabulary or Vocabulary(logits.shape[-1])
     parameter = _rows.parameters(len(logits), logits.device, sampling)
     outside = (token_ids < -1) | (token_ids >= vocabulary.size)
     has = (token_ids >= 0) & ~outside
@@ -81,32 +82,27 @@ def score(
     )
 
 
-def chain_rows(given: ChainArguments) -> Tensor:
-    """The target row of each place of the results, int64 [batch, max_draft + 1]."""
-    width, device = given.max_draft + 1, given.draft_ids.device
-    column = torch.arange(width, device=device)
+def _source_rows(given: SampleArguments | ChainArguments | TreeArguments, emitted: Tensors) -> Tensor:
+    """The row of logits that each token was taken from, int64 [batch, tokens]."""
+    device = emitted[0].device
+    column = torch.arange(emitted[0].shape[1], device=device)
+    if isinstance(given, TreeArguments):  # the root's, then those of the path
+        path, (batch, nodes) = emitted[1], given.parents.shape
+        node = torch.nn.functional.pad(path[:, :-1].long(), (1, 0))
+        return torch.arange(batch, device=device)[:, None] * nodes + node
+    request = torch.arange(len(emitted[0]), device=device)
+    if isinstance(given, SampleArguments):
+        return request[:, None].expand(-1, len(column))
     if given.cu_draft is None:
-        return torch.arange(len(given.draft_ids), device=device)[:, None] * width + column
-    first = given.cu_draft[:-1].long()
-    return (first + torch.arange(len(first), device=device))[:, None] + column
-
-
-def tree_rows(given: TreeArguments, path: Tensor) -> Tensor:
-    """The target row of each place of the results, int64 [batch, max_depth + 1]: the root's, then those of the path."""
-    batch, nodes = given.parents.shape
-    behind = torch.nn.functional.pad(path[:, :-1].long(), (1, 0))
-    return torch.arange(batch, device=path.device)[:, None] * nodes + behind
-
-
-def drawn_rows(given: SampleArguments) -> Tensor:
-    """The row of each place of the results, int64 [batch, num_samples]."""
-    return torch.arange(len(given.logits), device=given.logits.device)[:, None].expand(-1, given.num_samples)
+        return request[:, None] * len(column) + column
+    return (given.cu_draft[:-1].long() + request)[:, None] + column
 
 
 def list_tokens(
-    score: Score, given: SampleArguments | ChainArguments | TreeArguments, top: int, token_ids: Tensor, rows: Tensor
+    score: Score, given: SampleArguments | ChainArguments | TreeArguments, top: int, emitted: Tensors
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """LISTING of the tokens of an op, each drawn from a row of its own. No other row is read."""
+    """LISTING of the tokens that an op emitted, each from a row of its own. No other row is read."""
+    token_ids, rows = emitted[0], _source_rows(given, emitted)
     sampling, allowed, edits = given.sampling, given.allowed, given.edits
     logits = given.logits if isinstance(given, SampleArguments) else given.target_logits
     logits = logits.flatten(0, 1) if logits.dim() == 3 else logits
@@ -132,8 +128,7 @@ def list_tokens(
 
 
 def run_listed(
-    op: Op, listed: Op, rows_of: Callable[[Any, Tensors], Tensor], args: Sequence[Any], *, device: torch.device,
-    backend: str | None, out: Tensors | None,
+    op: Op, listed: Op, args: Sequence[Any], *, device: torch.device, backend: str | None, out: Tensors | None
 ) -> Tensors:  # fmt: skip
     """`listed`; where the backend lacks it `op`, whose arguments are all but the first, and then `token_logprobs`."""
     chosen = _backends.choose(op.name, op.backends, device, backend)
@@ -152,6 +147,6 @@ def run_listed(
         )
         return scored
 
-    listing = list_tokens(score, given, top, emitted[0], rows_of(given, emitted))
+    listing = list_tokens(score, given, top, emitted)
     delivered: Tensors = listed.deliver(tuple(args), (*emitted, *listing), out)
     return delivered

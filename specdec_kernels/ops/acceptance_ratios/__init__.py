@@ -112,6 +112,5 @@ def acceptance_ratios(
         *edited, *draft_edited,
     )  # fmt: skip
     if shards is not None:
-        (structured,) = op.structured(arguments)
-        return RatioResult(*op.deliver(arguments, reference.compare(structured, shards), out))
+        return RatioResult(*op.by_reference(arguments, out, vocabulary=shards))
     return RatioResult(*op(*arguments, device=draft_ids.device, backend=backend, out=out))

@@ -11,13 +11,11 @@ from ..._types import RatioArguments
 from ..._vocabulary import Table, Vocabulary
 
 
-def acceptance_ratios(given: RatioArguments) -> tuple[Tensor, Tensor, Tensor]:
-    """See `specdec_kernels.acceptance_ratios`."""
-    return compare(given, Vocabulary(given.target_logits.shape[-1]))
-
-
-def compare(given: RatioArguments, vocabulary: Vocabulary) -> tuple[Tensor, Tensor, Tensor]:
-    """The same where this rank holds a part of the vocabulary: 2 exchanges, 4 with filters."""
+def acceptance_ratios(
+    given: RatioArguments, *, vocabulary: Vocabulary | None = None
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """See `specdec_kernels.acceptance_ratios`; a part of a `vocabulary` takes 2 exchanges, 4 with filters."""
+    vocabulary = vocabulary or Vocabulary(given.target_logits.shape[-1])
     chains = _chains.chains(*given[:5])
     (batch, width), device = chains.ids.shape, given.draft_ids.device
     target = _rows.parameters(batch, device, given.sampling)

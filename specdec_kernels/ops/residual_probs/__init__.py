@@ -96,6 +96,5 @@ def residual_probs(
         token_map, allowed, edits, draft_edits, draft_ids, group, vocab_offsets, backend,
     )  # fmt: skip
     if shards is not None:
-        (given,) = op.structured(arguments)
-        return ResidualProbs(*op.deliver(arguments, reference.normalise(given, shards), out))
+        return ResidualProbs(*op.by_reference(arguments, out, vocabulary=shards))
     return ResidualProbs(*op(*arguments, device=target_logits.device, backend=backend, out=out))

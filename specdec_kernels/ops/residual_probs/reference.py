@@ -11,13 +11,11 @@ from ..._types import ResidualArguments
 from ..._vocabulary import Vocabulary
 
 
-def residual_probs(given: ResidualArguments) -> tuple[Tensor, Tensor, Tensor]:
-    """See `specdec_kernels.residual_probs`."""
-    return normalise(given, Vocabulary(given.target_logits.shape[1]))
-
-
-def normalise(given: ResidualArguments, vocabulary: Vocabulary) -> tuple[Tensor, Tensor, Tensor]:
-    """The same where this rank holds a part of the vocabulary: 2 exchanges, 4 with filters."""
+def residual_probs(
+    given: ResidualArguments, *, vocabulary: Vocabulary | None = None
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """See `specdec_kernels.residual_probs`; a part of a `vocabulary` takes 2 exchanges, 4 with filters."""
+    vocabulary = vocabulary or Vocabulary(given.target_logits.shape[-1])
     r = residual(given, vocabulary)
     mass, empty, status = r.settle(*vocabulary.sum(*r.sums))
     probs = r.weight.double() / mass.double().clamp(min=1e-300)[:, None]

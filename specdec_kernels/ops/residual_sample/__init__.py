@@ -100,6 +100,5 @@ def residual_sample(
     rng = check.rng(rng, target_logits.shape[0])
     arguments = (*arguments, *rng, check.choice("purpose", purpose, PURPOSES))
     if shards is not None:
-        given, noise_key, code = op.structured(arguments)
-        return ResidualSample(*op.deliver(arguments, reference.draw(given, noise_key, code, shards), out))
+        return ResidualSample(*op.by_reference(arguments, out, vocabulary=shards))
     return ResidualSample(*op(*arguments, device=target_logits.device, backend=backend, out=out))

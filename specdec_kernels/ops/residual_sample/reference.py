@@ -11,15 +11,11 @@ from ..._types import ResidualArguments, RngKey
 from ..._vocabulary import Vocabulary, added
 
 
-def residual_sample(given: ResidualArguments, rng: RngKey, purpose: int) -> tuple[Tensor, Tensor, Tensor]:
-    """See `specdec_kernels.residual_sample`."""
-    return draw(given, rng, purpose, Vocabulary(given.target_logits.shape[1]))
-
-
-def draw(
-    given: ResidualArguments, rng: RngKey, purpose: int, vocabulary: Vocabulary
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The same where this rank holds a part of the vocabulary: 2 exchanges, 4 with filters."""
+def residual_sample(
+    given: ResidualArguments, rng: RngKey, purpose: int, *, vocabulary: Vocabulary | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See `specdec_kernels.residual_sample`; a part of a `vocabulary` takes 2 exchanges, 4 with filters."""
+    vocabulary = vocabulary or Vocabulary(given.target_logits.shape[-1])
     r = residual(given, vocabulary)
     noise, ids = vocabulary.noise(rng, purpose), vocabulary.columns(given.target_logits.device)
     # Where q is a point mass the other ids keep their plain weights (as verify_chain draws), and the id itself what

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, get_args
 
 import torch
@@ -12,10 +12,10 @@ from ... import _shards
 from ..._check import LOGIT_DTYPES, Checker, fail
 from ..._codes import LOGPROBS, PURPOSES, Backend, DrawPurpose, Logprobs
 from ..._edits import RowEdits
-from ..._op import Op, Shape, Tensors
-from ..._scores import check_top, drawn_rows, listing_shapes, run_listed
+from ..._op import Op, Shape
+from ..._scores import check_top, listing_shapes, run_listed
 from ..._sparse import MAX_KEPT, SparseRows
-from ..._types import RngKey, SampleArguments, Sampling
+from ..._types import RngKey, Sampling
 from . import reference
 
 DRAWS = {name: PURPOSES[name] for name in get_args(DrawPurpose)}
@@ -186,13 +186,7 @@ def sample(
     arguments = (*first, *arguments)
     given: Any = out[: len(which.results)] if isinstance(out, SampleResult) else out
     if shards is not None:
-        draw: Callable[..., Tensors] = reference.draw if top is None else reference.draw_listed
-        return SampleResult(*which.deliver(arguments, draw(*which.structured(arguments), shards), given))
+        return SampleResult(*which.by_reference(arguments, given, vocabulary=shards))
     if top is not None:
-        named: Any = {"device": logits.device, "backend": backend, "out": given}
-        return SampleResult(*run_listed(op, listed, _rows_of, arguments, **named))
+        return SampleResult(*run_listed(op, listed, arguments, device=logits.device, backend=backend, out=given))
     return SampleResult(*op(*arguments, device=logits.device, backend=backend, out=given))
-
-
-def _rows_of(given: SampleArguments, drawn: Tensors) -> Tensor:
-    return drawn_rows(given)

@@ -7,19 +7,18 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ... import _random, _rows, _scores, _vocabulary
+from ... import _random, _rows, _vocabulary
 from ..._codes import RAW_LOGPROBS, Status
+from ..._scores import list_tokens, score
 from ..._types import SampleArguments, Sampling
 from ..._vocabulary import Table, Vocabulary
 
 
-def sample(given: SampleArguments) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """See `specdec_kernels.sample`."""
-    return draw(given, Vocabulary(given.logits.shape[1]))
-
-
-def draw(given: SampleArguments, vocabulary: Vocabulary) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The same where this rank holds a part of the vocabulary: 2 exchanges, 4 with filters."""
+def sample(
+    given: SampleArguments, *, vocabulary: Vocabulary | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """See `specdec_kernels.sample`; a part of a `vocabulary` takes 2 exchanges, 4 with filters."""
+    vocabulary = vocabulary or Vocabulary(given.logits.shape[-1])
     batch, device = given.logits.shape[0], given.logits.device
     parameter = _rows.parameters(batch, device, given.sampling)
     padded = vocabulary.pad(given.logits)
@@ -40,9 +39,9 @@ def draw(given: SampleArguments, vocabulary: Vocabulary) -> tuple[Tensor, Tensor
             excluded = excluded | (ids == given.exclude_ids[:, j : j + 1])
     (distribution, *raw), _ = finish()
 
-    score = _rows.plain_scores(distribution, noise, excluded)
+    scores = _rows.plain_scores(distribution, noise, excluded)
     source = raw[0] if raw else distribution
-    won = _vocabulary.winner(*vocabulary.send(*_vocabulary.best(score, ids, source.logits, given.num_samples))())
+    won = _vocabulary.winner(*vocabulary.send(*_vocabulary.best(scores, ids, source.logits, given.num_samples))())
     drawn = (won.ids >= 0) & ~distribution.bad[:, None]
     status = torch.where(parameter.bad, Status.BAD_SAMPLING, 0)
     status = status | torch.where(distribution.bad, Status.BAD_TARGET, 0)
@@ -57,16 +56,8 @@ def draw(given: SampleArguments, vocabulary: Vocabulary) -> tuple[Tensor, Tensor
 
 
 def sample_listed(
-    top: int, given: SampleArguments
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """The same with `top`: the results of `sample`, then ranks, top_ids and top_logprobs of its tokens."""
-    return draw_listed(top, given, Vocabulary(given.logits.shape[1]))
-
-
-def draw_listed(
-    top: int, given: SampleArguments, vocabulary: Vocabulary
+    top: int, given: SampleArguments, *, vocabulary: Vocabulary | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The same where this rank holds a part of the vocabulary: the exchanges of `draw` and of `token_logprobs`."""
-    drawn = draw(given, vocabulary)
-    score = partial(_scores.score, vocabulary)
-    return *drawn, *_scores.list_tokens(score, given, top, drawn[0], _scores.drawn_rows(given))
+    """The same with `top`: the results of `sample`, then ranks, top_ids and top_logprobs of its tokens."""
+    drawn = sample(given, vocabulary=vocabulary)
+    return *drawn, *list_tokens(partial(score, vocabulary), given, top, drawn)

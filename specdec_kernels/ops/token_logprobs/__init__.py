@@ -13,7 +13,7 @@ from ..._check import ID_DTYPES, Checker, fail
 from ..._codes import LOGPROBS, RAW_LOGPROBS, Backend, Logprobs
 from ..._edits import RowEdits
 from ..._op import Op, Shape
-from ..._scores import check_top, score
+from ..._scores import check_top
 from ..._types import Sampling
 from . import reference
 
@@ -115,6 +115,5 @@ def token_logprobs(
     edited = check.edits("edits", edits, rows, vocab)
     arguments = (logits, token_ids, top, *sampling, allowed, *edited)
     if shards is not None:
-        scored = score(shards, *op.structured(arguments))
-        return TokenLogprobs(*op.deliver(arguments, scored, out))
+        return TokenLogprobs(*op.by_reference(arguments, out, vocabulary=shards))
     return TokenLogprobs(*op(*arguments, device=logits.device, backend=backend, out=out))

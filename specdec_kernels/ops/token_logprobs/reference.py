@@ -11,7 +11,8 @@ from ..._vocabulary import Vocabulary
 
 
 def token_logprobs(
-    logits: Tensor, token_ids: Tensor, top: int, sampling: Sampling, allowed: Tensor | None, edits: RowEdits
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    logits: Tensor, token_ids: Tensor, top: int, sampling: Sampling, allowed: Tensor | None, edits: RowEdits, *,
+    vocabulary: Vocabulary | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """See `specdec_kernels.token_logprobs`; raw: without sampling parameters, mask and edits."""
-    return score(Vocabulary(logits.shape[1]), logits, token_ids, top, sampling, allowed, edits)
+    return score(vocabulary, logits, token_ids, top, sampling, allowed, edits)

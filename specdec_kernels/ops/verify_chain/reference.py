@@ -11,23 +11,22 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ... import _chains, _rows, _scores, _trees, _walks
+from ... import _chains, _rows, _trees, _walks
 from ..._codes import CHAIN_RULES, RESIDUAL_PURPOSE, Status
 from ..._edited import NO_TOP, Layout, nothing_listed, with_rows
 from ..._edits import Edits
 from ..._nodes import Drafted, Nodes, at
+from ..._scores import list_tokens, score
 from ..._types import ChainArguments, Kept
 from ..._vocabulary import Vocabulary, added
 from ..._walks import End, choose, descend, finish, flag, of_parent, testable
 
 
-def verify_chain(given: ChainArguments) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """See `specdec_kernels.verify_chain`."""
-    return decide(given, Vocabulary(given.target_logits.shape[-1]))
-
-
-def decide(given: ChainArguments, vocabulary: Vocabulary) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The same where this rank holds a part of the vocabulary: 2 exchanges, 4 with filters."""
+def verify_chain(
+    given: ChainArguments, *, vocabulary: Vocabulary | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """See `specdec_kernels.verify_chain`; a part of a `vocabulary` takes 2 exchanges, 4 with filters."""
+    vocabulary = vocabulary or Vocabulary(given.target_logits.shape[-1])
     rule, max_draft, mode = tuple(CHAIN_RULES)[given.rule], given.max_draft, given.logprobs_mode
     chains = _chains.chains(*given[:3], given.cu_draft, max_draft)
     status = torch.where(chains.bad, Status.BAD_LAYOUT, 0)
@@ -75,10 +74,11 @@ def decide(given: ChainArguments, vocabulary: Vocabulary) -> tuple[Tensor, Tenso
 
 
 def verify_chain_listed(
-    top: int, given: ChainArguments
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    top: int, given: ChainArguments, *, vocabulary: Vocabulary | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The same with `top`: the results of `verify_chain`, then ranks, top_ids and top_logprobs of its tokens."""
-    return decide_listed(top, given, Vocabulary(given.target_logits.shape[-1]))
+    decided = verify_chain(given, vocabulary=vocabulary)
+    return *decided, *list_tokens(partial(score, vocabulary), given, top, decided)
 
 
 def verify_chain_edited(
@@ -90,15 +90,6 @@ def verify_chain_edited(
     if top != NO_TOP:
         return verify_chain_listed(top, given)
     return *verify_chain(given), *nothing_listed(given.draft_ids)
-
-
-def decide_listed(
-    top: int, given: ChainArguments, vocabulary: Vocabulary
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The same where this rank holds a part of the vocabulary: the exchanges of `decide` and of `token_logprobs`."""
-    decided = decide(given, vocabulary)
-    score = partial(_scores.score, vocabulary)
-    return *decided, *_scores.list_tokens(score, given, top, decided[0], _scores.chain_rows(given))
 
 
 def _walk_chain(nodes: Nodes, given: ChainArguments, rule: str, status: Tensor) -> End:

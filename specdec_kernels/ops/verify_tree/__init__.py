@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,9 +15,9 @@ from ..._edited import EXTRAS, NO_EDITS_GIVEN, Layout, edited_shapes, edits_give
 from ..._edits import Edits, RowEdits
 from ..._mixed_rules import MixedRules, calls_of, merged, rule_names, with_knobs
 from ..._op import Op, Shape, Tensors
-from ..._scores import check_top, listing_shapes, run_listed, tree_rows
+from ..._scores import check_top, listing_shapes, run_listed
 from ..._sparse import SparseRows
-from ..._types import RngKey, Sampling, TreeArguments
+from ..._types import RngKey, Sampling
 from . import reference
 
 MAX_TRAVERSAL_NODES = 64  # one block a request keeps them
@@ -220,16 +220,11 @@ def verify_tree(
             *typical[:2], *limits, mode,
         )  # fmt: skip
         if shards is not None:
-            decide: Callable[..., Tensors] = reference.decide if top is None else reference.decide_listed
-            done.append(which.deliver(args, decide(*which.structured(args), shards, max_children), into))
+            done.append(which.by_reference(args, into, vocabulary=shards, max_children=max_children))
         elif which is listed:
-            done.append(run_listed(op, listed, _rows_of, args, device=parents.device, backend=backend, out=into))
+            done.append(run_listed(op, listed, args, device=parents.device, backend=backend, out=into))
         else:
             done.append(which(*args, device=parents.device, backend=backend, out=into))
     results = merged(which, rule, sampling, args, done, given) if isinstance(rule, MixedRules) else done[0]
     emitted, path, num_accepted, status, logprob, *listing = results[:told]
     return TreeResult(emitted, path, num_accepted, status, logprob if mode else None, *listing)
-
-
-def _rows_of(given: TreeArguments, verified: Tensors) -> Tensor:
-    return tree_rows(given, verified[1])

@@ -10,11 +10,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ... import _rows, _scores, _trees, _walks
+from ... import _rows, _trees, _walks
 from ..._codes import TREE_RULES, Status
 from ..._edited import NO_TOP, Layout, nothing_listed, with_rows
 from ..._edits import Edits
 from ..._nodes import Drafted, Nodes, at
+from ..._scores import list_tokens, score
 from ..._types import TreeArguments
 from ..._vocabulary import Vocabulary
 from ..._walks import DRAFT_RULES, flag
@@ -22,18 +23,15 @@ from . import rules
 from .traversal import traverse
 
 
-def verify_tree(given: TreeArguments) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """See `specdec_kernels.verify_tree`."""
-    return decide(given, Vocabulary(given.target_logits.shape[-1]))
+def verify_tree(
+    given: TreeArguments, *, vocabulary: Vocabulary | None = None, max_children: int | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """See `specdec_kernels.verify_tree`.
 
-
-def decide(
-    given: TreeArguments, vocabulary: Vocabulary, max_children: int | None = None
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """The same where this rank holds a part of the vocabulary: 2 exchanges, 4 with filters, and those of `rules`.
-
-    `max_children`: of any node under rule `recursive`; a tree with more of them is malformed.
+    Where this rank holds a part of `vocabulary` 2 exchanges, 4 with filters, and those of `rules`. `max_children`: of
+    any node under rule `recursive`; a tree with more of them is malformed.
     """
+    vocabulary = vocabulary or Vocabulary(given.target_logits.shape[-1])
     rule, max_depth, mode = tuple(TREE_RULES)[given.rule], given.max_depth, given.logprobs_mode
     ids = given.token_ids.long()
     tree = _trees.tree(given.parents, max_depth)
@@ -84,10 +82,11 @@ def decide(
 
 
 def verify_tree_listed(
-    top: int, given: TreeArguments
+    top: int, given: TreeArguments, *, vocabulary: Vocabulary | None = None, max_children: int | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The same with `top`: the results of `verify_tree`, then ranks, top_ids and top_logprobs of its tokens."""
-    return decide_listed(top, given, Vocabulary(given.target_logits.shape[-1]))
+    decided = verify_tree(given, vocabulary=vocabulary, max_children=max_children)
+    return *decided, *list_tokens(partial(score, vocabulary), given, top, decided)
 
 
 def verify_tree_edited(
@@ -99,12 +98,3 @@ def verify_tree_edited(
     if top != NO_TOP:
         return verify_tree_listed(top, given)
     return *verify_tree(given), *nothing_listed(given.token_ids)
-
-
-def decide_listed(
-    top: int, given: TreeArguments, vocabulary: Vocabulary, max_children: int | None = None
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The same where this rank holds a part of the vocabulary: the exchanges of `decide` and of `token_logprobs`."""
-    decided = decide(given, vocabulary, max_children)
-    score = partial(_scores.score, vocabulary)
-    return *decided, *_scores.list_tokens(score, given, top, decided[0], _scores.tree_rows(given, decided[1]))
