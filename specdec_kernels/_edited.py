@@ -6,6 +6,7 @@ a row that is never read costs nothing. Elsewhere `edit_rows` makes those of all
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +22,7 @@ from ._vocabulary import Vocabulary
 
 NO_TOP = -1  # no token is listed
 NO_EDITS = Edits()  # made once: most calls have none
-EXTRAS = 1 + len(NO_EDITS.flat()) + 1  # arguments of `<op>_edited` before those of the op: top, edits, are_of_drafts
+EXTRAS = len(NO_EDITS.flat()) + 1  # arguments of `<op>_edited` between top and those of the op: edits, are_of_drafts
 
 
 class Layout(NamedTuple):
@@ -99,12 +100,12 @@ def with_rows(given: ChainArguments | TreeArguments, edits: Edits, are_of_drafts
     return given._replace(edits=rows, draft_edits=rows if are_of_drafts else given.draft_edits)
 
 
-def edited_shapes(top: int, shapes: tuple[Shape, ...]) -> tuple[Shape, ...]:
-    """Shapes of the results of `<op>_edited`, given those of the op."""
-    tokens = shapes[0]
+def edited_shapes(shapes_of: Callable[..., tuple[Shape, ...]], top: int, *args: Any) -> tuple[Shape, ...]:
+    """Shapes of the results of `<op>_edited`, given what gives those of the op."""
+    shapes = shapes_of(*args[EXTRAS:])
     if top == NO_TOP:
-        return *shapes, ((0,), torch.int32), ((0,), tokens[1]), ((0,), torch.float32)
-    return *shapes, *listing_shapes(tokens, top)
+        return *shapes, ((0,), torch.int32), ((0,), shapes[0][1]), ((0,), torch.float32)
+    return *shapes, *listing_shapes(shapes[0], top)
 
 
 def nothing_listed(token_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -44,6 +44,12 @@ def listing_shapes(tokens: Shape, top: int) -> tuple[Shape, ...]:
     return (places, torch.int32), ((*places, top), dtype), ((*places, top), torch.float32)
 
 
+def listed_shapes(shapes_of: Callable[..., tuple[Shape, ...]], top: int, *args: Any) -> tuple[Shape, ...]:
+    """Shapes of the results of `<op>_listed`, given what gives those of the op."""
+    shapes = shapes_of(*args)
+    return *shapes, *listing_shapes(shapes[0], top)
+
+
 def score(
     vocabulary: Vocabulary | None, logits: Tensor, token_ids: Tensor, top: int, sampling: Sampling,
     allowed: Tensor | None, edits: RowEdits,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple, get_args
 
 import torch
@@ -13,7 +14,7 @@ from ..._check import LOGIT_DTYPES, Checker, fail
 from ..._codes import LOGPROBS, PURPOSES, Backend, DrawPurpose, Logprobs
 from ..._edits import RowEdits
 from ..._op import Op, Shape
-from ..._scores import check_top, listing_shapes, run_listed
+from ..._scores import check_top, listed_shapes, run_listed
 from ..._sparse import MAX_KEPT, SparseRows
 from ..._types import RngKey, Sampling
 from . import reference
@@ -92,13 +93,8 @@ def _shapes(logits: Tensor, *rest: Any) -> tuple[Shape, ...]:
     )  # fmt: skip
 
 
-def _listed_shapes(top: int, *rest: Any) -> tuple[Shape, ...]:
-    shapes = _shapes(*rest)
-    return *shapes, *listing_shapes(shapes[0], top)
-
-
 op = Op(reference.sample, _shapes, results=SampleResult._fields[:5])
-listed = Op(reference.sample_listed, _listed_shapes, results=SampleResult._fields, backends=("cpu",))
+listed = Op(reference.sample_listed, partial(listed_shapes, _shapes), results=SampleResult._fields, backends=("cpu",))
 
 
 def sample(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -11,11 +12,11 @@ from torch import Tensor
 from ... import _shards
 from ..._check import ID_DTYPES, NO_KEPT, Checker, fail, outputs
 from ..._codes import LOGPROBS, TREE_RULES, Backend, Logprobs, TreeRule
-from ..._edited import EXTRAS, NO_EDITS_GIVEN, Layout, edited_shapes, edits_given, nothing_listed
+from ..._edited import NO_EDITS_GIVEN, Layout, edited_shapes, edits_given, nothing_listed
 from ..._edits import Edits, RowEdits
 from ..._mixed_rules import MixedRules, calls_of, merged, rule_names, with_knobs
 from ..._op import Op, Shape, Tensors
-from ..._scores import check_top, listing_shapes, run_listed
+from ..._scores import check_top, listed_shapes, run_listed
 from ..._sparse import SparseRows
 from ..._types import RngKey, Sampling
 from . import reference
@@ -56,15 +57,7 @@ def _shapes(token_ids: Tensor, *rest: Any) -> tuple[Shape, ...]:
     )  # fmt: skip
 
 
-def _listed_shapes(top: int, *rest: Any) -> tuple[Shape, ...]:
-    shapes = _shapes(*rest)
-    return *shapes, *listing_shapes(shapes[0], top)
-
-
-def _edited_shapes(top: int, *rest: Any) -> tuple[Shape, ...]:
-    return edited_shapes(top, _shapes(*rest[EXTRAS - 1 :]))
-
-
+_listed_shapes, _edited_shapes = partial(listed_shapes, _shapes), partial(edited_shapes, _shapes)
 op = Op(reference.verify_tree, _shapes, results=TreeResult._fields[:5])
 listed = Op(reference.verify_tree_listed, _listed_shapes, results=TreeResult._fields, backends=("cpu",))
 edited = Op(reference.verify_tree_edited, _edited_shapes, results=TreeResult._fields, backends=("cpu",))
