@@ -57,7 +57,7 @@ def tree_links(parents: Tensor, *, engine: TreeEngine) -> TreeLinks:
         >>> tree_links(torch.tensor([[-1, 0, 0, 1]]), engine="tensorrt_llm").next_token
         tensor([[ 1,  3, -1, -1]], dtype=torch.int32)
     """
-    check = Checker("tree_links", _device("tree_links", "parents", parents))
+    check = Checker.of("tree_links", "parents", parents, "[batch, nodes, ...]")
     batch, nodes = check.parents(parents)
     dtype = check.choice("engine", engine, {"sglang": torch.int64, "tensorrt_llm": torch.int32})
     tree = _trees.tree(parents, nodes - 1)
@@ -91,7 +91,7 @@ def tree_from_links(next_token: Tensor, next_sibling: Tensor) -> LinkedTree:
         tensor([[-1,  0,  0,  1]], dtype=torch.int32)
     """
     name = "tree_from_links"
-    check = Checker(name, _device(name, "next_token", next_token))
+    check = Checker.of(name, "next_token", next_token, "[batch, nodes, ...]")
     check.tensor("next_token", next_token, ID_DTYPES, ("batch", "nodes"))
     check.tensor("next_sibling", next_sibling, ID_DTYPES, tuple(next_token.shape))
     batch, nodes = next_token.shape
@@ -113,13 +113,8 @@ def tree_from_links(next_token: Tensor, next_sibling: Tensor) -> LinkedTree:
     # A sibling chain that no parent owns, or links that leave a padding node.
     first, following = _trees.links(tree)
     bad = bad | tree.bad | ((first != child) | (following != sibling)).any(1)
-    return _linked(tree.parents, bad)
-
-
-def _device(name: str, argument: str, value: object) -> torch.device:
-    if not isinstance(value, Tensor):
-        fail(name, argument, "a tensor [batch, nodes, ...]", type(value).__name__)
-    return value.device
+    parents = torch.where(bad[:, None], -1, tree.parents)
+    return LinkedTree(parents.int(), torch.where(bad, Status.BAD_LAYOUT, 0).int())
 
 
 def followed(link: Tensor) -> tuple[Tensor, Tensor]:
@@ -131,8 +126,3 @@ def followed(link: Tensor) -> tuple[Tensor, Tensor]:
     source = torch.full((len(link), nodes + 1), -1, device=link.device).scatter(1, target, node)
     count = torch.zeros_like(source).scatter_add(1, target, inside.long())
     return source[:, :nodes], count[:, :nodes]
-
-
-def _linked(parents: Tensor, bad: Tensor) -> LinkedTree:
-    parents = torch.where(bad[:, None], -1, parents)
-    return LinkedTree(parents.int(), torch.where(bad, Status.BAD_LAYOUT, 0).int())

@@ -62,11 +62,9 @@ def gather_nodes(
         >>> gather_nodes(features, torch.tensor([[2, 3, -1, -1]])).values[..., 0]
         tensor([[10., 12., 13.,  0.]])
     """
-    if not isinstance(values, Tensor):
-        fail("gather_nodes", "values", "a tensor [batch, nodes, ...]", type(values).__name__)
+    check = Checker.of("gather_nodes", "values", values, "[batch, nodes, ...]")
     if values.dim() < 2 or values.shape[1] == 0:
         fail("gather_nodes", "values", "[batch, nodes, ...] with a root", list(values.shape))
-    check = Checker("gather_nodes", values.device)
     columns = check.dense("path", path, ID_DTYPES, (values.shape[0], "max_depth + 1")).shape[1]
     if columns == 0:
         fail("gather_nodes", "path", "[batch, max_depth + 1]", list(path.shape))
