@@ -59,7 +59,7 @@ class Distribution(NamedTuple):
 
     def probs(self) -> Tensor:
         """float64 [batch, vocab]."""
-        return _weights(self.logits, self.maximum, self.inv_t, self.kept) / self.mass[:, None]
+        return weights(self.logits, self.maximum, self.inv_t, self.kept) / self.mass[:, None]
 
     def log_weights(self) -> Tensor:
         """float32 [batch, vocab]: (logit - maximum) * inv_t, which a race adds to its noise; 0 at the maximum."""
@@ -114,7 +114,7 @@ def of_active(sampling: Sampling, values: Tensor, idle: int = 0) -> Tensor:
     return torch.where(sampling.active.view(-1, *[1] * (values.dim() - 1)), values, idle)
 
 
-def _weights(logits: Tensor, maximum: Tensor, inv_t: Tensor, kept: Tensor) -> Tensor:
+def weights(logits: Tensor, maximum: Tensor, inv_t: Tensor, kept: Tensor) -> Tensor:
     """exp((logit - maximum) * inv_t) over the kept ids, else 0; float64 [batch, vocab]."""
     exponent = (logits.double() - maximum.double()[:, None]) * inv_t.double()[:, None]
     return torch.where(kept, exponent, -_INF).exp()
@@ -149,7 +149,7 @@ def _rank_threshold(logits: Tensor, maximum: Tensor, threshold: Tensor, paramete
     threshold = torch.where(has_k, torch.maximum(threshold, kth), threshold)
 
     kept_ordered = (ordered >= threshold[:, None]) & (ordered > -_INF)
-    weight = _weights(ordered, maximum, parameter.inv_t, kept_ordered)
+    weight = weights(ordered, maximum, parameter.inv_t, kept_ordered)
     cumulative = weight.cumsum(1)
     reaches = cumulative >= parameter.top_p.double()[:, None] * weight.sum(1, keepdim=True)
     edge = ordered.gather(1, reaches.int().argmax(1, keepdim=True)).squeeze(1)
@@ -174,7 +174,7 @@ def distribution(logits: Tensor, parameter: Parameters) -> Distribution:
     kept = finite & (safe >= threshold[:, None])
     first = torch.arange(vocab, device=logits.device) == argmax[:, None]
     kept = torch.where(parameter.greedy[:, None], first, kept)
-    mass = _weights(safe, maximum, parameter.inv_t, kept).sum(1)
+    mass = weights(safe, maximum, parameter.inv_t, kept).sum(1)
     return Distribution(safe, parameter.inv_t, kept, maximum, argmax, threshold, mass, parameter.greedy, bad)
 
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from .. import _rows
-from .._rows import Distribution, Parameters
+from .._rows import Distribution, Parameters, weights
 from .._vocabulary import Table, Vocabulary, added
 
 _INF = float("inf")
@@ -62,7 +62,7 @@ def begin(
     ordered: list[Tensor | None] = []
     for rows in tables:
         maximum = rows.logits.amax(1)
-        fields += [maximum, _local_mass(rows.logits, maximum, rows.parameter.inv_t)]
+        fields += [maximum, weights(rows.logits, maximum, rows.parameter.inv_t, rows.logits > -_INF).sum(1)]
         fields.append((rows.logits.argmax(1) + vocabulary.first).int())
         falling = (
             rows.logits.sort(dim=1, descending=True).values
@@ -90,12 +90,6 @@ def begin(
         return distributions, got
 
     return finish
-
-
-def _local_mass(logits: Tensor, maximum: Tensor, inv_t: Tensor) -> Tensor:
-    """Sum of exp((logit - maximum) / T), float64 [rows]; 0 for a shard that holds nothing."""
-    exponent = (logits.double() - maximum.double()[:, None]) * inv_t.double()[:, None]
-    return torch.where(logits > -_INF, exponent, -_INF).exp().sum(1)
 
 
 def _merge(rows: Table, maximum: Tensor, mass: Tensor, argmax: Tensor) -> Statistics:
@@ -128,8 +122,7 @@ def _distribution(
 
 def _weights(values: Tensor, known: Statistics, parameter: Parameters) -> Tensor:
     """exp((value - maximum) / T), float64; 0 at -inf (and at +inf, which nothing reaches)."""
-    exponent = (values.double() - known.maximum.double()[:, None]) * parameter.inv_t.double()[:, None]
-    return torch.where(values.isfinite(), exponent, -_INF).exp()
+    return weights(values, known.maximum, parameter.inv_t, values.isfinite())
 
 
 def _thresholds(
