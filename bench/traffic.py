@@ -197,11 +197,11 @@ def available(names: list[str]) -> list[str]:
     for name in names:
         if name == "cuda_host":
             try:
-                from native.build import build
+                from native.build import build, load_backend
             except ImportError as error:
                 progress(f"cuda_host is left out: {error}")
                 continue
-            specdec_kernels._op.load_test_backend(name, str(build()))
+            load_backend(build())
         elif reason := specdec_kernels.available_backends("cpu")[name]:
             progress(f"{name} is left out: {reason}")
             continue

@@ -18,7 +18,7 @@ from typing import Any, get_type_hints
 import torch
 from torch import Tensor
 
-from . import _backends, _native
+from . import _backends
 from ._ops import NAMESPACE, add_op_namespace_prefix, ops
 
 _library = torch.library.Library(NAMESPACE, "DEF")
@@ -205,14 +205,3 @@ def _listed(results: Results) -> Tensors:
 
 def _do_nothing(*_: Any) -> None:
     """Fake of an operator that only writes its arguments."""
-
-
-def load_test_backend(name: str, library: str) -> None:
-    """Load the CUDA sources, built for cpu tensors, as a backend of every op that has `cuda`, once; for the tests."""
-    if name in _native.test_backends:
-        return
-    for op in OPS.values():
-        if "cuda" in op.backends:
-            op.declare(name)
-    torch.ops.load_library(library)
-    _native.test_backends.append(name)

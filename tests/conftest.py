@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import interpreter
 
 import specdec_kernels
-from specdec_kernels import _native, _op
+from specdec_kernels import _native
 
 if os.environ.get("TRITON_INTERPRET") == "1":
     interpreter.patch_once()
@@ -62,9 +62,9 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def cuda_host() -> None:
     """The CUDA sources compiled for the host, once a session."""
-    from native.build import build
+    from native.build import build, load_backend
 
-    _op.load_test_backend("cuda_host", str(build()))
+    load_backend(build())
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

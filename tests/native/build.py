@@ -110,6 +110,19 @@ def _build(folder: Path, mode: Mode, csrc: Path) -> Path:
     return library
 
 
+def load_backend(library: Path) -> None:
+    """Make the library the backend `cuda_host` of every op that has `cuda`, once."""
+    from specdec_kernels import _native, _op
+
+    if "cuda_host" in _native.test_backends:
+        return
+    for op in _op.OPS.values():
+        if "cuda" in op.backends:
+            op.declare("cuda_host")
+    torch.ops.load_library(library)
+    _native.test_backends.append("cuda_host")
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("mode", nargs="?", default="plain", choices=MODES)

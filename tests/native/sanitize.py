@@ -65,11 +65,11 @@ def main() -> None:
 
 def pytest_sessionstart() -> None:
     """Load the sanitized libraries before a test asks for the plain ones."""
-    from build import build
-    from specdec_kernels import _native, _op
+    from build import build, load_backend
+    from specdec_kernels import _native
 
     _native._FOLDER = SANITIZED / "specdec_kernels"
-    _op.load_test_backend("cuda_host", str(build("sanitized")))
+    load_backend(build("sanitized"))
 
 
 if __name__ == "__main__":

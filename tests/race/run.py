@@ -16,8 +16,7 @@ from typing import Any
 
 import torch
 
-from specdec_kernels import _op
-
+from ..native.build import load_backend
 from .cases import cases
 from .twins import TWINS
 
@@ -26,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def calls(library: Path) -> Iterator[tuple[str, Any]]:
     """Names of the cases, and what a call of each does to this library."""
-    _op.load_test_backend("cuda_host", str(library))
+    load_backend(library)
     return cases()
 
 

@@ -30,15 +30,16 @@ def enter() -> None:
     import interpreter
     import torch
     from fake_gpu import fake_gpu
+    from native.build import load_backend
 
-    from specdec_kernels import _native, _op
+    from specdec_kernels import _native
 
     if _native.test_backends:  # pytest's conftest, in a process that start.py began
         return
     torch.set_num_threads(1)
     interpreter.patch_once()
     (library,) = (ROOT / "build/cuda_host").glob("*.so")
-    _op.load_test_backend("cuda_host", str(library))
+    load_backend(library)
     entered.enter_context(fake_gpu())
 
 

@@ -15,15 +15,13 @@ from typing import Any
 
 import torch
 
-from specdec_kernels import _op
-
 from ..gpu_model import cuda
 from . import ptx
 from .gpgpusim import BUILD, ROOT, Run, Simulator
 from .memory import Watch
 
 sys.path.insert(0, str(ROOT / "tests"))
-from native.build import build
+from native.build import build, load_backend
 
 sys.path.insert(0, str(ROOT / "tools"))
 from compile_cuda import FLAGS, INCLUDE, parse
@@ -40,7 +38,7 @@ CALLBACK = ctypes.CFUNCTYPE(
 def load_host() -> Path:
     """The CUDA sources for the host, as a backend of every op."""
     library = build()
-    _op.load_test_backend("cuda_host", str(library))
+    load_backend(library)
     return library
 
 
