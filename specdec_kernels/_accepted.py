@@ -26,11 +26,11 @@ def check_steps(
     check: Checker, num_accepted: Tensor, path: Tensor | None, slots: Tensor | None, batch: int, num_slots: int
 ) -> None:
     """The arguments that name requests, nodes and slots."""
-    check.vector("num_accepted", num_accepted, torch.int32, batch)
+    check.vector("num_accepted", num_accepted, (torch.int32,), batch)
     if path is not None:
         check.dense("path", path, ID_DTYPES, (batch, "max_depth + 1"))
     if slots is not None:
-        check.vector("slots", slots, torch.int32, batch)
+        check.vector("slots", slots, (torch.int32,), batch)
     elif num_slots < batch:
         fail(check.op, "slots", "given where the state has fewer slots than requests", None)
 

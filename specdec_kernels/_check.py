@@ -91,11 +91,11 @@ class Checker:
             return value
         self._refuse(name, value, dtypes, shape, axes)
 
-    def vector(self, name: str, value: Any, dtype: torch.dtype, length: int) -> Tensor:
+    def vector(self, name: str, value: Any, dtypes: Sequence[torch.dtype], length: int) -> Tensor:
         """A dense vector, read with stride 1 by the kernels."""
-        if self._is_dense(value, (dtype,), (length,)):
+        if self._is_dense(value, dtypes, (length,)):
             return value
-        self._refuse(name, value, (dtype,), (length,))
+        self._refuse(name, value, dtypes, (length,))
 
     def _is_dense(self, value: Any, dtypes: Sequence[torch.dtype], shape: tuple[int, ...]) -> TypeGuard[Tensor]:
         return (
@@ -173,12 +173,6 @@ class Checker:
                 self._refuse(f"rng.{RngKey._fields[i]}", part, dtypes, shape)
         return value
 
-    def counts(self, name: str, value: Any, length: int) -> Tensor:
-        """A dense vector of int32 or int64."""
-        if self._is_dense(value, ID_DTYPES, (length,)):
-            return value
-        self._refuse(name, value, ID_DTYPES, (length,))
-
     def dense(self, name: str, value: Any, dtypes: Sequence[torch.dtype], shape: Sequence[int | str]) -> Tensor:
         """A contiguous tensor."""
         tensor = self.tensor(name, value, dtypes, shape)
@@ -196,10 +190,14 @@ class Checker:
             fail(self.op, "allowed", "dense in its last dimension", f"stride {bits.stride(-1)}")
         return bits
 
-    def edits(self, name: str, value: Any, rows: int, vocab: int) -> RowEdits:
-        """What `edit_rows` returned for as many rows as wide; an empty one for None."""
+    def edits(self, name: str, value: Any, rows: int, vocab: int, batch: int | None = None) -> RowEdits | Edits:
+        """What `edit_rows` returned for as many rows as wide; with `batch` also what each request asks for."""
         if value is None:
             return NO_ROW_EDITS
+        if batch is not None and isinstance(value, Edits):
+            if vocab > MAX_VOCAB:
+                fail(self.op, name, f"None with more than {MAX_VOCAB} ids in a row", vocab)
+            return self.request_edits(name, value, batch)
         if not isinstance(value, RowEdits) or None in value[:1]:
             fail(self.op, name, "the RowEdits that edit_rows returned", type(value).__name__)
         words = (vocab + BLOCK - 1) // BLOCK
@@ -207,14 +205,6 @@ class Checker:
         self.dense(f"{name}.edit_start", value.edit_start, (torch.int32,), (rows, words + 1))
         self.dense(f"{name}.edit_values", value.edit_values, (torch.float32,), (4, rows, "room"))
         return value
-
-    def any_edits(self, name: str, value: Any, batch: int, rows: int, vocab: int) -> RowEdits | Edits:
-        """The same, or what each request of a batch asks for."""
-        if isinstance(value, Edits):
-            if vocab > MAX_VOCAB:
-                fail(self.op, name, f"None with more than {MAX_VOCAB} ids in a row", vocab)
-            return self.request_edits(name, value, batch)
-        return self.edits(name, value, rows, vocab)
 
     def request_edits(self, name: str, value: Edits, batch: int) -> Edits:
         """What each request of a batch asks for."""
@@ -252,27 +242,18 @@ class Checker:
         if capacity == 0 or capacity & (capacity - 1):
             fail(self.op, f"{name}.token_ids", "[slots, a power of two] (see TokenCounts.empty)", list(ids.shape))
 
-    def draft_edits(self, value: Any, draft_logits: Tensor | None, rows: int, token_map: Tensor | None) -> RowEdits:
-        """The same for draft rows, whose columns must be ids."""
-        if value is None:
-            return NO_ROW_EDITS
-        return self.edits("draft_edits", value, rows, self._edited_columns(value, draft_logits, token_map))
-
-    def any_draft_edits(
-        self, value: Any, draft_logits: Tensor | None, batch: int, rows: int, token_map: Tensor | None
+    def draft_edits(
+        self, value: Any, draft_logits: Tensor | None, rows: int, token_map: Tensor | None, batch: int | None = None
     ) -> RowEdits | Edits:
-        """The same, or what each request of a batch asks for."""
+        """`edits` of draft rows, whose columns must be ids."""
         if value is None:
             return NO_ROW_EDITS
-        return self.any_edits("draft_edits", value, batch, rows, self._edited_columns(value, draft_logits, token_map))
-
-    def _edited_columns(self, value: Any, draft_logits: Tensor | None, token_map: Tensor | None) -> int:
         if draft_logits is None:
             fail(self.op, "draft_logits", "given with draft_edits", None)
         if token_map is not None:
             got = type(value).__name__
             fail(self.op, "draft_edits", "None where token_map is given: edits name ids, not columns", got)
-        return draft_logits.shape[-1]
+        return self.edits("draft_edits", value, rows, draft_logits.shape[-1], batch)
 
     def choice(self, name: str, value: Any, options: Any) -> Any:
         """The code of a named option."""
@@ -349,16 +330,10 @@ class Checker:
             fail(self.op, name, "a host int < 2^63" if is_large else f"a host int >= {least}", repr(value))
         return value
 
-    def number(self, name: str, value: Any, least: float, most: float = float("inf")) -> float:
-        """A host number, not NaN."""
-        if not isinstance(value, (int, float)) or not least <= value <= most:
-            fail(self.op, name, f"a number in [{least:g}, {most:g}]", repr(value))
-        return float(value)
-
     def knob(self, name: str, value: Any, batch: int, most: float = float("inf")) -> tuple[float, Tensor | None]:
         """A parameter of a rule: (that of all requests, or those of each)."""
         if isinstance(value, Tensor):
-            return 0.0, self.vector(name, value, torch.float32, batch)
+            return 0.0, self.vector(name, value, (torch.float32,), batch)
         if not isinstance(value, (int, float)) or not 0 <= value <= most:
             fail(self.op, name, f"a number in [0, {most:g}] or float32 [batch]", repr(value))
         return float(value), None
@@ -372,7 +347,7 @@ class Checker:
     def lanes(self, value: Any, batch: int) -> Tensor | None:
         """Lane of each request; None for 0."""
         if isinstance(value, Tensor):
-            return self.vector("lane", value, torch.int64, batch)
+            return self.vector("lane", value, (torch.int64,), batch)
         if not isinstance(value, int) or not 0 <= value < 2**30:
             fail(self.op, "lane", "an int in [0, 2^30) or int64 [batch]", repr(value))
         return torch.full((batch,), value, dtype=torch.int64, device=self.device) if value else None
@@ -380,7 +355,7 @@ class Checker:
     def weight(self, name: str, value: Any, batch: int) -> Tensor:
         """A weight of the residual as float32 [batch]."""
         if isinstance(value, Tensor):
-            return self.vector(name, value, torch.float32, batch)
+            return self.vector(name, value, (torch.float32,), batch)
         if not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
             fail(self.op, name, "a finite float >= 0 or float32 [batch]", repr(value))
         return torch.full((batch,), float(value), dtype=torch.float32, device=self.device)

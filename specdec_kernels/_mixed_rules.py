@@ -47,7 +47,7 @@ def rule_names(check: Checker, rule: Any, codes: dict[str, int], batch: int) -> 
         check.choice("rule.rules", name, codes)
     if len(set(rule.rules)) < len(rule.rules):
         fail(check.op, "rule.rules", "names of rules, each once", repr(rule.rules))
-    check.vector("rule.choice", rule.choice, torch.int32, batch)
+    check.vector("rule.choice", rule.choice, (torch.int32,), batch)
     return tuple(rule.rules)
 
 

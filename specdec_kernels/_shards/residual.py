@@ -29,7 +29,7 @@ def check_residual(
     drafted = check.draft_sampling(draft_sampling, batch)
     token_map = check.token_map(token_map, draft_vocab, vocab)
     if draft_ids is not None:
-        draft_ids = check.vector("draft_ids", draft_ids, torch.int64, batch)
+        draft_ids = check.vector("draft_ids", draft_ids, (torch.int64,), batch)
     weights = check.weight("a", a, batch), check.weight("b", b, batch)
     shards = shards_of(op, group, vocab_offsets, vocab, backend)
     allowed = check.allowed(allowed, batch, vocab if shards is None else shards.size)

@@ -119,6 +119,6 @@ def allocate_drafts(
     elif compare_all:
         fail(name, "compare_all", "False without cost", True)
     if active is not None:
-        check.vector("active", active, torch.bool, batch)
+        check.vector("active", active, (torch.bool,), batch)
     arguments = (draft_ids, confidence, active, cost, budget, compare_all)
     return DraftAllocation(*op(*arguments, device=draft_ids.device, backend=backend, out=out))

@@ -75,8 +75,8 @@ def compact_cache(
         fail("compact_cache", "layout", "a CacheLayout", type(layout).__name__)
     check = Checker("compact_cache", layout.device)
     path = check.dense("path", path, ID_DTYPES, (layout.batch, "n"))
-    check.vector("num_accepted", num_accepted, torch.int32, layout.batch)
-    check.counts("lengths", lengths, layout.batch)
+    check.vector("num_accepted", num_accepted, (torch.int32,), layout.batch)
+    check.vector("lengths", lengths, ID_DTYPES, layout.batch)
     status: Tensor = op(
         layout.tensors, layout.table, layout.block_table, layout.page_size, layout.num_pages,
         path, num_accepted, lengths,

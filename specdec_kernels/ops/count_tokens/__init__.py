@@ -69,7 +69,7 @@ def count_tokens(
         fail(name, "counts", "a TokenCounts with tables (see TokenCounts.empty)", None)
     batch = token_ids.shape[0]
     if slots is not None:
-        check.vector("slots", slots, torch.int32, batch)
+        check.vector("slots", slots, (torch.int32,), batch)
     elif counts.token_ids.shape[0] < batch:
         fail(name, "slots", "given where counts has fewer slots than requests", None)
     if is_prompt and undo:

@@ -94,7 +94,7 @@ def edit_rows(
         fail(name, "only_last", "False with parents and cu_draft", True)
     check.request_edits("edits", edits, batch)
     if active is not None:
-        check.vector("active", active, torch.bool, batch)
+        check.vector("active", active, (torch.bool,), batch)
     check.size("first_id", first_id, 0)
     check.size("vocab", vocab, 1)
     if vocab > MAX_VOCAB:

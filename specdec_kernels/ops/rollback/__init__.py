@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..._cache import CacheLayout
-from ..._check import Checker, fail
+from ..._check import ID_DTYPES, Checker, fail
 from ..._codes import Backend
 from ..._op import Op, Shape
 from . import reference
@@ -99,8 +99,8 @@ def rollback(
     if not isinstance(layout, CacheLayout):
         fail("rollback", "layout", "a CacheLayout", type(layout).__name__)
     check = Checker("rollback", layout.device)
-    check.counts("lengths", lengths, layout.batch)
-    check.vector("num_accepted", num_accepted, torch.int32, layout.batch)
+    check.vector("lengths", lengths, ID_DTYPES, layout.batch)
+    check.vector("num_accepted", num_accepted, (torch.int32,), layout.batch)
     if max_tail is not None and (not isinstance(max_tail, int) or max_tail < 0):
         fail("rollback", "max_tail", "a host int >= 0 or None", max_tail)
     tail = layout.capacity if max_tail is None else min(max_tail, layout.capacity)

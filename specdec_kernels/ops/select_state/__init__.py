@@ -54,7 +54,7 @@ def select_state(
     if not isinstance(layout, CacheLayout):
         fail("select_state", "layout", "a CacheLayout", type(layout).__name__)
     check = Checker("select_state", layout.device)
-    check.vector("num_accepted", num_accepted, torch.int32, layout.batch)
+    check.vector("num_accepted", num_accepted, (torch.int32,), layout.batch)
     status: Tensor = op(
         layout.tensors, layout.table, layout.block_table, layout.page_size, layout.num_pages, num_accepted,
         device=layout.device, backend=backend, out=out,

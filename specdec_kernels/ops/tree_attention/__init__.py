@@ -150,11 +150,13 @@ def tree_attention(
     if slots == 0 or (format in PAGED and pages == 0):
         fail(name, "key", "of at least one row", list(key.shape))
     check.dense("ancestors", ancestors, (torch.int32,), (batch, nodes, (nodes + 31) // 32))
-    check.counts("lengths", lengths, batch)
+    check.vector("lengths", lengths, ID_DTYPES, batch)
     check.size("window", window, 0)
     key_scale = _scale(check, "key_scale", key_scale, keys)
     value_scale = _scale(check, "value_scale", value_scale, keys)
-    scale = dim**-0.5 if scale is None else check.number("scale", scale, -_FINITE, _FINITE)
+    scale = dim**-0.5 if scale is None else scale
+    if not isinstance(scale, (int, float)) or not abs(scale) <= _FINITE:
+        fail(name, "scale", f"a number in [-{_FINITE:g}, {_FINITE:g}]", repr(scale))
     results = op(
         query, keys, values, ancestors, lengths, block_table, scale, window, key_scale, value_scale,
         device=query.device, backend=backend, out=out,

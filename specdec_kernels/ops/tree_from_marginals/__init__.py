@@ -80,8 +80,8 @@ def tree_from_marginals(
     if check.size("num_nodes", num_nodes, 1) > MAX_NODES:
         fail(name, "num_nodes", f"at most {MAX_NODES}", num_nodes)
     if root_ids is not None:
-        check.counts("root_ids", root_ids, batch)
+        check.vector("root_ids", root_ids, ID_DTYPES, batch)
     if max_nodes is not None:
-        check.vector("max_nodes", max_nodes, torch.int32, batch)
+        check.vector("max_nodes", max_nodes, (torch.int32,), batch)
     given = (candidate_ids, logprobs, num_nodes, root_ids, max_nodes)
     return CandidateTree(*op(*given, device=candidate_ids.device, backend=backend, out=out))

@@ -88,7 +88,7 @@ def tree_layout(
     check = Checker.of(name, "parents", parents, "of int32 or int64")
     batch, nodes = check.parents(parents)
     if lengths is not None:
-        lengths = check.vector("lengths", lengths, torch.int64, batch)
+        lengths = check.vector("lengths", lengths, (torch.int64,), batch)
     depth = check.size("max_depth", nodes - 1 if max_depth is None else max_depth, 0)
     leaves = check.size("max_leaves", nodes if max_leaves is None else max_leaves, 1)
     results = op(parents, lengths, depth, leaves, device=parents.device, backend=backend, out=out)

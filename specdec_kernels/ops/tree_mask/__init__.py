@@ -122,9 +122,9 @@ def tree_mask(
     if isinstance(past, int):
         past = torch.full((batch,), check.size("past", past, 0), device=parents.device)
     elif past is not None:
-        past = check.vector("past", past, torch.int64, batch)
+        past = check.vector("past", past, (torch.int64,), batch)
     if left_padding is not None:
-        left_padding = check.vector("left_padding", left_padding, torch.int64, batch)
+        left_padding = check.vector("left_padding", left_padding, (torch.int64,), batch)
     if format in _WORDS or format == "sglang_packed":
         for argument, value in (("past", past), ("left_padding", left_padding), ("size", size)):
             if value is not None:

@@ -196,8 +196,8 @@ def verify_chain(
     both = NO_EDITS_GIVEN
     if edits is not None or draft_edits is not None:
         both = edits_given(
-            op, edited, check.any_edits("edits", edits, batch, rows, vocab),
-            check.any_draft_edits(draft_edits, draft_logits, batch, rows, token_map),
+            op, edited, check.edits("edits", edits, rows, vocab, batch),
+            check.draft_edits(draft_edits, draft_logits, rows, token_map, batch),
             Layout(draft_ids, None, cu_draft, width), vocab, active=sampling.active, shards=shards, backend=backend,
         )  # fmt: skip
     if "block" in rules and rng.step is None:

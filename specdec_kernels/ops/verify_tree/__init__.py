@@ -186,8 +186,8 @@ def verify_tree(
     both = NO_EDITS_GIVEN
     if edits is not None or draft_edits is not None:
         both = edits_given(
-            op, edited, check.any_edits("edits", edits, batch, batch * nodes, vocab),
-            check.any_draft_edits(draft_edits, draft_logits, batch, batch * nodes, token_map),
+            op, edited, check.edits("edits", edits, batch * nodes, vocab, batch),
+            check.draft_edits(draft_edits, draft_logits, batch * nodes, token_map, batch),
             Layout(token_ids, parents, None, nodes - 1), vocab, active=sampling.active, shards=shards, backend=backend,
         )  # fmt: skip
     if max_children is not None:
