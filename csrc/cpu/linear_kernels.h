@@ -76,24 +76,14 @@ SPECDEC_INLINE void multiply_block(const LinearRows& l, int64_t output, int64_t 
 
 constexpr int kPanel = 4 * kWidth;  // outputs worked on at once
 
-SPECDEC_INLINE F interleave_low(F a, F b) {
-#if SPECDEC_WIDTH == 16
-  return SPECDEC_SHUFFLE(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-#elif SPECDEC_WIDTH == 8
-  return SPECDEC_SHUFFLE(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
-#else
-  return SPECDEC_SHUFFLE(a, b, 0, 4, 1, 5);
-#endif
+// Lanes of two vectors in turn, from lane kFrom on.
+template <int kFrom, int... kLane>
+SPECDEC_INLINE F in_turn(F a, F b, std::integer_sequence<int, kLane...>) {
+  return SPECDEC_SHUFFLE(a, b, (kFrom + kLane / 2 + kLane % 2 * kWidth)...);
 }
-
-SPECDEC_INLINE F interleave_high(F a, F b) {
-#if SPECDEC_WIDTH == 16
-  return SPECDEC_SHUFFLE(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-#elif SPECDEC_WIDTH == 8
-  return SPECDEC_SHUFFLE(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
-#else
-  return SPECDEC_SHUFFLE(a, b, 2, 6, 3, 7);
-#endif
+template <int kFrom>
+SPECDEC_INLINE F interleave(F a, F b) {
+  return in_turn<kFrom>(a, b, std::make_integer_sequence<int, kWidth>());
 }
 
 // panel[i, lane] = weight[output + lane, i]; behind the last output the last once more.
@@ -115,8 +105,8 @@ SPECDEC_INLINE void transpose_panel(const LinearRows& l, int64_t output, float* 
       for (int step = 1; step < kWidth; step *= 2, now = 1 - now) {
 #pragma GCC unroll 8
         for (int o = 0; o < kWidth / 2; ++o) {
-          row[1 - now][2 * o] = interleave_low(row[now][o], row[now][o + kWidth / 2]);
-          row[1 - now][2 * o + 1] = interleave_high(row[now][o], row[now][o + kWidth / 2]);
+          row[1 - now][2 * o] = interleave<0>(row[now][o], row[now][o + kWidth / 2]);
+          row[1 - now][2 * o + 1] = interleave<kWidth / 2>(row[now][o], row[now][o + kWidth / 2]);
         }
       }
 #pragma GCC unroll 16
