@@ -55,9 +55,7 @@ int32_t position(const Team& team, const Chain& chain, const std::vector<int32_t
 }
 
 void acceptance_ratios(const AcceptanceRatiosParams& p, const Tensor& /*like*/) {
-  const ChainLayout layout{p.batch,  p.max_draft,   p.total,          p.draft_ids,
-                           p.target, p.draft,       p.cu_draft,       p.allowed,
-                           p.edits,  p.draft_edits, p.sampling.active};
+  const ChainLayout layout{p, p.max_draft, p.total, p.draft_ids, p.cu_draft};
   const std::vector<int32_t> inverse = invert(p.token_map, p.draft, p.target.vocab);
   for_requests(p.batch, [&](int64_t slot, const Team& team) {
     const Chain chain = chain_of(layout, slot);

@@ -5,14 +5,10 @@
 
 namespace specdec::cpu {
 
-struct ChainLayout {
-  int64_t batch, max_draft, total;
+struct ChainLayout : PairParams {
+  int64_t max_draft, total;
   Ids ids;
-  Logits target, draft;
   Vector<int32_t> cu_draft;
-  Allowed allowed;
-  RowEdits edits, draft_edits;
-  Vector<bool> active;
 };
 
 // One request of a chain: row i of it, wherever it lies.
@@ -67,7 +63,7 @@ inline Drafts drafts_of(const Chain& chain) {
 
 inline Chain chain_of(const ChainLayout& layout, int64_t slot) {
   Chain c{&layout, slot, 0, layout.max_draft, false, false};
-  if (!layout.active.get(slot, true)) {
+  if (!layout.sampling.active.get(slot, true)) {
     c.length = 0;
     c.lost = true;
     return c;

@@ -260,9 +260,7 @@ void ChainWalk::write(int64_t token) {
 namespace {
 
 void verify(const VerifyChainParams& p, const Listing& listing, const WantedEdits& wanted) {
-  const ChainLayout layout{p.batch,  p.max_draft,   p.total,          p.draft_ids,
-                           p.target, p.draft,       p.cu_draft,       p.allowed,
-                           p.edits,  p.draft_edits, p.sampling.active};
+  const ChainLayout layout{p, p.max_draft, p.total, p.draft_ids, p.cu_draft};
   const std::vector<int32_t> inverse = invert(p.token_map, p.draft, p.target.vocab);
   for_requests(p.batch, [&](int64_t slot, const Team& team) {
     ChainWalk(p, listing, wanted, layout, inverse, slot, team).run();
