@@ -4,7 +4,6 @@
 #include <memory>
 
 #include "../torch/args.h"
-#include "../torch/namespace.h"
 
 namespace specdec::cpu {
 namespace {

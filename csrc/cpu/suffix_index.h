@@ -3,14 +3,13 @@
 // window. So n tokens make about n nodes, and more where they repeat themselves.
 #pragma once
 #include <algorithm>
-#include <bit>
 #include <cstdint>
 #include <vector>
 
 namespace specdec::cpu {
 
 // Child of a node by token; an open-addressed table with linear probing.
-class Children {
+class ChildTable {
  public:
   int32_t find(int32_t parent, int32_t token) const {
     for (size_t i = home(parent, token);; i = (i + 1) & mask()) {
@@ -297,7 +296,7 @@ class SuffixIndex {
   std::vector<Entry> ring_ = std::vector<Entry>(64);  // by position
   std::vector<Node> nodes_ = std::vector<Node>(1);
   int32_t free_ = 0;  // list of nodes that were removed
-  Children children_;
+  ChildTable children_;
   std::vector<int32_t> suffixes_ = {kRoot};  // of the text, that occurred before, by their length
   std::vector<int32_t> longer_, path_;       // room for append and forget
   int32_t found_ = 0;
