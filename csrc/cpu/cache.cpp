@@ -1,7 +1,6 @@
 // Moving rows of a cache.
 #include "cache.h"
 
-#include <algorithm>
 #include <cstring>
 
 #include "team.h"
@@ -9,8 +8,7 @@
 namespace specdec::cpu {
 namespace {
 
-constexpr int64_t kOneThreadBytes = 64 << 10;  // less is not worth waking the pool
-constexpr int64_t kItemsPerThread = 8;         // so that unequal requests still spread evenly
+constexpr int64_t kItemsPerThread = 8;  // so that unequal requests still spread evenly
 
 // f(rows, move, head offset, first byte, number of bytes) for every row of the plan. Work is split
 // by request and tensor, and by columns of the rows where that gives too few items.

@@ -26,9 +26,10 @@ struct Plan {
   std::vector<Move> moves;
   std::vector<int64_t> first{0};  // moves of request b: first[b] to first[b + 1]
 
-  void end_request() { first.push_back(static_cast<int64_t>(moves.size())); }
-  // Forgets the moves of the request that is being planned.
-  void drop_request() { moves.resize(first.back()); }
+  void end_request(bool good = true) {  // else without the moves planned for it
+    if (!good) moves.resize(first.back());
+    first.push_back(static_cast<int64_t>(moves.size()));
+  }
 };
 
 std::vector<Rows> rows_of(const std::vector<Tensor>& tensors);

@@ -30,8 +30,7 @@ void compact_cache(SPECDEC_COMPACT_CACHE_ARGS) {
   Plan plan;
   for (int64_t b = 0; b < num_accepted.size(0); ++b) {
     const bool good = plan_request(blocks, nodes, path.size(1), b, count[b], start.at(0, b), &plan);
-    if (!good) plan.drop_request();
-    plan.end_request();
+    plan.end_request(good);
     status[b] = good ? 0 : kBadLayout;
   }
   move_rows(rows_of(tensors), plan);

@@ -7,8 +7,6 @@
 namespace specdec::cpu {
 namespace {
 
-constexpr int64_t kOneThreadBytes = 64 << 10;
-
 void gather_nodes(SPECDEC_GATHER_NODES_ARGS) {
   const int64_t batch = path.size(0), columns = path.size(1);
   const int64_t item = values.element_size(), nodes = values.size(1);

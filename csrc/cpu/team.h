@@ -9,8 +9,9 @@
 
 namespace specdec::cpu {
 
-// Fewer tiles than this are not worth waking a thread: 8 tiles of 2048 ids take about 5 us.
-constexpr int64_t kSplitTiles = 8;
+// Fewer tiles than this are not worth waking a thread: 8 tiles of 2048 ids take about 5 us. Nor is
+// copying fewer bytes.
+constexpr int64_t kSplitTiles = 8, kOneThreadBytes = 64 << 10;
 
 class Team {
  public:

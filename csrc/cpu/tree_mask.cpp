@@ -13,7 +13,6 @@
 namespace specdec::cpu {
 namespace {
 
-constexpr int64_t kOneThreadBytes = 64 << 10;
 constexpr int64_t kLongestCache = int64_t{1} << 40;  // products with it do not overflow
 static_assert(std::endian::native == std::endian::little, "words are written as bytes");
 
@@ -180,10 +179,6 @@ void tree_mask(SPECDEC_TREE_MASK_ARGS) {
   const Element element = element_of(out_mask.scalar_type());
   auto* mask = output<uint8_t>(out_mask);
   auto* status = output<int32_t>(out_status);
-  const auto request_of = [&](int64_t b) {
-    return Request(given, b, nodes, start.get(b, 0), unused.get(b, 0), window);
-  };
-
   auto* offsets = is_flat ? output<int64_t>(out_offsets) : nullptr;
   if (is_flat) {
     offsets[0] = 0;
@@ -197,7 +192,7 @@ void tree_mask(SPECDEC_TREE_MASK_ARGS) {
   }
 
   for_requests(batch, [&](int64_t b, const Team& team) {
-    const Request request = request_of(b);
+    const Request request(given, b, nodes, start.get(b, 0), unused.get(b, 0), window);
     const auto* bits = request.row(0).bits;
     status[b] = request.tree().status();
     switch (kind) {
