@@ -62,17 +62,12 @@ class Heads {
   std::vector<Entrant> heads_;
 };
 
-int64_t active_requests(const AllocateParams& p) {
-  int64_t count = 0;
-  for (int64_t b = 0; b < p.batch; ++b) count += p.active.get(b, true) ? 1 : 0;
-  return count;
-}
-
 // The request of each draft that is kept, the best draft first.
 std::vector<int64_t> kept_drafts(const AllocateParams& p) {
   Heads heads(p);
   std::vector<int64_t> taken;
-  int64_t tokens = active_requests(p) * tokens_of(1.0f), kept = 0;
+  int64_t tokens = 0, kept = 0;
+  for (int64_t b = 0; b < p.batch; ++b) tokens += p.active.get(b, true) ? tokens_of(1.0f) : 0;
   double best = p.cost ? yield_of(tokens, p.cost[0]) : 0.0;
   while (static_cast<int64_t>(taken.size()) < p.capacity && !heads.empty()) {
     tokens += tokens_of(heads.best().score);

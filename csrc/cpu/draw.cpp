@@ -31,8 +31,6 @@ void for_blocks(uint32_t found, int t, const uint32_t* words, const F& f) {
   }
 }
 
-bool comes_before(const Candidate& one, int64_t id) { return one.id < id; }
-
 // a p - b q of one id, for the ids that a point mass or a hidden id sets apart.
 float residual_weight(const Residual& r, int64_t id) {
   const double w = r.a * r.target->prob(id) - r.b * r.draft->prob(id);
@@ -81,7 +79,7 @@ double DraftRow::prob(int64_t target_id) const {
   if (std::binary_search(hidden.begin(), hidden.end(), target_id)) return 0;
   float l = -kInf;
   if (kept) {
-    const auto at = std::lower_bound(kept->begin(), kept->end(), target_id, comes_before);
+    const auto at = std::ranges::lower_bound(*kept, target_id, {}, &Candidate::id);
     if (at == kept->end() || at->id != target_id) return 0;
     l = at->logit;
   } else {
@@ -108,7 +106,7 @@ void DraftRow::widen() {
 const float* DraftRow::span(int64_t first, int n, float* buffer) const {
   if (nothing || point) return nullptr;
   if (kept) {
-    auto at = std::lower_bound(kept->begin(), kept->end(), first, comes_before);
+    auto at = std::ranges::lower_bound(*kept, first, {}, &Candidate::id);
     if (at == kept->end() || at->id >= first + n) return nullptr;
     std::fill(buffer, buffer + n, -kInf);
     for (; at != kept->end() && at->id < first + n; ++at) buffer[at->id - first] = at->logit;
@@ -135,8 +133,7 @@ void read_kept(const Kept& kept, int64_t number, int64_t vocab, RowLaw& law) {
     law.bad |= one.id < 0 || one.id >= vocab;
     law.kept.push_back(one);
   }
-  const auto by_id = [](const Candidate& a, const Candidate& b) { return a.id < b.id; };
-  std::sort(law.kept.begin(), law.kept.end(), by_id);
+  std::ranges::sort(law.kept, {}, &Candidate::id);
   for (size_t j = 1; j < law.kept.size(); ++j) law.bad |= law.kept[j - 1].id == law.kept[j].id;
   const double given = kept.logsumexp[number];
   const double own = static_cast<double>(law.max) * law.params.inv_t + std::log(law.mass);

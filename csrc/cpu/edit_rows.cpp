@@ -1,6 +1,5 @@
 // edit_rows: what biases, penalties and bans change of each row, by id.
 #include <algorithm>
-#include <numeric>
 #include <optional>
 
 #include "request_edits.h"

@@ -1,7 +1,6 @@
 // sample: the best num_samples ids of one race a row, with the row's logsumexp and threshold.
 // A row is read once; the race looks into the few blocks that may win it.
 #include <algorithm>
-#include <cmath>
 #include <limits>
 
 #include "../torch/args.h"
@@ -38,10 +37,6 @@ void race_mapped(const Team& team, const RowLaw& law, Race& race, const Vector<i
   for (const Race& p : part) race.merge(p);
 }
 
-int64_t column_of(const SampleParams& p, const std::vector<int32_t>& inverse, int64_t id) {
-  return p.token_map ? inverse[id] : id;
-}
-
 void write_row(const SampleParams& p, const Scores& scores, const Team& team, int64_t b,
                const RowLaw& law, const RowLaw& scored, const std::vector<int64_t>& ids,
                const std::vector<int32_t>& inverse) {
@@ -50,7 +45,7 @@ void write_row(const SampleParams& p, const Scores& scores, const Team& team, in
     const int64_t at = b * p.num_samples + j;
     p.token_ids[at] = drawn ? ids[j] : -1;
     if (drawn && scores) {
-      scores.write(team, at, scored, column_of(p, inverse, ids[j]));
+      scores.write(team, at, scored, p.token_map ? inverse[ids[j]] : ids[j]);
     } else {
       scores.clear(at);
     }

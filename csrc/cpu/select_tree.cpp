@@ -2,7 +2,6 @@
 // then what is kept is connected, and its order topological.
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "../torch/tree_args.h"
 #include "row.h"

@@ -8,7 +8,6 @@
 #include <bit>
 #include <cfloat>
 #include <cmath>
-#include <limits>
 #include <vector>
 
 #include "../torch/dispatch.h"
@@ -23,7 +22,6 @@ namespace {
 constexpr int64_t kSpan = 1024;  // least cached keys of a split
 constexpr int64_t kSpans =
     16;  // most spans of a request: what is merged stays small beside the keys
-constexpr float kInf = std::numeric_limits<float>::infinity();
 
 struct RowsOf {  // keys or values [page, slot, head, dim]
   const char* data;

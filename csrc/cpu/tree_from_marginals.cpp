@@ -1,7 +1,6 @@
 // tree_from_marginals: every node offers its best child that is none yet, and the best offer
 // becomes a node. A position's candidates are sorted when a node first reaches it.
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <vector>
 

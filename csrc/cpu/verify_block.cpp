@@ -9,10 +9,6 @@
 
 namespace specdec::cpu {
 
-bool ChainWalk::block_row_bad(int64_t i, const RowLaw& law) const {
-  return law.bad || (has_stats() && !std::isfinite(chain_.stat(p_.draft_logsumexp, i)));
-}
-
 void ChainWalk::walk_block() {
   std::vector<RowLaw> target, twin, draft;
   std::vector<double> w{1.0};
@@ -43,7 +39,8 @@ void ChainWalk::walk_block() {
       break;
     }
     if (ends) break;
-    if (reads_draft && block_row_bad(i, draft[i])) {
+    const bool bad_stat = has_stats() && !std::isfinite(chain_.stat(p_.draft_logsumexp, i));
+    if (reads_draft && (draft[i].bad || bad_stat)) {
       status_ |= kBadDraft;
       break;
     }

@@ -3,7 +3,6 @@
 #include <optional>
 
 #include "chain.h"
-#include "request_edits.h"
 
 namespace specdec::cpu {
 
@@ -29,7 +28,6 @@ class ChainWalk {
   // Draft row i as a law over target ids; `law` is the examined row, unused with draft_stats.
   DraftRow draft_row(int64_t i, int64_t x, const RowLaw& law) const;
   bool read_stat(int64_t i, int64_t x) const;
-  bool block_row_bad(int64_t i, const RowLaw& law) const;
   bool read_draft_late(int64_t i);  // with draft_stats: false if the rejected row is bad
   bool has_draft_row() const {
     return layout_.draft && !target_params_.greedy && !draft_params_.greedy;

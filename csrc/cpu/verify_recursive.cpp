@@ -3,7 +3,6 @@
 //   a rejected x sets C += Z / (1 - Q), Z = sum (p - C q)+, and without replacement Q += q(x).
 //   In the end (p - C q)+ is left; where q is a point mass at each child, p without the rejected.
 #include <algorithm>
-#include <cmath>
 
 #include "verify_tree.h"
 

@@ -5,7 +5,6 @@
 //   norm(q without x)
 // No row of p or q is written: a deletion is three numbers, applied again to each tile in turn.
 #include <algorithm>
-#include <cmath>
 
 #include "verify_tree.h"
 
