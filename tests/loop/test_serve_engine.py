@@ -345,6 +345,35 @@ def test_a_drafter_that_fails_beside_a_grammar_leaves_its_matcher_where_it_was()
     assert engine.faults == 1
 
 
+@pytest.mark.parametrize("fault", ["its grammar", "its counts"])
+def test_a_request_that_cannot_begin_fails_with_the_other_choices_of_its_prompt(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken(Letters):
+        def matcher(self) -> Broken:
+            raise MemoryError("no room")
+
+    engine = Engine(network(), PromptLookup, slots=1)
+    bad = Request([7, 8], 9, grammar=Broken() if fault == "its grammar" else None)
+    other, fine = Request([7, 8], 9, leader=bad), requests(0.9)[0]
+    begin = engine._verifier.begin
+
+    def failing(request: Request) -> None:
+        begin(request)
+        if request is bad:
+            raise MemoryError("no room")
+
+    monkeypatch.setattr(engine._verifier, "begin", failing)
+    for request in (fine, bad, other, last := requests(0.9)[3]):
+        engine.submit(request)
+    told = texts(engine, [fine, bad, other, last])
+    for request in (bad, other):
+        assert (request.reason, request.error, request.new) == ("failed", "MemoryError: no room", [])
+    for request in (fine, last):
+        assert request.reason == "length" and request.new == told[request] == alone(request)
+    assert engine.pages.used == 0
+
+
 @pytest.mark.parametrize("drafter", ["plain", "a model's chains", "trees"])
 def test_a_forward_that_raises_for_one_request_ends_that_one_alone(drafter: str) -> None:
     """While it reads its prompt, at the end of it, and behind it."""

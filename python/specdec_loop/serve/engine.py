@@ -30,7 +30,7 @@ from .allotment import Allotment
 from .batch import Batch
 from .forward import Nodes, check, forward
 from .group import Group
-from .pages import Pages, block_table
+from .pages import Lease, Pages, block_table
 from .request import Logprob, Reason, Request
 from .verification import Verifier, depth_of, listed, nodes_of
 
@@ -201,10 +201,13 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Progress]:
-        """Run all requests a step further; those that only read a piece of their prompts are not listed."""
-        self._admit()
-        if not self.running:
-            return []
+        """Run all requests a step further; those that only read a piece of their prompts are not listed.
+
+        If some cannot begin, these are told of first, and nothing runs.
+        """
+        failed = self._admit()
+        if failed or not self.running:
+            return failed
         self.clock.begin()
         turns = self._turns()
         drafted = len(self._group.drafted.requests)  # the first turns are theirs
@@ -240,21 +243,40 @@ class Engine:
 
     # --- who runs
 
-    def _admit(self) -> None:
-        """In order of arrival, while there are slots and pages for all that a request may come to."""
+    def _admit(self) -> list[Progress]:
+        """In order of arrival, while there are slots and pages for all that a request may come to; those that fail."""
+        failed = []
         for request in list(self.waiting):
             if not self._free:
                 break
-            if request.leader is not None and not (request.leader.has_spoken or request.leader.reason):
-                continue  # its prompt is being read
-            most = len(request.prompt) + request.limit + self._overhang
-            lease = self.pages.lease(request.prompt, most, share=not self._features)
-            if lease is None:
-                break
+            if (leader := request.leader) is not None and not leader.has_spoken:
+                if not leader.reason:
+                    continue  # its prompt is being read
+                request.error = leader.error  # the same prompt and grammar would fail again
+            if not request.error:
+                most = len(request.prompt) + request.limit + self._overhang
+                lease = self.pages.lease(request.prompt, most, share=not self._features)
+                if lease is None:
+                    break
+                self._begin(request, lease)
             self.waiting.remove(request)
-            slot = self._free.pop()
+            if request.error:
+                request.reason = "failed"
+                failed.append(Progress(request, reason="failed"))
+        return failed
+
+    def _begin(self, request: Request, lease: Lease) -> None:
+        """Let a request run; if that raises, its slot and pages are free again."""
+        slot = self._free.pop()
+        try:
             request.begin(slot, lease, ends=self.ends, overhang=self._overhang, device=self.model.device)
             self._verifier.begin(request)
+        except Exception as error:  # out of memory, or its grammar's
+            logger.exception("a request cannot begin")
+            request.error, request.slot = f"{type(error).__name__}: {error}", -1
+            self.pages.release(lease)
+            self._free.append(slot)
+        else:
             self.running.append(request)
 
     def _leave(self, request: Request, reason: Reason) -> None:
