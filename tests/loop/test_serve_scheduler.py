@@ -8,6 +8,7 @@ import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +21,10 @@ import httpx
 from running_server import Running, running, wait_for
 
 from specdec_loop import SuffixDecoding
+from specdec_loop.serve.engine import Progress
 from specdec_loop.serve.group import MOST_FAULTS
+from specdec_loop.serve.request import Request
+from specdec_loop.serve.scheduler import FullError, Scheduler
 
 BROKEN = 64  # an id whose row of the embedding is NaN where a test says so: of "`", which no prompt here has
 
@@ -93,8 +97,53 @@ def test_a_full_queue_says_when_to_come_again(folder: Path) -> None:
 
 
 def test_a_request_of_more_choices_than_there_is_room_for_is_refused_whole(folder: Path) -> None:
-    with running(folder, slots=1, queue=1) as server:
+    with running(folder, slots=1, queue=2) as server, ThreadPoolExecutor(1) as clients:
+        for prompt, n in (("abc", 4), (["abc", "def"], 2)):  # there will never be room
+            answer = server.client.post("/v1/completions", json={"prompt": prompt, "n": n})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "n")
+        server.gate.clear()
+        taken = clients.submit(server.complete, "abc", max_tokens=4)
+        wait_for(lambda: len(server.api.scheduler.streams) == 1)
         assert server.client.post("/v1/completions", json={"prompt": "abc", "n": 3}).status_code == 429
+        assert len(server.api.scheduler.streams) == 1
+        server.gate.set()
+        assert taken.result()["choices"]
+
+
+def test_the_time_to_wait_is_judged_by_requests_that_run_not_by_those_that_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("specdec_loop.serve.scheduler.time.monotonic", lambda: now[0])
+    nothing: Any = SimpleNamespace(slots=1, grew=lambda *_: None, left=lambda *_: None)
+    scheduler = Scheduler(nothing, nothing, queue=20)
+    scheduler.is_alive = True
+    requests = [Request([1]) for _ in range(21)]
+    scheduler.submit(requests)
+    for request in requests:  # each takes a second
+        request.begun, now[0] = now[0], now[0] + 1
+        scheduler._deliver([Progress(request, reason="length")])
+    scheduler.submit([Request([1]) for _ in range(21)])
+    with pytest.raises(FullError, match="try again in 21 s"):
+        scheduler.submit([Request([1])])
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_request_that_cannot_begin_is_answered_and_others_go_on(
+    folder: Path, streams: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken:
+        def matcher(self) -> None:
+            raise MemoryError("no room")
+
+    with running(folder, slots=1) as server:
+        monkeypatch.setattr(server.api, "_compiled", lambda kind, asked: Broken())
+        body = {"prompt": "abc", "n": 2, "structured_outputs": {"regex": "a"}, "stream": streams}
+        answer = server.client.post("/v1/completions", json=body)
+        error = json.loads(answer.text.splitlines()[0].removeprefix("data: "))["error"]
+        assert (answer.status_code, error["code"]) == (200 if streams else 500, "generation_failed")
+        assert "no room" in error["message"]
+        assert server.complete("abc", max_tokens=3)["choices"]
         assert is_idle(server) and not server.api.scheduler.streams
 
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -68,10 +69,12 @@ class Api:
             limits: of what a client may ask for.
             library: of grammars, see `GrammarCompiler`.
         """
-        self._engine, self._tokenizer, self._name, self._limits = engine, tokenizer, name, limits or Limits()
+        self._engine, self._tokenizer, self._name = engine, tokenizer, name
         self._keys, self._hosts, self._begun = [key.encode() for key in keys], list(hosts), int(time.time())
         self._metrics = Metrics(engine)
         self.scheduler = Scheduler(engine, self._metrics, queue=queue)
+        limits = limits or Limits()
+        self._limits = replace(limits, choices=min(limits.choices, self.scheduler.room))
         self._encoding = ThreadPoolExecutor(1, "tokenizer")  # a long prompt does not stop the event loop
         self._compiling = ThreadPoolExecutor(1, "compiler")  # nor does a large grammar, nor prompts
         self._library: Library = library

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -81,6 +82,7 @@ class Request:
     accepted: list[int] = field(default_factory=list, init=False)
     kept: float = field(default=0.0, init=False)
     looked_at: float = field(default=0.0, init=False)
+    begun: float = field(default=0.0, init=False)  # when it got its slot, on the clock `time.monotonic`
     cached: int = field(default=0, init=False)  # tokens that have rows in the pages
     has_spoken: bool = field(default=False, init=False)  # the prompt is read, and a first token was drawn
     slot: int = field(default=-1, init=False)
@@ -109,7 +111,7 @@ class Request:
 
     def begin(self, slot: int, lease: Lease, *, ends: Sequence[int], overhang: int, device: torch.device) -> None:
         """It runs."""
-        self.slot, self.lease, self.cached = slot, lease, lease.shared
+        self.slot, self.lease, self.cached, self.begun = slot, lease, lease.shared, time.monotonic()
         self.stops = Stops(ends) if self.stops is None else self.stops
         prompt = torch.tensor([self.prompt], device=device)
         count, seed = torch.tensor([len(self.prompt)], device=device), torch.tensor([self.seed], device=device)

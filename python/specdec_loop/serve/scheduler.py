@@ -62,6 +62,7 @@ class Scheduler:
 
     Attributes:
         engine: belongs to the thread.
+        room: requests that may run and wait.
         streams: of the requests that have not left.
         is_alive: whether the thread works.
     """
@@ -74,10 +75,10 @@ class Scheduler:
             metrics: to be kept.
             queue: requests that may wait for a slot; with one more the queue is full.
         """
-        self.engine, self._metrics, self._room = engine, metrics, engine.slots + queue
+        self.engine, self._metrics, self.room = engine, metrics, engine.slots + queue
         self.is_alive = False
         self.streams: dict[Request, Stream] = {}
-        self._seconds = 1.0  # that a request takes, of late
+        self._seconds = 1.0  # that a request takes once it runs, of late
         self._wake, self._is_ending = threading.Condition(), False
         self._inbox: list[tuple[Request, bool]] = []  # and whether it comes or goes
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
@@ -103,7 +104,7 @@ class Scheduler:
         """
         if not self.is_alive:
             raise RuntimeError("the engine has stopped")
-        if len(self.streams) + len(requests) > self._room:
+        if len(self.streams) + len(requests) > self.room:
             turns = max(len(self.streams), self.engine.slots) / self.engine.slots
             raise FullError(min(math.ceil(turns * self._seconds), LONGEST_WAIT))
         stream = Stream(self, requests)
@@ -135,13 +136,15 @@ class Scheduler:
             stream = self.streams.get(request)
             if stream is None:
                 continue  # cancelled meanwhile
-            elapsed = time.monotonic() - stream.begun
+            now = time.monotonic()
+            elapsed = now - stream.begun
             self._metrics.grew(progress, elapsed if request not in stream.has_spoken else None)
             stream.has_spoken.add(request)
             if progress.reason:
                 del self.streams[request]
                 stream.open.remove(request)
-                self._seconds = FADE * self._seconds + (1 - FADE) * elapsed
+                if progress.reason != "failed":
+                    self._seconds = FADE * self._seconds + (1 - FADE) * (now - request.begun)
                 self._metrics.left(request, progress.reason, elapsed)
             stream.arrived.put_nowait(progress)
 
