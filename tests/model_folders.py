@@ -20,6 +20,17 @@ def save_tokenizer(folder: Path, first: str = "<|end|>") -> None:
     transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=first).save_pretrained(folder)
 
 
+def pieces(*words: str) -> transformers.PreTrainedTokenizerFast:
+    """A tokenizer of sentence pieces, with bytes: it drops a space in front of what it decodes."""
+    vocab = {word: i for i, word in enumerate(["</s>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *words])}
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", unk_token="<unk>")
+
+
 def save_model(folder: Path, *, layers: int = 2, vocab: int = len(ALPHABET) + 1, seed: int = 0) -> Path:
     """A random Llama and its tokenizer."""
     torch.manual_seed(seed)

@@ -436,9 +436,9 @@ def _begin_text(
     if stop is None:
         eos = target.generation_config.eos_token_id
         stop = [] if eos is None else [eos] if isinstance(eos, int) else eos
-    stops = Stops(stop, tokenizer)
-    limits, all_stops = [limit] * batch, [stops] * batch
-    return Sequences(prompts, lengths, seed=seeds, limits=limits, stops=all_stops, overhang=overhang)
+    rows = zip(prompts.tolist(), lengths.tolist(), strict=True)
+    stops = [Stops(stop, tokenizer, before=row[:length]) for row, length in rows]
+    return Sequences(prompts, lengths, seed=seeds, limits=[limit] * batch, stops=stops, overhang=overhang)
 
 
 def check_rotary(config: Any, shortest: int, end: int) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
+
+from .continuation import tail, text_behind
 
 SLACK = 4  # a tokenizer may drop a space, or half a character, at the front of what it decodes
 
@@ -11,12 +13,15 @@ SLACK = 4  # a tokenizer may drop a space, or half a character, at the front of 
 class Stops:
     """Finds the first stop of a text; the token that completes it is the text's last."""
 
-    def __init__(self, stop: Sequence[int | Sequence[int] | str], tokenizer: Any = None) -> None:
+    def __init__(
+        self, stop: Sequence[int | Sequence[int] | str], tokenizer: Any = None, *, before: Sequence[int] = ()
+    ) -> None:
         """Compile the stops.
 
         Args:
             stop: token ids, token sequences, strings; or one string.
             tokenizer: of the target; strings need it.
+            before: tokens that the text continues, which no string begins in; none: it begins anew.
 
         Raises:
             ValueError: an empty stop, or a string without a tokenizer.
@@ -37,6 +42,7 @@ class Stops:
         self._sequences = [s for s in sequences if len(s) > 1]
         # A token stands for at least one byte, so that these last tokens hold any string that ends with the last one.
         self._window = max((len(s.encode()) for s in self._strings), default=0) + SLACK
+        self._before = tail(tokenizer, before) if self._strings else []
 
     def end(self, tokens: Sequence[int], first: int) -> int | None:
         """Tokens up to the end of the first stop, which is complete at place `first` or later; None: there is none."""
@@ -46,8 +52,12 @@ class Stops:
             for sequence in self._sequences:
                 if tuple(tokens[max(place + 1 - len(sequence), 0) : place + 1]) == sequence:
                     return place + 1
-            if self._strings:
-                tail = self._tokenizer.decode(tokens[max(place + 1 - self._window, 0) : place + 1])
-                if any(string in tail for string in self._strings):
-                    return place + 1
+            if self._strings and any(s in text for text in self._texts(tokens[: place + 1]) for s in self._strings):
+                return place + 1
         return None
+
+    def _texts(self, tokens: Sequence[int]) -> Iterator[str]:
+        """The end of a text with its special tokens, and without them."""
+        before = self._before if len(tokens) <= self._window else []
+        for skip_special in (False, True):
+            yield text_behind(self._tokenizer, before, tokens[-self._window :], skip_special=skip_special)

@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ pytest.importorskip("uvicorn", reason="the extra serve is not installed")
 pytest.importorskip("prometheus_client", reason="the extra serve is not installed")
 
 import httpx
+from model_folders import pieces, save_model
 from running_server import TEMPLATE, Limits, Running, running
 
 from specdec_kernels import Edits, Sampling
@@ -115,6 +117,60 @@ def test_log_probabilities_are_those_of_the_model(folder: Path, server: Running)
     assert found["logprobs"]["tokens"] == [server.tokenizer.decode([token]) for token in tokens]
     best = [max(top.values()) for top in found["logprobs"]["top_logprobs"]]
     assert best == pytest.approx(expected.amax(1).tolist(), abs=1e-3)
+
+
+@pytest.fixture(scope="module")
+def sentences(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A server of a tokenizer of sentence pieces; one end token is not special."""
+    folder = tmp_path_factory.mktemp("pieces")
+    tokenizer = pieces("Hello", "▁Hello", "▁world", "END")
+    save_model(folder, vocab=len(tokenizer))
+    tokenizer.save_pretrained(folder)
+    with running(folder) as server:
+        server.engine.ends = tokenizer.convert_tokens_to_ids(["</s>", "END"])
+        server.tokenizer.chat_template = "Hello"
+        yield server
+
+
+def demanded(server: Running, *tokens: str) -> dict[str, Any]:
+    """Fields of a text of these tokens alone."""
+    bias = {str(id_): 100 for id_ in server.tokenizer.convert_tokens_to_ids(list(tokens))}
+    return {"temperature": 0 if len(tokens) == 1 else 1, "logit_bias": bias}
+
+
+def test_a_continuation_keeps_the_space_that_its_first_token_begins_with(sentences: Running) -> None:
+    fields = {"max_tokens": 2, **demanded(sentences, "▁world")}
+    choice = sentences.complete("Hello", logprobs=1, **fields)["choices"][0]
+    assert choice["text"] == " world world"
+    assert choice["logprobs"]["tokens"] == [" world", " world"] and choice["logprobs"]["text_offset"] == [0, 6]
+    assert list(choice["logprobs"]["top_logprobs"][0]) != ["world"]
+    stopped = sentences.complete("Hello", stop=" world", **fields)
+    assert (stopped["choices"][0]["text"], stopped["choices"][0]["finish_reason"]) == ("", "stop")
+    assert stopped["usage"]["completion_tokens"] == 1
+    body = {"messages": [{"role": "user", "content": "x"}], "logprobs": True, **fields}
+    said = sentences.client.post("/v1/chat/completions", json=body).json()["choices"][0]
+    assert said["message"]["content"] == "world world"  # an answer of its own
+    assert [one["token"] for one in said["logprobs"]["content"]] == ["world", " world"]
+
+
+def test_a_stop_string_across_a_special_token_ends_the_request_too(sentences: Running) -> None:
+    sentences.engine.ends, before = [], sentences.engine.ends
+    fields = {"max_tokens": 24, **demanded(sentences, "▁world", "</s>", "Hello")}
+    found = [sentences.complete("Hello", stop=" worldHello", seed=seed, **fields) for seed in range(8)]
+    free = [sentences.complete("Hello", seed=seed, **fields)["choices"][0]["text"] for seed in range(8)]
+    sentences.engine.ends = before
+    for answer, text in zip(found, free, strict=True):
+        choice = answer["choices"][0]
+        assert choice["text"] == text.partition(" worldHello")[0]
+        assert choice["finish_reason"] == ("stop" if " worldHello" in text else "length")
+    assert all(" worldHello" in text for text in free)
+
+
+def test_an_end_token_is_no_text_though_it_is_not_special(sentences: Running) -> None:
+    fields = {"max_tokens": 2, "seed": 3, "logprobs": 0, "prompt": "Hello", **demanded(sentences, "END")}
+    choice = sentences.complete(**fields)["choices"][0]
+    assert (choice["text"], choice["finish_reason"], choice["logprobs"]["tokens"]) == ("", "stop", ["END"])
+    assert "".join(chunk["choices"][0]["text"] for chunk in sentences.chunks("/v1/completions", **fields)) == ""
 
 
 def test_penalties_and_biases_are_those_of_the_loop(folder: Path, server: Running) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import transformers
-from model_folders import save_tokenizer
+from model_folders import pieces, save_tokenizer
 
 from specdec_loop.serve.text import GrowingText
 
@@ -61,6 +61,24 @@ def test_pieces_say_which_tokens_were_accepted_drafts(tokenizer: Any) -> None:
     pieces = [*text.push(ids[:3], 2), *text.push(ids[3:], 0), *text.finish()]
     assert [piece.is_accepted for piece in pieces] == [True, True, *[False] * (len(ids) - 2)]
     assert "".join(piece.text for piece in pieces) == "ab cd ef"
+
+
+def test_a_continuation_keeps_the_space_that_pieces_begin_with() -> None:
+    tokenizer = pieces("Hello", "▁Hello", "▁world")
+    ids, space, end = tokenizer("Hello")["input_ids"], *tokenizer.convert_tokens_to_ids(["▁world", "</s>"])
+    text = GrowingText(tokenizer, before=ids)
+    assert [piece.text for piece in text.push([space, space], 1)] == [" world", " world"]
+    text = GrowingText(tokenizer, [" world"], before=[*ids, end])
+    assert text.push([space], 0) == [] == text.finish() and text.is_stopped
+    assert GrowingText(tokenizer).push([space], 0)[0].text == "world"
+
+
+def test_half_a_character_of_a_prompt_is_completed_by_its_continuation(tokenizer: Any) -> None:
+    ids = tokenizer("日本語 🙂" * 3)["input_ids"]
+    for place in range(1, len(ids)):
+        text = GrowingText(tokenizer, before=ids[:place])
+        shown = "".join(piece.text for piece in [*text.push(ids[place:], 0), *text.finish()])
+        assert tokenizer.decode(ids[:place]).rstrip("\ufffd") + shown == "日本語 🙂" * 3
 
 
 def test_a_piece_that_a_stop_may_begin_in_is_held_back(tokenizer: Any) -> None:

@@ -10,10 +10,10 @@ from specdec_loop.stops import Stops
 
 
 class Letters:
-    """Id n is the n-th letter; it drops a leading space, as sentence pieces do."""
+    """Id n is the n-th letter, 9 is special; it drops a leading space, as sentence pieces do."""
 
-    def decode(self, ids: list[int]) -> str:
-        return "".join(" abcdefgh"[i] for i in ids).lstrip(" ")
+    def decode(self, ids: list[int], skip_special_tokens: bool = False) -> str:
+        return "".join(" abcdefgh|"[i] for i in ids if i < 9 or not skip_special_tokens).lstrip(" ")
 
 
 @pytest.mark.parametrize(
@@ -38,6 +38,17 @@ def test_a_string_is_found_across_many_tokens_and_behind_a_space() -> None:
     tokens = [5] * 20 + [0, 1, 2, 3]
     assert Stops([" abc"], Letters()).end(tokens, 20) == 24
     assert Stops(["e" * 9], Letters()).end(tokens, 8) == 9
+
+
+def test_a_string_may_begin_with_the_space_behind_a_prompt_and_never_within_the_prompt() -> None:
+    assert Stops([" a"], Letters(), before=[8, 8]).end([0, 1], 0) == 2
+    assert Stops([" a"], Letters()).end([0, 1], 0) is None
+    assert Stops(["hab"], Letters(), before=[8, 8]).end([1, 2], 0) is None
+
+
+def test_a_string_is_found_across_special_tokens_and_in_them() -> None:
+    for stop, end in (("ab", 3), ("|", 2), ("a|b", 3), ("ba", None)):
+        assert Stops([stop], Letters()).end([1, 9, 2], 0) == end
 
 
 @pytest.mark.parametrize("stop", [[[]], [""], ["a", []], ""])

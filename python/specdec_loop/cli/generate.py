@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from typing import Any
 
-from ..generation import Generation, Streamer
+from ..generation import Generation
 from ..generation import generate as decode
 from ..grammar import Grammar, GrammarCompiler
 from ..methods import METHODS
-from ..serve.text import GrowingText
+from ..serve.text import GrowingText, Piece
 from .errors import UserError, one_line, read_text
 from .loading import Models, check_methods
 
@@ -28,6 +29,7 @@ def run(args: argparse.Namespace) -> None:
     ends = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
     with one_line():
         grammar = _grammar(args, models, ends)
+    writer = Writer(models.tokenizer, ids, in_color=in_color)
     print(prompt, end="", flush=True)
     with one_line():
         result = decode(
@@ -41,23 +43,35 @@ def run(args: argparse.Namespace) -> None:
             draft_length=models.draft_length(args.method, batch=1),
             stop=[*ends, *args.stop],
             tokenizer=models.tokenizer,
-            streamer=writer(models.tokenizer, in_color=in_color),
+            streamer=writer.take,
             grammar=grammar,
         )
+    writer.finish()
     print()
     report = summary(result)
     print(f"{DIM}{report}{PLAIN}" if in_color else report, file=sys.stderr)
 
 
-def writer(tokenizer: Any, *, in_color: bool) -> Streamer:
+class Writer:
     """Streams text to standard output: a token is shown as soon as the bytes of its last character are there."""
-    growing = GrowingText(tokenizer, has_special=True)
 
-    def write(request: int, tokens: list[int], accepted: int) -> None:
-        for piece in growing.push(tokens, accepted):
-            print(f"{GREEN}{piece.text}{PLAIN}" if in_color and piece.is_accepted else piece.text, end="", flush=True)
+    def __init__(self, tokenizer: Any, prompt: Sequence[int], *, in_color: bool) -> None:
+        """Begin behind the tokens of a prompt."""
+        self._growing = GrowingText(tokenizer, before=prompt, has_special=True)
+        self._in_color = in_color
 
-    return write
+    def take(self, request: int, tokens: list[int], accepted: int) -> None:
+        """Show the tokens of a step; the streamer of `generate`."""
+        self._show(self._growing.push(tokens, accepted))
+
+    def finish(self) -> None:
+        """Show what was held back: bytes that make no character."""
+        self._show(self._growing.finish())
+
+    def _show(self, pieces: Sequence[Piece]) -> None:
+        for piece in pieces:
+            is_green = self._in_color and piece.is_accepted
+            print(f"{GREEN}{piece.text}{PLAIN}" if is_green else piece.text, end="", flush=True)
 
 
 def summary(result: Generation) -> str:

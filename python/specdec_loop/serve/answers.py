@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
+from ..continuation import UNFINISHED, tail, text_behind
 from .engine import Progress
 from .request import Logprob, Request
 from .schema import Job
@@ -18,7 +19,7 @@ LEAST_LOGPROB = -9999.0  # JSON has no infinity
 class Choice:
     """A continuation as it is told to a client."""
 
-    def __init__(self, index: int, request: Request, job: Job, tokenizer: Any) -> None:
+    def __init__(self, index: int, request: Request, job: Job, tokenizer: Any, ends: Sequence[int]) -> None:
         """Begin.
 
         Args:
@@ -26,16 +27,20 @@ class Choice:
             request: whose text it is.
             job: what was asked for.
             tokenizer: of the model.
+            ends: tokens that end a text and are no part of it.
         """
         self.index, self.request, self._job, self._tokenizer = index, request, job, tokenizer
-        self._growing = GrowingText(tokenizer, job.stops)
+        self._ends, before = ends, [] if job.is_chat else request.prompt
+        self._growing = GrowingText(tokenizer, job.stops, before=before)
+        self._before = tail(tokenizer, before)  # whole characters, for what joins the next token to them
         self.pieces: list[Piece] = []
         self.logprobs: list[dict[str, Any]] = []
         self._shown = 0  # characters, for offsets
 
     def grow(self, progress: Progress) -> dict[str, Any]:
         """Take a step; returns what a chunk says of it."""
-        pieces = self._growing.push(progress.tokens, progress.accepted)
+        has_end = bool(progress.tokens) and progress.tokens[-1] in self._ends
+        pieces = self._growing.push(progress.tokens[: len(progress.tokens) - has_end], progress.accepted)
         if progress.reason:
             pieces += self._growing.finish()
         listed = [
@@ -70,11 +75,13 @@ class Choice:
 
     def _listed(self, token: int, logprob: Logprob) -> dict[str, Any]:
         best = [self._one(i, p) for i, p in logprob.top if i >= 0]
-        return {**self._one(token, logprob.logprob), "top_logprobs": best}
+        own = self._one(token, logprob.logprob)
+        self._before = [token] if own["bytes"] else self._before
+        return {**own, "top_logprobs": best}
 
     def _one(self, token: int, logprob: float) -> dict[str, Any]:
-        text = self._tokenizer.decode([token])
-        is_whole = "\ufffd" not in text
+        text = text_behind(self._tokenizer, self._before, [token])
+        is_whole = UNFINISHED not in text
         return {
             "token": text,
             "logprob": max(logprob, LEAST_LOGPROB),
@@ -99,7 +106,7 @@ class Choice:
 class Answer:
     """All choices of a job."""
 
-    def __init__(self, job: Job, requests: Sequence[Request], model: str, tokenizer: Any) -> None:
+    def __init__(self, job: Job, requests: Sequence[Request], model: str, tokenizer: Any, ends: Sequence[int]) -> None:
         """Begin.
 
         Args:
@@ -107,6 +114,7 @@ class Answer:
             requests: its choices, prompt after prompt.
             model: its name.
             tokenizer: of the model.
+            ends: of the model.
         """
         kind = "chat.completion" if job.is_chat else "text_completion"
         prefix = "chatcmpl" if job.is_chat else "cmpl"
@@ -114,7 +122,7 @@ class Answer:
         self._head = {"id": f"{prefix}-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": model}
         if job.streams and job.is_chat:
             self._head["object"] = "chat.completion.chunk"
-        self.choices = {r: Choice(i, r, job, tokenizer) for i, r in enumerate(requests)}
+        self.choices = {r: Choice(i, r, job, tokenizer, ends) for i, r in enumerate(requests)}
 
     def grow(self, progress: Progress) -> dict[str, Any]:
         """Take a step of a choice; returns the chunk."""

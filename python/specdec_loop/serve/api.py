@@ -211,7 +211,7 @@ class Api:
         prompts = [await encode(self._encoding, self._encoded, job, prompt) for prompt in job.prompts]
         grammar = None if job.grammar is None else await encode(self._compiling, self._compiled, *job.grammar)
         requests = self._requests(job, prompts, grammar)
-        answer = Answer(job, requests, self._name, self._tokenizer)
+        answer = Answer(job, requests, self._name, self._tokenizer, self._engine.ends)
         try:
             stream = self.scheduler.submit(requests)
         except FullError as error:
@@ -265,9 +265,10 @@ class Api:
         vocab = self._engine.vocab
         if any(token >= vocab for token in job.sampling["bias"]):
             raise ApiError(400, f"logit_bias must be of ids below {vocab}", param="logit_bias")
-        stops = Stops([*self._engine.ends, *job.stops], self._tokenizer)
         made: list[Request] = []
         for prompt in prompts:
+            before = [] if job.is_chat else prompt
+            stops = Stops([*self._engine.ends, *job.stops], self._tokenizer, before=before)
             limit = self._limit(job, len(prompt))
             first = len(made)
             for n in range(job.choices):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-UNFINISHED = "\ufffd"  # a character of which not all bytes are there
+from ..continuation import UNFINISHED, tail, text_behind
 
 
 class Piece(NamedTuple):
@@ -18,17 +18,20 @@ class Piece(NamedTuple):
 class GrowingText:
     """Turns tokens to pieces of text; joined, these are the text up to the first stop string."""
 
-    def __init__(self, tokenizer: Any, stops: Sequence[str] = (), *, has_special: bool = False) -> None:
+    def __init__(
+        self, tokenizer: Any, stops: Sequence[str] = (), *, before: Sequence[int] = (), has_special: bool = False
+    ) -> None:
         """Begin.
 
         Args:
             tokenizer: of the model.
             stops: strings, none of them empty.
+            before: tokens that the text continues; none: it begins anew.
             has_special: end tokens and their like are text too.
         """
         self._tokenizer, self._stops, self._has_special = tokenizer, stops, has_special
-        self._ids: list[int] = []
-        self._begin = self._end = 0  # the tokens between them are decoded before the new ones, for what joins them
+        self._ids = tail(tokenizer, before)
+        self._begin, self._end = 0, len(self._ids)  # between them: decoded before the new ones, for what joins them
         self._held: list[Piece] = []  # may be the beginning of a stop
         self.is_stopped = False
 
@@ -36,22 +39,22 @@ class GrowingText:
         """Take the tokens of a step, of which the first ones were accepted drafts."""
         for i, token in enumerate(tokens):
             self._ids.append(token)
-            before = self._decode(self._ids[self._begin : self._end])
-            text = self._decode(self._ids[self._begin :])
-            if len(text) > len(before) and not text.endswith(UNFINISHED):
-                self._held.append(Piece(text[len(before) :], i < accepted))
+            text = self._new()
+            if text and not text.endswith(UNFINISHED):
+                self._held.append(Piece(text, i < accepted))
                 self._begin, self._end = self._end, len(self._ids)
         return self._released(is_last=False)
 
     def finish(self) -> list[Piece]:
         """What was held back; bytes that make no character are shown as such."""
-        rest = self._decode(self._ids[self._begin :])[len(self._decode(self._ids[self._begin : self._end])) :]
-        if rest:
+        if rest := self._new():
             self._held.append(Piece(rest, False))
         return self._released(is_last=True)
 
-    def _decode(self, ids: list[int]) -> str:
-        return str(self._tokenizer.decode(ids, skip_special_tokens=not self._has_special))
+    def _new(self) -> str:
+        """Text of the tokens that are in no piece yet."""
+        before, ids = self._ids[self._begin : self._end], self._ids[self._end :]
+        return text_behind(self._tokenizer, before, ids, skip_special=not self._has_special)
 
     def _released(self, *, is_last: bool) -> list[Piece]:
         """The pieces that no stop can begin in."""
