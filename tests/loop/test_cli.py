@@ -235,6 +235,7 @@ def test_every_method_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
         (["generate", "x", "--method", "mtp-layers"], "model.safetensors: no layer for multi-token prediction here"),
         (["generate", "", "--method", "plain"], "the prompt is empty"),
         (["generate", "x" * 300], "the prompt has 300 tokens and --max-new-tokens is 128, but the model has 256"),
+        (["generate", "x", "--stop", ""], "--stop: must be a text of at least one character, got ''"),
         (["generate", "x", "--file", "y"], "a prompt and --file are given: leave out one"),
         (["generate", "--file", "y"], "--file: there is no file y"),
         (

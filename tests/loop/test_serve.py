@@ -246,7 +246,8 @@ REFUSED: dict[str, tuple[Any, int, str | None, str | None]] = {  # body, status,
     "no token": ({"prompt": "x", "max_tokens": 0}, 400, "max_tokens", None),
     "too many tokens": ({"prompt": "x", "max_tokens": 5000}, 400, "max_tokens", None),
     "far too many": ({"prompt": "x", "max_tokens": 10**30}, 400, "max_tokens", None),
-    "too long": ({"prompt": "x" * 250, "max_tokens": 10}, 400, "max_tokens", "context_length_exceeded"),
+    "too long": ({"prompt": "x" * 240, "max_tokens": 20}, 400, "max_tokens", "context_length_exceeded"),
+    "too long a prompt": ({"prompt": "x" * 256, "max_tokens": 1}, 400, "prompt", "context_length_exceeded"),
     "too many choices": ({"prompt": ["x", "y"], "n": 9}, 400, "n", None),
     "too many stops": ({"prompt": "x", "stop": list("abcde")}, 400, "stop", None),
     "an empty stop": ({"prompt": "x", "stop": ""}, 400, "stop", None),
@@ -396,6 +397,17 @@ def test_a_body_that_does_not_come_is_not_waited_for(folder: Path, monkeypatch: 
         assert connection.recv(12) == b"HTTP/1.1 408"
 
 
+def test_the_messages_of_a_chat_are_named_where_they_are_too_long(server: Running) -> None:
+    server.tokenizer.chat_template = TEMPLATE
+    try:
+        for fields, param in (({}, "messages"), ({"max_completion_tokens": 1}, "messages")):
+            body = {"messages": [{"role": "user", "content": "x" * 300}], **fields}
+            error = server.client.post("/v1/chat/completions", json=body).json()["error"]
+            assert (error["param"], error["code"]) == (param, "context_length_exceeded")
+    finally:
+        server.tokenizer.chat_template = None
+
+
 def test_models_and_health(server: Running) -> None:
     assert server.client.get("/health").json() == {"status": "ok"}
     (card,) = server.client.get("/v1/models").json()["data"]
@@ -404,12 +416,15 @@ def test_models_and_health(server: Running) -> None:
 
 
 def test_only_those_with_a_key_are_served(folder: Path) -> None:
-    with running(folder, keys=["one", "two"]) as server:
+    with running(folder, keys=["one", "two", "voilà"]) as server:
         for key in ("no", "three", "on", "ones"):
             answer = server.client.get("/v1/models", headers={"authorization": f"Bearer {key}"})
             assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
         for key in ("one", "two"):
             assert server.client.get("/v1/models", headers={"authorization": f"Bearer {key}"}).status_code == 200
+        for encoding in ("utf-8", "latin-1"):
+            key = {"authorization": "Bearer voilà".encode(encoding)}
+            assert server.client.get("/v1/models", headers=key).status_code == 200  # type: ignore[arg-type] # bytes do
         for header in ({}, {"authorization": "one"}, {"authorization": "Basic one"}):
             assert server.client.get("/metrics", headers=header).status_code == 401
         assert server.client.get("/health").status_code == server.client.get("/").status_code == 200

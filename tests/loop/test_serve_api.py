@@ -24,7 +24,7 @@ from running_server import Running, wait_for
 
 from specdec_loop.cli import main
 from specdec_loop.cli.errors import UserError
-from specdec_loop.cli.serve import check_address, names
+from specdec_loop.cli.serve import check_address, model_name, names
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -72,6 +72,12 @@ def test_the_page_says_why_a_request_was_refused(server: Running, page: Page) ->
     assert pieces(page) == [("prompt", "x")]
 
 
+def test_an_empty_field_of_the_page_is_left_out(server: Running, page: Page) -> None:
+    page.open(f"http://127.0.0.1:{server.port}/?empty#prompt=x&max_tokens=&temperature=&seed=")
+    page.wait_for("part('counts').textContent")
+    assert page.run("part('error').textContent") == "" and len(pieces(page)) > 1
+
+
 def test_stop_ends_the_request_on_the_server_too(server: Running, page: Page) -> None:
     server.gate.clear()
     page.open(f"http://127.0.0.1:{server.port}/?third#prompt=abc&max_tokens=200")
@@ -97,6 +103,15 @@ def test_names_of_loopback_addresses_are_known_and_others_are_open() -> None:
     assert names("127.0.0.1") == names("localhost") == ["127.0.0.1", "[::1]", "localhost"]
     assert "[::1]" in names("::1") and "127.0.0.2" in names("127.0.0.2")
     assert names("0.0.0.0") == names("::") == names("example.org") == []
+
+
+def test_a_model_has_the_name_of_its_folder_wherever_it_is_named_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tiny/inner").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "tiny")
+    assert model_name(".") == model_name("inner/..") == model_name(str(tmp_path / "tiny")) == "tiny"
+    assert model_name("Qwen/Qwen3-0.6B") == "Qwen3-0.6B"
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])

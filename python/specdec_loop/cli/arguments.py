@@ -91,6 +91,12 @@ def _head(text: str) -> tuple[str, str]:
     return kind, name
 
 
+def _stop(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError(f"must be a text of at least one character, got {text!r}")
+    return text
+
+
 def _depth(text: str) -> float:
     depth = COUNT(text)
     if int(depth) & (int(depth) - 1):
@@ -109,7 +115,8 @@ def generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-new-tokens", type=COUNT, default=128)
     parser.add_argument("--temperature", type=number(float, 0), default=0.0, help="0: greedy")
     _add_draft_length(parser)
-    parser.add_argument("--stop", action="append", default=[], help="a string that ends the text; may be repeated")
+    about = "a string that ends the text; may be repeated"
+    parser.add_argument("--stop", action="append", type=_stop, default=[], help=about)
     limited = parser.add_mutually_exclusive_group()
     limited.add_argument("--json-schema", type=Path, metavar="FILE", help="the text is JSON of the schema in a file")
     limited.add_argument("--regex", help="the text matches a regular expression")

@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> None:
     api = Api(
         engine,
         models.tokenizer,
-        name=args.name or Path(args.target).name,
+        name=args.name or model_name(args.target),
         queue=args.queue,
         keys=keys,
         hosts=hosts,
@@ -71,6 +71,11 @@ def run(args: argparse.Namespace) -> None:
         server_header=False,
     )
     uvicorn.Server(config).run()
+
+
+def model_name(target: str) -> str:
+    """Name of a folder, or on the Hub, without its owner; the folder may be given as ``.``."""
+    return os.path.basename(os.path.abspath(target))
 
 
 def api_keys(file: Path | None) -> list[str]:

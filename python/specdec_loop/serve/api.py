@@ -131,8 +131,10 @@ class Api:
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer":
             given = ""
+        given = given.strip(" \t")  # decoded as Latin-1, which most clients do not send: it may be UTF-8
         # All keys are compared, so that the time tells nothing.
-        matches = [hmac.compare_digest(given.strip().encode(), key) for key in self._keys]
+        forms = given.encode("latin-1"), given.encode()
+        matches = [hmac.compare_digest(form, key) for key in self._keys for form in forms]
         if self._keys and not any(matches):
             message, header = "a valid API key is needed: Authorization: Bearer KEY", {"www-authenticate": "Bearer"}
             raise ApiError(401, message, code="invalid_key", headers=header)
@@ -283,10 +285,13 @@ class Api:
     def _limit(self, job: Job, prompt: int) -> int:
         """Most new tokens behind a prompt of so many."""
         longest = self._engine.longest
+        if prompt >= longest:
+            message = f"at most {longest} tokens are served, with one new token at least, but the prompt has {prompt}"
+            raise ApiError(400, message, param="messages" if job.is_chat else "prompt", code="context_length_exceeded")
         name = "max_completion_tokens" if job.is_chat else "max_tokens"
         limit = min(self._limits.tokens, longest - prompt) if job.limit is None else job.limit
-        if limit < 1 or prompt + limit > longest:
-            message = f"at most {longest} tokens are served, but the prompt has {prompt} and {name} is {max(limit, 1)}"
+        if prompt + limit > longest:
+            message = f"at most {longest} tokens are served, but the prompt has {prompt} and {name} is {limit}"
             raise ApiError(400, message, param=name, code="context_length_exceeded")
         return limit
 
