@@ -156,6 +156,14 @@ def test_both_libraries_allow_the_same_texts(tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
+def test_a_choice_may_have_any_character(tokenizer: Any, library: Any) -> None:
+    text = "".join(map(chr, range(1, 0x180))) + "\u2028\ufeff🙂"
+    matcher = compiler(tokenizer, library).choice([text, "other"]).matcher()
+    advance(matcher, [*tokenizer(text)["input_ids"], END])
+    assert matcher.is_terminated()
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
 def test_what_is_no_grammar_is_refused(tokenizer: Any, library: Any) -> None:
     made = compiler(tokenizer, library)
     for wrong in ("{", "[]", '{"type": "animal"}', '{"type": "array", "uniqueItems": true}', '{"not": {}}'):

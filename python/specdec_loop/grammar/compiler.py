@@ -18,6 +18,7 @@ Library = Literal["llguidance", "xgrammar"]
 LIBRARIES: tuple[Library, ...] = ("llguidance", "xgrammar")
 CACHE_BYTES = 1 << 26  # of compiled grammars that xgrammar keeps
 MOST_ITEMS = 100_000  # of all arrays of a schema: llguidance keeps 130 bytes for each, whether or not it comes
+CONTROLS = re.compile("[\x7f-\x9f]")  # JSON may hold them as they are, and a grammar of llguidance may not
 ORIGIN = re.compile(r"^\[[\d:]+\] \S+:\d+: ")  # time and source line before a message of xgrammar
 # Keywords of JSON Schema that xgrammar 0.2 reads over without a word; llguidance refuses what it does not know. Strings
 # of bounded length may have control characters there, which JSON forbids.
@@ -81,7 +82,8 @@ class GrammarCompiler:
         """
         if not texts or not all(texts):
             raise ValueError(f"choice must be of at least one text, none of them empty, got {list(texts)}")
-        return self._compile("choice", " | ".join(json.dumps(text, ensure_ascii=False) for text in texts))
+        quoted = " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
+        return self._compile("choice", CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", quoted))
 
     def grammar(self, text: str) -> Grammar:
         """A context-free grammar: EBNF with a rule ``root`` for xgrammar, Lark with ``start`` for llguidance.
