@@ -28,12 +28,20 @@ class Columns(NamedTuple):
     logsumexp: Any = None  # float32 [draft rows], with `kept`
 
 
+class Drafted(NamedTuple):
+    """What a request drafted."""
+
+    ids: Any  # int64 [KP], padded with -1
+    k: Any  # how many
+    bad_id: Any  # whether they end at a bad id
+    first: Any  # where they begin among all
+    bad: Any  # whether the layout is
+    lost: Any  # nothing is read of the request: its first row is unknown, or it is not active
+
+
 @triton.jit
 def chain_of(chain, b, vocab, KP: tl.constexpr):
-    """(ids [KP] padded with -1, length K, ends at a bad id, first, bad layout, lost) of request b (int64).
-
-    Nothing is read of a request that is lost: its first row is unknown, or it is not active.
-    """
+    """`Drafted` of request b (int64)."""
     j = tl.arange(0, KP)
     width, total = size_of(chain.width), size_of(chain.total)
     if chain.cu is None:
@@ -54,7 +62,7 @@ def chain_of(chain, b, vocab, KP: tl.constexpr):
     k = tl.min(tl.where(ends, j, KP), axis=0)
     k = tl.minimum(k, width)
     bad_id = tl.max(((j == k) & ends & (ids != -1)).to(tl.int32), axis=0) > 0
-    return ids, k, bad_id, first, bad, lost
+    return Drafted(ids, k, bad_id, first, bad, lost)
 
 
 @triton.jit

@@ -15,18 +15,18 @@ from .launch import entry
 from .noise import BLOCK
 from .plan import P_NUMBER, P_OFFSET, planned
 from .records import OPEN, Q_FIELDS, Q_STATE, R_MASS, R_MAX, get_record_f, get_record_i, weights
-from .rows import Rows, as_asked, fact, key_of, load_logits, logits_of_blocks, sampling_of, value_of
+from .rows import Rows, fact, key_of, load_asked, logits_of_blocks, sampling_of, value_of
 from .thresholds import (
     TAKEN,
     UNIT,
     edge_of,
-    key_at,
+    key_above,
     kth_of,
     load_listed,
     lowest_key,
     mass_of,
     min_p_threshold,
-    places,
+    place_above,
     sums,
     sums_of,
     units,
@@ -72,14 +72,14 @@ def _estimate(sample, key, whole, each, maximum, inv_t):
 @triton.jit
 def _bound(sample, need, whole, each, low, high, maximum, inv_t, deviations):
     """Largest key in [low, high] whose estimated mass, some deviations added, is >= need; low if none."""
-    begin = places(low, sample).to(tl.int64)
-    first, last = begin, places(high, sample).to(tl.int64)
+    last = place_above(high, low, sample)
+    first = last * 0
     while first < last:
-        middle = first + (last - first + 1) // 2
-        mass, deviation = _estimate(sample, key_at(middle, sample), whole, each, maximum, inv_t)
+        middle = last - ((last - first) >> 1)
+        mass, deviation = _estimate(sample, key_above(middle, low, sample), whole, each, maximum, inv_t)
         enough = mass + deviations * deviation >= need
         first, last = tl.where(enough, middle, first), tl.where(enough, last, middle - 1)
-    return tl.where(first == begin, low, key_at(first, sample))
+    return key_above(first, low, sample)
 
 
 @triton.jit
@@ -101,13 +101,13 @@ def _take_sample(view, sample):
 
 
 @triton.jit
-def open_row(digest, view, work, row, law, how):
+def open_row(digest, view, work, row, law, settings):
     """Bracket the threshold of a row, for `gather_kernel`.
 
     The sample lies in the row's list and is read at each step: few rows come here, and all would pay for its registers.
     """
     maximum, total = law
-    inv_t, t, k, p, floor = how
+    inv_t, t, k, p, floor = settings.inv_t, settings.t, settings.k, settings.p, settings.floor
     sample = work.listed + row * work.capacity
     each, all_ids = _take_sample(view, sample)
     bottom, top = lowest_key() + 1, key_of(maximum)
@@ -147,13 +147,13 @@ def open_row(digest, view, work, row, law, how):
 
 @triton.jit
 def _gather_tile(
-    digest, work, rows, row, tile, offset, number, how, ENTROPY: tl.constexpr, TILE: tl.constexpr
+    digest, work, rows, row, tile, offset, number, settings, ENTROPY: tl.constexpr, TILE: tl.constexpr
 ):  # fmt: skip
     """Sums and list of one tile of an open row."""
-    inv_t, t, floor = how
+    inv_t = settings.inv_t
     start = tile * TILE
     maximum = get_record_f(digest, row, R_MAX, row >= 0)
-    x = as_asked(load_logits(rows, offset, start, TILE), rows, number, start, TILE)
+    x = load_asked(rows, offset, number, start, TILE)
     low, high = tl.load(work.bracket + row * 2), tl.load(work.bracket + row * 2 + 1)
     key = key_of(x)
     real = x > float("-inf")
@@ -168,7 +168,7 @@ def _gather_tile(
     tl.store(sums + S_LOW, tl.sum((real & (key == low) & (low < high)).to(tl.int32), axis=0))
     tl.store(sums + S_MASS, tl.sum(tl.where(above, mass, 0), axis=0))
     tl.store(sums + S_INSIDE, tl.sum(tl.where(inside, mass, 0), axis=0))
-    least = key_of(min_p_threshold(maximum, t, floor))
+    least = key_of(min_p_threshold(maximum, settings.t, settings.floor))
     tl.store(sums + S_FLOOR, tl.sum(tl.where(real & (key >= least), mass, 0), axis=0))
     entropy = tl.full([], 0, tl.int64)
     if ENTROPY:
@@ -198,17 +198,15 @@ def gather_kernel(
             first = (pid % parts).to(tl.int32)
             if is_target:
                 if FILTERS:
-                    inv_t, t, _, _, floor, _, _, _ = sampling_of(sampling, b, target.vocab)
-                    how = (inv_t, t, floor)
+                    settings = sampling_of(sampling, b, target.vocab)
                     for tile in range(first, tiles, parts):
-                        _gather_tile(digest, work, target, row, tile, offset, number, how, ENTROPY, TILE)
+                        _gather_tile(digest, work, target, row, tile, offset, number, settings, ENTROPY, TILE)
             else:
                 if DRAFT_FILTERS:
                     rows = Rows(draft_vocab, *draft[1:])
-                    inv_t, t, _, _, floor, _, _, _ = sampling_of(draft_sampling, b, draft_vocab)
-                    how = (inv_t, t, floor)
+                    settings = sampling_of(draft_sampling, b, draft_vocab)
                     for tile in range(first, tiles, parts):
-                        _gather_tile(digest, draft_work, rows, row, tile, offset, -1 - number, how, False, TILE)
+                        _gather_tile(digest, draft_work, rows, row, tile, offset, -1 - number, settings, False, TILE)
 
 
 @triton.jit
@@ -245,9 +243,9 @@ def _move_lists(digest, work, row, tiles, listed, TILE: tl.constexpr):
 
 
 @triton.jit
-def close_row(digest, work, row, vocab, how, TILE: tl.constexpr):
+def close_row(digest, work, row, vocab, settings, TILE: tl.constexpr):
     """(threshold, mass, entropy sum, closed) of an open row: exact, or not closed if the bracket was wrong."""
-    inv_t, t, k, p, floor = how
+    inv_t, t, k, p, floor = settings.inv_t, settings.t, settings.k, settings.p, settings.floor
     maximum = get_record_f(digest, row, R_MAX, row >= 0)
     total = get_record_f(digest, row, R_MASS, row >= 0)
     low, high = tl.load(work.bracket + row * 2), tl.load(work.bracket + row * 2 + 1)

@@ -29,7 +29,7 @@ def check_kernel(digest, plan, columns, logits, draft_sampling, k, vocab, NT, ND
             for i in range(0, k):
                 twice = there & (i > j) & (tl.load(columns.kept + offset + i) == v)
                 wrong = tl.maximum(wrong, tl.max(twice.to(tl.int32), axis=0))
-        inv_t, _, _, _, _, _, _, _ = sampling_of(draft_sampling, row // (NT + ND), k)
+        inv_t = sampling_of(draft_sampling, row // (NT + ND), k).inv_t
         given = tl.load(columns.logsumexp + offset // k)
         own = get_record_f(digest, row, R_MAX, row >= 0) * inv_t + tl.log(get_record_f(digest, row, R_MASS, row >= 0))
         fits = tl.abs(own - given) <= 0.0009765625 + 2.384185791015625e-07 * tl.abs(given)
@@ -51,7 +51,7 @@ def kept_masses(call, b, i, first, row, draft_row, inv_t, a, scale, listed, weig
     As p is normalised, a (1 - what p has of the candidates) lies elsewhere.
     """
     offset = row_offset(call.draft, call.chain, first, b, i, 0)
-    draft_inv_t, _, _, _, _, _, _, _ = sampling_of(call.draft_sampling, b, call.draft.vocab)
+    draft_inv_t = sampling_of(call.draft_sampling, b, call.draft.vocab).inv_t
     here, mass, left = (tl.full([], 0.0, tl.float32), tl.full([], 0.0, tl.float32), tl.full([], 0.0, tl.float32))
     for start in range(0, call.draft.vocab, CHUNK):
         j = start + tl.arange(0, CHUNK)

@@ -25,8 +25,8 @@ MANY_WARPS = 16
 ALONE = {"num_warps": MANY_WARPS, "registers": 65536 // (32 * MANY_WARPS)}
 # Of rows there are more than multiprocessors: each has two.
 ROW_ALONE = {"num_warps": NUM_WARPS, "registers": 65536 // (2 * 32 * NUM_WARPS)}
-# Where thresholds are searched: with 8 warps top-k and top-p of 128256 ids take as many simulated cycles (31,600, and
-# 31,100 with 4) and half as many instructions again. Three rows share a multiprocessor.
+# Where thresholds are searched: top-k and top-p of 128256 ids take 34,900 simulated cycles; 8 warps took as many, and
+# half as many instructions again. Three rows share a multiprocessor.
 SEARCH_ALONE = {"num_warps": 4, "registers": 168}
 # Where a row is settled by its digest and a race: three a multiprocessor. By its digest alone: 64 lanes of work, one a
 # thread as with more warps, so sums keep their order.

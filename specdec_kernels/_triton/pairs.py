@@ -10,7 +10,7 @@ from . import scratch
 from .chains import Columns, number_of, row_offset
 from .laws import draft_logits_at, law_of, prob
 from .records import Q_ARG, get_record_i
-from .rows import Rows, as_asked, load_logits, sampling_of
+from .rows import Rows, load_asked, sampling_of
 
 TILES = tl.constexpr(64)  # tiles whose sums are added up at once
 
@@ -38,8 +38,8 @@ def options_of(target: Rows, draft: Rows, columns: Columns) -> dict[str, int]:
 def target_probs(call, b, i, first, row, tile, inv_t, greedy, TILE: tl.constexpr):
     """(masked target logits, p) of one tile of target row i; a greedy row is a point mass at its argmax."""
     start = tile * TILE
-    x = load_logits(call.target, row_offset(call.target, call.chain, first, b, i, 1), start, TILE)
-    x = as_asked(x, call.target, number_of(call.chain, first, b, i), start, TILE)
+    offset, number = row_offset(call.target, call.chain, first, b, i, 1), number_of(call.chain, first, b, i)
+    x = load_asked(call.target, offset, number, start, TILE)
     p = prob(x, law_of(call.ws, row), inv_t)
     if greedy:
         p = (start + tl.arange(0, TILE) == get_record_i(call.ws, row, Q_ARG, b >= 0)).to(tl.float32)
@@ -50,11 +50,11 @@ def target_probs(call, b, i, first, row, tile, inv_t, greedy, TILE: tl.constexpr
 def draft_probs(call, b, i, first, tile, law, TILE: tl.constexpr, shift=None):
     """(draft logits, q) of one tile of draft row i, over target ids."""
     v = tile * TILE + tl.arange(0, TILE)
-    inv_t, _, _, _, _, _, _, _ = sampling_of(call.draft_sampling, b, call.draft.vocab)
+    inv_t = sampling_of(call.draft_sampling, b, call.draft.vocab).inv_t
     offset = row_offset(call.draft, call.chain, first, b, i, 0)
     number = number_of(call.chain, first, b, i)
     if call.columns.kept is None and call.columns.token_map is None:  # 16 bytes a load, not one number
-        y = as_asked(load_logits(call.draft, offset, tile * TILE, TILE), call.draft, number, tile * TILE, TILE)
+        y = load_asked(call.draft, offset, number, tile * TILE, TILE)
     else:
         y = draft_logits_at(call.draft, call.columns, offset, number, v, v < call.target.vocab)
     return y, prob(y, law, inv_t, shift)

@@ -52,20 +52,21 @@ def plan_kernel(
     A greedy draft is read by nobody; with SKIPS_GREEDY a greedy target needs no draft rows either.
     """
     b = tl.program_id(0).to(tl.int64)
-    ids, k, _, first, _, lost = chain_of(chain, b, target.vocab, KP)
-    inv_t, _, _, _, _, _, greedy, _ = sampling_of(sampling, b, target.vocab)
+    drafted = chain_of(chain, b, target.vocab, KP)
+    first = drafted.first
+    settings = sampling_of(sampling, b, target.vocab)
     i = tl.arange(0, KP)
     position = tl.full([KP], 0, tl.int64) + i
     if noise is not None:
         position += tl.load(noise.position + b)
     row = b * (NT + ND) + i
-    used = (i < k + more_target) & (lost == 0)
+    used = (i < drafted.k + more_target) & (drafted.lost == 0)
     offset = tl.where(used, row_offset(target, chain, first, b, i, 1), -1)
     number = number_of(chain, first, b, i)
-    put_row(plan, row, offset, number, position, ids, inv_t + i * 0.0, i < NT)
-    inv_t, _, _, _, _, _, draft_greedy, _ = sampling_of(draft_sampling, b, draft.vocab)
-    used = (i < k + more_draft) & (lost == 0) & (draft_greedy == 0)
+    put_row(plan, row, offset, number, position, drafted.ids, settings.inv_t + i * 0.0, i < NT)
+    of_draft = sampling_of(draft_sampling, b, draft.vocab)
+    used = (i < drafted.k + more_draft) & (drafted.lost == 0) & (of_draft.greedy == 0)
     if SKIPS_GREEDY:
-        used = used & (greedy == 0)
+        used = used & (settings.greedy == 0)
     offset = tl.where(used, row_offset(draft, chain, first, b, i, 0), -1)
-    put_row(plan, row + NT, offset, -1 - number, position, ids, inv_t + i * 0.0, i < ND)
+    put_row(plan, row + NT, offset, -1 - number, position, drafted.ids, of_draft.inv_t + i * 0.0, i < ND)

@@ -35,10 +35,10 @@ class Scaled(NamedTuple):
 def residual_case(pairs, scaled, b, ROWS: tl.constexpr):
     """(drafted id, q is a point mass, q is a row, bad target row, status) of request b. A bad draft row is no draft."""
     zero = tl.full([], 0, tl.int64)
-    inv_t, _, _, _, _, _, greedy, bad_value = sampling_of(pairs.sampling, b, pairs.target.vocab)
+    settings = sampling_of(pairs.sampling, b, pairs.target.vocab)
     active = is_active(pairs.sampling, b)
     bad = (active == 0) | (get_record_i(pairs.ws, 2 * b if ROWS else b, Q_STATE, b >= 0) == BAD)
-    status = tl.where(bad_value, S_SAMPLING, 0) | tl.where(bad, S_TARGET, 0)
+    status = tl.where(settings.bad, S_SAMPLING, 0) | tl.where(bad, S_TARGET, 0)
     known = b < 0
     x = zero
     if scaled.ids is not None:
@@ -49,14 +49,14 @@ def residual_case(pairs, scaled, b, ROWS: tl.constexpr):
     point = known
     is_row = b < 0
     if ROWS:
-        _, _, _, _, _, _, draft_greedy, bad_draft_value = sampling_of(pairs.draft_sampling, b, pairs.draft.vocab)
-        bad_row = draft_greedy == 0
+        of_draft = sampling_of(pairs.draft_sampling, b, pairs.draft.vocab)
+        bad_row = of_draft.greedy == 0
         if bad_row:
             bad_row = get_record_i(pairs.ws, 2 * b + 1, Q_STATE, b >= 0) == BAD
-        status = status | tl.where(bad_draft_value, S_SAMPLING, 0) | tl.where(bad_row, S_DRAFT, 0)
-        point = known & draft_greedy
-        is_row = (draft_greedy == 0) & (bad_row == 0)
-    return x, point, is_row, bad, tl.where(active, status, 0), inv_t, greedy
+        status = status | tl.where(of_draft.bad, S_SAMPLING, 0) | tl.where(bad_row, S_DRAFT, 0)
+        point = known & of_draft.greedy
+        is_row = (of_draft.greedy == 0) & (bad_row == 0)
+    return x, point, is_row, bad, tl.where(active, status, 0), settings.inv_t, settings.greedy
 
 
 @triton.jit

@@ -41,6 +41,9 @@ class Noise(NamedTuple):
     lane: Any
 
 
+# Edits of a tile that are made at once.
+LOG_EDITS = tl.constexpr(7)
+EDITS = tl.constexpr(1 << 7)
 # exp2 takes 3 instructions less than exp, and is 0 below 2^-126.
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -75,9 +78,22 @@ def is_active(s, b):
     return entry_or(s.active, b, 1) != 0
 
 
+class Settings(NamedTuple):
+    """How a request samples: `Sampling` as kernels use it."""
+
+    inv_t: Any  # 1, as t is, if it is greedy
+    t: Any
+    k: Any  # top-k, 0 if it is off
+    p: Any  # top-p, 1 if it is off
+    floor: Any  # min-p, 0 if it is off
+    filtered: Any
+    greedy: Any
+    bad: Any
+
+
 @triton.jit
 def sampling_of(s, b, vocab):
-    """(inv_t, T, top_k, top_p, min_p, filtered, greedy, bad) of request b; 0, 1, 0 are what is off."""
+    """`Settings` of request b."""
     t, k = entry_or(s.temperature, b, 1.0), entry_or(s.top_k, b, 0)
     p, floor = entry_or(s.top_p, b, 1.0), entry_or(s.min_p, b, 0.0)
     bad = is_active(s, b) & ((t != t) | (t < 0) | (k < 0) | (p != p) | (floor != floor))
@@ -89,7 +105,7 @@ def sampling_of(s, b, vocab):
     p = tl.where(greedy | (p >= 1), 1.0, p)
     floor = tl.where(greedy | (floor <= 0), 0.0, floor)
     filtered = (k > 0) | (p < 1) | (floor > 0)
-    return inv_t, t, k, p, floor, fact(filtered), fact(greedy), fact(bad)
+    return Settings(inv_t, t, k, p, floor, fact(filtered), fact(greedy), fact(bad))
 
 
 @triton.jit
@@ -184,23 +200,16 @@ def _change_blocks(x, rows, number, block, chosen):
 
 
 @triton.jit
-def as_asked(x, rows, number, start, TILE: tl.constexpr):
-    """A tile of row `number` with its edits, and -inf where the packed bit of the id is 0."""
-    if rows.changes is not None:
-        first, end = changes_of(rows, number, start, TILE)
-        if first < end:
-            block = start // 64 + tl.arange(0, TILE // 64)
-            x = tl.reshape(_change_blocks(tl.reshape(x, (TILE // 64, 64)), rows, number, block, block >= 0), (TILE,))
-    if rows.allowed is not None:
-        x = _where_bits(_allowed8(rows, number, start, TILE), x, TILE)
-    return x
-
-
-@triton.jit
 def _bytes(row, vocab, start, TILE: tl.constexpr):
     """A tile of a row of packed bits, eight ids each: as many as a thread loads logits of at once."""
     at = start // 8 + tl.arange(0, TILE // 8)
     return tl.load(row.to(tl.pointer_type(tl.uint8)) + at, mask=at * 8 < vocab, other=0)
+
+
+@triton.jit
+def _edit_bytes(rows, number, start, TILE: tl.constexpr):
+    """Packed bits of what has an edit."""
+    return _bytes(rows.changes.bits + number * ((rows.vocab + 63) // 64), rows.vocab, start, TILE)
 
 
 @triton.jit
@@ -217,15 +226,51 @@ def _where_bits(packed, x, TILE: tl.constexpr):
 
 
 @triton.jit
+def _edited(x, rows, offset, number, start, first, end, TILE: tl.constexpr):
+    """A tile with its edits `first` .. `end - 1`, which are made apart: a lane takes that of its rank among them."""
+    byte = start // 8 + tl.arange(0, TILE // 8)
+    word, before = words_of(rows.changes, number, rows.vocab, byte // 8, byte * 8 < rows.vocab)
+    before += ones(word & (bit_of(byte * 8) - 1)) - first - 1
+    shift = (byte % 8 * 8).to(tl.uint64)
+    bits = ((word >> shift) & 0xFF).to(tl.uint32)
+    bits = (bits | (bits << 12)) & 0x000F000F
+    bits = (bits | (bits << 6)) & 0x03030303
+    bits = (bits | (bits << 3)) & 0x11111111  # each at the foot of a half-byte
+    counts = bits * 0x11111111  # ... which counts those up to it
+    lane = (4 * tl.arange(0, 8)[None, :]).to(tl.uint32)
+    rank = before[:, None] + ((counts[:, None] >> lane) & 15).to(tl.int32)
+    rank = tl.reshape(tl.where((bits[:, None] >> lane) & 1 == 1, rank, -1), (TILE,))
+    for edit in range(first, end, EDITS):
+        edits = edit + tl.arange(0, EDITS)
+        _v, asked = logits_of_edits(rows, offset, number, edits, edits < end)
+        is_here = (rank >> LOG_EDITS) == ((edit - first) >> LOG_EDITS)
+        x = tl.where(is_here, tl.gather(asked, rank & (EDITS - 1), 0), x)
+    return x
+
+
+@triton.jit
+def load_asked(rows, offset, number, start, TILE: tl.constexpr):
+    """A tile of row `number`, at `offset`, with its edits, and -inf where the packed bit of the id is 0."""
+    x = load_logits(rows, offset, start, TILE)
+    if rows.changes is not None:
+        first, end = changes_of(rows, number, start, TILE)
+        if first < end:
+            x = _edited(x, rows, offset, number, start, first, end, TILE)
+    if rows.allowed is not None:
+        x = _where_bits(_allowed8(rows, number, start, TILE), x, TILE)
+    return x
+
+
+@triton.jit
 def unlisted(x, rows, number, start, TILE: tl.constexpr):
     """A tile of row `number` as it is, with -inf for the ids that have an edit or are not allowed."""
-    if rows.changes is None:
-        x = as_asked(x, rows, number, start, TILE)
-    else:
-        packed = 0xFF ^ _bytes(rows.changes.bits + number * ((rows.vocab + 63) // 64), rows.vocab, start, TILE)
+    if rows.changes is not None:
+        packed = 0xFF ^ _edit_bytes(rows, number, start, TILE)
         if rows.allowed is not None:
             packed = packed & _allowed8(rows, number, start, TILE)
         x = _where_bits(packed, x, TILE)
+    elif rows.allowed is not None:
+        x = _where_bits(_allowed8(rows, number, start, TILE), x, TILE)
     return x
 
 

@@ -129,9 +129,9 @@ def settle_row(
     MASS: tl.constexpr, ENTROPY: tl.constexpr, RAW: tl.constexpr, FILTERS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Write the record of a row; where its filters need another look at it the record stays open."""
-    inv_t, t, k, p, floor, filtered, greedy, _ = sampling_of(sampling, b, view.rows.vocab)
+    settings = sampling_of(sampling, b, view.rows.vocab)
     tiles = tl.maximum((view.rows.vocab + TILE - 1) // TILE, 1)
-    maximum, tile, mass, zsum, bad = _merge(digest, row, tiles, inv_t, MASS, ENTROPY)
+    maximum, tile, mass, zsum, bad = _merge(digest, row, tiles, settings.inv_t, MASS, ENTROPY)
     argmax = _first_of(view, maximum, tile, bad, TILE)
     if RAW:
         tl.store(digest.record_f + row * R_FIELDS + R_RAW, _raw_logsumexp(digest, row, tiles))
@@ -140,27 +140,25 @@ def settle_row(
     threshold = tl.full([], float("-inf"), tl.float32)
     found = tl.full([], 1, tl.int32)
     if FILTERS:
-        if filtered & (bad == 0):
-            how = (inv_t, t, k, p, floor)
-            listed = work.listed + row * work.capacity
-            threshold, kept, zsum, found = from_blocks(view, work.picked + row * SPAN, listed, (maximum, mass), how)
+        if settings.filtered & (bad == 0):
+            picked, listed = work.picked + row * SPAN, work.listed + row * work.capacity
+            threshold, kept, zsum, found = from_blocks(view, picked, listed, (maximum, mass), settings)
             mass = tl.where(found > 0, kept, mass)
-    put_law(digest, row, maximum, mass, threshold, zsum, greedy, bad)
+    put_law(digest, row, maximum, mass, threshold, zsum, settings.greedy, bad)
     if FILTERS:
         if found == 0:
-            open_row(digest, view, work, row, (maximum, mass), (inv_t, t, k, p, floor))
+            open_row(digest, view, work, row, (maximum, mass), settings)
     tl.debug_barrier()
 
 
 @triton.jit
 def settle_again(digest, view, work, row, sampling, b, TILE: tl.constexpr):
     """Write the record of an open row, from what was gathered."""
-    inv_t, t, k, p, floor, _, _, _ = sampling_of(sampling, b, view.rows.vocab)
-    how = (inv_t, t, k, p, floor)
-    threshold, mass, zsum, closed = close_row(digest, work, row, view.rows.vocab, how, TILE)
+    settings = sampling_of(sampling, b, view.rows.vocab)
+    threshold, mass, zsum, closed = close_row(digest, work, row, view.rows.vocab, settings, TILE)
     maximum = law_of(digest, row).maximum
     if closed == 0:
-        threshold, mass, zsum = by_scanning(view, maximum, how, work.listed)
+        threshold, mass, zsum = by_scanning(view, maximum, settings, work.listed)
     tl.debug_barrier()
     put_law(digest, row, maximum, mass, threshold, zsum, b < 0, b < 0)
     tl.debug_barrier()
@@ -209,10 +207,12 @@ def settle_kernel(
         view = View(target, offset, planned(plan, row, P_NUMBER), maxima_of(digest, digest.blocks, row, TILE))
         fresh = _settle(digest, view, work, row, sampling, b, MASS, ENTROPY, RAW, FILTERS, AGAIN, TILE)
         if PURPOSE >= 0:
-            inv_t, _, _, _, _, _, greedy, _ = sampling_of(sampling, b, target.vocab)
-            if fresh & (greedy == 0) & (get_record_i(digest, row, Q_STATE, row >= 0) == GOOD):
+            settings = sampling_of(sampling, b, target.vocab)
+            if fresh & (settings.greedy == 0) & (get_record_i(digest, row, Q_STATE, row >= 0) == GOOD):
                 position = planned(plan, row, P_POSITION)
-                _score, token = draw(view, law_of(digest, row), inv_t, noise, b, position, Rest(), None, 0, PURPOSE)
+                _score, token = draw(
+                    view, law_of(digest, row), settings.inv_t, noise, b, position, Rest(), None, 0, PURPOSE
+                )
                 tl.store(digest.record_i + row * Q_FIELDS + Q_WINNER, token)
         if RANKS:
             drafted = planned(plan, row, P_DRAFTED)

@@ -148,7 +148,7 @@ def key_at(place, numbers):
 
 
 @triton.jit
-def _above(key, low, numbers):
+def place_above(key, low, numbers):
     """How many places above that of `low` keys lie, as uint32; 0 for those below."""
     return tl.where(key >= low, places(key, numbers) - places(low, numbers), 0).to(tl.uint32, bitcast=True)
 
@@ -172,14 +172,14 @@ def _narrowed(first, last, a, b, c, of_a, of_b, of_c, wanted):
 
 
 @triton.jit
-def _key_above(n, low, numbers):
+def key_above(n, low, numbers):
     """The key n places above that of `low`; `low` itself for 0."""
     return tl.where(n == 0, low, key_at(places(low, numbers) + n.to(tl.int32, bitcast=True), numbers))
 
 
 @triton.jit
 def _above_from(numbers, start, n, low, SIZE: tl.constexpr):
-    return _above(key_of(load_listed(numbers, start, n, SIZE)), low, numbers)
+    return place_above(key_of(load_listed(numbers, start, n, SIZE)), low, numbers)
 
 
 @triton.jit
@@ -194,7 +194,7 @@ def kth_of(numbers, n, k, slack, low, high, HELD: tl.constexpr):
 
     With a slack, some such key that so many more may reach; -1: exact. HELD of the numbers are read once.
     """
-    last = _above(high, low, numbers)
+    last = place_above(high, low, numbers)
     first = last * 0
     held = _above_from(numbers, 0, n, low, HELD)
     while first < last:
@@ -206,19 +206,28 @@ def kth_of(numbers, n, k, slack, low, high, HELD: tl.constexpr):
         of_a, of_b, of_c = reach & 0x1FFFFF, (reach >> 21) & 0x1FFFFF, reach >> 42
         first, last, found = _narrowed(first, last, a, b, c, of_a, of_b, of_c, k)
         last = tl.where((of_a >= k) & (found <= k + slack), first, last)
-    return _key_above(first, low, numbers)
+    return key_above(first, low, numbers)
 
 
 @triton.jit
 def _weighed_from(listed, start, n, low, maximum, inv_t):
     x = load_listed(listed, start, n, TAKEN)
-    return _above(key_of(x), low, listed), units(x, maximum, inv_t)
+    return place_above(key_of(x), low, listed), units(x, maximum, inv_t)
+
+
+@triton.jit
+def _narrowed_to(first, last, a, b, c, masses, need):
+    """The quarter where the sum of a mass comes to what is needed."""
+    of_a, of_b, of_c = tl.reduce(masses, 0, _all_added)
+    of_a, of_b, of_c = of_a.to(tl.float64), of_b.to(tl.float64), of_c.to(tl.float64)
+    low, high, _ = _narrowed(first, last, a, b, c, of_a, of_b, of_c, need)
+    return low, high
 
 
 @triton.jit
 def edge_of(listed, n, need, low, high, maximum, inv_t):
     """Largest key in [low, high] such that the listed logits from there on weigh at least `need`; low if none."""
-    last = _above(high, low, listed)
+    last = place_above(high, low, listed)
     first = last * 0
     held, held_mass = _weighed_from(listed, 0, n, low, maximum, inv_t)
     while first < last:
@@ -231,20 +240,18 @@ def edge_of(listed, n, need, low, high, maximum, inv_t):
             of_a += tl.where(above >= a, mass, 0)
             of_b += tl.where(above >= b, mass, 0)
             of_c += tl.where(above >= c, mass, 0)
-        w_a, w_b, w_c = tl.reduce((of_a, of_b, of_c), 0, _all_added)
-        w_a, w_b, w_c = w_a.to(tl.float64), w_b.to(tl.float64), w_c.to(tl.float64)
-        first, last, _ = _narrowed(first, last, a, b, c, w_a, w_b, w_c, need)
-    return _key_above(first, low, listed)
+        first, last = _narrowed_to(first, last, a, b, c, (of_a, of_b, of_c), need)
+    return key_above(first, low, listed)
 
 
 @triton.jit
-def from_blocks(view, picked, listed, law, how):
+def from_blocks(view, picked, listed, law, settings):
     """(threshold, mass, entropy sum, found): the filters of one row, if few of its blocks are enough.
 
-    law = (maximum, mass of the whole row); how = (1 / T, T, top_k, top_p, min_p).
+    law = (maximum, mass of the whole row).
     """
     maximum, total = law
-    inv_t, t, k, p, floor = how
+    inv_t, t, k, p, floor = settings.inv_t, settings.t, settings.k, settings.p, settings.floor
     top, least = key_of(maximum), key_of(min_p_threshold(maximum, t, floor))
     count = (view.rows.vocab + BLOCK - 1) // BLOCK
     by_floor = (k == 0) & (floor > 0)  # then it is the bound
@@ -308,27 +315,25 @@ def _scan(view, low, maximum, inv_t):
 @triton.jit
 def _edge_of_row(view, need, low, high, maximum, inv_t, numbers):
     """As `edge_of`, of all logits of a row, which is read at each step; 1 / T = 0 counts them."""
-    last = _above(high, low, numbers)
+    last = place_above(high, low, numbers)
     first = last * 0
     while first < last:
         a, b, c = _quarters(first, last)
         of_a, of_b, of_c = tl.zeros([SCAN], tl.int64), tl.zeros([SCAN], tl.int64), tl.zeros([SCAN], tl.int64)
         for start in range(0, view.rows.vocab, SCAN):
             x = _load_scanned(view, start)
-            above, mass = _above(key_of(x), low, numbers), units(x, maximum, inv_t)
+            above, mass = place_above(key_of(x), low, numbers), units(x, maximum, inv_t)
             of_a += tl.where(above >= a, mass, 0)
             of_b += tl.where(above >= b, mass, 0)
             of_c += tl.where(above >= c, mass, 0)
-        w_a, w_b, w_c = tl.reduce((of_a, of_b, of_c), 0, _all_added)
-        w_a, w_b, w_c = w_a.to(tl.float64), w_b.to(tl.float64), w_c.to(tl.float64)
-        first, last, _ = _narrowed(first, last, a, b, c, w_a, w_b, w_c, need)
-    return _key_above(first, low, numbers)
+        first, last = _narrowed_to(first, last, a, b, c, (of_a, of_b, of_c), need)
+    return key_above(first, low, numbers)
 
 
 @triton.jit
-def by_scanning(view, maximum, how, numbers):
+def by_scanning(view, maximum, settings, numbers):
     """(threshold, mass, entropy sum) of one row by searches in the whole row: exact, slow, rarely needed."""
-    inv_t, t, k, p, floor = how
+    inv_t, t, k, p, floor = settings.inv_t, settings.t, settings.k, settings.p, settings.floor
     top = key_of(maximum)
     threshold = key_of(min_p_threshold(maximum, t, floor))
     if k > 0:

@@ -81,7 +81,7 @@ def plan_nodes(call, b, slot, node, depth, children, NT, ND, ROWS: tl.constexpr)
     number = number_of(call.chain, first, b, node)
     put_row(call.plan, row, offset, number, position, position, inv_t + slot * 0.0, slot < NT)
     if ROWS:
-        draft_inv_t, _, _, _, _, _, _, _ = sampling_of(call.draft_sampling, b, call.draft.vocab)
+        draft_inv_t = sampling_of(call.draft_sampling, b, call.draft.vocab).inv_t
         offset = tl.where(there & has_row & (children > 0), row_offset(call.draft, call.chain, first, b, node, 0), -1)
         put_row(call.plan, row + NT, offset, -1 - number, position, position, draft_inv_t + slot * 0.0, slot < ND)
 
@@ -138,11 +138,12 @@ def open_kernel(
         tl.store(call.marks.state + at, (n == 0).to(tl.int32), mask=n < size_of(call.nodes))
         tl.store(call.marks.score + at, n.to(tl.float64) * 0, mask=n < size_of(call.nodes))
 
-    _, _, _, _, _, _, greedy, bad_value = sampling_of(call.sampling, b, call.target.vocab)
+    settings = sampling_of(call.sampling, b, call.target.vocab)
+    bad_value = settings.bad
     if READS_DRAFT:
-        _, _, _, _, _, _, _, bad_draft_value = sampling_of(call.draft_sampling, b, call.draft.vocab)
+        bad_draft_value = sampling_of(call.draft_sampling, b, call.draft.vocab).bad
         has_candidates = any_of((parent == 0) & (ids >= 0))
-        bad_value = bad_value | (bad_draft_value & (greedy == 0) & has_candidates & active)
+        bad_value = bad_value | (bad_draft_value & (settings.greedy == 0) & has_candidates & active)
     status = tl.where(bad & active, S_LAYOUT, 0)
     if RULE != GREEDY:
         status = tl.where(bad_value, status | S_SAMPLING, status)
@@ -185,12 +186,12 @@ def node_coins(call, b, depth, rank):
 @triton.jit
 def draws_from_rows(call, b, ROWS: tl.constexpr):
     """(the request is greedy, its drafts have laws): a greedy target never looks at the draft row."""
-    inv_t, _, _, _, _, _, greedy, _ = sampling_of(call.sampling, b, call.target.vocab)
+    settings = sampling_of(call.sampling, b, call.target.vocab)
     has_row = b < 0
     if ROWS:
-        _, _, _, _, _, _, draft_greedy, _ = sampling_of(call.draft_sampling, b, call.draft.vocab)
-        has_row = (greedy == 0) & (draft_greedy == 0)
-    return inv_t, greedy, has_row
+        draft_greedy = sampling_of(call.draft_sampling, b, call.draft.vocab).greedy
+        has_row = (settings.greedy == 0) & (draft_greedy == 0)
+    return settings.inv_t, settings.greedy, has_row
 
 
 @triton.jit

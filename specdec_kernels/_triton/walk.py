@@ -80,7 +80,7 @@ def draft_at(call, b, first, i, ids, tested, has_row, row, ROWS: tl.constexpr, S
     q = tl.full(i.shape, 1.0, tl.float32)
     unreadable = i < 0
     if ROWS or STATS:
-        inv_t, _, _, _, _, _, _, _ = sampling_of(call.draft_sampling, b, call.draft.vocab)
+        inv_t = sampling_of(call.draft_sampling, b, call.draft.vocab).inv_t
         mask = tested & has_row
         at = tl.where(mask, row_offset(call.draft, call.chain, first, b, i, 0), 0)  # candidates are read without a mask
         number = number_of(call.chain, first, b, i)
@@ -107,11 +107,12 @@ def setup(call, b, KP: tl.constexpr, RULE: tl.constexpr, HAS_LAW: tl.constexpr):
     status = tl.where(bad, S_LAYOUT, 0)
     inv_t = tl.full([], 1.0, tl.float32)
     if RULE <= MATCH or RULE == TYPICAL:
-        inv_t, _, _, _, _, _, greedy, bad_value = sampling_of(call.sampling, b, call.target.vocab)
+        settings = sampling_of(call.sampling, b, call.target.vocab)
+        inv_t, greedy, bad_value = settings.inv_t, settings.greedy, settings.bad
         if HAS_LAW:
-            _, _, _, _, _, _, draft_greedy, bad_draft_value = sampling_of(call.draft_sampling, b, call.draft.vocab)
-            bad_value = bad_value | (bad_draft_value & (greedy == 0) & (k > 0))
-            has_row = (greedy == 0) & (draft_greedy == 0)
+            of_draft = sampling_of(call.draft_sampling, b, call.draft.vocab)
+            bad_value = bad_value | (of_draft.bad & (greedy == 0) & (k > 0))
+            has_row = (greedy == 0) & (of_draft.greedy == 0)
         status = tl.where(bad_value, status | S_SAMPLING, status)
     return ids, k, bad_id, first, lost, greedy, has_row, inv_t, status
 
@@ -241,7 +242,7 @@ def walk_block(call, b, KP: tl.constexpr, NT, NR, ROWS: tl.constexpr, STATS: tl.
 @triton.jit
 def settle_block(call, b, mass, KP: tl.constexpr, NR):
     """Second half: (accepted, how, status, argmax, w) from w and the residual masses S [KP] of the rows."""
-    _, _, _, _, _, lost = chain_of(call.chain, b, call.target.vocab, KP)
+    lost = chain_of(call.chain, b, call.target.vocab, KP).lost
     i = tl.arange(0, KP)
     at = call.decision + b * D_FIELDS
     length = tl.load(at + D_LENGTH)
@@ -269,7 +270,8 @@ def logprob_at(call, b, first, i, ids, on, row, RULE: tl.constexpr, LOGPROBS: tl
         inv_t = tl.full([], 1.0, tl.float32)
         greedy = b < 0
         if RULE <= MATCH or RULE == TYPICAL:
-            inv_t, _, _, _, _, _, greedy, _ = sampling_of(call.sampling, b, call.target.vocab)
+            settings = sampling_of(call.sampling, b, call.target.vocab)
+            inv_t, greedy = settings.inv_t, settings.greedy
         law = law_of(call.ws, row)
         log_mass = tl.log(get_record_f(call.ws, row, R_MASS, on))
         value = (x - law.maximum) * inv_t - log_mass
@@ -288,10 +290,10 @@ def write_outputs(
     call, b, KP: tl.constexpr, NR, RULE: tl.constexpr, LOGPROBS: tl.constexpr, accepted, token, how, status
 ):
     """Accepted prefix, the token, -1 behind; and the log-probability of each emitted id."""
-    ids, _, _, first, _, _ = chain_of(call.chain, b, call.target.vocab, KP)
+    drafted = chain_of(call.chain, b, call.target.vocab, KP)
     j = tl.arange(0, KP)
     width = size_of(call.chain.width) + 1
-    emitted = tl.where(j < accepted, ids, -1)
+    emitted = tl.where(j < accepted, drafted.ids, -1)
     emitted = tl.where((j == accepted) & (how != NOTHING), token.to(tl.int64), emitted)
     tl.store(call.token_ids + b * width + j, emitted, mask=j < width)
     tl.store(call.num_accepted + b, accepted.to(tl.int32))
@@ -299,5 +301,5 @@ def write_outputs(
     if LOGPROBS != NO_LOGPROBS:
         on = (emitted >= 0) & (j < width)
         row = tl.where(on, b * NR + j, -1)
-        value = logprob_at(call, b, first, j, emitted, on, row, RULE, LOGPROBS)
+        value = logprob_at(call, b, drafted.first, j, emitted, on, row, RULE, LOGPROBS)
         tl.store(call.logprobs + b * width + j, value, mask=j < width)

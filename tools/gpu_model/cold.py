@@ -6,7 +6,7 @@ import functools
 from pathlib import Path
 
 from . import cuda
-from .sass import Graph
+from .sass import Graph, Instruction
 from .triton_calls import COLD
 
 
@@ -24,11 +24,20 @@ def cold_lines() -> list[str]:
 
 
 @functools.cache
-def _is_cold_line(line: str) -> bool:
-    """Whether a source line, known by the name of its file, is not run by a block of a long row."""
+def _text(line: str) -> str:
+    """A source line of `_triton`, known by the name of its file and its number."""
     file, _, number = line.rpartition(":")
     path = cuda.ROOT / "specdec_kernels" / "_triton" / file
-    return path.exists() and COLD in path.read_text().splitlines()[int(number) - 1]
+    return path.read_text().splitlines()[int(number) - 1] if path.exists() else ""
+
+
+# A tile has a few dozen edits: those of 1000 tokens among 128256 ids. Programs of one warp take 32 at once.
+ONE_TURN = "range(first, end, EDITS)"
+
+
+def turns_once(one: Instruction) -> bool:
+    """Whether it stands in a loop that turns once."""
+    return any(line.startswith("rows.py:") and ONE_TURN in _text(line) for line in one.lines)
 
 
 # Rows of a language model are settled by lists: none is bracketed, and none settled again (IDLE).
@@ -42,7 +51,7 @@ def cold_code(name: str, graph: Graph) -> set[int]:
     """Addresses of the blocks of a Triton kernel that a block of a long row does not run."""
 
     def is_cold_line(line: str) -> bool:
-        return _is_cold_line(line) if name == "digest_kernel" else line.startswith(NEVER_RUN.get(name, ("?",)))
+        return COLD in _text(line) if name == "digest_kernel" else line.startswith(NEVER_RUN.get(name, ("?",)))
 
     is_cold = [any(is_cold_line(line) for one in block.code for line in one.lines) for block in graph.blocks]
     return {one.address for block, cold in zip(graph.blocks, is_cold, strict=True) if cold for one in block.code}

@@ -6,6 +6,7 @@ import ast
 import functools
 import hashlib
 import json
+import os
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -66,7 +67,9 @@ def remembered(key: str, make: Callable[[], Any]) -> Any:
     if not path.exists():
         value = make()
         COUNTED.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(value))
+        begun = path.with_suffix(f".{os.getpid()}")  # other processes read what is whole
+        begun.write_text(json.dumps(value))
+        begun.replace(path)
     return json.loads(path.read_text())
 
 
@@ -79,7 +82,7 @@ def triton_kernel(compiled: Any, target: str, threads: int) -> list[Any]:
     text = disassemble(compiled.asm["cubin"])
     graph = next(Graph(code, labels) for found, code, labels in functions(text) if found == name)
     never = cold.cold_code(name, graph)
-    counts = count(graph, lambda one: one.address in never, cuda.is_cold_path, threads // 32)
+    counts = count(graph, lambda one: one.address in never, cuda.is_cold_path, threads // 32, cold.turns_once)
     arch = int(target.removeprefix("cuda:"))
     return to_json(Kernel(name, arch, threads, used.registers, used.shared, used.spilled, counts))
 

@@ -47,10 +47,10 @@ bytes that the rule must read.
 Counts are those of the longest path through the code that a streaming block runs up to its ticket. Slow paths of
 divisions, rows that are not aligned, flat rows and other dtypes are left out. Where a CUDA kernel decides at run time
 what a rule needs, `tools/gpu_model/cuda.py` names the source lines that a call does not reach, and the loops that turn
-once; in Triton `tools/gpu_model/cold.py` says so of filters, whose lists decide the rows of a language model. Calls ask
-for no log-probabilities, except those with `top`: there every draft is accepted, so that the likeliest
-ids of all rows are listed. `mixed` is a batch with a third each of `greedy`, `match` and `ratio`. With `kept`, a draft
-row holds 64 candidates.
+once; in Triton `tools/gpu_model/cold.py` says so of filters, whose lists decide the rows of a language model, and of
+the edits of a tile. Calls ask for no log-probabilities, except those with `top`: there every draft is accepted, so that
+the likeliest ids of all rows are listed. `mixed` is a batch with a third each of `greedy`, `match` and `ratio`. With
+`kept`, a draft row holds 64 candidates.
 
 Machines: {machines}.
 """

@@ -28,25 +28,24 @@ def _decide_kernel(pairs, sums, ratio, overlap, status, NT, ND, ROWS: tl.constex
     b = tl.program_id(0).to(tl.int64)
     NR = NT + ND
     ids, k, bad_id, first, bad, lost = chain_of(pairs.chain, b, pairs.target.vocab, KP)
-    inv_t, _, _, _, _, _, greedy, bad_value = sampling_of(pairs.sampling, b, pairs.target.vocab)
+    settings = sampling_of(pairs.sampling, b, pairs.target.vocab)
+    bad_value = settings.bad
     i = tl.arange(0, KP)
     used = (i < k) & (lost == 0)
     row = b * NR + i
     good = used & (get_record_i(pairs.ws, row, Q_STATE, used) != BAD)
     x = target_logits_at(pairs, b, first, i, ids, good)
-    p = prob(x, law_of(pairs.ws, tl.where(good, row, -1)), inv_t)
+    p = prob(x, law_of(pairs.ws, tl.where(good, row, -1)), settings.inv_t)
     argmax = get_record_i(pairs.ws, row, Q_ARG, used)
-    p = tl.where(greedy, (ids == argmax).to(tl.float32), p)
+    p = tl.where(settings.greedy, (ids == argmax).to(tl.float32), p)
     q = tl.full([KP], 1.0, tl.float32)
     paired = i < 0
     code = tl.where(bad, S_LAYOUT, 0)
     code = tl.where(any_of(used & (good == 0)), code | S_TARGET, code)
     if ROWS:
-        draft_inv_t, _, _, _, _, _, draft_greedy, bad_draft_value = sampling_of(
-            pairs.draft_sampling, b, pairs.draft.vocab
-        )
-        bad_value = bad_value | (bad_draft_value & (k > 0))
-        has_row = used & (draft_greedy == 0)
+        of_draft = sampling_of(pairs.draft_sampling, b, pairs.draft.vocab)
+        bad_value = bad_value | (of_draft.bad & (k > 0))
+        has_row = used & (of_draft.greedy == 0)
         bad_draft = has_row & (get_record_i(pairs.ws, row + NT, Q_STATE, has_row) == BAD)
         code = tl.where(any_of(bad_draft), code | S_DRAFT, code)
         good = good & (bad_draft == 0)
@@ -54,7 +53,7 @@ def _decide_kernel(pairs, sums, ratio, overlap, status, NT, ND, ROWS: tl.constex
         at = row_offset(pairs.draft, pairs.chain, first, b, i, 0)
         number = number_of(pairs.chain, first, b, i)
         y = draft_logits_at(pairs.draft, pairs.columns, at, number, tl.where(paired, ids, 0), paired)
-        q = tl.where(paired, prob(y, law_of(pairs.ws, tl.where(paired, row + NT, -1)), draft_inv_t), q)
+        q = tl.where(paired, prob(y, law_of(pairs.ws, tl.where(paired, row + NT, -1)), of_draft.inv_t), q)
     code = tl.where(any_of(good & (q == 0)), code | S_ZERO, code)
     code = tl.where(bad_id & (lost == 0), code | S_ID, code)
     code = tl.where(bad_value, code | S_SAMPLING, code)
@@ -81,8 +80,8 @@ def _overlap_kernel(pairs, sums, NT, ND, TILE: tl.constexpr, KP: tl.constexpr):
     b = pair // NT
     i = (pair % NT).to(tl.int32)
     ids, k, bad_id, first, bad, lost = chain_of(pairs.chain, b, pairs.target.vocab, KP)
-    inv_t, _, _, _, _, _, greedy, _ = sampling_of(pairs.sampling, b, pairs.target.vocab)
-    _, _, _, _, _, _, draft_greedy, _ = sampling_of(pairs.draft_sampling, b, pairs.draft.vocab)
+    settings = sampling_of(pairs.sampling, b, pairs.target.vocab)
+    draft_greedy = sampling_of(pairs.draft_sampling, b, pairs.draft.vocab).greedy
     row = b * (NT + ND) + i
     total = tl.full([], 0.0, tl.float32)
     good = (i < k) & (lost == 0) & (draft_greedy == 0)
@@ -90,7 +89,7 @@ def _overlap_kernel(pairs, sums, NT, ND, TILE: tl.constexpr, KP: tl.constexpr):
         good = get_record_i(pairs.ws, row, Q_STATE, b >= 0) != BAD
         good = good & (get_record_i(pairs.ws, row + NT, Q_STATE, b >= 0) != BAD)
     if good:
-        x, p = target_probs(pairs, b, i, first, row, tile, inv_t, greedy, TILE)
+        x, p = target_probs(pairs, b, i, first, row, tile, settings.inv_t, settings.greedy, TILE)
         y, q = draft_probs(pairs, b, i, first, tile, law_of(pairs.ws, row + NT), TILE)
         total = tl.sum(tl.minimum(p, q), axis=0)
     tl.store(sums + pid, total)

@@ -64,7 +64,7 @@ def _draw_kernel(
         best = tl.full([], float("-inf"), tl.float32)
         if ROWS:
             if is_row & subtracts:
-                draft_inv_t, _, _, _, _, _, _, _ = sampling_of(pairs.draft_sampling, b, pairs.draft.vocab)
+                draft_inv_t = sampling_of(pairs.draft_sampling, b, pairs.draft.vocab).inv_t
                 offset = row_offset(pairs.draft, pairs.chain, b * 0, b, b * 0, 0)
                 number = number_of(pairs.chain, b * 0, b, b * 0)
                 rest = Rest(

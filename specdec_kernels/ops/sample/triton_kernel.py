@@ -46,7 +46,8 @@ def _draw_kernel(
 ):  # fmt: skip
     """Ids = the n largest of log-weight - log E over the kept ids of a row, in order. Grid: batch."""
     b = tl.program_id(0).to(tl.int64)
-    inv_t, _, _, _, _, _, greedy, bad_value = sampling_of(sampling, b, target.vocab)
+    settings = sampling_of(sampling, b, target.vocab)
+    inv_t, greedy = settings.inv_t, settings.greedy
     active = is_active(sampling, b)
     bad = (active == 0) | (get_record_i(digest, b, Q_STATE, b >= 0) == BAD)  # an inactive row has no record
     law = law_of(digest, b)
@@ -73,7 +74,7 @@ def _draw_kernel(
             n, PURPOSE, NP,
         )  # fmt: skip
     log_mass = tl.log(get_record_f(digest, b, R_MASS, b >= 0))
-    tl.store(out.status + b, tl.where(bad_value, S_SAMPLING, 0) | tl.where(bad & active, S_TARGET, 0))
+    tl.store(out.status + b, tl.where(settings.bad, S_SAMPLING, 0) | tl.where(bad & active, S_TARGET, 0))
     lse = tl.where(greedy, 0.0, law.maximum * inv_t + log_mass)
     unknown = tl.where(active, float("nan"), 0.0)
     tl.store(out.logsumexp + b, tl.where(bad, unknown, lse))

@@ -164,7 +164,8 @@ def _look_kernel(
 ):  # fmt: skip
     """Of x: log p = (l - max) / T - log mass, 1 + how many kept ids have a larger logit; the largest. Grid: rows."""
     b = tl.program_id(0).to(tl.int64)
-    inv_t, _, _, _, _, _, greedy, bad_value = sampling_of(sampling, b, target.vocab)
+    settings = sampling_of(sampling, b, target.vocab)
+    inv_t, greedy = settings.inv_t, settings.greedy
     active = is_active(sampling, b)
     bad = active & (get_record_i(digest, b, Q_STATE, active) == BAD)
     good = active & (bad == 0)
@@ -189,7 +190,7 @@ def _look_kernel(
             rank = tl.where(stays, 1, 2)
         else:
             rank = 1 + _count(view, tl.where(stays, _next_above(key_of(x)), tl.maximum(law.threshold, LOWEST)), picked)
-    status = tl.where(bad_value, S_SAMPLING, 0) | tl.where(bad, S_TARGET, 0)
+    status = tl.where(settings.bad, S_SAMPLING, 0) | tl.where(bad, S_TARGET, 0)
     tl.store(out.logprobs + b, logprob)
     tl.store(out.ranks + b, rank)
     tl.store(out.status + b, status | tl.where(has | (token == -1), 0, S_ID))

@@ -20,7 +20,7 @@ from ..._triton.kept import kept_masses
 from ..._triton.laws import Law, law_of
 from ..._triton.look import digest_rows, look, plan_chain
 from ..._triton.pairs import add_tiles, draft_probs, options_of, target_probs
-from ..._triton.rows import as_asked, load_logits, sampling_of, size_of
+from ..._triton.rows import load_asked, sampling_of, size_of
 from ..._triton.thresholds import SCAN
 from ..._triton.visit import Rest
 from ..._triton.walk import (
@@ -76,8 +76,8 @@ def _mass_kernel(
     i = (pair % (size_of(call.chain.width) - 1)).to(tl.int32) + 1
     at = call.decision + b * D_FIELDS
     if (tl.load(at + D_LENGTH) > i) & (tl.load(at + D_HOW) == RESIDUAL):
-        _, _, _, first, _, _ = chain_of(call.chain, b, call.target.vocab, KP)
-        inv_t, _, _, _, _, _, _, _ = sampling_of(call.sampling, b, call.target.vocab)
+        first = chain_of(call.chain, b, call.target.vocab, KP).first
+        inv_t = sampling_of(call.sampling, b, call.target.vocab).inv_t
         row, w = b * (NT + ND) + i, tl.load(call.scale + b * 2 * KP + i)
         if KEPT:
             mass, _ = kept_masses(call, b, i, first, row, row + NT, inv_t, w, 1.0, None, None, 0)
@@ -110,7 +110,7 @@ def _is_unusable(rows, offset, number, TILE: tl.constexpr):
     top = tl.full([], float("-inf"), tl.float32)
     STEP: tl.constexpr = TILE if rows.changes is None else SCAN  # more would spill
     for start in range(0, rows.vocab, STEP):
-        x = as_asked(load_logits(rows, offset, start, STEP), rows, number, start, STEP)
+        x = load_asked(rows, offset, number, start, STEP)
         top = larger(top, largest(x, 0))
     return (tl.abs(top) < float("inf")) == 0
 
@@ -123,7 +123,7 @@ def _draw(
     """(token, status): the token after the accepted ids."""
     if FROM_TARGET:
         how = tl.where((how == RESIDUAL) | (how == POINT), PLAIN, how)
-    inv_t, _, _, _, _, _, _, _ = sampling_of(call.sampling, b, call.target.vocab)
+    inv_t = sampling_of(call.sampling, b, call.target.vocab).inv_t
     rest, is_late = Rest(), b < 0
     if ROWS or STATS:
         row = tl.where(how == RESIDUAL, accepted, 0)
@@ -137,7 +137,7 @@ def _draw(
             if STATS and not ROWS:  # a row that is first read here
                 is_late = _is_unusable(call.draft, offset, number, TILE)
                 status |= tl.where(is_late, S_DRAFT, 0)
-        draft_inv_t, _, _, _, _, _, _, _ = sampling_of(call.draft_sampling, b, call.draft.vocab)
+        draft_inv_t = sampling_of(call.draft_sampling, b, call.draft.vocab).inv_t
         rest = Rest(call.draft, call.columns, offset, number, law, draft_inv_t, scale, 1.0, shift)
     rejected = call.chain.ids + first + accepted
     return draw_next(
@@ -173,7 +173,7 @@ def _decide_kernel(
     else:
         accepted, how, status, token = walk_target(call, b, KP, NR, RULE)
     if RULE <= BLOCK:
-        _, _, _, first, _, _ = chain_of(call.chain, b, call.target.vocab, KP)
+        first = chain_of(call.chain, b, call.target.vocab, KP).first
         token, status = _draw(
             call, b, first, accepted, how, status, token, scale, NT, NR, ROWS, STATS, FROM_TARGET, TILE
         )

@@ -66,10 +66,10 @@ def _draw(
     if (how != NOTHING) & (how != FIXED):
         slot, count = tl.load(task + W_SLOT), tl.load(task + W_LISTED)
         row = b * NR + slot
-        inv_t, _, _, _, _, _, _, _ = sampling_of(call.sampling, b, call.target.vocab)
+        inv_t = sampling_of(call.sampling, b, call.target.vocab).inv_t
         rest = Rest()
         if ROWS:
-            draft_inv_t, _, _, _, _, _, _, _ = sampling_of(call.draft_sampling, b, call.draft.vocab)
+            draft_inv_t = sampling_of(call.draft_sampling, b, call.draft.vocab).inv_t
             offset = row_offset(call.draft, call.chain, b * 0, b, node, 0)
             number = number_of(call.chain, b * 0, b, node)
             law = law_of(call.ws, tl.where(how == RESIDUAL, row + NT, -1))
