@@ -127,8 +127,8 @@ class Checker:
         """Vocabulary of raw logits: float, last dimension dense, no gradient wanted."""
         rows = self.tensor(name, value, LOGIT_DTYPES, shape, axes)
         vocab = rows.shape[-1]
-        if vocab == 0:
-            fail(self.op, name, "of a vocabulary of at least one token", list(rows.shape))
+        if not 0 < vocab < MAX_VOCAB:
+            fail(self.op, name, f"of a vocabulary of 1 to {MAX_VOCAB - 1} ids", list(rows.shape))
         stride = rows.stride()[-1]  # 50 ns less than stride(-1)
         if vocab > 1 and stride != 1:
             fail(self.op, name, "dense in its last dimension (call .contiguous())", f"stride {stride}")
@@ -195,8 +195,6 @@ class Checker:
         if value is None:
             return NO_ROW_EDITS
         if batch is not None and isinstance(value, Edits):
-            if vocab > MAX_VOCAB:
-                fail(self.op, name, f"None with more than {MAX_VOCAB} ids in a row", vocab)
             return self.request_edits(name, value, batch)
         if not isinstance(value, RowEdits) or None in value[:1]:
             fail(self.op, name, "the RowEdits that edit_rows returned", type(value).__name__)

@@ -80,7 +80,8 @@ struct BlockMaxima {
 #if SPECDEC_WIDTH == 16
   F part[4];
   BlockMaxima(const float* blocks, int count) {
-    for (int i = 0; i < 4; ++i) part[i] = load<F>(blocks + (i * kWidth) % count);  // of one tile twice
+    for (int i = 0; i < 4; ++i)
+      part[i] = load<F>(blocks + (i * kWidth) % count);  // of one tile twice
   }
   SPECDEC_ALWAYS_INLINE F operator[](U block) const {
     const F low = (F)_mm512_permutex2var_ps(part[0], (__m512i)block, part[1]);

@@ -165,7 +165,7 @@ def test_a_penalty_that_is_nan_reaches_the_row(backend: str, device: str) -> Non
         ({"counts": (1, 2)}, "edits.counts must be a TokenCounts"),
         ({"counts": TokenCounts.empty(1, 4), "slots": None}, "edits.slots must be given where counts has fewer slots"),
         ({"vocab": 0}, "vocab must be a host int >= 1"),
-        ({"vocab": 2**24 + 1}, "vocab must be at most 16777216"),
+        ({"vocab": 2**23}, "vocab must be less than 8388608"),
         ({"only_last": True, "parents": torch.tensor([[-1], [-1]])}, "draft_ids must be given with parents"),
         ({"draft_ids": [[1]]}, "draft_ids must be a tensor"),
         ({"active": torch.ones(2)}, "active must be bool"),

@@ -292,7 +292,7 @@ def _wrong(**change: Any) -> dict[str, Any]:
             r"target_logits must be \[batch, draft \+ 1, vocab\] = \[3, 3, 9\], got \[3, 2, 9\]: .* the bonus row",
         ),
         (_wrong(target_logits=torch.zeros(3, 3, 9).double()), "target_logits must be float32 or bfloat16 or float16"),
-        (_wrong(target_logits=torch.zeros(3, 3, 0)), "target_logits must be of a vocabulary of at least one token"),
+        (_wrong(target_logits=torch.zeros(3, 3, 0)), "target_logits must be of a vocabulary of 1 to 8388607 ids"),
         (
             _wrong(target_logits=torch.zeros(9, 3, 3).permute(1, 2, 0)),
             "target_logits must be dense in its last dimension",

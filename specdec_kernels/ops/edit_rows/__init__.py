@@ -54,7 +54,7 @@ def edit_rows(
         draft_ids: int32 or int64 ``[batch, draft]``: rows as `verify_chain` has them, one behind each draft and one
             before the first. ``[total]`` with `cu_draft`; ``[batch, nodes]`` with `parents`, where the root's id is not
             looked at: it counts as text. -1 is no token. None: one row a request.
-        vocab: ids of a row, a host int of at most 2^24.
+        vocab: ids of a row, a host int below 2^23.
         parents: int32 or int64 ``[batch, nodes]``: the drafts are trees, and row n follows node n.
         cu_draft: see `verify_chain`.
         max_draft: see `verify_chain`.
@@ -97,8 +97,8 @@ def edit_rows(
         check.vector("active", active, (torch.bool,), batch)
     check.size("first_id", first_id, 0)
     check.size("vocab", vocab, 1)
-    if vocab > MAX_VOCAB:
-        fail(name, "vocab", f"at most {MAX_VOCAB}", vocab)
+    if vocab >= MAX_VOCAB:
+        fail(name, "vocab", f"less than {MAX_VOCAB}", vocab)
     arguments = (batch, vocab, draft_ids, parents, cu_draft, width, only_last, *edits.flat(), active, first_id)
     if out is not None and not isinstance(out, RowEdits):
         fail(name, "out", "a RowEdits", type(out).__name__)
