@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import socket
@@ -108,6 +109,20 @@ def test_a_request_of_more_choices_than_there_is_room_for_is_refused_whole(folde
         assert len(server.api.scheduler.streams) == 1
         server.gate.set()
         assert taken.result()["choices"]
+
+
+def test_a_stream_tells_all_though_its_requests_have_left_before_it_is_read() -> None:
+    nothing: Any = SimpleNamespace(slots=2, grew=lambda *_: None, left=lambda *_: None)
+    scheduler = Scheduler(nothing, nothing, queue=0)
+    scheduler.is_alive = True
+    requests = [Request([1]), Request([1])]
+    stream, found = scheduler.submit(requests), [Progress(request, [5], reason="length") for request in requests]
+    scheduler._deliver(found)
+
+    async def read() -> list[Progress]:
+        return [progress async for progress in stream]
+
+    assert asyncio.run(read()) == found
 
 
 def test_the_time_to_wait_is_judged_by_requests_that_run_not_by_those_that_wait(

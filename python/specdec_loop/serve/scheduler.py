@@ -38,16 +38,15 @@ class Stream:
         """Made by `Scheduler.submit`."""
         self.begun = time.monotonic()
         self.has_spoken: set[Request] = set()
-        self.open = list(requests)
+        self.open, self._count = list(requests), len(requests)
         self.arrived: asyncio.Queue[Progress] = asyncio.Queue()  # at most the tokens that were asked for
         self._scheduler = scheduler
 
     async def __aiter__(self) -> AsyncIterator[Progress]:
         """What each step did for them, until all have left."""
-        count = len(self.open)
-        while count:
+        while self._count:
             progress = await self.arrived.get()
-            count -= bool(progress.reason)
+            self._count -= bool(progress.reason)
             yield progress
 
     def close(self) -> None:
