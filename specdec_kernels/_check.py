@@ -127,8 +127,8 @@ class Checker:
         """Vocabulary of raw logits: float, last dimension dense, no gradient wanted."""
         rows = self.tensor(name, value, LOGIT_DTYPES, shape, axes)
         vocab = rows.shape[-1]
-        if not 0 < vocab < MAX_VOCAB:
-            fail(self.op, name, f"of a vocabulary of 1 to {MAX_VOCAB - 1} ids", list(rows.shape))
+        if not 0 < vocab <= MAX_VOCAB:
+            fail(self.op, name, f"of a vocabulary of 1 to {MAX_VOCAB} ids", list(rows.shape))
         stride = rows.stride()[-1]  # 50 ns less than stride(-1)
         if vocab > 1 and stride != 1:
             fail(self.op, name, "dense in its last dimension (call .contiguous())", f"stride {stride}")

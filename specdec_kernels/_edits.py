@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 BLOCK = 64  # ids of a word of bits
-MAX_VOCAB = 1 << 23  # as many logits of the maximum weigh 2^63 units; `RowEdits` holds ids as float32
+MAX_VOCAB = (1 << 23) - 1  # one logit more, all equal, would weigh 2^63 units; `RowEdits` holds ids as float32
 
 
 class TokenCounts(NamedTuple):

@@ -436,8 +436,8 @@ def _begin_text(
     if stop is None:
         eos = target.generation_config.eos_token_id
         stop = [] if eos is None else [eos] if isinstance(eos, int) else eos
-    rows = zip(prompts.tolist(), lengths.tolist(), strict=True)
-    stops = [Stops(stop, tokenizer, before=row[:length]) for row, length in rows]
+    texts = [[]] * batch if tokenizer is None else prompts.tolist()  # stop strings alone look at what they continue
+    stops = [Stops(stop, tokenizer, before=t[:n]) for t, n in zip(texts, lengths.tolist(), strict=True)]
     return Sequences(prompts, lengths, seed=seeds, limits=[limit] * batch, stops=stops, overhang=overhang)
 
 

@@ -52,12 +52,13 @@ class Stops:
             for sequence in self._sequences:
                 if tuple(tokens[max(place + 1 - len(sequence), 0) : place + 1]) == sequence:
                     return place + 1
-            if self._strings and any(s in text for text in self._texts(tokens[: place + 1]) for s in self._strings):
+            if self._strings and any(s in text for text in self._texts(tokens, place + 1) for s in self._strings):
                 return place + 1
         return None
 
-    def _texts(self, tokens: Sequence[int]) -> Iterator[str]:
-        """The end of a text with its special tokens, and without them."""
-        before = self._before if len(tokens) <= self._window else []
+    def _texts(self, tokens: Sequence[int], end: int) -> Iterator[str]:
+        """The text of the last tokens before a place, with the special ones among them, and without."""
+        begin = max(end - self._window, 0)
+        before = [] if begin else self._before
         for skip_special in (False, True):
-            yield text_behind(self._tokenizer, before, tokens[-self._window :], skip_special=skip_special)
+            yield text_behind(self._tokenizer, before, tokens[begin:end], skip_special=skip_special)

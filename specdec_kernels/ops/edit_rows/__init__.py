@@ -97,8 +97,8 @@ def edit_rows(
         check.vector("active", active, (torch.bool,), batch)
     check.size("first_id", first_id, 0)
     check.size("vocab", vocab, 1)
-    if vocab >= MAX_VOCAB:
-        fail(name, "vocab", f"less than {MAX_VOCAB}", vocab)
+    if vocab > MAX_VOCAB:
+        fail(name, "vocab", f"less than {MAX_VOCAB + 1}", vocab)
     arguments = (batch, vocab, draft_ids, parents, cu_draft, width, only_last, *edits.flat(), active, first_id)
     if out is not None and not isinstance(out, RowEdits):
         fail(name, "out", "a RowEdits", type(out).__name__)
