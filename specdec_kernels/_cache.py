@@ -174,10 +174,14 @@ def _rows(name: str, tensor: Tensor, format: CacheFormat) -> Tensor:
     if len(parts) > 2:
         fail("CacheLayout", name, "of dense rows, or of dense rows for each head", f"strides {list(tensor.stride())}")
     heads, head_stride = parts[1] if len(parts) == 2 else (1, parts[0][0])
-    strides = (tensor.stride(0), tensor.stride(1), head_stride, 1)
-    if 0 in (stride for size, stride in zip((*tensor.shape[:2], heads), strides[:3], strict=True) if size > 1):
-        fail("CacheLayout", name, "of rows with memory of their own, not expanded", f"strides {list(tensor.stride())}")
-    return tensor.as_strided((*tensor.shape[:2], heads, parts[0][0]), strides).view(torch.uint8)
+    sizes, strides = (*tensor.shape[:2], heads, parts[0][0]), (tensor.stride(0), tensor.stride(1), head_stride, 1)
+    reach = 0  # of the axes so far, the innermost first: from the first element to the last
+    for stride, size in sorted(zip(strides, sizes, strict=True)):
+        if size > 1 and stride <= reach:
+            expected = "of rows with memory of their own, neither expanded nor overlapping"
+            fail("CacheLayout", name, expected, f"strides {list(tensor.stride())}")
+        reach += stride * (size - 1)
+    return tensor.as_strided(sizes, strides).view(torch.uint8)
 
 
 class Place(NamedTuple):

@@ -275,6 +275,10 @@ def _layout(**change: Any) -> CacheLayout:
             {"tensors": [torch.zeros(2, 1, 1, 4).expand(2, 1, 9, 4)]},
             r"tensors\[0\] must be of rows with memory of",
         ),
+        (
+            {"tensors": [torch.zeros(2, 1, 30).unfold(2, 8, 2)]},
+            r"tensors\[0\] must be of rows .*, neither expanded nor overlapping, got strides \[30, 2, 30, 1\]",
+        ),
         ({"tensors": [torch.zeros(2, 3, 9, 8)[..., ::2]]}, r"tensors\[0\] must be of dense rows"),
         ({"tensors": [torch.zeros(2, 1, 0, 4)]}, "tensors must be of at least one slot"),
         ({"block_table": torch.zeros(2, 1)}, "block_table must be None for format 'bhld', got Tensor"),
