@@ -216,6 +216,27 @@ def test_rejected_twins_leave_nothing_of_their_token() -> None:
     assert count.item() == 0 and predicts[0] == 1
 
 
+@pytest.mark.parametrize(
+    ("parents", "ids", "noted"),
+    [
+        ([-1, 0, 0], [2, 0, 1], [0.25, 0.25, 7.0]),
+        ([-1, 0, -1], [0, 0, 0], [0.25, 7.0, 7.0]),  # root and padding carry the token, too
+        ([-1, 0, 0, 0], [2, 0, -1, 3], [0.25, 7.0, 7.0]),  # ids that are no token
+        ([-1, 1, 2], [2, 0, 1], [7.0, 7.0, 7.0]),  # no tree: nothing is tried
+    ],
+)
+def test_rejected_children_alone_are_noted(parents: list[int], ids: list[int], noted: list[float]) -> None:
+    nodes = len(parents)
+    target = torch.tensor([[[0.25, 0.25, 0.5]] * nodes])
+    draft = torch.full_like(target, 7.0)
+    links = tree_links(torch.tensor([parents]), engine="sglang")
+    coins, last = torch.full((1, nodes), 0.9), torch.tensor([0.2])
+    sglang.tree_speculative_sampling_target_only(
+        *results(1, nodes, 2), torch.tensor([ids]), *links, coins, last, target, draft
+    )
+    assert draft[0].tolist() == [noted, *[[7.0] * 3] * (nodes - 1)]
+
+
 def fixture_tree() -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """(candidates, the three links, argmax behind each node) of SGLang's own tests: siblings 4, 1 of the second."""
     candidates = torch.tensor([[0, 1, 2, 3, 4, 5], [7, 8, 9, 10, 11, 12]])

@@ -142,8 +142,12 @@ def tree_speculative_sampling_target_only(
     accepted = torch.where((count == path.shape[1] - 1)[:, None] & (node == last_node[:, None]), -1, accepted)
     on_path = torch.zeros_like(parents, dtype=torch.bool).scatter_(1, path, True)
     tried = (parents >= 0) & on_path.gather(1, owner) & (rank < accepted.gather(1, owner))
-    noted = draft_probs[row[:, None], owner, token]
-    draft_probs[row[:, None], owner, token] = torch.where(tried, single.to(noted.dtype), noted)
+    # Nodes that note nothing write what the first that does notes: whichever is last.
+    notes = tried & (candidates == token)
+    source = torch.where(notes, node, notes.byte().argmax(1, keepdim=True))
+    place = row[:, None], owner.gather(1, source), token.gather(1, source)
+    noted = single.gather(1, source).to(draft_probs.dtype)
+    draft_probs[place] = torch.where(notes.any(1, keepdim=True), noted, draft_probs[place])
     last = target_probs[row, last_node].float()
     here = tried & (parents == last_node[:, None])
     mass = torch.zeros_like(last).scatter_add_(1, token, torch.where(here, single, 0.0).float())
