@@ -63,8 +63,8 @@ def gather_nodes(
         tensor([[10., 12., 13.,  0.]])
     """
     check = Checker.of("gather_nodes", "values", values, "[batch, nodes, ...]")
-    if values.dim() < 2 or values.shape[1] == 0:
-        fail("gather_nodes", "values", "[batch, nodes, ...] with a root", list(values.shape))
+    if values.dim() < 2 or 0 in values.shape[1:]:
+        fail("gather_nodes", "values", "[batch, nodes, ...] with a root and no empty rows", list(values.shape))
     columns = check.dense("path", path, ID_DTYPES, (values.shape[0], "max_depth + 1")).shape[1]
     if columns == 0:
         fail("gather_nodes", "path", "[batch, max_depth + 1]", list(path.shape))
