@@ -135,8 +135,8 @@ RequestEdits::Counted RequestEdits::counted() const {
 }
 
 int64_t RequestEdits::column(int64_t id) const {
-  const int64_t v = id - p_.first_id;
-  return id >= 0 && v >= 0 && v < p_.vocab ? v : -1;
+  const int64_t v = id < 0 ? -1 : id - p_.first_id;
+  return v >= 0 && v < p_.vocab ? v : -1;
 }
 
 int64_t RequestEdits::find(int64_t id) const {

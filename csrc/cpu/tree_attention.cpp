@@ -160,7 +160,7 @@ class Lanes {
     const int64_t node = x - u.need->length;
     block->count = static_cast<int>(std::min<int64_t>(end - x, kKeyBlock));
     block->first_node = node < 0 ? -1 : static_cast<int>(node);
-    block->reach = node + c.window - 1;
+    block->reach = c.window - 1 + std::min<int64_t>(node, 0);
     for (int i = 0; i < kKeyBlock; ++i) {
       block->key[i] = block->value[i] = nullptr;
       if (i >= block->count || (node >= 0 && !c.is_present(u.b, node + i))) continue;

@@ -190,6 +190,13 @@ def test_page_sizes(backend: str, device: str, format: str, page_size: int) -> N
     compare(make(format, page_size=page_size, lengths=(130, 15, 16), device=device, seed=page_size))
 
 
+def test_a_window_beyond_all_hides_nothing(backend: str, device: str, is_slow: bool) -> None:
+    case = make("nhd", nodes=12 if is_slow else 80, heads=(2, 1), device=device)
+    want = case.run()
+    for window in (2**31, 2**63 - 1):
+        assert_bits(case.run(window=window), want)
+
+
 def test_strided_query_and_interleaved_pools(backend: str, device: str) -> None:
     """A query out of a fused projection, [batch, heads, nodes, dim]; pools that hold keys and values in turns."""
     case = make("nhd", device=device)
