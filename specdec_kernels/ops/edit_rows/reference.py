@@ -100,10 +100,10 @@ def _penalise(rows: _Rows, edits: Edits) -> None:
         return
     generated = rows.at(rows.path, torch.ones_like(rows.path))
     in_prompt = torch.zeros_like(rows.listed)
-    if edits.counts.token_ids is not None and edits.counts.token_counts is not None:
+    if edits.counts.token_ids is not None and edits.counts.token_counts is not None and len(edits.counts.token_ids):
         slot = rows.request if edits.slots is None else edits.slots.long()[rows.request]
         size = len(edits.counts.token_ids)
-        is_slot, slot = ((slot >= 0) & (slot < size))[:, None], slot.clamp(0, max(size - 1, 0))
+        is_slot, slot = ((slot >= 0) & (slot < size))[:, None], slot.clamp(0, size - 1)
         ids, counts = torch.where(is_slot, edits.counts.token_ids[slot], -1), edits.counts.token_counts[slot]
         generated = generated + rows.at(ids, (counts >> 1).clamp(min=0).long())
         in_prompt = rows.has(torch.where(counts & 1 == 1, ids, -1))
