@@ -204,7 +204,8 @@ def verified(
     """`_verify`: (logits, ids ``[requests, drafts + 1]``, how many of them).
 
     A draft that the grammar forbids keeps its id: its target row gives it no mass, and the residual must know which
-    id was drawn. -1 stands for no draft at all.
+    id was drawn. -1 stands for no draft at all. The last of `args` are the drafts, -1 from the first on that vLLM's
+    scheduler did not give to the grammar: rows behind that one are not masked, so a step ends with what its row decides.
     """
     sampler, steps = verifier.sampler, verifier.num_speculative_steps
 
@@ -247,7 +248,8 @@ def verified(
         edits=edits,
         allowed=allowed,
     )
-    count = result.num_accepted + 1
+    known = torch.zeros_like(result.num_accepted).index_add_(0, owner, (args[-1][place + owner + 1] >= 0).int())
+    count = result.num_accepted.minimum(known) + 1
     columns = torch.arange(steps + 1, device=logits.device)
     ids = torch.where(columns < count[:, None], result.token_ids.clamp(min=0), 0)
     if others is None:

@@ -45,15 +45,19 @@ def refuse(*args: Any, **keywords: Any) -> Any:
 
 
 def verify(rule: str, sampler: Any, logits: Tensor, draft_logits: Tensor | None, drafts: list[list[int]],
-           places: list[int], first: list[int], theirs: Any = refuse) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """`_verify` of requests whose last sampled tokens stand at positions `first`."""
+           places: list[int], first: list[int], theirs: Any = refuse,
+           known: list[int] | None = None) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """`_verify` of requests whose last sampled tokens stand at positions `first`; grammars know so many drafts."""
     counts = [len(d) + 1 for d in drafts]
     flat = torch.tensor([t for d in drafts for t in (0, *d)], dtype=torch.int32)
     pos = torch.tensor([p + i for p, n in zip(first, counts, strict=True) for i in range(n)])
     cu = torch.tensor([0, *np.cumsum(counts)], dtype=torch.int32)
     verifier = SimpleNamespace(sampler=sampler, num_speculative_steps=STEPS, synthetic_conditional_rates=None)
-    index = torch.tensor(places)
-    return v2.verified(rule, theirs, verifier, logits, draft_logits, flat, pos, cu, index, index.numpy())
+    index, marked = torch.tensor(places), flat.clone()
+    for end, count, most in zip(cu[1:].tolist(), counts, known or [STEPS] * len(counts), strict=True):
+        marked[end - count + 1 + most : end] = -1
+    more = (None, None, None, marked)
+    return v2.verified(rule, theirs, verifier, logits, draft_logits, flat, pos, cu, index, index.numpy(), *more)
 
 
 def plain(sampler: Any, logits: Tensor, place: int, position: int) -> int:
@@ -86,6 +90,15 @@ def test_match_returns_what_plain_sampling_would(is_strided: bool) -> None:
         expected = [plain(sampler, rows[start + i], places[b], first[b] + 1 + i) for i in range(n)]
         assert ids[b, :n].tolist() == expected
         start += len(drafts[b]) + 1
+
+
+@pytest.mark.parametrize("rule", ["match", "ratio", "block"])
+def test_a_step_ends_before_rows_that_the_grammar_did_not_mask(rule: str) -> None:
+    rows = torch.full((3, STEPS + 1, VOCAB), -torch.inf).index_fill(2, torch.tensor([5]), 0.0)
+    drafts = [[5] * STEPS] * 3
+    _, ids, count = verify(rule, make_sampler(), rows.flatten(0, 1), None, drafts, [2, 0, 1], [5, 6, 7],
+                           known=[0, 2, 3])  # fmt: skip
+    assert count.tolist() == [1, 3, 4] and ids.sum(1).tolist() == [5, 15, 20]
 
 
 def test_rows_of_nan_give_ids_of_the_vocabulary() -> None:
