@@ -89,7 +89,8 @@ def describe(runner: Any, request_id: str, params: Any) -> Request:
     if reason is not None:
         leave(reason)
     if params is not None and params.seed is not None:
-        return Request(params.seed, reason is None)
+        seed = (params.seed + 2**63) % 2**64 - 2**63  # copies of a request count upwards from its seed
+        return Request(seed, reason is None)
     from vllm import envs
 
     if not envs.VLLM_DISABLE_REQUEST_ID_RANDOMIZATION:

@@ -8,6 +8,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 import specdec_vllm
 from specdec_vllm import plugin, requests
@@ -31,7 +32,10 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> Any:
 class Params:
     """Sampling parameters that ask for nothing."""
 
-    seed = logprobs = None
+    logprobs = None
+
+    def __init__(self, seed: int | None = None) -> None:
+        self.seed = seed
 
     def __getattr__(self, name: str) -> None:
         return None
@@ -75,6 +79,18 @@ def test_a_request_without_a_seed_gets_one_that_the_next_run_repeats(vllm: Any) 
     assert requests.describe(other, IDS[0], Params()).seed != seeds[0]
     vllm.envs.VLLM_DISABLE_REQUEST_ID_RANDOMIZATION = True
     assert len({requests.describe(runner(), name, Params()).seed for name in IDS}) == 4
+
+
+def test_seeds_beyond_64_bits_with_a_sign_are_served(vllm: Any) -> None:
+    """The second of two copies of a request has the next seed, and vLLM's V1 runner takes seeds without a sign."""
+    engine = runner()
+    metadata, engine.device = engine.input_batch.sampling_metadata, torch.device("cpu")
+    metadata.temperature = metadata.top_k = metadata.top_p = None
+    metadata.logitsprocs.argmax_invariant = []
+    for name, seed in zip(IDS, (7, 2**63 - 1, 2**63, -(2**63)), strict=True):
+        engine.requests[name].sampling_params = Params(seed)
+    batch = requests.read(engine, metadata)
+    assert batch is not None and batch.seed.tolist() == [7, 2**63 - 1, -(2**63), -(2**63)]
 
 
 def test_a_request_that_a_custom_processor_leaves_to_vllm_counts_once(
