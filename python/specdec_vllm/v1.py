@@ -122,6 +122,11 @@ class Editing:
             slots = torch.tensor([self.slots[name] for name in new])
             self.texts.begin(slots.to(device), prompts.to(device), outputs.to(device))
 
+    def forget(self, name: str) -> None:
+        """A request begins anew: it is counted again."""
+        self.slots.pop(name, None)
+        self.composition = ()
+
     def sampled(self, runner: Any, ids: Tensor) -> None:
         """Note the ids of a step, ``[batch, width]``, -1 behind the last."""
         self.last = ({name: row for row, name in enumerate(runner.input_batch.req_ids)}, ids) if self.slots else None
@@ -135,6 +140,7 @@ def install(rule: ChainRule) -> None:
 
     replace(rejection_sampler, "expand_batch_to_tokens", expanded)
     replace(GPUModelRunner, "_sample", functools.partial(sampled, rule))
+    replace(GPUModelRunner, "_update_streaming_request", continued)
     replace(GPUModelRunner, "_get_spec_decode_draft_probs", functools.partial(draft_probs, rule))
     replace(SpecDecodeBaseProposer, "_sample_draft_tokens", drafted)
 
@@ -202,6 +208,15 @@ def sampled(rule: ChainRule, theirs: Callable[..., Any], runner: Any, logits: Te
     if drafter is not None:
         drafter.specdec = Drafting(rule, batch.draft_sampling, batch.seed, position + accepted + 1)
     return output
+
+
+def continued(theirs: Callable[..., Any], runner: Any, name: str, data: Any) -> Any:
+    """`_update_streaming_request`: a prompt goes on behind what was said so far, under parameters of its own."""
+    state = theirs(runner, name, data)
+    state.specdec = None
+    if hasattr(runner, "specdec_editing"):
+        runner.specdec_editing.forget(name)
+    return state
 
 
 def listing(runner: Any) -> dict[str, Any]:

@@ -205,7 +205,7 @@ def verified(
 
     A draft that the grammar forbids keeps its id: its target row gives it no mass, and the residual must know which
     id was drawn. -1 stands for no draft at all. The last of `args` are the drafts, -1 from the first on that vLLM's
-    scheduler did not give to the grammar: rows behind that one are not masked, so a step ends with what its row decides.
+    scheduler did not give to the grammar: rows behind that one are not masked, so a step ends with what it decides.
     """
     sampler, steps = verifier.sampler, verifier.num_speculative_steps
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -86,6 +87,37 @@ def test_biases_without_speculation(models: str) -> None:  # noqa: F811
     result = run(models, "none", [copies(greedy)])
     assert result["texts"] == run(models, "none", [copies(greedy)], rule="off")["texts"]
     assert not result["fallbacks"]
+
+
+def test_a_request_whose_prompt_goes_on_begins_anew() -> None:
+    """vLLM's streaming inputs: what was said is a prompt then, but for its last token; parameters are given anew."""
+    import torch
+    from vllm import SamplingParams
+
+    from specdec_vllm import requests, v1
+
+    first, then = SamplingParams(frequency_penalty=1.0, seed=1), SamplingParams(repetition_penalty=1.5, seed=2)
+    state = SimpleNamespace(sampling_params=first, num_prompt_tokens=3, prompt_token_ids=[1, 2, 3], output_token_ids=[])
+    metadata = SimpleNamespace(logitsprocs=SimpleNamespace(all=()))
+    editing = v1.Editing()
+    runner = SimpleNamespace(
+        requests={"a": state}, input_batch=SimpleNamespace(req_ids=["a"], vocab_size=50, sampling_metadata=metadata),
+        max_num_reqs=2, max_model_len=40, specdec_editing=editing,
+        model_config=SimpleNamespace(seed=0, logprobs_mode="raw_logprobs"),
+    )  # fmt: skip
+    for position, token in ((3, 7), (4, 8)):
+        editing.of(runner, torch.tensor([position]), 50)
+        editing.sampled(runner, torch.tensor([[token]]))
+
+    def theirs(*args: Any) -> Any:
+        state.prompt_token_ids, state.num_prompt_tokens, state.sampling_params = [1, 2, 3, 7, 9], 5, then
+        return state
+
+    v1.continued(theirs, runner, "a", None)
+    wishes = editing.of(runner, torch.tensor([5]), 50)
+    assert wishes is not None and editing.texts is not None and requests.known(runner, "a").seed == 2
+    assert wishes.edits.frequency is None and wishes.edits.repetition == 1.5 and wishes.prompt == 5
+    assert editing.texts.counts.of(int(wishes.slots)) == dict.fromkeys((1, 2, 3, 7, 9), (0, True))
 
 
 @pytest.mark.parametrize("room", [1024, 4])  # tables that grow
