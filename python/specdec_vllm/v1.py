@@ -119,8 +119,10 @@ class Editing:
             states = [runner.requests[name] for name in new]
             prompts = padded([state.prompt_token_ids or [] for state in states])
             outputs = padded([[id for id in state.output_token_ids if id >= 0] for state in states])
-            slots = torch.tensor([self.slots[name] for name in new])
-            self.texts.begin(slots.to(device), prompts.to(device), outputs.to(device))
+            slots = torch.tensor([self.slots[name] for name in new]).to(device)
+            self.texts.begin(slots, prompts.to(device), outputs.to(device))
+            unknown = torch.tensor([s.num_prompt_tokens - len(s.prompt_token_ids or []) for s in states])
+            self.texts.length[slots] += unknown.to(device)  # a prompt of embeddings has no ids
 
     def forget(self, name: str) -> None:
         """A request begins anew: it is counted again."""

@@ -89,35 +89,62 @@ def test_biases_without_speculation(models: str) -> None:  # noqa: F811
     assert not result["fallbacks"]
 
 
+def runner_of(params: Any, prompt: list[int] | None, prompt_length: int) -> Any:
+    """What `Editing` reads of vLLM's V1 runner, with one request, "a"."""
+    from specdec_vllm.v1 import Editing
+
+    state = SimpleNamespace(
+        sampling_params=params, num_prompt_tokens=prompt_length, prompt_token_ids=prompt, output_token_ids=[]
+    )
+    metadata = SimpleNamespace(logitsprocs=SimpleNamespace(all=()))
+    return SimpleNamespace(
+        requests={"a": state}, input_batch=SimpleNamespace(req_ids=["a"], vocab_size=50, sampling_metadata=metadata),
+        max_num_reqs=2, max_model_len=40, specdec_editing=Editing(),
+        model_config=SimpleNamespace(seed=0, logprobs_mode="raw_logprobs"),
+    )  # fmt: skip
+
+
+def wishes_after(runner: Any, *steps: tuple[int, list[int]], end: int) -> Any:
+    """The wishes behind steps, of which each has a position and its ids."""
+    import torch
+
+    for position, ids in steps:
+        runner.specdec_editing.of(runner, torch.tensor([position]), 50)
+        runner.specdec_editing.sampled(runner, torch.tensor([ids]))
+    return runner.specdec_editing.of(runner, torch.tensor([end]), 50)
+
+
 def test_a_request_whose_prompt_goes_on_begins_anew() -> None:
     """vLLM's streaming inputs: what was said is a prompt then, but for its last token; parameters are given anew."""
-    import torch
     from vllm import SamplingParams
 
     from specdec_vllm import requests, v1
 
-    first, then = SamplingParams(frequency_penalty=1.0, seed=1), SamplingParams(repetition_penalty=1.5, seed=2)
-    state = SimpleNamespace(sampling_params=first, num_prompt_tokens=3, prompt_token_ids=[1, 2, 3], output_token_ids=[])
-    metadata = SimpleNamespace(logitsprocs=SimpleNamespace(all=()))
-    editing = v1.Editing()
-    runner = SimpleNamespace(
-        requests={"a": state}, input_batch=SimpleNamespace(req_ids=["a"], vocab_size=50, sampling_metadata=metadata),
-        max_num_reqs=2, max_model_len=40, specdec_editing=editing,
-        model_config=SimpleNamespace(seed=0, logprobs_mode="raw_logprobs"),
-    )  # fmt: skip
-    for position, token in ((3, 7), (4, 8)):
-        editing.of(runner, torch.tensor([position]), 50)
-        editing.sampled(runner, torch.tensor([[token]]))
+    runner = runner_of(SamplingParams(frequency_penalty=1.0, seed=1), [1, 2, 3], 3)
+    wishes_after(runner, (3, [7]), (4, [8]), end=5)
+    state, then = runner.requests["a"], SamplingParams(repetition_penalty=1.5, seed=2)
 
     def theirs(*args: Any) -> Any:
         state.prompt_token_ids, state.num_prompt_tokens, state.sampling_params = [1, 2, 3, 7, 9], 5, then
         return state
 
     v1.continued(theirs, runner, "a", None)
-    wishes = editing.of(runner, torch.tensor([5]), 50)
-    assert wishes is not None and editing.texts is not None and requests.known(runner, "a").seed == 2
+    wishes = wishes_after(runner, end=5)
+    assert requests.known(runner, "a").seed == 2
     assert wishes.edits.frequency is None and wishes.edits.repetition == 1.5 and wishes.prompt == 5
-    assert editing.texts.counts.of(int(wishes.slots)) == dict.fromkeys((1, 2, 3, 7, 9), (0, True))
+    texts = runner.specdec_editing.texts
+    assert texts.counts.of(int(wishes.slots)) == dict.fromkeys((1, 2, 3, 7, 9), (0, True))
+
+
+def test_a_prompt_of_embeddings_has_a_length_and_no_ids() -> None:
+    """What a step draws within the prompt is not the text's, nor is what lies behind the last accepted draft."""
+    from vllm import SamplingParams
+
+    runner = runner_of(SamplingParams(presence_penalty=1.0), None, 9)
+    wishes = wishes_after(runner, (4, [6, -1, -1]), (9, [7, -1, -1]), (10, [8, 5, -1]), end=12)
+    texts, slot = runner.specdec_editing.texts, int(wishes.slots)
+    assert texts.counts.of(slot) == dict.fromkeys((5, 7, 8), (1, False))
+    assert texts.length[slot] == 12 and texts.recent[slot, -4:].tolist() == [-1, 7, 8, 5]
 
 
 @pytest.mark.parametrize("room", [1024, 4])  # tables that grow
