@@ -86,6 +86,8 @@ def describe(runner: Any, request_id: str, params: Any) -> Request:
     """A request's seed and who serves it. Without a seed it gets one on which all ranks, and the next run, agree."""
     config = runner.model_config
     reason = reason_against(params) or reason_against_logprobs(params, config.logprobs_mode)
+    if getattr(getattr(runner, "rejection_sampler", None), "synthetic_mode", False):  # there is none without drafts
+        reason = "synthetic acceptance"
     if reason is not None:
         leave(reason)
     if params is not None and params.seed is not None:

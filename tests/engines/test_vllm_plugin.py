@@ -93,6 +93,15 @@ def test_seeds_beyond_64_bits_with_a_sign_are_served(vllm: Any) -> None:
     assert batch is not None and batch.seed.tolist() == [7, 2**63 - 1, -(2**63), -(2**63)]
 
 
+def test_synthetic_acceptance_is_vllms(vllm: Any) -> None:
+    engine = runner()
+    engine.rejection_sampler = SimpleNamespace(synthetic_mode=False)
+    assert requests.are_served(engine) and not specdec_vllm.fallbacks
+    engine = runner()
+    engine.rejection_sampler = SimpleNamespace(synthetic_mode=True)
+    assert not requests.are_served(engine) and dict(specdec_vllm.fallbacks) == {"synthetic acceptance": len(IDS)}
+
+
 def test_a_request_that_a_custom_processor_leaves_to_vllm_counts_once(
     vllm: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
