@@ -43,6 +43,12 @@ def at(values: Tensor, index: Tensor) -> Tensor:
     return values.gather(1, index[:, None]).squeeze(1)
 
 
+def _by_stats(logits: Tensor, inv_t: Tensor, logsumexp: Tensor, threshold: Tensor) -> Tensor:
+    """Probabilities under `draft_stats`, float64; -inf has none, at temperature inf neither."""
+    scaled = logits.double() * inv_t.double() - logsumexp.double()
+    return torch.where((logits >= threshold) & (logits > -torch.inf), scaled, -torch.inf).exp()
+
+
 class Nodes:
     """Arguments of one call and the numbers of its first exchange."""
 
@@ -158,8 +164,7 @@ class Nodes:
             bad = self.draft_distribution.bad.view(self.batch, width).gather(1, row)
         else:
             logsumexp, threshold = (part.gather(1, row) for part in self.drafted.stats)
-            scaled = logit.double() * self.drafted.parameter.inv_t.double()[:, None] - logsumexp.double()
-            q = torch.where(logit >= threshold, scaled, -torch.inf).exp()
+            q = _by_stats(logit, self.drafted.parameter.inv_t[:, None], logsumexp, threshold)
             bad = ~logsumexp.isfinite() | logit.isnan()
         self.q = torch.where(self.has_draft_row[:, None], q, 1.0)
         self.bad_draft = bad & self.has_draft_row[:, None]
@@ -186,8 +191,7 @@ class Nodes:
             logsumexp, threshold = (part.gather(1, row).flatten()[:, None] for part in self.drafted.stats)
             logits = self.draft_rows[flat]
             inv_t = self.drafted.parameter.inv_t[:, None].expand_as(rows).flatten()
-            scaled = logits.double() * inv_t.double()[:, None] - logsumexp.double()
-            q = torch.where(logits >= threshold, scaled, -torch.inf).exp()
+            q = _by_stats(logits, inv_t[:, None], logsumexp, threshold)
         has = self.has_draft_row[:, None].expand_as(rows).flatten()
         return p, torch.where(has[:, None], q[:, : self.vocabulary.widest], 0.0)
 

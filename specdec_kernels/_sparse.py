@@ -56,7 +56,8 @@ def is_bad(ids: Tensor, logits: Tensor, logsumexp: Tensor, inv_t: Tensor, vocab:
     twice = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)
     logits = logits.float()
     maximum = logits.amax(1)
-    mass = ((logits - maximum[:, None]).double() * inv_t.double()[:, None]).exp().sum(1)
+    exponent = (logits - maximum[:, None]).double() * inv_t.double()[:, None]
+    mass = torch.where(logits > -_INF, exponent, -_INF).exp().sum(1)
     differs = (maximum.double() * inv_t.double() + mass.log() - logsumexp.double()).abs()
     sums_to_one = differs <= 2.0**-10 + 2.0**-22 * logsumexp.double().abs()  # false for NaN
     return outside.any(1) | twice.any(1) | ~maximum.isfinite() | ~sums_to_one
