@@ -114,13 +114,14 @@ void ChainWalk::walk() {
 // Whether x is accepted; otherwise how_ says how the next token is drawn.
 bool ChainWalk::passes(int64_t i, int64_t x) {
   if (p_.rule == Rule::kTopM || p_.rule == Rule::kDistance) return passes_by_rank(i, x);
+  if (p_.rule == Rule::kTypical) {
+    const auto p = static_cast<float>(row_.prob(x));
+    if (!(p > 0)) return false;
+    if (p > p_.typical_epsilon.of(slot_)) return true;
+    return p > p_.typical_delta.of(slot_) * std::exp(-row_.entropy());
+  }
   if (target_params_.greedy) return x == row_.argmax;
-  if (p_.rule == Rule::kRatio) return passes_ratio(i, x);
-  if (p_.rule == Rule::kMatch) return emit_plain() == x;
-  const auto p = static_cast<float>(row_.prob(x));  // typical
-  if (!(p > 0)) return false;
-  if (p > p_.typical_epsilon.of(slot_)) return true;
-  return p > p_.typical_delta.of(slot_) * std::exp(-row_.entropy());
+  return p_.rule == Rule::kRatio ? passes_ratio(i, x) : emit_plain() == x;
 }
 
 bool ChainWalk::passes_ratio(int64_t i, int64_t x) {

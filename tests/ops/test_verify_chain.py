@@ -129,6 +129,10 @@ def test_typical_accepts_above_the_entropy_threshold(backend: str, device: str) 
     peaked = [[20.0] + [0.0] * 99] * 2
     assert one([0], peaked, rule="typical", device=device)[1] == 1
     assert one([7], peaked, rule="typical", device=device)[1] == 0
+    greedy = Sampling.full(1, temperature=0.0, device=device)  # p = 1, no entropy: min(epsilon, delta) decides
+    for delta, accepted in ((0.9, 1), (1.0, 0)):
+        knobs = {"typical_epsilon": 1.0, "typical_delta": delta}
+        assert one([0], peaked, rule="typical", sampling=greedy, device=device, **knobs)[1] == accepted
 
 
 def test_rejected_from_target_may_repeat_the_rejected_id(backend: str, device: str, is_slow: bool) -> None:
