@@ -149,6 +149,13 @@ def test_ranks_leave_out_requests_that_are_not_active() -> None:
         assert not status[~active].any(), call.name
 
 
+def test_steps_without_a_request_or_without_a_draft_are_sent_too() -> None:
+    rows, ids = torch.randn(3, 1, 40), torch.zeros(3, 0, dtype=torch.int64)
+    keywords = {"draft_ids": ids, "sampling": Sampling()}
+    bare = Call("no drafts", acceptance_ratios, {"target_logits": rows}, keywords, 40, 2)
+    check(2, [bare, mapped_call(40, 0, "none"), mapped_call(40, 0, "all")])
+
+
 def test_every_node_with_two_children_gets_its_mass() -> None:
     """All inner nodes at once: the third of them must not be left out."""
     call = wide_call(10, 400, 0)

@@ -66,7 +66,10 @@ class Shards(Vocabulary):
                 work.wait()
             pieces = everything.view(self.ranks, -1).split([len(part) for part in parts], dim=1)
             return [  # copied: a view as float64 must begin at an even word
-                piece.clone(memory_format=torch.contiguous_format).view(field.dtype).view(self.ranks, *field.shape)
+                piece.clone(memory_format=torch.contiguous_format)
+                .flatten()  # rows of no words have a stride that float64 refuses
+                .view(field.dtype)
+                .view(self.ranks, *field.shape)
                 for piece, field in zip(pieces, fields, strict=True)
             ]
 
