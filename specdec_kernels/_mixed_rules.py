@@ -84,7 +84,7 @@ def merged(
     has_rule = (rule.choice >= 0) & (rule.choice < len(rule.rules))
     if sampling.active is not None:
         has_rule |= ~sampling.active
-    results = [_merged(parts) if parts[0].numel() else parts[0] for parts in zip(*done, strict=True)]
+    results = [_merged(parts) for parts in zip(*done, strict=True)]
     results[op.results.index("status")].masked_fill_(~has_rule, int(Status.BAD_SAMPLING))
     delivered: Tensors = op.deliver(args, tuple(results), out)
     return delivered

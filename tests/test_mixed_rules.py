@@ -54,6 +54,14 @@ def test_requests_of_a_chain_get_what_their_rules_give(backend: str, device: str
     expect(verify_chain, chain(flat=flat), CHAIN, device, is_slow)
 
 
+def test_a_compiled_call_guards_on_no_size_of_its_results() -> None:
+    """max_draft and the batch are symbols here; whether their product is 0 is no question that Dynamo answers."""
+    given = {**chain(flat=True), "rule": MixedRules(("match", "greedy"), CHOICE % 2), "backend": "cpu", "top": 0}
+    compiled = torch.compile(lambda more: verify_chain(**more), backend="eager", fullgraph=True, dynamic=True)
+    for ours, theirs, name in zip(compiled(given), verify_chain(**given), ChainResult._fields, strict=True):
+        assert_same((ours,), (theirs,), (name,))
+
+
 def test_requests_of_trees_get_what_their_rules_give(backend: str, device: str, is_slow: bool) -> None:
     expect(verify_tree, tree(), TREE, device, is_slow)
 
