@@ -42,7 +42,7 @@ def prob(x, law, inv_t, shift=None):
         z = (x - law.maximum) * unit_of(inv_t)
     else:
         z = ((x - law.maximum) * inv_t - shift) * LOG2E
-    return tl.where(x >= law.threshold, tl.exp2(z) * law.scale, 0.0)  # -inf weighs nothing
+    return tl.where(kept(x, law.threshold), tl.exp2(z) * law.scale, 0.0)
 
 
 @triton.jit
