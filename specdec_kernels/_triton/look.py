@@ -143,8 +143,7 @@ def digest_rows(
     elif has_filters:
         alone = host.SEARCH_ALONE
     elif races or top_m > 0:
-        is_masked = on.target.allowed is not None  # 128 registers a thread spill on sm_100
-        alone = host.SEARCH_ALONE if is_masked and races else host.ROW_ALONE if top_m > 0 else host.RACE_ALONE
+        alone = host.ROW_ALONE if top_m > 0 else host.RACE_ALONE
     else:
         alone = host.FEW_LANES
     launches.add(

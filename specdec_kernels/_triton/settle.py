@@ -211,7 +211,7 @@ def settle_kernel(
             if fresh & (settings.greedy == 0) & (get_record_i(digest, row, Q_STATE, row >= 0) == GOOD):
                 position = planned(plan, row, P_POSITION)
                 _score, token = draw(
-                    view, law_of(digest, row), settings.inv_t, noise, b, position, Rest(), None, 0, PURPOSE
+                    view, law_of(digest, row), settings.inv_t, noise, b, position, Rest(), None, 0, PURPOSE, True
                 )
                 tl.store(digest.record_i + row * Q_FIELDS + Q_WINNER, token)
         if RANKS:
