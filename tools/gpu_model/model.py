@@ -18,7 +18,7 @@ MEMORY = 0.7e-6  # s from a load that misses every cache to its use, in a busy m
 CACHED = 0.3e-6  # s where the load hits the second-level cache: parameters, partial results
 DEPENDENT = 3  # clocks an instruction of one warp alone: latencies are 4 to 6, neighbours overlap
 BARRIER = 30  # clocks
-LOOK_TURNS = 2  # 32 blocks at once hold the winner of nearly every row; a second turn finds that out
+LOOK_TURNS = 2  # one finds the winner, one that nothing beats it; rows of many likely ids take 3 to 5
 FIRST_LAUNCH, NEXT_LAUNCH = 2e-6, 1e-6
 ROW_BYTES = {"bf16": 2, "fp32": 4}
 
