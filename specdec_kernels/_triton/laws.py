@@ -10,6 +10,8 @@ from .chains import column_of
 from .records import R_MAX, R_SCALE, R_THRESHOLD, get_record_f
 from .rows import LOG2E, logits_at, unit_of
 
+LOWEST = tl.constexpr(-3.4028234663852886e38)  # of float32
+
 
 class Law(NamedTuple):
     """Of one row, or of several."""
@@ -43,6 +45,17 @@ def prob(x, law, inv_t, shift=None):
     else:
         z = ((x - law.maximum) * inv_t - shift) * LOG2E
     return tl.where(kept(x, law.threshold), tl.exp2(z) * law.scale, 0.0)
+
+
+@triton.jit
+def probs(x, law, inv_t, shift=None):
+    """`prob` of a tile of one row, whose threshold is raised above -inf once: each logit is compared once."""
+    least = tl.where(law.threshold == float("-inf"), LOWEST, law.threshold)
+    if shift is None:
+        z = (x - law.maximum) * unit_of(inv_t)
+    else:
+        z = ((x - law.maximum) * inv_t - shift) * LOG2E
+    return tl.where(x >= least, tl.exp2(z) * law.scale, 0.0)
 
 
 @triton.jit

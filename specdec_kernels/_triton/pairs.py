@@ -8,7 +8,7 @@ import triton.language as tl
 from . import launch as host
 from . import scratch
 from .chains import Columns, number_of, row_offset
-from .laws import draft_logits_at, law_of, prob
+from .laws import draft_logits_at, law_of, probs
 from .records import Q_ARG, get_record_i
 from .rows import Rows, load_asked, sampling_of
 
@@ -40,7 +40,7 @@ def target_probs(call, b, i, first, row, tile, inv_t, greedy, TILE: tl.constexpr
     start = tile * TILE
     offset, number = row_offset(call.target, call.chain, first, b, i, 1), number_of(call.chain, first, b, i)
     x = load_asked(call.target, offset, number, start, TILE)
-    p = prob(x, law_of(call.ws, row), inv_t)
+    p = probs(x, law_of(call.ws, row), inv_t)
     if greedy:
         p = (start + tl.arange(0, TILE) == get_record_i(call.ws, row, Q_ARG, b >= 0)).to(tl.float32)
     return x, p
@@ -57,7 +57,7 @@ def draft_probs(call, b, i, first, tile, law, TILE: tl.constexpr, shift=None):
         y = load_asked(call.draft, offset, number, tile * TILE, TILE)
     else:
         y = draft_logits_at(call.draft, call.columns, offset, number, v, v < call.target.vocab)
-    return y, prob(y, law, inv_t, shift)
+    return y, probs(y, law, inv_t, shift)
 
 
 @triton.jit

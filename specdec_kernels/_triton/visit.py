@@ -1,7 +1,7 @@
 """Blocks of a row that matter, 32 or 16 at a time: whose bound may still win a race, whose logits reach a value.
 
-Blocks are looked at 2048 at once, in 32 groups: of each, or each two, the best block that was not visited comes next, if
-it reaches what it has to. A group is made of whole quads of blocks, whose noise one Philox call names.
+Blocks are looked at 2048 at once, in 32 groups: of each, or of each two, the best block that was not visited comes
+next, if it reaches what it has to. A group is made of whole quads of blocks, whose noise one Philox call names.
 """
 
 from typing import Any, NamedTuple

@@ -14,7 +14,7 @@ from ..._triton import launch as host
 from ..._triton import scratch
 from ..._triton.chains import Chain
 from ..._triton.codes import S_ID, S_SAMPLING, S_TARGET
-from ..._triton.laws import kept, law_of
+from ..._triton.laws import LOWEST, kept, law_of
 from ..._triton.look import digest_rows, look, plan_chain
 from ..._triton.noise import BLOCK
 from ..._triton.plan import P_NUMBER, P_OFFSET, planned
@@ -28,7 +28,6 @@ from ..._types import Sampling
 COUNTED, LISTED = tl.constexpr(64), tl.constexpr(32)  # blocks that are looked into at once, to count ids and to list
 FULL, EACH = tl.constexpr(512), tl.constexpr(16)  # ids: a longer list is cut; an id is compared with so many at once
 CAPACITY = tl.constexpr(512 + 32 * 64)  # ids that one look may leave
-LOWEST = tl.constexpr(-3.4028234663852886e38)
 
 
 class Lists(NamedTuple):
