@@ -15,7 +15,7 @@ from ..heads import FeatureHead
 from ..sequences import Sequences
 from .base import Confidence, Outcome, Part, kept_rows, padded
 from .cached_drafter import CachedDrafter
-from .races import Race, with_runners_up
+from .races import Race, with_point_masses, with_runners_up
 
 DRAWN_RULES = ("ratio", "block", "recursive", "traversal")  # their drafts are drawn from the head's distribution
 
@@ -38,7 +38,7 @@ class FeatureDrafter(CachedDrafter):
 
     def begin(self, sequences: Sequences, *, rule: str, sampling: Sampling, longest: int) -> None:
         """Make the cache; `prefill` brings the prompts."""
-        self._is_drawn, self._distribution = rule in DRAWN_RULES, self.sampling or sampling
+        self._is_drawn, self._distribution = rule in DRAWN_RULES, with_point_masses(self.sampling or sampling)
         follows_distribution = self._is_drawn or rule == "match"
         self._race = with_runners_up(
             self._distribution if follows_distribution else Sampling.full(sequences.batch, temperature=0.0),

@@ -94,6 +94,13 @@ def spread(parts: Tensor, count: int) -> Tensor:
     return parts if count == 1 else parts[:, None].repeat(1, count).flatten()
 
 
+def with_point_masses(distribution: Sampling) -> Sampling:
+    """The distribution of what `with_runners_up` races: at a temperature below `COLD` its winner is a point mass."""
+    if distribution.temperature is None:
+        return distribution
+    return distribution._replace(temperature=distribution.temperature.masked_fill(distribution.temperature < COLD, 0.0))
+
+
 def with_runners_up(distribution: Sampling, sequences: Sequences) -> Sampling:
     """Sampling for a race whose runners-up are wanted too; a greedy race gives the largest logits in order."""
     device = sequences.tokens.device
