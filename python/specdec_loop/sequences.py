@@ -29,7 +29,7 @@ class Sequences:
         rows: tokens of each text as lists on the host, up to the last `read` and to a stop.
         ends: what `lengths` holds, on the host.
         prompts: tokens of each prompt.
-        status: of each request, bits of all its steps.
+        status: of each request, bits of all its steps; that of a bad target row only where the text came to it.
         steps: calls of `append` so far.
         first: position behind the longest prompt.
         room: more tokens than may follow it.
@@ -234,6 +234,8 @@ class Sequences:
 
     def finish(self, b: int, length: int) -> None:
         """End a text, behind its first `length` tokens."""
+        if length < len(self.rows[b]):
+            self.status[b] &= ~BAD_ROW  # such a row lies behind them
         del self.rows[b][length:]
         self.is_finished[b] = True
         self._last_place[b] = -1
@@ -245,11 +247,12 @@ class Sequences:
         row, before = self.rows[b], len(self.rows[b])
         self.ends[b] += len(tokens)
         row += [token for token in tokens if token >= 0]  # a bad row gave none
-        self.status[b] |= status
         end = self._stops[b].end(row[self.prompts[b] :], before - self.prompts[b]) if tokens else None
+        is_bad = bool(tokens) and tokens[-1] < 0 and end is None  # else the text ends before the row, if one was bad
+        self.status[b] |= status if is_bad else status & ~BAD_ROW
         if end is not None:
             self.finish(b, self.prompts[b] + end)
-        elif status & BAD_ROW or len(row) >= self._most[b]:
+        elif is_bad or len(row) >= self._most[b]:
             self.finish(b, len(row))
         return row[before:]
 

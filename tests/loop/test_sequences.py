@@ -101,6 +101,16 @@ def test_a_bad_row_ends_its_request_alone() -> None:
     assert text.status == [BAD_ROW, 2]  # what happens to a finished request is not its affair
 
 
+@pytest.mark.parametrize("end", ["limit", "stop", "finish"])
+def test_a_bad_row_behind_the_end_of_a_text_is_not_told(end: str) -> None:
+    """Plain decoding does not come to it."""
+    text = new_text(limit=2 if end == "limit" else 6, stop=((6,),) if end == "stop" else ())
+    append(text, [[5, 6, 7, -1], [6, 7, 8, 9]], torch.tensor([BAD_ROW, 0], dtype=torch.int32))
+    if end == "finish":
+        text.finish(0, 5)
+    assert text.status[0] == 0 and text.is_finished[0] and text.rows[0] == [1, 2, 3, 5, 6]
+
+
 def test_noise_is_named_by_position_and_step() -> None:
     text = new_text()
     append(text, [[5, 6, -1], [7, -1, -1]])
