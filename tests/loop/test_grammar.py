@@ -125,6 +125,16 @@ def test_drafts_stay_inside_their_grammar_and_matchers_come_back() -> None:
     assert mapped[0].isfinite().tolist() == [True, False, True]
 
 
+def test_no_matcher_is_asked_about_a_draft_that_is_not_there(capfd: pytest.CaptureFixture[str], tokenizer: Any) -> None:
+    """Where a draft vocabulary has no id that is allowed, none is drawn; xgrammar warns of each id that it is not."""
+    matcher = compiler(tokenizer, "xgrammar").choice(["yes"]).matcher()
+    drafts = DraftGrammars([matcher], len(tokenizer))
+    with drafts.chain():
+        drafts.follow(torch.tensor([[-1]]))
+        assert drafts.restrict(torch.zeros(1, len(tokenizer))).isfinite().all()  # it is outside
+    assert matcher.accept(tokenizer("yes").input_ids[0]) and capfd.readouterr().err == ""
+
+
 # --- the libraries
 
 

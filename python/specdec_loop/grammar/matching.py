@@ -196,7 +196,7 @@ class DraftGrammars:
             matcher = self._matchers[b]
             if matcher is not None and self._is_inside[b]:
                 try:
-                    self._is_inside[b] = matcher.accept(token)
+                    self._is_inside[b] = token >= 0 and matcher.accept(token)  # -1: no draft is allowed
                 except Exception:  # as in `restrict`
                     self._is_inside[b] = False
                 self._taken[b] += self._is_inside[b]
