@@ -24,7 +24,7 @@ from specdec_lab.lossless.exact import (
     processed,
     random_table,
 )
-from specdec_lab.lossless.experiments import Finding, decode, follow, judge
+from specdec_lab.lossless.experiments import Finding, _agreement, decode, follow, judge
 from specdec_lab.lossless.family import Job, edit_jobs, impossible, run_all, small_tables, stream_jobs
 from specdec_lab.lossless.faults import FAULTS, coins_of_zero
 from specdec_lab.lossless.models import Pair, first_tokens, next_tokens, read
@@ -77,6 +77,22 @@ def test_p_values_of_a_fair_sampler_are_uniform_and_the_noise_is_the_predicted_o
     for seen, predicted in (("variation", "expected_variation"), ("deviation", "expected_deviation")):
         ratio = sum(getattr(f, seen) / getattr(f, predicted) for f in found) / len(found)
         assert ratio == pytest.approx(1, abs=0.03)
+
+
+def test_what_hardly_ever_happens_raises_no_false_alarm() -> None:
+    """An id, or a rejection, that is expected less than five times: the exact chance of a p-value below 0.0001."""
+    for expected in (0.01, 0.5, 3.0):
+        draws = 2000
+        rare = expected / draws
+        distribution = torch.tensor([0.6, 0.4 - rare, rare]).double()
+        chances = {k: math.comb(draws, k) * rare**k * (1 - rare) ** (draws - k) for k in range(40)}
+        alarms = {"fit": 0.0, "steps": 0.0}
+        for k, chance in chances.items():
+            counts = torch.tensor([1200.0, 800.0 - k, k]).double()
+            alarms["fit"] += chance * (goodness.fit(counts, distribution).chi_square < 1e-4)
+            mean, spread = 2 - k / draws, math.sqrt(k / draws * (1 - k / draws) / draws)
+            alarms["steps"] += chance * (_agreement(mean, 2 - rare, spread, draws) < 1e-4)
+        assert alarms["fit"] < 1e-3 and alarms["steps"] < 1e-3
 
 
 def test_mean_deviation_is_that_of_the_binomial() -> None:

@@ -180,13 +180,18 @@ def finding(
     least = goodness.least_bias(distribution, towards, drawn, ALPHA) if float(towards.sum()) > 0 else 0.0
     return Finding(
         experiment, case, method, goodness.fit(counts, distribution), 1 + accepted, theory,
-        _agreement(1 + accepted, theory, spread), least, round(time.process_time() - cpu, 2),
+        _agreement(1 + accepted, theory, spread, drawn), least, round(time.process_time() - cpu, 2),
         list(zip(*(x.tolist() for x in columns), strict=True)),
     )  # fmt: skip
 
 
-def _agreement(mean: float, theory: float | None, spread: float) -> float:
-    """p-value of a mean beside its expectation; a rounding of float32 is no difference."""
+def _agreement(mean: float, theory: float | None, spread: float, draws: int) -> float:
+    """p-value of a mean beside its expectation; a rounding of float32 is no difference.
+
+    Counts of a mean m + f, m whole, have a variance of at least f (1 - f): that of a sample lacks what is too rare.
+    """
     if theory is None or abs(mean - theory) < 1e-6:
         return 1.0
+    part = theory % 1
+    spread = max(spread, math.sqrt(part * (1 - part) / draws))
     return goodness.normal_tail((mean - theory) / spread) if spread > 0 else 0.0

@@ -49,8 +49,14 @@ def normal_tail(z: float) -> float:
 
 
 def pooled(values: Tensor, expected: Tensor) -> Tensor:
-    """Values with the cells that expect fewer than `LEAST` made one, in the last place."""
+    """Values with the cells that expect fewer than `LEAST` made one, in the last place.
+
+    Where all of them together expect fewer, the rarest of the others joins: chi-square has no such tail for one draw
+    of an id that is expected 0.01 times.
+    """
     small = expected < LEAST
+    if bool(small.any()) and float(expected[small].sum()) < LEAST:
+        small[expected.masked_fill(small, math.inf).argmin()] = True
     return torch.cat([values[~small], values[small].sum()[None]]) if bool(small.any()) else values
 
 
