@@ -141,6 +141,8 @@ def test_joint_distribution_and_counts_by_hand() -> None:
     assert float(distribution[0b101]) == pytest.approx(float(p[0, 1] * p[2, 0] * p[5, 1]))  # contexts: root, "1", "10"
     counts = joint_counts(torch.tensor([[1, 0, 1], [0, 0, 0], [1, 0, 1]]), 2, keys[:5])
     assert counts.tolist() == [1, 0, 0, 0, 0, 2]
+    outside = torch.tensor([[1, 0, -1], [0, 0, 2], [0, 1, 0]])  # as numbers they would be 3, 2 and 2
+    assert joint_counts(outside, 2, keys).tolist() == [0, 0, 1, 0, 0, 0, 0, 0, 2]
 
 
 def test_acceptance_equals_theory_and_enumeration() -> None:

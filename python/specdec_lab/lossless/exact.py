@@ -126,5 +126,6 @@ def joint_counts(tokens: Tensor, vocab: int, keys: Tensor) -> Tensor:
     weights = vocab ** torch.arange(tokens.shape[1] - 1, -1, -1, device=tokens.device)
     seen = (tokens * weights).sum(1).cpu()
     place = torch.searchsorted(keys, seen).clamp(max=len(keys) - 1)
-    known = (keys[place] == seen) & bool(len(keys))
+    is_text = ((tokens >= 0) & (tokens < vocab)).all(1).cpu()  # [1, -1] has the number of [0, vocab - 1]
+    known = (keys[place] == seen) & is_text & bool(len(keys))
     return torch.bincount(torch.where(known, place, len(keys)), minlength=len(keys) + 1)
