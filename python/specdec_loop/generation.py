@@ -270,7 +270,8 @@ def _forward(
     else:
         nodes = torch.cat([sequences.last(1), draft.token_ids[:, 1:]], 1)
         inputs = cache.tree_inputs(draft.parents)
-    out = forward(target, nodes.clamp(min=0), inputs, output_hidden_states=bool(features))
+    last = target.config.get_text_config(decoder=True).vocab_size - 1  # an id behind it is flagged where it is verified
+    out = forward(target, nodes.clamp(0, last), inputs, output_hidden_states=bool(features))
     return out.logits, _chosen(out, features)
 
 

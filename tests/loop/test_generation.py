@@ -14,7 +14,7 @@ from model_families import FAMILIES, LONGROPE, build
 from models import VOCAB, Sequential, model
 from texts import Scripted, assert_same, prompts
 
-from specdec_kernels import Sampling
+from specdec_kernels import Sampling, Status
 from specdec_loop import (
     AdaptiveLength,
     Datastore,
@@ -81,6 +81,13 @@ class Long(Drafter):
 
     def draft(self, sequences: Sequences, length: int) -> Draft:
         return Draft(sequences.last(1).expand(-1, length).contiguous())
+
+
+class Outside(Drafter):
+    """Drafts what is no id of the target."""
+
+    def draft(self, sequences: Sequences, length: int) -> Draft:
+        return Draft(torch.full((sequences.batch, length), VOCAB))
 
 
 # --- the text
@@ -170,6 +177,17 @@ def test_wrong_drafts_cost_steps_and_nothing_else() -> None:
     result = run(Scripted(known, shift=1), starts, sampling)
     assert result.tokens == want
     assert all(request.accepted == [0] * (TOKENS - 1) for request in result.statistics)
+
+
+@pytest.mark.parametrize("kind", ["chain", "tree"])
+def test_drafts_outside_the_vocabulary_are_flagged_and_change_no_text(kind: str) -> None:
+    """A datastore, or a drafter of one's own, may know ids of another tokenizer."""
+    starts, sampling = prompts(2), sampling_of("greedy", 2)
+    want = plain(starts, sampling)
+    store = Datastore.build([[token, VOCAB] for token in range(VOCAB)])
+    drafter = Outside() if kind == "chain" else Retrieval(store, shortest=1)
+    result = run(drafter, starts, sampling)
+    assert result.tokens == want and result.status == [Status.BAD_ID] * 2
 
 
 def test_empty_drafts_are_plain_decoding() -> None:

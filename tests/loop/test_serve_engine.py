@@ -14,7 +14,17 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdec_kernels import Edits, Sampling
-from specdec_loop import DraftModel, IndependentDrafts, Lookahead, PromptLookup, StepTimes, SuffixDecoding, generate
+from specdec_loop import (
+    Datastore,
+    DraftModel,
+    IndependentDrafts,
+    Lookahead,
+    PromptLookup,
+    Retrieval,
+    StepTimes,
+    SuffixDecoding,
+    generate,
+)
 from specdec_loop.draft_length import AdaptiveLength, FixedLength
 from specdec_loop.drafters import Drafter
 from specdec_loop.serve.engine import PIECE, Engine, Progress
@@ -90,6 +100,14 @@ def test_a_text_does_not_depend_on_companions_that_come_and_go(temperature: floa
     kept = [sum(request.accepted) for request in arriving]
     assert (sum(kept) > 0) == (drafter != "plain")
     assert engine.pages.used == 0
+
+
+def test_drafts_outside_the_vocabulary_change_no_text() -> None:
+    store = Datastore.build([[token, VOCAB] for token in range(VOCAB)])
+    engine, some = Engine(network(), lambda: Retrieval(store, shortest=1)), requests(0.9, 3)
+    for request in some:
+        engine.submit(request)
+    assert texts(engine, some) == {request: alone(request) for request in some}
 
 
 def test_each_drafter_of_the_repository_is_served_or_refused_with_its_rule() -> None:

@@ -132,7 +132,7 @@ def forward(
     before, config._attn_implementation = config._attn_implementation, NAME
     try:
         out = model(
-            torch.cat([nodes.ids for nodes in batch])[None].clamp(min=0),
+            torch.cat([nodes.ids for nodes in batch])[None].clamp(0, config.vocab_size - 1),
             position_ids=positions[None],
             use_cache=False,
             step=step,
