@@ -49,7 +49,7 @@ def small_batch_linear(*networks: Any) -> Iterator[None]:
         yield
     finally:
         for layer in replaced:
-            del vars(layer)["forward"]
+            vars(layer).pop("forward", None)  # a call in another thread may have replaced the same one
 
 
 def _layers(network: Any) -> Iterator[nn.Linear]:

@@ -109,6 +109,13 @@ def test_layers_come_back_whatever_happens() -> None:
     assert "forward" not in vars(layer)
 
 
+def test_a_layer_that_two_threads_replaced_at_once_comes_back() -> None:
+    layer = nn.Linear(32, 8)
+    with small_batch_linear(layer):
+        del layer.forward  # the other one is done first
+    assert "forward" not in vars(layer)
+
+
 def test_a_network_may_be_cast_between_two_calls() -> None:
     layer = nn.Linear(32, 20)
     for dtype in (torch.float32, torch.float16, torch.float32):
