@@ -92,8 +92,8 @@ class AdaptiveLength(FixedLength):
             ValueError: a value out of range.
         """
         super().__init__(longest)
-        if memory < 1 or (cost is not None and cost < 0):
-            raise ValueError(f"AdaptiveLength: memory >= 1 and cost >= 0 expected, got {memory} and {cost}")
+        if not 1 <= memory < math.inf or not (cost is None or cost >= 0):
+            raise ValueError(f"AdaptiveLength: a finite memory >= 1 and cost >= 0 expected, got {memory} and {cost}")
         self._fade, self._cost, self.measures = 1 - 1 / memory, cost, cost is None
         self._looked_at, self._accepted = 2.0, 1.0  # as if of two candidates one had been accepted
         self._nodes: Callable[[int], int] = lambda length: 1 + length

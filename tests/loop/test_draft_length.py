@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -210,7 +211,9 @@ def test_fixed_is_fixed() -> None:
     assert lengths.next() == 5
 
 
-@pytest.mark.parametrize("wrong", [{"longest": 0}, {"memory": 0.5}, {"cost": -1.0}])
+@pytest.mark.parametrize(
+    "wrong", [{"longest": 0}, {"memory": 0.5}, {"memory": math.inf}, {"cost": -1.0}, {"cost": math.nan}]
+)
 def test_wrong_values_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"expected|must be"):
         AdaptiveLength(**wrong)

@@ -76,6 +76,7 @@ def test_prompt_lookup_copies_what_followed_the_longest_match() -> None:
     assert proposed(PromptLookup(4, shortest=4), sequences, 5)[:2] == [[], []]
     assert proposed(PromptLookup(4, factor=1), sequences, 5) == [[9, 4, 2], [6, 4, 2], [8, 7, 8], [], []]
     assert proposed(PromptLookup(1, factor=2.5), sequences, 5)[0] == [5, 1]
+    assert proposed(PromptLookup(4, factor=float("inf")), sequences, 5) == proposed(PromptLookup(4), sequences, 5)
 
 
 def test_prompt_lookup_agrees_with_a_search_in_plain_python() -> None:
@@ -220,6 +221,7 @@ def test_retrieval_drafts_the_most_frequent_beginnings() -> None:
     [
         lambda: PromptLookup(2, shortest=3),
         lambda: PromptLookup(factor=0.5),
+        lambda: PromptLookup(factor=float("nan")),
         lambda: SuffixDecoding(depth=1),
         lambda: Lookahead(level=1),
         lambda: Lookahead(window=0),

@@ -28,7 +28,7 @@ class PromptLookup(Drafter):
         Raises:
             ValueError: unless ``1 <= shortest <= longest`` and ``factor >= 1``.
         """
-        if not 1 <= shortest <= longest or factor < 1:
+        if not 1 <= shortest <= longest or not factor >= 1:
             raise ValueError(
                 f"PromptLookup: 1 <= shortest <= longest and factor >= 1 expected, got {shortest}, {longest}, {factor}"
             )
@@ -56,7 +56,7 @@ class PromptLookup(Drafter):
                     after[tuple(row[place - n : place])] = place
             self._read[b] = len(row)
             place, matched = self._found(row, after)
-            budget = min(length, int(self.factor * matched))
+            budget = int(min(length, self.factor * matched)) if matched else 0
             copied = row[place : place + budget]
             while copied and len(copied) < budget:
                 copied.append(copied[place - len(row)])
