@@ -25,6 +25,7 @@ from specdec_lab.lossless import loop, report
 from specdec_lab.lossless.family import Job
 from specdec_lab.lossless.models import first_tokens, load
 from specdec_lab.lossless.procedures import PROCEDURES
+from specdec_lab.lossless.texts import Texts
 from specdec_lab.lossless.tradeoff import example, front
 
 
@@ -55,6 +56,16 @@ def test_lossless_decodes_with_edits_and_in_the_loop(tmp_path: Path, monkeypatch
     page = (tmp_path / "page.md").read_text()
     assert "| ratio | pass | 10 |" in page
     assert "| suffixes (ratio) | pass | 1 |" in page
+
+
+def test_methods_that_could_not_run_do_not_count_as_passed() -> None:
+    texts = [
+        Texts("mtp, match, greedy", 32, 1536, 0, 0, 1.7).row(),
+        Texts("eagle", 0, 0, 0, 0, 0.0, 0.0, "no head").row(),
+    ]
+    nothing: dict[str, list[str]] = {name: [] for name in ("findings", "faults", "front", "win_rates")}
+    run = {**nothing, "texts": texts, "batch": {}, "seconds": 1.0}
+    assert report.summary(run) == "1 experiments, 0 draws: 0 failed, 1 left out; 1 s"
 
 
 def test_an_injected_fault_gives_exit_status_one(capsys: pytest.CaptureFixture[str]) -> None:

@@ -38,8 +38,10 @@ def summary(run: Row) -> str:
     rows = run["findings"]
     failed = [row for row in rows if not row["passed"]] + [text for text in run["texts"] if not text["passed"]]
     missed = [fault["name"] for fault in run["faults"] if not fault["caught"]]
-    draws = sum(r["fit"]["draws"] for r in rows)
-    said = f"{len(rows) + len(run['texts'])} experiments, {draws:,} draws: {len(failed)} failed"
+    draws, left_out = sum(r["fit"]["draws"] for r in rows), sum(bool(text["reason"]) for text in run["texts"])
+    said = f"{len(rows) + len(run['texts']) - left_out} experiments, {draws:,} draws: {len(failed)} failed"
+    if left_out:
+        said += f", {left_out} left out"
     if run["faults"]:
         caught = f"missed {', '.join(missed)}" if missed else "all caught"
         said += f"; {len(run['faults'])} faults injected: {caught}"
