@@ -230,11 +230,23 @@ def test_retrieval_drafts_the_most_frequent_beginnings() -> None:
         lambda: IndependentDrafts(None, chains=0),
         lambda: SuffixOr(IndependentDrafts(None)),
         lambda: Retrieval(Datastore.build([[1]]), candidates=0),
+        lambda: Retrieval(Datastore.build([[1]]), candidates=1024),
+        lambda: EagleDynamicTree(feature_head("eagle", model()), width=0),
+        lambda: EagleDynamicTree(feature_head("eagle", model()), total=1024),
     ],
 )
 def test_sizes_out_of_range_are_refused(make: Callable[[], Drafter]) -> None:
     with pytest.raises(ValueError, match=r"must|expected"):
         make()
+
+
+@pytest.mark.parametrize(("width", "depth"), [(16, 4), (40, 1)])
+def test_a_dynamic_tree_grows_as_deep_as_its_candidates_may_be(width: int, depth: int) -> None:
+    drafter = EagleDynamicTree(feature_head("eagle", model()), width=width, total=1023)
+    sampling = Sampling.full(1, temperature=0.0)
+    result = generate(model(), drafter, prompts(1), sampling=sampling, draft_length=6, max_new_tokens=4)
+    assert result.tokens == generate(model(), None, prompts(1), sampling=sampling, max_new_tokens=4).tokens
+    assert result.statistics[0].drafted[0] == depth
 
 
 # --- the cache of a draft model

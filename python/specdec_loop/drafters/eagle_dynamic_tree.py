@@ -17,6 +17,7 @@ from .fixed_tree import Paths
 
 # Chance that the best of a race is the target's token, and of each further rank beside the one before it.
 FIRST, NEXT = 0.6, 0.35
+MOST = 1023  # nodes of a tree besides its root that `select_tree` takes
 
 
 class EagleDynamicTree(GrownTree):
@@ -43,20 +44,22 @@ class EagleDynamicTree(GrownTree):
 
         Args:
             head: on the target's device.
-            width: paths expanded at each depth, and children of each.
+            width: paths expanded at each depth, and children of each. A tree grows no deeper than 1023 candidates
+                reach: of width 16 four deep, of 10 eleven.
             total: most drafted nodes of a step.
             sampling: see `FeatureDrafter`.
             confidence: grow no deeper where the best paths have a smaller chance, see `Confidence`; above 0 each depth
                 waits for the device.
 
         Raises:
-            ValueError: sizes below 1, or a confidence not in [0, 1).
+            ValueError: sizes not in [1, 1023], or a confidence not in [0, 1).
         """
         super().__init__(head, sampling=sampling, confidence=confidence)
         for name, value in (("width", width), ("total", total)):
-            if value < 1:
-                raise ValueError(f"EagleDynamicTree: {name} must be at least 1, got {value}")
+            if not 1 <= value <= MOST:
+                raise ValueError(f"EagleDynamicTree: {name} must be in [1, {MOST}], got {value}")
         self.width, self.total = width, total
+        self._deepest = 1 + (MOST - width) // width**2
 
     def begin(self, sequences: Sequences, *, rule: str, sampling: Sampling, longest: int) -> None:
         """Note which requests race with the target's noise: there a token's rank tells more than its probability."""
@@ -95,7 +98,7 @@ class EagleDynamicTree(GrownTree):
         token_ids, every_score = [sequences.last(1), ids], [self._zero, scores]
         expanded: list[Tensor] = []  # of the depths from 2 on: which nodes of theirs
         best_scores, depths = scores, 1  # of what is expanded
-        for depth in range(1, length):
+        for depth in range(1, min(length, self._deepest)):
             if depth > 1:
                 best_scores, best = scores.topk(width, 1)
             if self._confidence.least > 0 and self._confidence.is_below([row[0] for row in best_scores.tolist()]):

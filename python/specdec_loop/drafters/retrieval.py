@@ -25,16 +25,18 @@ class Retrieval(Drafter):
 
         Args:
             store: of the target's tokens.
-            candidates: most nodes of a tree besides its root.
+            candidates: most nodes of a tree besides its root, at most 1023.
             shortest: an end of fewer tokens is not looked up.
             hits: most places in the store whose continuations are counted.
 
         Raises:
-            ValueError: a number below 1.
+            ValueError: a number below 1, or too many candidates.
         """
         for name, value in (("candidates", candidates), ("shortest", shortest), ("hits", hits)):
             if value < 1:
                 raise ValueError(f"Retrieval: {name} must be at least 1, got {value}")
+        if candidates > 1023:
+            raise ValueError(f"Retrieval: candidates must be at most 1023, got {candidates}")
         self.store, self.candidates, self.shortest, self.hits = store, candidates, shortest, hits
 
     def nodes(self, length: int) -> int:
