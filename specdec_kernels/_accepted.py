@@ -23,15 +23,23 @@ class Steps(NamedTuple):
 
 
 def check_steps(
-    check: Checker, num_accepted: Tensor, path: Tensor | None, slots: Tensor | None, batch: int, num_slots: int
+    check: Checker,
+    name: str,
+    state: Tensor,
+    num_accepted: Tensor,
+    path: Tensor | None,
+    slots: Tensor | None,
+    batch: int,
 ) -> None:
-    """The arguments that name requests, nodes and slots."""
+    """The arguments that name requests, nodes and slots, and the slots of the state, which the op writes."""
+    if 0 in state.stride() and any(n > 1 and not s for n, s in zip(state.shape, state.stride(), strict=True)):
+        fail(check.op, name, "of slots with memory of their own, not expanded", f"strides {list(state.stride())}")
     check.vector("num_accepted", num_accepted, (torch.int32,), batch)
     if path is not None:
         check.dense("path", path, ID_DTYPES, (batch, "max_depth + 1"))
     if slots is not None:
         check.vector("slots", slots, (torch.int32,), batch)
-    elif num_slots < batch:
+    elif state.shape[1] < batch:
         fail(check.op, "slots", "given where the state has fewer slots than requests", None)
 
 

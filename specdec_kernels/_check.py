@@ -366,4 +366,6 @@ def outputs(op: str, out: Any, kind: Any, name: str, dtype: torch.dtype, *, is_w
     if not isinstance(out, kind):
         fail(op, "out", f"a {kind.__name__}", type(out).__name__)
     given = getattr(out, name) if is_wanted else None
+    if not isinstance(out.status, Tensor):
+        fail(op, "out.status", "a tensor", type(out.status).__name__)
     return tuple(out._replace(**{name: out.status.new_empty(0, dtype=dtype) if given is None else given}))

@@ -54,7 +54,7 @@ class TokenCounts(NamedTuple):
     def clear(self, slots: Tensor) -> None:
         """Empty some slots, int32 or int64 [n], -1: none: their requests ended."""
         token_ids, token_counts = self._tables("clear", slots=slots)
-        if len(slots):
+        if len(slots) and len(token_ids):
             places, has_any = _without_padding(slots >= 0, slots)
             for table, empty in ((token_ids, -1), (token_counts, 0)):
                 table.index_copy_(0, places, torch.where(has_any, empty, table[places]))
@@ -62,7 +62,7 @@ class TokenCounts(NamedTuple):
     def copy(self, source: Tensor, target: Tensor) -> None:
         """Copy slots `source` to slots `target`, int32 or int64 [n] each, -1: none: a request moves, or forks."""
         token_ids, token_counts = self._tables("copy", source=source, target=target)
-        if len(source):
+        if len(source) and len(token_ids):
             here, there, _ = _without_padding((source >= 0) & (target >= 0), source, target)
             for table in (token_ids, token_counts):
                 table.index_copy_(0, there, table[here])

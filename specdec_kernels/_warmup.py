@@ -210,10 +210,10 @@ def warmup(
     for name, value in (("vocab", vocab), ("max_draft", max_draft), ("nodes", nodes)):
         if not isinstance(value, int) or value < (name != "max_draft"):
             fail("warmup", name, f"an int >= {int(name != 'max_draft')}", repr(value))
-    if isinstance(rules, str):
-        fail("warmup", "rules", "a sequence of names", repr(rules))
-    if not isinstance(dtypes, Sequence) or not all(isinstance(dtype, torch.dtype) for dtype in dtypes):
-        fail("warmup", "dtypes", "a sequence of torch.dtype, such as (torch.bfloat16,)", repr(dtypes))
+    if rules is not None:
+        _check_sequence("rules", rules, str, '("ratio",)')
+    _check_sequence("dtypes", dtypes, torch.dtype, "(torch.bfloat16,)")
+    _check_sequence("filters", filters, bool, "(False, True)")
     place, takes_drafts = torch.device(device), op not in _OF_ONE_TABLE
     if place.type == "cuda" and not torch.cuda.is_available():
         fail("warmup", "device", 'one that torch has (device="cpu" warms up this machine)', repr(str(device)))
@@ -246,6 +246,12 @@ def warmup(
                 _call(op, named, backend, " ".join(words), report)
     if place.type == "cuda":
         torch.cuda.synchronize(place)
+
+
+def _check_sequence(name: str, values: Any, kind: type, example: str) -> None:
+    is_full = isinstance(values, Sequence) and not isinstance(values, str) and len(values) > 0
+    if not (is_full and all(isinstance(value, kind) for value in values)):
+        fail("warmup", name, f"a sequence of {kind.__name__}, such as {example}", repr(values))
 
 
 def _requests(op: str, device: torch.device, filters: bool, draft_filters: bool | None) -> dict[str, Any]:

@@ -85,9 +85,12 @@ def test_wrong_arguments_say_what_to_do() -> None:
         ({"vocab": "9"}, "vocab must be an int >= 1, got '9'"),
         ({"vocab": 0}, "vocab must be an int >= 1, got 0"),
         ({"max_draft": -1}, "max_draft must be an int >= 0, got -1"),
-        ({"rules": "match"}, "rules must be a sequence of names, got 'match'"),
-        ({"dtypes": torch.float32}, "dtypes must be a sequence of torch.dtype, .*, got torch.float32"),
-        ({"dtypes": ("float32",)}, "dtypes must be a sequence of torch.dtype, .*, got \\('float32',\\)"),
+        ({"rules": "match"}, "rules must be a sequence of str, .*, got 'match'"),
+        ({"rules": ()}, "rules must be a sequence of str, .*, got \\(\\)"),
+        ({"dtypes": torch.float32}, "dtypes must be a sequence of dtype, .*, got torch.float32"),
+        ({"dtypes": ("float32",)}, "dtypes must be a sequence of dtype, .*, got \\('float32',\\)"),
+        ({"filters": ()}, "filters must be a sequence of bool, .*, got \\(\\)"),
+        ({"filters": True}, "filters must be a sequence of bool, .*, got True"),
     ]
     for change, message in wrong:
         with pytest.raises(ValueError, match="warmup: " + message):

@@ -193,6 +193,10 @@ def test_opcheck_compile_and_out(backend: str, device: str) -> None:
         ({"state": torch.zeros(2, 4, 1, 257, 6)}, "state must be of at least one layer, head and d_v, and d_k of 1"),
         ({"state": torch.zeros(2, 3, 1, 4, 6)}, "slots must be given where the state has fewer slots than requests"),
         ({"state": torch.zeros(2, 4, 1, 6, 4).mT}, "state must be dense but for its first two axes"),
+        (
+            {"state": torch.zeros(2, 1, 1, 4, 6).expand(2, 4, 1, 4, 6)},
+            "state must be of slots with memory of their own",
+        ),
         ({"keys": torch.zeros(2, 4, 5, 2, 4)}, "keys must be of heads that divide the state's 1, got 2"),
         ({"keys": torch.zeros(2, 4, 0, 1, 4)}, "keys must be of a root at least"),
         ({"values": torch.zeros(2, 4, 5, 1, 6).half()}, "values must be float32, got float16"),

@@ -122,6 +122,7 @@ def test_opcheck_compile_and_out(backend: str, device: str) -> None:
         ({"window": [1.0]}, r"window must be a tensor \[layers, slots, channels, width\], got list"),
         ({"window": torch.zeros(2, 4, 6, 3).double()}, "window must be float32 or bfloat16 or float16, got float64"),
         ({"window": torch.zeros(2, 4, 6, 65)}, "window must be of at least one layer and channel, and width of 1 to"),
+        ({"window": torch.zeros(2, 1, 6, 3).expand(2, 4, 6, 3)}, "window must be of slots with memory of their own"),
         ({"window": torch.zeros(2, 3, 6, 3)}, "slots must be given where the state has fewer slots than requests"),
         ({"inputs": torch.zeros(2, 4, 5, 6).half()}, "inputs must be float32, got float16"),
         ({"inputs": torch.zeros(2, 4, 0, 6)}, "inputs must be of a root at least"),

@@ -173,6 +173,7 @@ def test_results_can_be_given(backend: str, device: str) -> None:
         ({"budget": True}, "budget must be a host int >= 0, got True"),
         ({"cost": torch.zeros(5)}, r"cost must be \[at least 6\]"),
         ({"compare_all": True}, "compare_all must be False without cost"),
+        ({"compare_all": "no"}, "compare_all must be True or False, got 'no'"),
         ({"active": torch.ones(2)}, "active must be bool"),
     ],
 )

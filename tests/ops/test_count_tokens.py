@@ -90,6 +90,8 @@ def test_slots_of_padding_are_left_out(dtype: torch.dtype) -> None:
     assert [counts.of(slot) for slot in range(3)] == [first, third, third]
     counts.clear(slots(-1, 1))
     assert [counts.of(slot) for slot in range(3)] == [first, {}, third]
+    TokenCounts.empty(0, 8).clear(slots(-1))  # a batch of padding alone
+    TokenCounts.empty(0, 8).copy(slots(-1), slots(-1))
 
 
 def test_slots_that_cannot_be_are_refused() -> None:

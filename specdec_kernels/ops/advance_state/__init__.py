@@ -81,7 +81,7 @@ def advance_state(
     name = "advance_state"
     check = Checker.of(name, "state", state, "[layers, slots, heads, d_k, d_v]")
     check.tensor("state", state, STATE_DTYPES, ("layers", "slots", "heads", "d_k", "d_v"))
-    layers, num_slots, heads, d_k, d_v = state.shape
+    layers, _, heads, d_k, d_v = state.shape
     if not (layers and heads and 1 <= d_k <= MOST_KEYS and d_v):
         fail(name, "state", f"of at least one layer, head and d_v, and d_k of 1 to {MOST_KEYS}", list(state.shape))
     check.tensor("keys", keys, LOGIT_DTYPES, (layers, "batch", "nodes", "key_heads", d_k))
@@ -101,7 +101,7 @@ def advance_state(
     for what, given in (("state", state), ("keys", keys), ("values", values), ("log_decay", log_decay), ("beta", beta)):
         if given is not None and not given[:1, :1].is_contiguous():
             fail(name, what, "dense but for its first two axes", f"strides {list(given.stride())}")
-    check_steps(check, num_accepted, path, slots, batch, num_slots)
+    check_steps(check, "state", state, num_accepted, path, slots, batch)
     status: Tensor = op(
         state, keys, values, log_decay, beta, num_accepted, path, slots,
         device=state.device, backend=backend, out=out,

@@ -67,13 +67,13 @@ def advance_window(
     name = "advance_window"
     check = Checker.of(name, "window", window, "[layers, slots, channels, width]")
     check.tensor("window", window, LOGIT_DTYPES, ("layers", "slots", "channels", "width"))
-    layers, num_slots, channels, width = window.shape
+    layers, _, channels, width = window.shape
     if not (layers and channels and 1 <= width <= MOST_WIDTH):
         fail(name, "window", f"of at least one layer and channel, and width of 1 to {MOST_WIDTH}", list(window.shape))
     check.tensor("inputs", inputs, (window.dtype,), (layers, "batch", "nodes", channels))
     batch, nodes = inputs.shape[1:3]
     if nodes == 0:
         fail(name, "inputs", "of a root at least", list(inputs.shape))
-    check_steps(check, num_accepted, path, slots, batch, num_slots)
+    check_steps(check, "window", window, num_accepted, path, slots, batch)
     status: Tensor = op(window, inputs, num_accepted, path, slots, device=window.device, backend=backend, out=out)
     return status

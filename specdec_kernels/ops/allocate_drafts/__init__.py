@@ -109,6 +109,8 @@ def allocate_drafts(
     batch, draft = check.dense("draft_ids", draft_ids, ID_DTYPES, ("batch", "draft")).shape
     check.dense("confidence", confidence, (torch.float32,), (batch, draft))
     check.size("budget", budget, 0)
+    if not isinstance(compare_all, bool):
+        fail(name, "compare_all", "True or False", repr(compare_all))
     if batch * draft >= 2**31:
         fail(name, "draft_ids", "of fewer than 2^31 ids", list(draft_ids.shape))
     if cost is not None:
