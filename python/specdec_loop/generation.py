@@ -57,6 +57,7 @@ class Hooks:
         """Look at the sequences and a tree's accepted path after each step; `Sequences.finish` complete ones."""
 
 
+MOST_NODES = 1024  # of a tree that `verify_tree` takes
 PIECE = 256  # tokens of prompts in one forward where layers keep their inputs until a commit
 
 
@@ -231,8 +232,18 @@ def generate(
 
 
 def overhang(drafter: Drafter, lengths: FixedLength) -> int:
-    """Columns that a step may write behind a text: a verifier's, whatever the tree."""
-    return max(drafter.nodes(lengths.longest), 1 + lengths.longest)
+    """Columns that a step may write behind a text: a verifier's, whatever the tree.
+
+    Raises:
+        ValueError: a tree of more nodes than can be verified.
+    """
+    nodes, chain = drafter.nodes(lengths.longest), 1 + lengths.longest
+    if nodes > max(MOST_NODES, chain):
+        name = type(drafter).__name__
+        raise ValueError(
+            f"{name}: trees must have at most {MOST_NODES} nodes, got {nodes} with {chain - 1} drafts in a row"
+        )
+    return max(nodes, chain)
 
 
 def _prefill(

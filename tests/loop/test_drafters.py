@@ -240,6 +240,15 @@ def test_sizes_out_of_range_are_refused(make: Callable[[], Drafter]) -> None:
         make()
 
 
+@pytest.mark.parametrize(
+    ("make", "nodes"), [(lambda: IndependentDrafts(tiny(1), 256), 1025), (lambda: Lookahead(4, 341, pool=400), 1035)]
+)
+def test_a_tree_too_large_to_verify_names_its_drafter(make: Callable[[], Drafter], nodes: int) -> None:
+    drafter = make()
+    with pytest.raises(ValueError, match=f"{type(drafter).__name__}: trees must have at most 1024 nodes, got {nodes}"):
+        generate(tiny(0), drafter, rule="recursive", draft_length=4, **many(requests=2))
+
+
 @pytest.mark.parametrize(("width", "depth"), [(16, 4), (40, 1)])
 def test_a_dynamic_tree_grows_as_deep_as_its_candidates_may_be(width: int, depth: int) -> None:
     drafter = EagleDynamicTree(feature_head("eagle", model()), width=width, total=1023)

@@ -22,7 +22,7 @@ from specdec_kernels import CacheLayout, TreeResult, compact_cache
 
 from ..draft_length import FixedLength
 from ..drafters import Draft, Drafter, NoDrafter, Outcome
-from ..generation import check_rotary
+from ..generation import check_rotary, overhang
 from ..linear import small_batch_linear
 from ..sequences import Sequences, on_host
 from ..statistics import Clock
@@ -122,7 +122,7 @@ class Engine:
         _check_drafter(first, budget, config.vocab_size)
         self.lengths = FixedLength(4) if draft_length is None else draft_length
         self.lengths.begin(first.nodes)
-        self._overhang = max(first.nodes(self.lengths.longest), 1 + self.lengths.longest)
+        self._overhang = overhang(first, self.lengths)
         self.slots, self.model, self._features = slots, model, first.features
         self._networks = first.networks
         self.longest = pages * page_size - self._overhang
