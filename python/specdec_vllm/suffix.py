@@ -79,6 +79,7 @@ def install() -> None:
     replace(GPUModelRunner, "_update_states", updated)
 
     runner = vllm.v1.worker.gpu.model_runner
+    replace(VllmConfig, "__post_init__", configured)
     replace(VllmConfig, "_get_v2_model_runner_unsupported_features", unsupported)
     replace(runner, "init_speculator", made)
     replace(runner.GPUModelRunner, "finish_requests", finished)
@@ -118,6 +119,15 @@ def updated(theirs: Callable[..., Any], runner: Any, scheduler_output: Any) -> A
     if isinstance(drafter, Drafter):
         drafter.finish(scheduler_output.finished_req_ids)
     return theirs(runner, scheduler_output)
+
+
+def configured(theirs: Callable[..., Any], config: Any, *args: Any) -> None:
+    """`VllmConfig.__post_init__`: a scheduler that runs ahead has all columns verified, also those without a draft."""
+    if config.speculative_config is not None and config.speculative_config.method == "suffix":
+        if config.scheduler_config.async_scheduling:
+            raise ValueError("asynchronous scheduling does not go with suffix decoding: set --no-async-scheduling")
+        config.scheduler_config.async_scheduling = False
+    theirs(config, *args)
 
 
 def unsupported(theirs: Callable[..., Any], config: Any) -> list[str]:

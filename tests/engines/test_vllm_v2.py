@@ -277,3 +277,16 @@ def test_texts_of_suffix_drafts_are_read_in_one_copy(monkeypatch: pytest.MonkeyP
     states.total_len.gpu += torch.tensor([0, 1, STEPS + 1], dtype=torch.int32)
     assert read(STEPS + 1, 1, 1) == {"a": list(range(46, 50)), "b": list(range(17)), "c": [29]}
     assert len(copies) == 2
+
+
+@pytest.mark.parametrize(("method", "asked", "given"), [("suffix", None, False), ("draft_model", True, True)])
+def test_suffix_drafts_are_scheduled_one_step_after_the_other(method: str, asked: Any, given: Any) -> None:
+    """A scheduler that runs ahead would have vLLM embed the -1 behind a request's last draft."""
+    scheduler, seen = SimpleNamespace(async_scheduling=asked), []
+    config = SimpleNamespace(speculative_config=SimpleNamespace(method=method), scheduler_config=scheduler)
+    suffix.configured(lambda config: seen.append(config.scheduler_config.async_scheduling), config)
+    assert seen == [given]
+    if method == "suffix":
+        scheduler.async_scheduling = True
+        with pytest.raises(ValueError, match="--no-async-scheduling"):
+            suffix.configured(seen.append, config)
