@@ -24,6 +24,7 @@ fallbacks: Counter[str] = Counter()  # requests left to vLLM, by reason
 GREEDY = 1e-5  # temperatures below are greedy in vLLM
 RANDOM = len("-0123abcd")  # what vLLM adds to a request's id
 MOST_LOGPROBS = 128  # ids of a row that an op lists
+LOSSY = ("synthetic", "fly")  # of vLLM's acceptance rules: texts do not follow the target's distribution
 OWN_PROCESSORS = ("MinPLogitsProcessor", "LogitBiasLogitsProcessor", "MinTokensLogitsProcessor")
 
 
@@ -74,6 +75,12 @@ def reason_against_logprobs(params: Any, mode: str) -> str | None:
     return None if params.structured_outputs is None else "log-probabilities and a grammar"
 
 
+def reason_against_acceptance(config: Any) -> str | None:
+    """Why an engine of this SpeculativeConfig, None without speculation, is vLLM's; None: it is served here."""
+    method = getattr(config, "rejection_sample_method", None)
+    return f"{method} acceptance" if method in LOSSY else None
+
+
 def leave(reason: str, names: str = "") -> None:
     """Count a request that is left to vLLM, and say so of the first for this reason; `names`: of what it is due to."""
     if not fallbacks[reason]:
@@ -85,9 +92,8 @@ def leave(reason: str, names: str = "") -> None:
 def describe(runner: Any, request_id: str, params: Any) -> Request:
     """A request's seed and who serves it. Without a seed it gets one on which all ranks, and the next run, agree."""
     config = runner.model_config
-    reason = reason_against(params) or reason_against_logprobs(params, config.logprobs_mode)
-    if getattr(getattr(runner, "rejection_sampler", None), "synthetic_mode", False):  # there is none without drafts
-        reason = "synthetic acceptance"
+    reason = reason_against_acceptance(runner.speculative_config) or reason_against(params)
+    reason = reason or reason_against_logprobs(params, config.logprobs_mode)
     if reason is not None:
         leave(reason)
     if params is not None and params.seed is not None:
@@ -137,7 +143,7 @@ def min_p(metadata: Any, count: int) -> Tensor | None:
 def read(runner: Any, metadata: Any) -> Batch | None:
     """The runner's batch; None: vLLM serves all of it."""
     requests = [known(runner, name) for name in runner.input_batch.req_ids]
-    if unknown_processors(metadata):
+    if unknown_processors(metadata) or reason_against_acceptance(runner.speculative_config) is not None:
         return None
     count, device = len(requests), runner.device
     if metadata.temperature is None:

@@ -173,7 +173,7 @@ def sampled(rule: ChainRule, theirs: Callable[..., Any], runner: Any, logits: Te
     if batch is None:
         if drafter is not None:
             drafter.specdec = None
-        return theirs(runner, logits, spec)
+        return theirs(runner, logits, with_drafts(spec))
     shards: Shards | None = getattr(runner, "specdec_shards", None)
     logits = logits if shards is None else shards.own(logits)
     position = first_position(runner, len(batch.seed), spec)
@@ -198,8 +198,7 @@ def sampled(rule: ChainRule, theirs: Callable[..., Any], runner: Any, logits: Te
         result, ids, accepted = verified(rule, runner, logits, spec, batch, position, wishes, shards)
     output, logprobs = None, scored(result, ids)
     if batch.others is not None:
-        # vLLM 0.32 fails on a step of verification in which nobody has a draft; it is plain sampling then.
-        output = theirs(runner, logits, spec if spec is not None and spec.max_spec_len > 0 else None)
+        output = theirs(runner, logits, with_drafts(spec))
         own = output.sampled_token_ids.long()
         ids = torch.where(batch.others[:, None], own, ids)
         accepted = torch.where(batch.others, (own >= 0).sum(1) - 1, accepted)
@@ -210,6 +209,11 @@ def sampled(rule: ChainRule, theirs: Callable[..., Any], runner: Any, logits: Te
     if drafter is not None:
         drafter.specdec = Drafting(rule, batch.draft_sampling, batch.seed, position + accepted + 1)
     return output
+
+
+def with_drafts(spec: Any) -> Any:
+    """For vLLM's own verifier, which fails on a step in which nobody has a draft: that is plain sampling."""
+    return spec if spec is not None and spec.max_spec_len > 0 else None
 
 
 def continued(theirs: Callable[..., Any], runner: Any, name: str, data: Any) -> Any:

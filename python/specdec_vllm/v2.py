@@ -6,6 +6,7 @@ vLLM's to compute, from the tokens returned here.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +18,7 @@ from specdec_kernels import ChainRule, RngKey, Sampling, edit_rows, sample, veri
 
 from .edits import Texts, Wishes, changes_rows, needs_text
 from .patch import replace
-from .requests import GREEDY, leave, reason_against
+from .requests import GREEDY, leave, reason_against, reason_against_acceptance
 
 
 def install(rule: ChainRule) -> None:
@@ -28,14 +29,31 @@ def install(rule: ChainRule) -> None:
 
     replace(Sampler, "add_request", added)
     replace(Sampler, "sample", sampled)
+    replace(RejectionSampler, "__init__", accepting)
     replace(RejectionSampler, "_verify", functools.partial(verified, rule))
     replace(DraftModelSpeculator, "sample_draft", functools.partial(drafted, rule))
+    with contextlib.suppress(ImportError):  # vLLM 0.32 has no XPress
+        from vllm.v1.worker.gpu.spec_decode.xpress.speculator import XPressSpeculator
+
+        replace(XPressSpeculator, "__init__", without_logits)
+
+
+def accepting(theirs: Callable[..., Any], verifier: Any, sampler: Any, config: Any, device: Any, **more: Any) -> None:
+    """`RejectionSampler.__init__`: its sampler is told how drafts will be accepted."""
+    theirs(verifier, sampler, config, device, **more)
+    sampler.specdec_reason = reason_against_acceptance(config)
+
+
+def without_logits(theirs: Callable[..., Any], speculator: Any, *args: Any) -> None:
+    """`XPressSpeculator.__init__`: drafts are argmaxes, which vLLM 0.33 would verify as draws from empty logits."""
+    theirs(speculator, *args)
+    speculator.draft_logits = None
 
 
 def added(theirs: Callable[..., Any], sampler: Any, index: int, params: Any) -> None:
     """`add_request`: note whose the request is, for as long as it holds its place."""
     theirs(sampler, index, params)
-    reason = reason_against(params)
+    reason = getattr(sampler, "specdec_reason", None) or reason_against(params)
     is_others = reason is not None or needs_processed(sampler)
     if is_others:
         leave(reason or "processed logits")
@@ -216,7 +234,7 @@ def verified(
         return found
 
     is_any, others = mine_and_theirs(sampler, places_np, logits.device)
-    if not is_any or verifier.synthetic_conditional_rates is not None:
+    if not is_any:
         return vllm()
     sampling, seed = distribution(sampler, places, places_np)
     batch, total = len(places), len(draft_sampled) - len(places)
@@ -283,13 +301,19 @@ def drafted(
     draft_step: Tensor,
     draft_logits: Tensor | None,
     spec_step_idx: int = 0,
+    **keywords: Any,
 ) -> Tensor:
-    """`sample_draft` at the request's temperature; under ``match`` with the noise of the target's own draw."""
+    """`sample_draft` at the request's temperature; under ``match`` with the noise of the target's own draw.
+
+    `keywords`, since vLLM 0.33, tell its watermark how rows are ordered.
+    """
     is_greedy = draft_logits is None and (rule != "match" or speculator.use_local_argmax_reduction)
-    if is_greedy or getattr(speculator, "draft_watermarker", None) is not None:
+    is_theirs = is_greedy or reason_against_acceptance(speculator.speculative_config) is not None
+    if is_theirs or getattr(speculator, "draft_watermarker", None) is not None:
         found: Tensor = theirs(
-            speculator, hidden_states, positions, places, temperature, seeds, draft_step, draft_logits, spec_step_idx
-        )
+            speculator, hidden_states, positions, places, temperature, seeds, draft_step, draft_logits, spec_step_idx,
+            **keywords,
+        )  # fmt: skip
         return found
     logits = speculator.compute_draft_logits(hidden_states, spec_step_idx)
     if draft_logits is not None:

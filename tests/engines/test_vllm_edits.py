@@ -100,7 +100,7 @@ def runner_of(params: Any, prompt: list[int] | None, prompt_length: int) -> Any:
     return SimpleNamespace(
         requests={"a": state}, input_batch=SimpleNamespace(req_ids=["a"], vocab_size=50, sampling_metadata=metadata),
         max_num_reqs=2, max_model_len=40, specdec_editing=Editing(),
-        model_config=SimpleNamespace(seed=0, logprobs_mode="raw_logprobs"),
+        model_config=SimpleNamespace(seed=0, logprobs_mode="raw_logprobs"), speculative_config=None,
     )  # fmt: skip
 
 

@@ -48,6 +48,7 @@ def runner(*processors: Any) -> Any:
         model_config=SimpleNamespace(seed=5, logprobs_mode="raw_logprobs"),
         input_batch=SimpleNamespace(sampling_metadata=metadata, req_ids=[*IDS]),
         requests=known,
+        speculative_config=None,
     )
 
 
@@ -93,13 +94,16 @@ def test_seeds_beyond_64_bits_with_a_sign_are_served(vllm: Any) -> None:
     assert batch is not None and batch.seed.tolist() == [7, 2**63 - 1, -(2**63), -(2**63)]
 
 
-def test_synthetic_acceptance_is_vllms(vllm: Any) -> None:
+@pytest.mark.parametrize("method", ["synthetic", "fly"])
+def test_acceptance_that_changes_texts_is_vllms(vllm: Any, method: str) -> None:
     engine = runner()
-    engine.rejection_sampler = SimpleNamespace(synthetic_mode=False)
+    engine.speculative_config = SimpleNamespace(rejection_sample_method="standard")
     assert requests.are_served(engine) and not specdec_vllm.fallbacks
     engine = runner()
-    engine.rejection_sampler = SimpleNamespace(synthetic_mode=True)
-    assert not requests.are_served(engine) and dict(specdec_vllm.fallbacks) == {"synthetic acceptance": len(IDS)}
+    engine.speculative_config = SimpleNamespace(rejection_sample_method=method)
+    assert not requests.are_served(engine)
+    assert requests.read(engine, engine.input_batch.sampling_metadata) is None
+    assert dict(specdec_vllm.fallbacks) == {f"{method} acceptance": len(IDS)}
 
 
 def test_a_request_that_a_custom_processor_leaves_to_vllm_counts_once(

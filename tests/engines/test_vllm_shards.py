@@ -63,7 +63,8 @@ def test_ranks_and_runs_agree_on_a_request_without_a_seed() -> None:
     """vLLM ends the id of a request at random, in each process that has a scheduler."""
     from specdec_vllm.requests import describe
 
-    runner = SimpleNamespace(model_config=SimpleNamespace(seed=0, logprobs_mode="raw_logprobs"))
+    config = SimpleNamespace(seed=0, logprobs_mode="raw_logprobs")
+    runner = SimpleNamespace(model_config=config, speculative_config=None)
     seeds = [describe(runner, i, vllm.SamplingParams()).seed for i in ("17-0123abcd", "17-89abcdef", "18-0123abcd")]
     assert seeds[0] == seeds[1] != seeds[2]
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specdec_kernels import RngKey, Sampling, sample
-from specdec_vllm import suffix, v2
+from specdec_vllm import fallbacks, suffix, v2
 
 VOCAB, STEPS, PLACES = 64, 3, 7
 
@@ -52,7 +52,7 @@ def verify(rule: str, sampler: Any, logits: Tensor, draft_logits: Tensor | None,
     flat = torch.tensor([t for d in drafts for t in (0, *d)], dtype=torch.int32)
     pos = torch.tensor([p + i for p, n in zip(first, counts, strict=True) for i in range(n)])
     cu = torch.tensor([0, *np.cumsum(counts)], dtype=torch.int32)
-    verifier = SimpleNamespace(sampler=sampler, num_speculative_steps=STEPS, synthetic_conditional_rates=None)
+    verifier = SimpleNamespace(sampler=sampler, num_speculative_steps=STEPS)
     index, marked = torch.tensor(places), flat.clone()
     for end, count, most in zip(cu[1:].tolist(), counts, known or [STEPS] * len(counts), strict=True):
         marked[end - count + 1 + most : end] = -1
@@ -124,6 +124,7 @@ def test_ratio_rules_follow_the_target(rule: str) -> None:
     sampler.needs_logits_processing = np.zeros(requests, dtype=bool)
     kept = torch.full((requests, STEPS, vocab), -torch.inf)
     speculator = SimpleNamespace(
+        speculative_config=SimpleNamespace(rejection_sample_method="standard"),
         use_local_argmax_reduction=False,
         compute_draft_logits=lambda hidden, step: draft.expand(requests, 3).contiguous(),
         _maybe_predict_acceptance=lambda *args: None,
@@ -158,6 +159,27 @@ def params(**wanted: Any) -> SimpleNamespace:
     off: dict[str, Any] = {"repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
     off |= dict.fromkeys(("logit_bias", "min_tokens", "bad_words_token_ids", "allowed_token_ids"))
     return SimpleNamespace(**off | {"all_stop_token_ids": set()} | wanted)
+
+
+@pytest.mark.parametrize("method", ["synthetic", "fly"])
+def test_acceptance_that_changes_texts_is_vllms(method: str) -> None:
+    """Also its drafts, for which vLLM 0.33 is told of how many steps they are."""
+    config, sampler = SimpleNamespace(rejection_sample_method=method), make_sampler()
+    v2.accepting(lambda *args, **more: None, SimpleNamespace(), sampler, config, "cpu", watermark_key=None)
+    fallbacks.clear()
+    v2.added(lambda *args: None, sampler, 3, params(thinking_token_budget=None))
+    assert v2.others_of(sampler)[3] and dict(fallbacks) == {f"{method} acceptance": 1}
+    speculator = SimpleNamespace(speculative_config=config, use_local_argmax_reduction=False)
+    kept = torch.zeros(PLACES, STEPS, VOCAB)
+    found = v2.drafted("match", lambda *args, **more: (args, more), speculator, *range(6), kept, num_steps=STEPS)
+    assert found == ((speculator, *range(6), kept, 0), {"num_steps": STEPS})
+
+
+def test_drafts_of_xpress_are_verified_as_argmaxes() -> None:
+    """vLLM 0.33 makes room for their logits under `draft_sample_method=probabilistic`, and writes none."""
+    speculator = SimpleNamespace()
+    v2.without_logits(lambda made: setattr(made, "draft_logits", torch.zeros(1)), speculator)
+    assert speculator.draft_logits is None
 
 
 def edited(logits: Tensor, wanted: SimpleNamespace, prompt: list[int], output: list[int]) -> Tensor:
