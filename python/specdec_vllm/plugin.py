@@ -9,7 +9,7 @@ from specdec_kernels import ChainRule
 
 from .requests import logger
 
-SUPPORTED = ("0.32",)  # of vLLM: the methods that are replaced are its own affair, and change from version to version
+SUPPORTED = ("0.32", "0.33")  # of vLLM: the methods that are replaced are its own affair, and change between versions
 RULES: tuple[ChainRule, ...] = ("match", "ratio", "block")
 
 

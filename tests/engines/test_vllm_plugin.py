@@ -52,17 +52,17 @@ def runner(*processors: Any) -> Any:
     )
 
 
-@pytest.mark.parametrize("version", ["0.31.2", "0.33.0", "1.32.0", "0.320.0", "dev"])
+@pytest.mark.parametrize("version", ["0.31.2", "0.34.0", "1.32.0", "0.320.0", "dev"])
 def test_another_version_of_vllm_is_left_as_it_is(vllm: Any, version: str, caplog: pytest.LogCaptureFixture) -> None:
     vllm.__version__ = version
     with caplog.at_level(logging.WARNING, "vllm.specdec_kernels"):
         specdec_vllm.register()
         specdec_vllm.register()
     (line,) = caplog.messages
-    assert f"vLLM {version}" in line and "0.32" in line
+    assert f"vLLM {version}" in line and "0.32 and 0.33" in line
 
 
-@pytest.mark.parametrize("version", ["0.32.0", "0.32.1.dev3+g0123abc"])
+@pytest.mark.parametrize("version", ["0.32.0", "0.32.1.dev3+g0123abc", "0.33.0", "0.33.1+cpu"])
 def test_a_version_that_is_supported_is_patched(vllm: Any, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     vllm.__version__ = version
     installed: list[tuple[str, ...]] = []
