@@ -37,7 +37,8 @@ ifeq ($(filter pinned existing,$(TORCH)),)
 $(error TORCH must be pinned or existing, got $(TORCH))
 endif
 
-.PHONY: demo test test-all test-engines test-engines-next engines-wheel test-runtimes coverage check format build wheel hf-kernel smoke compile compile-cuda compile-triton sanitize \
+.PHONY: demo test test-all test-engines test-engines-next engines-wheel test-runtimes coverage check format build wheel \
+  hf-kernel smoke compile compile-cuda compile-triton sanitize \
   race traffic rehearse bench mutants lossless losslessness-page models-page gpu-model gpu-model-check simulate docs \
   clean
 .DELETE_ON_ERROR:

@@ -25,7 +25,7 @@ from specdec_kernels import (
 from .attention import forward
 from .draft_length import FixedLength
 from .drafters import Draft, Drafter, NoDrafter, Outcome
-from .drafters.base import CHAIN_RULES, kept_rows
+from .drafters.base import CHAIN_RULES, MOST_NODES, kept_rows
 from .edits import TextEdits
 from .grammar import Grammar, TextGrammars
 from .heads.layers import GROWING
@@ -57,7 +57,6 @@ class Hooks:
         """Look at the sequences and a tree's accepted path after each step; `Sequences.finish` complete ones."""
 
 
-MOST_NODES = 1024  # of a tree that `verify_tree` takes
 PIECE = 256  # tokens of prompts in one forward where layers keep their inputs until a commit
 
 

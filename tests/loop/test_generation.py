@@ -181,7 +181,7 @@ def test_wrong_drafts_cost_steps_and_nothing_else() -> None:
 
 @pytest.mark.parametrize("kind", ["chain", "tree"])
 def test_drafts_outside_the_vocabulary_are_flagged_and_change_no_text(kind: str) -> None:
-    """A datastore, or a drafter of one's own, may know ids of another tokenizer."""
+    """They come from a datastore, or a user's drafter, of another tokenizer."""
     starts, sampling = prompts(2), sampling_of("greedy", 2)
     want = plain(starts, sampling)
     store = Datastore.build([[token, VOCAB] for token in range(VOCAB)])

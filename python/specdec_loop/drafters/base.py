@@ -19,6 +19,7 @@ from ..statistics import Clock
 
 CHAIN_RULES = ("ratio", "match", "block", "greedy", "typical", "topm", "distance")
 ARGMAX_RULES = ("greedy", "typical", "topm", "distance")  # what they accept is likely: an argmax serves them best
+MOST_NODES = 1024  # of a tree that the ops take
 T = TypeVar("T")
 COLD = 1e-4  # a temperature so low that a race is won by the largest logits, in their order
 

@@ -11,13 +11,13 @@ from specdec_kernels import Sampling, select_tree
 
 from ..heads import FeatureHead
 from ..sequences import Sequences
-from .base import COLD, Draft
+from .base import COLD, MOST_NODES, Draft
 from .eagle_tree import GrownTree, Shape
 from .fixed_tree import Paths
 
 # Chance that the best of a race is the target's token, and of each further rank beside the one before it.
 FIRST, NEXT = 0.6, 0.35
-MOST = 1023  # nodes of a tree besides its root that `select_tree` takes
+MOST = MOST_NODES - 1  # besides the root
 
 
 class EagleDynamicTree(GrownTree):

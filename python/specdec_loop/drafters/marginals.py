@@ -5,7 +5,7 @@ from __future__ import annotations
 from specdec_kernels import SampleResult, tree_from_marginals
 
 from ..sequences import Sequences
-from .base import Draft, Drafter
+from .base import MOST_NODES, Draft, Drafter
 from .races import PositionRaces
 
 MOST_CANDIDATES = 2048  # of a request that `tree_from_marginals` takes
@@ -32,7 +32,7 @@ class MarginalTree(Drafter):
         Raises:
             ValueError: sizes below 1, or more than the op takes.
         """
-        for name, value, most in (("width", width, 64), ("total", total, 1023)):
+        for name, value, most in (("width", width, 64), ("total", total, MOST_NODES - 1)):
             if not 1 <= value <= most:
                 raise ValueError(f"{type(self).__name__}: {name} must be in [1, {most}], got {value}")
         self.depth, self.width, self.total = depth, width, total

@@ -8,7 +8,7 @@ from specdec_kernels import tree_from_sequences
 
 from ..datastore import Datastore
 from ..sequences import Sequences
-from .base import Draft, Drafter, padded
+from .base import MOST_NODES, Draft, Drafter, padded
 
 
 class Retrieval(Drafter):
@@ -35,8 +35,8 @@ class Retrieval(Drafter):
         for name, value in (("candidates", candidates), ("shortest", shortest), ("hits", hits)):
             if value < 1:
                 raise ValueError(f"Retrieval: {name} must be at least 1, got {value}")
-        if candidates > 1023:
-            raise ValueError(f"Retrieval: candidates must be at most 1023, got {candidates}")
+        if candidates >= MOST_NODES:
+            raise ValueError(f"Retrieval: candidates must be at most {MOST_NODES - 1}, got {candidates}")
         self.store, self.candidates, self.shortest, self.hits = store, candidates, shortest, hits
 
     def nodes(self, length: int) -> int:
