@@ -8,6 +8,7 @@ from torch import Tensor
 from ... import _trees
 from ..._codes import MASK_FORMATS, Status
 
+LONGEST_CACHE = 2**40  # products with it do not overflow
 BOOL, ADDITIVE, FLAT, FLAT_PACKED, INT32, INT64, XQA, SGLANG_PACKED = MASK_FORMATS.values()
 
 
@@ -25,7 +26,7 @@ def tree_mask(
     tree = _trees.tree(parents, nodes - 1)
     status = torch.where(tree.bad, Status.BAD_LAYOUT, 0).int()
     none = torch.zeros(batch, dtype=torch.int64, device=parents.device)
-    past = none if past is None else past.clamp(min=0)
+    past = none if past is None else past.clamp(0, LONGEST_CACHE)
     left_padding = none if left_padding is None else left_padding
     common = (_trees.pack(tree.ancestors, 32), tree.depth, past, left_padding, window)
     if format in (FLAT, FLAT_PACKED):
