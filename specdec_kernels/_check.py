@@ -17,6 +17,7 @@ ID_DTYPES = (torch.int32, torch.int64)
 SAMPLING_FIELDS = Sampling._fields
 SAMPLING_DTYPES = (torch.float32, torch.int32, torch.float32, torch.float32, torch.bool)
 NO_SAMPLING, NO_ROW_EDITS, NO_KEPT = Sampling(), RowEdits(), Kept()  # made once: many calls have none
+SIZE_BITS = 40  # of a result's axis
 MAX_NODES = 1024  # of a tree: one block's threads
 
 
@@ -297,9 +298,9 @@ class Checker:
         self.dense("cu_draft", cu_draft, (torch.int32,), ("batch + 1",))
         if cu_draft.shape[0] == 0:
             fail(self.op, "cu_draft", "[batch + 1] with a leading 0", [0])
-        if not isinstance(max_draft, int) or max_draft < 0:
-            fail(self.op, "max_draft", "a host int >= 0 when cu_draft is given", repr(max_draft))
-        return cu_draft.shape[0] - 1, max_draft
+        if max_draft is None:
+            fail(self.op, "max_draft", "given with cu_draft, a host int >= 0", None)
+        return cu_draft.shape[0] - 1, self.size("max_draft", max_draft, 0, SIZE_BITS)
 
     def chain_rows(
         self, name: str, value: Any, draft_ids: Tensor, cu_draft: Tensor | None, width: int, *, bonus: bool
@@ -321,11 +322,11 @@ class Checker:
             fail(self.op, "parents", f"[batch, nodes] with 1 (the root) to {MAX_NODES} nodes", list(value.shape))
         return batch, nodes
 
-    def size(self, name: str, value: Any, least: int) -> int:
-        """A host int."""
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**63:
+    def size(self, name: str, value: Any, least: int, bits: int = 63) -> int:
+        """A host int < ``2**bits``; of a result's axis SIZE_BITS, so that its shape does not overflow."""
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**bits:
             is_large = isinstance(value, int) and value > max(least, 1)
-            fail(self.op, name, "a host int < 2^63" if is_large else f"a host int >= {least}", repr(value))
+            fail(self.op, name, f"a host int < 2^{bits}" if is_large else f"a host int >= {least}", repr(value))
         return value
 
     def knob(self, name: str, value: Any, batch: int, most: float = float("inf")) -> tuple[float, Tensor | None]:

@@ -131,6 +131,7 @@ def test_dtypes_and_out(backend: str, device: str) -> None:
         ({"token_ids": torch.zeros(2, 4).long()}, r"token_ids must be \[2, 3\], got \[2, 4\]"),
         ({"scores": torch.zeros(2, 3).double()}, "scores must be float32 or bfloat16 or float16"),
         ({"num_nodes": 0}, "num_nodes must be a host int >= 1, got 0"),
+        ({"num_nodes": 2**62}, r"num_nodes must be a host int < 2\^40, got 4611686018427387904"),
     ],
 )
 def test_wrong_arguments_say_what_to_do(change: dict[str, Any], message: str) -> None:

@@ -123,6 +123,8 @@ def test_out_receives_the_results(backend: str, device: str) -> None:
         ({"lengths": torch.zeros(3).long()}, r"lengths must be \[2\], got \[3\]"),
         ({"max_depth": -1}, "max_depth must be a host int >= 0, got -1"),
         ({"max_leaves": 0}, "max_leaves must be a host int >= 1, got 0"),
+        ({"max_depth": 2**63 - 1}, r"max_depth must be a host int < 2\^40, got 9223372036854775807"),
+        ({"max_leaves": 2**62}, r"max_leaves must be a host int < 2\^40, got 4611686018427387904"),
     ],
 )
 def test_wrong_arguments_say_what_to_do(change: dict[str, Any], message: str) -> None:

@@ -220,6 +220,8 @@ def test_out_receives_the_results_and_no_request_is_fine(backend: str, device: s
         ({"past": torch.zeros(2).long()}, "size must be given where past is a tensor"),
         ({"past": torch.zeros(3).long(), "size": 9}, r"past must be \[2\], got \[3\]"),
         ({"past": -1}, "past must be a host int >= 0, got -1"),
+        ({"past": 2**63 - 1, "size": 9}, r"past must be a host int < 2\^40, got 9223372036854775807"),
+        ({"size": 2**62}, r"size must be a host int < 2\^40, got 4611686018427387904"),
         ({"out": TreeMask(torch.ones(2, 1, 3, 3) > 0, None, None)}, "out.status must be a tensor, got NoneType"),
         ({"past": 3, "format": "int32"}, "past must be left out for format 'int32'"),
         ({"window": -1}, "window must be a host int >= 0"),

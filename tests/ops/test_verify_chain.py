@@ -369,8 +369,18 @@ def test_a_flat_draft_without_its_bonus_rows_is_told_so() -> None:
         run(replace(case, target_logits=case.target_logits[:6]))
 
 
-@pytest.mark.parametrize("longest", [None, -1, 1.5])
-def test_the_longest_length_of_flat_drafts_must_be_given(longest: Any) -> None:
+@pytest.mark.parametrize(
+    ("longest", "expected"),
+    [
+        (None, "given with cu_draft, a host int >= 0"),
+        (-1, "a host int >= 0"),
+        (1.5, "a host int >= 0"),
+        (2**40, r"a host int < 2\^40"),
+        (2**62, r"a host int < 2\^40"),
+        (2**63, r"a host int < 2\^40"),
+    ],
+)
+def test_the_longest_length_of_flat_drafts_must_be_given(longest: Any, expected: str) -> None:
     case = make_chain(3, 2, 9, flat=True)
-    with pytest.raises(ValueError, match="verify_chain: max_draft must be a host int >= 0 when cu_draft is given"):
+    with pytest.raises(ValueError, match=f"verify_chain: max_draft must be {expected}, got {longest}"):
         run(replace(case, keywords={**case.keywords, "max_draft": longest}))

@@ -459,6 +459,7 @@ def test_ids_come_back_in_the_dtype_they_came_and_out_receives_them(backend: str
         ({"draft_logits": torch.zeros(3, 4, 9)}, r"draft_logits must be \[3, 5, draft_vocab\], got \[3, 4, 9\]"),
         ({"draft_sampling": None}, "draft_sampling must be given with draft_logits"),
         ({"max_depth": None}, "max_depth must be a host int >= 0, got None"),
+        ({"max_depth": 2**62}, r"max_depth must be a host int < 2\^40, got 4611686018427387904"),
         ({"rule": "ratio"}, "rule must be one of 'match', 'greedy', 'typical', 'recursive'"),
         ({"rule": "match", "replacement": True}, "replacement must be False unless the rule is 'recursive'"),
         (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..._check import ID_DTYPES, LOGIT_DTYPES, Checker
+from ..._check import ID_DTYPES, LOGIT_DTYPES, SIZE_BITS, Checker
 from ..._codes import Backend
 from ..._op import Op, Shape
 from ..._types import CandidateTree
@@ -64,5 +64,5 @@ def select_tree(
     batch, candidates = check.parents(parents)
     check.dense("token_ids", token_ids, ID_DTYPES, (batch, candidates))
     check.dense("scores", scores, LOGIT_DTYPES, (batch, candidates))
-    count = check.size("num_nodes", num_nodes, 1)
+    count = check.size("num_nodes", num_nodes, 1, SIZE_BITS)
     return CandidateTree(*op(token_ids, parents, scores, count, device=parents.device, backend=backend, out=out))

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..._check import Checker
+from ..._check import SIZE_BITS, Checker
 from ..._codes import Backend
 from ..._op import Op, Shape
 from . import reference
@@ -89,7 +89,7 @@ def tree_layout(
     batch, nodes = check.parents(parents)
     if lengths is not None:
         lengths = check.vector("lengths", lengths, (torch.int64,), batch)
-    depth = check.size("max_depth", nodes - 1 if max_depth is None else max_depth, 0)
-    leaves = check.size("max_leaves", nodes if max_leaves is None else max_leaves, 1)
+    depth = check.size("max_depth", nodes - 1 if max_depth is None else max_depth, 0, SIZE_BITS)
+    leaves = check.size("max_leaves", nodes if max_leaves is None else max_leaves, 1, SIZE_BITS)
     results = op(parents, lengths, depth, leaves, device=parents.device, backend=backend, out=out)
     return TreeLayout(*results)

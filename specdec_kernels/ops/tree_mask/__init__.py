@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..._check import Checker, fail, outputs
+from ..._check import SIZE_BITS, Checker, fail, outputs
 from ..._codes import MASK_FORMATS, Backend, MaskFormat
 from ..._op import Op, Shape
 from . import reference
@@ -85,7 +85,7 @@ def tree_mask(
 
     Args:
         parents: int32 or int64 ``[batch, nodes]``, see `tree_layout`.
-        past: column of node 0: cached tokens with their left padding, an int or int64 ``[batch]``.
+        past: column of node 0: cached tokens with their left padding, an int or int64 ``[batch]``, below 2^40.
         left_padding: int64 ``[batch]``, unused columns at the start.
         window: sliding window, 0 is off: a node attends what lies less than `window` positions before it.
         format: see the table.
@@ -120,7 +120,7 @@ def tree_mask(
     check.size("window", window, 0)
     cached = past if isinstance(past, int) else None if isinstance(past, Tensor) else 0
     if isinstance(past, int):
-        past = torch.full((batch,), check.size("past", past, 0), device=parents.device)
+        past = torch.full((batch,), check.size("past", past, 0, SIZE_BITS), device=parents.device)
     elif past is not None:
         past = check.vector("past", past, (torch.int64,), batch)
     if left_padding is not None:
@@ -134,7 +134,7 @@ def tree_mask(
         dtype, size = _WORDS.get(format) or _smallest(nodes), nodes
     elif format != "additive":
         dtype = torch.uint8 if format == "flat_packed" else torch.bool
-    size = _default_size(batch, nodes, cached, format) if size is None else check.size("size", size, 0)
+    size = _default_size(batch, nodes, cached, format) if size is None else check.size("size", size, 0, SIZE_BITS)
     given = outputs(name, out, TreeMask, "offsets", torch.int64, is_wanted=True)
     results = op(
         parents, past, left_padding, window, size, code, dtype, device=parents.device, backend=backend, out=given

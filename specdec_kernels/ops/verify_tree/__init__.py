@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ... import _shards
-from ..._check import ID_DTYPES, NO_KEPT, Checker, fail, outputs
+from ..._check import ID_DTYPES, NO_KEPT, SIZE_BITS, Checker, fail, outputs
 from ..._codes import LOGPROBS, TREE_RULES, Backend, Logprobs, TreeRule
 from ..._edited import NO_EDITS_GIVEN, Layout, edited_shapes, edits_given, nothing_listed
 from ..._edits import Edits, RowEdits
@@ -159,7 +159,7 @@ def verify_tree(
     batch, nodes = check.parents(parents)
     rules = rule_names(check, rule, TREE_RULES, batch)
     check.dense("token_ids", token_ids, ID_DTYPES, (batch, nodes))
-    check.size("max_depth", max_depth, 0)
+    check.size("max_depth", max_depth, 0, SIZE_BITS)
     vocab = draft_vocab = check.logits("target_logits", target_logits, (batch, nodes, "vocab"))
     kept = NO_KEPT
     if isinstance(draft_logits, SparseRows):
