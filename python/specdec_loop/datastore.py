@@ -50,6 +50,8 @@ class Datastore:
         if not flat:
             raise ValueError("Datastore: sequences must be at least one, got none")
         tokens = torch.cat(flat).flip(0)
+        if (least := int(tokens.min())) < -1 or int((tokens < 0).sum()) > len(flat):  # -1 only between sequences
+            raise ValueError(f"Datastore: sequences must be of token ids >= 0, got {least}")
         rank, span = tokens.long() + 1, 1
         while span < depth:
             behind = torch.cat([rank[span:], rank.new_zeros(min(span, len(rank)))])[: len(rank)]

@@ -62,3 +62,6 @@ def test_wrong_arguments_are_refused() -> None:
         Datastore.build([[1]], depth=12)
     with pytest.raises(ValueError, match="at least one, got none"):
         Datastore.build([])
+    for least in (-1, -2):
+        with pytest.raises(ValueError, match=f"sequences must be of token ids >= 0, got {least}"):
+            Datastore.build([[1, 2], [3, least, 4]])
