@@ -190,6 +190,9 @@ def test_a_draft_model_may_have_another_vocabulary() -> None:
 
 def test_a_draft_model_of_fewer_ids_needs_a_map() -> None:
     target, drafter = tiny(1), DraftModel(tiny(0, vocab=3))
+    for given, got in (([0, 1, 2], "list"), (torch.arange(3), "torch.int64")):
+        with pytest.raises(ValueError, match=rf"token_map must be a tensor of int32 \[draft_vocab\], got {got}"):
+            DraftModel(tiny(0, vocab=3), token_map=given)  # type: ignore[arg-type]
     refusal = r"drafter must be of the target's \d+ ids, or with a token_map, got 3 ids"
     for of_fewer in (drafter, SuffixOr(drafter)):
         with pytest.raises(ValueError, match=refusal):

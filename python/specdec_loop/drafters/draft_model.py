@@ -39,10 +39,12 @@ class DraftModel(CachedDrafter):
             confidence: end drafts where their chance falls below, see `Confidence`.
 
         Raises:
-            ValueError: the model is none.
+            ValueError: the model is none, or the token_map no tensor of int32.
         """
         if not hasattr(model, "config"):
             raise ValueError(f"DraftModel: model must be a transformers causal LM, got {type(model).__name__}")
+        if token_map is not None and (got := getattr(token_map, "dtype", type(token_map).__name__)) != torch.int32:
+            raise ValueError(f"DraftModel: token_map must be a tensor of int32 [draft_vocab], got {got}")
         self.model, self.sampling, self.token_map = model, sampling, token_map
         self.networks = (model,)
         self.vocab = model.config.get_text_config(decoder=True).vocab_size if token_map is None else None
