@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ._check import Checker
 from ._codes import COIN_PURPOSE, PURPOSES, TARGET_PURPOSE, Purpose
 from ._types import RngKey
 
@@ -116,6 +117,10 @@ def _checked(op: str, rng: RngKey, purpose: str, name: str, value: Tensor, lane:
     """The code of a purpose, and the lane of each request."""
     if not isinstance(rng, RngKey):
         raise ValueError(f"{op}: rng must be an RngKey(seed, position, step=None), got {type(rng).__name__}")
+    check = Checker.of(op, "rng.seed", rng.seed, "of int64")
+    for field, part in zip(rng._fields, rng, strict=True):
+        if part is not None or field != "step":
+            check.tensor(f"rng.{field}", part, (torch.int64,), (rng.seed.numel(),))
     if not isinstance(purpose, str) or purpose not in PURPOSES:
         raise ValueError(f"{op}: purpose must be one of {sorted(PURPOSES)}, got {purpose!r}")
     if not isinstance(value, Tensor) or value.dtype not in (torch.int32, torch.int64):

@@ -181,6 +181,10 @@ def test_every_backend_races_with_this_noise(backend: str, device: str, purpose:
     ("change", "message"),
     [
         ({"rng": 5}, r"rng must be an RngKey\(seed, position, step=None\), got int"),
+        ({"rng": RngKey(1, 2, 3)}, "rng.seed must be a tensor of int64, got int"),  # type: ignore[arg-type]
+        ({"rng": keys(2)._replace(position=None)}, "rng.position must be a tensor of int64, got NoneType"),
+        ({"rng": keys(2)._replace(step=torch.zeros(2))}, "rng.step must be int64, got float32"),
+        ({"rng": keys(2)._replace(step=torch.zeros(3).long())}, r"rng.step must be \[2\], got \[3\]"),
         ({"purpose": "coins"}, r"purpose must be one of \['coin', 'draft', 'residual', 'target'\], got 'coins'"),
         ({"ids": 5}, "ids must be a tensor of int32 or int64, got 5"),
         ({"ids": torch.tensor([1.5])}, "ids must be a tensor of int32 or int64, got torch.float32"),
@@ -190,6 +194,6 @@ def test_every_backend_races_with_this_noise(backend: str, device: str, purpose:
 def test_wrong_arguments_say_what_to_do(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match="race_noise: " + message):
         race_noise(**{"rng": keys(2), "ids": torch.arange(3), **change})
-    if "ids" in change:
+    if "rng" in change or "ids" in change:
         with pytest.raises(ValueError, match="random_words: " + message.replace("ids", "index")):
-            random_words(keys(2), purpose="coin", index=change["ids"])
+            random_words(change.get("rng", keys(2)), purpose="coin", index=change.get("ids", torch.arange(3)))
