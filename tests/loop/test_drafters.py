@@ -412,6 +412,13 @@ def test_a_text_that_repeats_itself_is_copied_and_another_is_left_to_the_head() 
     assert drafts[0] == [[5, 6, 7, 8, 5, 6], drafts[1][1]] and min(drafts[1][1]) >= 0
 
 
+def test_drafts_of_the_other_are_as_long_as_it_says() -> None:
+    sequences = text_of([5, 6, 7, 8] * 6, [1, 2, 3, 1], [*range(1, 25)])
+    (drafter := SuffixOr(PromptLookup())).begin(sequences, rule="match", sampling=Sampling(), longest=6)
+    draft = drafter.draft(sequences, 6)
+    assert draft.lengths == [6, 3, 0] == (draft.token_ids >= 0).sum(1).tolist()
+
+
 def test_one_made_of_another_follows_and_ends_with_it() -> None:
     """Two of them, one inside the other: the head sees every step, copied or not; and both learn the texts."""
     inner = SuffixOr(HeadChain(feature_head("mtp", model())))

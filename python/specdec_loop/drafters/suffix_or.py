@@ -83,7 +83,8 @@ class SuffixOr(Drafter):
         if draft.parents is not None:
             raise ValueError(f"SuffixOr: drafter must draft chains, but {type(self.drafter).__name__} drafts trees")
         ids = draft.token_ids
-        lengths = [len(copy) or ids.shape[1] for copy in copies]
+        known = draft.lengths or [ids.shape[1]] * len(copies)
+        lengths = [len(copy) or length for copy, length in zip(copies, known, strict=True)]
         if any(promises[b] for b in running):
             width = max(ids.shape[1], *map(len, copies))
             ids = torch.nn.functional.pad(ids, (0, width - ids.shape[1]), value=-1)
