@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from cases import FILTERS
 from exact_trees import rejection
 
 from specdec_kernels import Sampling, edit_rows, residual_probs, use_backend
-from specdec_lab.lossless import goodness, loop
+from specdec_lab.lossless import goodness, loop, report
 from specdec_lab.lossless.acceptance import accepted_ids, expected_tokens, recursive_ids
 from specdec_lab.lossless.edits import EDITS, GrowingEdits, edited_table
 from specdec_lab.lossless.exact import (
@@ -24,16 +24,16 @@ from specdec_lab.lossless.exact import (
     processed,
     random_table,
 )
-from specdec_lab.lossless.experiments import Finding, _agreement, decode, follow, judge
+from specdec_lab.lossless.experiments import Finding, agreement, decode, follow, judge
 from specdec_lab.lossless.family import Job, edit_jobs, impossible, run_all, small_tables, stream_jobs
 from specdec_lab.lossless.faults import FAULTS, coins_of_zero
 from specdec_lab.lossless.models import Pair, first_tokens, next_tokens, read
 from specdec_lab.lossless.others import judged, other_jobs
-from specdec_lab.lossless.procedures import PROCEDURES, Procedure
+from specdec_lab.lossless.procedures import PROCEDURES, Procedure, Step, Verdict
 from specdec_lab.lossless.rejections import as_table, observe, random_chain
 from specdec_lab.lossless.samplers import Foreign, load, method_of
 from specdec_lab.lossless.texts import compare, jobs, texts_of, written
-from specdec_lab.lossless.tradeoff import duels, front, measure, output_distribution, win_rates
+from specdec_lab.lossless.tradeoff import Over, duels, front, measure, output_distribution, win_rates
 from specdec_lab.theory import batch_rejections, residuals
 from specdec_loop.drafters import DraftModel
 from specdec_loop.methods import METHODS as LOOP
@@ -91,7 +91,7 @@ def test_what_hardly_ever_happens_raises_no_false_alarm() -> None:
             counts = torch.tensor([1200.0, 800.0 - k, k]).double()
             alarms["fit"] += chance * (goodness.fit(counts, distribution).chi_square < 1e-4)
             mean, spread = 2 - k / draws, math.sqrt(k / draws * (1 - k / draws) / draws)
-            alarms["steps"] += chance * (_agreement(mean, 2 - rare, spread, draws) < 1e-4)
+            alarms["steps"] += chance * (agreement(mean, 2 - rare, spread, draws) < 1e-4)
         assert alarms["fit"] < 1e-3 and alarms["steps"] < 1e-3
 
 
@@ -382,7 +382,7 @@ def test_over_acceptance_lies_on_the_front() -> None:
     for point in points:
         assert point.rejected == pytest.approx(point.rejected_theory, abs=0.0125)  # five standard errors
         assert point.bias == pytest.approx(point.bias_theory, abs=0.0125)
-        assert point.p_value > 1e-6
+        assert min(point.p_value, point.rejected_p) > 1e-6
         taken = torch.minimum(Q, P + point.epsilon)
         if point.residual == "OPT":
             wanted = (Q - P).clamp(min=0, max=point.epsilon).sum()  # Theorem 5
@@ -395,6 +395,23 @@ def test_over_acceptance_lies_on_the_front() -> None:
     places = front({"a": (P.log(), Q.log())}, 100)
     assert len(places) == 12
     assert places[0].run()[0].draws == 100
+
+
+def test_a_wrong_share_of_rejections_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The twin: the right tokens, and every 20th accepted draft is counted as rejected."""
+    right = measure("", P.log(), Q.log(), 0.1, "OPT", 40_000)
+    honest = Over.__call__
+
+    def miscounted(self: Over, method: Procedure, step: Step) -> Verdict:
+        tokens, kept = honest(self, method, step)
+        return tokens, kept * (torch.arange(len(kept)) % 20 > 0)
+
+    monkeypatch.setattr(Over, "__call__", miscounted)
+    wrong = measure("", P.log(), Q.log(), 0.1, "OPT", 40_000)
+    assert right.p_value == wrong.p_value > 1e-6
+    assert right.rejected_p > 1e-6 > wrong.rejected_p
+    runs = [{"front": [asdict(point)], "win_rates": [], "batch": {}} for point in (right, wrong)]
+    assert report.agreement(runs[0]) > 1e-6 > report.agreement(runs[1])
 
 
 def test_win_rates_of_a_draft_that_is_the_target_are_even() -> None:

@@ -34,4 +34,5 @@ def run(args: argparse.Namespace) -> int:
         numbers = {"simulations": [asdict(s) for s in seen], "scaling": curve,
                    "front": [asdict(point) for point in points]}  # fmt: skip
         args.json.write_text(json.dumps(numbers, indent=1) + "\n")
-    return 0 if min(holm([one.p_value for one in found])) > ALPHA else 1
+    p_values = [one.p_value for one in found] + [point.rejected_p for point in points]
+    return 0 if min(holm(p_values)) > ALPHA else 1

@@ -180,12 +180,12 @@ def finding(
     least = goodness.least_bias(distribution, towards, drawn, ALPHA) if float(towards.sum()) > 0 else 0.0
     return Finding(
         experiment, case, method, goodness.fit(counts, distribution), 1 + accepted, theory,
-        _agreement(1 + accepted, theory, spread, drawn), least, round(time.process_time() - cpu, 2),
+        agreement(1 + accepted, theory, spread, drawn), least, round(time.process_time() - cpu, 2),
         list(zip(*(x.tolist() for x in columns), strict=True)),
     )  # fmt: skip
 
 
-def _agreement(mean: float, theory: float | None, spread: float, draws: int) -> float:
+def agreement(mean: float, theory: float | None, spread: float, draws: int) -> float:
     """p-value of a mean beside its expectation; a rounding of float32 is no difference.
 
     Counts of a mean m + f, m whole, have a variance of at least f (1 - f): that of a sample lacks what is too rare.

@@ -30,7 +30,7 @@ def line(row: Row) -> str:
 def agreement(run: Row) -> float:
     """Least p-value of what was observed beside Yin et al., after Holm's correction; 1 where nothing was."""
     rows = [*run["front"], *run["win_rates"], *run["batch"].get("simulations", [])]
-    return min(holm([row["p_value"] for row in rows]), default=1.0)
+    return min(holm([row[p] for row in rows for p in ("p_value", "rejected_p") if p in row]), default=1.0)
 
 
 def summary(run: Row) -> str:

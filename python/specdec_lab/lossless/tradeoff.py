@@ -17,7 +17,7 @@ from torch import Tensor
 from specdec_kernels import RejectedFrom, RngKey, sample, verify_chain
 
 from .exact import Filters, Table, distribution_of, joint_distribution, processed, sampling_of
-from .experiments import decode
+from .experiments import agreement, decode
 from .family import Call
 from .goodness import fit, normal_tail
 from .models import load, next_tokens
@@ -63,6 +63,7 @@ class Point:
         bias_theory: of the exact output distribution.
         variation: TV(p, q).
         p_value: of the output, against its own exact distribution.
+        rejected_p: of the share of rejected drafts, against theory.
         draws: how many.
     """
 
@@ -75,6 +76,7 @@ class Point:
     bias_theory: float
     variation: float
     p_value: float
+    rejected_p: float
     draws: int
 
 
@@ -110,9 +112,12 @@ def measure(name: str, target: Tensor, draft: Tensor, epsilon: float, residual: 
         accepted += int(kept.sum())
     surplus = distribution > p
     bias = float(counts[surplus].sum()) / draws - float(p[surplus].sum())
+    share = 1 - accepted / draws
+    spread = math.sqrt(share * (1 - share) / draws)
     return Point(
-        name, residual, epsilon, 1 - accepted / draws, rejected, bias, float((distribution - p).abs().sum() / 2),
-        float((p - q).abs().sum() / 2), fit(counts, distribution).chi_square, draws,
+        name, residual, epsilon, share, rejected, bias, float((distribution - p).abs().sum() / 2),
+        float((p - q).abs().sum() / 2), fit(counts, distribution).chi_square,
+        agreement(share, rejected, spread, draws), draws,
     )  # fmt: skip
 
 
