@@ -60,12 +60,22 @@ def test_lossless_decodes_with_edits_and_in_the_loop(tmp_path: Path, monkeypatch
 
 def test_methods_that_could_not_run_do_not_count_as_passed() -> None:
     texts = [
-        Texts("mtp, match, greedy", 32, 1536, 0, 0, 1.7).row(),
+        Texts("mtp, match, greedy", 32, 1536, 0, 0, 1.7, drafts=900).row(),
         Texts("eagle", 0, 0, 0, 0, 0.0, 0.0, "no head").row(),
     ]
     nothing: dict[str, list[str]] = {name: [] for name in ("findings", "faults", "front", "win_rates")}
     run = {**nothing, "texts": texts, "batch": {}, "seconds": 1.0}
     assert report.summary(run) == "1 experiments, 0 draws: 0 failed, 1 left out; 1 s"
+    assert report.succeeded(run)
+
+
+def test_a_method_that_drafts_nothing_fails() -> None:
+    texts = Texts("suffixes, match, greedy", 32, 1536, 0, 0, 1.0)
+    nothing: dict[str, list[str]] = {name: [] for name in ("findings", "faults", "front", "win_rates")}
+    run = {**nothing, "texts": [texts.row()], "batch": {}, "seconds": 1.0}
+    assert not report.succeeded(run)
+    assert command.said(texts) == "FAIL  texts, suffixes, match, greedy: drafted nothing  0.0 s"
+    assert "| suffixes, match, greedy, which drafted nothing | **fail** |" in "\n".join(report._texts(run["texts"]))  # type: ignore[arg-type]
 
 
 def test_an_injected_fault_gives_exit_status_one(capsys: pytest.CaptureFixture[str]) -> None:

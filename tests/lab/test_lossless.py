@@ -35,7 +35,7 @@ from specdec_lab.lossless.samplers import Foreign, load, method_of
 from specdec_lab.lossless.texts import compare, jobs, texts_of, written
 from specdec_lab.lossless.tradeoff import Over, duels, front, measure, output_distribution, win_rates
 from specdec_lab.theory import batch_rejections, residuals
-from specdec_loop.drafters import DraftModel
+from specdec_loop.drafters import DraftModel, NoDrafter
 from specdec_loop.methods import METHODS as LOOP
 from specdec_loop.tree_cache.states import States
 
@@ -271,9 +271,11 @@ def test_first_tokens_and_joint_distributions_of_a_model_pass(pair: Pair) -> Non
 @pytest.mark.parametrize("mode", ["greedy", "seeded"])
 def test_texts_of_the_loop_equal_plain_texts(pair: Pair, mode: str) -> None:
     prompts = written(pair, 3, 4)
-    plain, _ = texts_of(pair, None, prompts, 8, mode, "match")
+    plain, _, drafts = texts_of(pair, None, prompts, 8, mode, "match")
     found = compare(pair, prompts, plain, DraftModel(pair.draft), "match", mode, "draft model")
     assert found.passed and (found.prompts, found.tokens) == (3, 24)
+    assert found.drafts > 0 == drafts
+    assert not compare(pair, prompts, plain, NoDrafter(), "match", mode, "").passed  # nothing was tested
     wrong = [[(x + 1) % 64 for x in text] for text in plain]
     assert compare(pair, prompts, wrong, DraftModel(pair.draft), "match", mode, "").different == 3
 
@@ -327,6 +329,13 @@ def test_states_that_read_the_drafts_and_not_what_was_accepted_are_found(
 
     monkeypatch.setattr(States, "commit", careless)
     assert not judge([loop.Job(target, drafter, 600).run()])
+
+
+def test_a_drafter_that_drafts_nothing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(loop.DRAFTERS, "silent", ("ratio", lambda _: NoDrafter()))
+    found = loop.Job("attention (Llama)", "silent", 400).run()
+    assert min(found.fit.chi_square, found.fit.g) > 1e-3  # plain decoding
+    assert not judge([found]) and found.method == "silent (ratio), which drafted nothing"
 
 
 # --- samplers of others

@@ -109,7 +109,8 @@ def said(found: Any) -> str:
         if found.reason:
             return f"left out: texts, {found.method}: {found.reason}"
         verdict = "pass" if found.passed else "FAIL"
-        return f"{verdict}  texts, {found.method}: {found.different} of {found.prompts} differ  {found.seconds:.1f} s"
+        differ = f"{found.different} of {found.prompts} differ" if found.drafts else "drafted nothing"
+        return f"{verdict}  texts, {found.method}: {differ}  {found.seconds:.1f} s"
     what, seconds = found
     name = type(what[0] if isinstance(what, list) else what).__name__.lower()
     return f"{name} measured  {seconds:.1f} s"

@@ -35,7 +35,7 @@ class Finding:
         fit: of the tokens to the target's distribution.
         tokens: a first step, mean.
         theory: the same by `acceptance`; None where it has no closed form.
-        tokens_p: p-value of their difference; 1 where there is no theory.
+        tokens_p: p-value of their difference; 1 where there is no theory, 0 where nothing was drafted.
         least_bias: smallest total variation towards the draft's distribution that was found with probability 0.99.
         seconds: of a processor.
         shown: (key, target's distribution, draft's distribution, frequency) of the likeliest outcomes, for a figure.

@@ -6,7 +6,7 @@ import math
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 from typing import Any
@@ -158,7 +158,7 @@ class Job:
         cpu, seed = time.process_time(), zlib.crc32(f"{self.target} {self.drafter}".encode())
         table = table_of(self.target)
         rule, make = DRAFTERS[self.drafter]
-        tokens, accepted = [], []
+        tokens, accepted, drafts = [], [], 0
         for first in range(0, self.texts, CHUNK):
             n = min(CHUNK, self.texts - first)
             done = generate(
@@ -168,14 +168,16 @@ class Job:
             )  # fmt: skip
             tokens += [text[:LENGTH] for text in done.tokens]
             accepted += [row.accepted[0] for row in done.statistics]
+            drafts += sum(sum(row.drafted) for row in done.statistics)
         keys, distribution = joint_distribution(table, LENGTH, FILTERS)
         counts = joint_counts(torch.tensor(tokens), VOCAB, keys)
         steps = torch.tensor(accepted, dtype=torch.float64)
-        return finding(
+        found = finding(
             keys, distribution, counts, table, FILTERS, experiment="loop", case=self.target,
-            method=f"{self.drafter} ({rule})", length=LENGTH, accepted=float(steps.mean()),
-            spread=float(steps.std()) / math.sqrt(len(steps)), theory=None, cpu=cpu,
+            method=f"{self.drafter} ({rule}){'' if drafts else ', which drafted nothing'}", length=LENGTH,
+            accepted=float(steps.mean()), spread=float(steps.std()) / math.sqrt(len(steps)), theory=None, cpu=cpu,
         )  # fmt: skip
+        return found if drafts else replace(found, tokens_p=0.0)  # nothing was tested
 
 
 def jobs(texts: int) -> Iterator[Job]:

@@ -175,7 +175,8 @@ def _texts(texts: list[Row]) -> list[str]:
     if not texts:
         return []
     body = [
-        [t["method"], "not run" if t["reason"] else "pass" if t["passed"] else "**fail**", str(t["prompts"]),
+        [t["method"] + ("" if t["drafts"] or t["reason"] else ", which drafted nothing"),
+         "not run" if t["reason"] else "pass" if t["passed"] else "**fail**", str(t["prompts"]),
          f"{t['tokens']:,}", str(t["different"]), str(t["by_rounding"]), f"{t['step']:.2f}"] for t in texts
     ]  # fmt: skip
     head = ["method", "verdict", "prompts", "tokens", "texts that differ", "of these by rounding", "tokens a step"]

@@ -37,6 +37,7 @@ class Texts:
         step: mean tokens a step.
         seconds: of a processor.
         reason: why the method could not run; empty where it did.
+        drafts: offered in all texts; where there are none, nothing was tested.
     """
 
     method: str
@@ -47,11 +48,12 @@ class Texts:
     step: float
     seconds: float = 0.0
     reason: str = ""
+    drafts: int = 0
 
     @property
     def passed(self) -> bool:
-        """Whether only rounding in the model made a difference."""
-        return self.different == self.by_rounding
+        """Whether drafts were made, and only rounding in the model made a difference; also where it could not run."""
+        return bool(self.reason) or (self.drafts > 0 and self.different == self.by_rounding)
 
     def row(self) -> dict[str, Any]:
         """For a JSON file."""
@@ -137,7 +139,7 @@ def compare(
     name: str,
 ) -> Texts:  # fmt: skip
     """Texts of one drafter beside the plain ones."""
-    texts, steps = texts_of(pair, drafter, prompts, len(plain[0]), mode, rule)
+    texts, steps, drafts = texts_of(pair, drafter, prompts, len(plain[0]), mode, rule)
     different = by_rounding = 0
     for prompt, a, b in zip(prompts, plain, texts, strict=True):
         place = next((i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), None)
@@ -145,15 +147,15 @@ def compare(
             different += 1
             by_rounding += mode == "greedy" and _gap(pair, prompt + a[:place]) < WITHIN_ROUNDING
     tokens = sum(len(text) for text in texts)
-    return Texts(name, len(prompts), tokens, different, by_rounding, tokens / max(steps, 1))
+    return Texts(name, len(prompts), tokens, different, by_rounding, tokens / max(steps, 1), drafts=drafts)
 
 
 def texts_of(
     pair: Pair, drafter: Drafter | None, prompts: list[list[int]], length: int, mode: str, rule: ChainRule | TreeRule
-) -> tuple[list[list[int]], int]:
-    """(texts, steps); the seed of a text does not depend on the drafter."""
+) -> tuple[list[list[int]], int, int]:
+    """(texts, steps, drafts); the seed of a text does not depend on the drafter."""
     texts: list[list[int]] = []
-    steps = 0
+    steps = drafts = 0
     for first in range(0, len(prompts), BATCH):
         batch = prompts[first : first + BATCH]
         filters: Any = {"temperature": 0.0} if mode == "greedy" else SEEDED
@@ -163,7 +165,8 @@ def texts_of(
         )  # fmt: skip
         texts += done.tokens
         steps += sum(statistics.steps for statistics in done.statistics)
-    return texts, steps
+        drafts += sum(sum(statistics.drafted) for statistics in done.statistics)
+    return texts, steps, drafts
 
 
 def _gap(pair: Pair, text: list[int]) -> float:
