@@ -95,7 +95,7 @@ def test_processors_become_edits_from_the_last_one_back() -> None:
     device = torch.device("cpu")
 
     def left(*processors: Any) -> tuple[list[Any], Edits | None]:
-        return split_edits(LogitsProcessorList(processors), batch=2, width=4, device=device)[:2]
+        return split_edits(LogitsProcessorList(processors), batch=2, width=4, padding=set(), device=device)[:2]
 
     rest, found = left(bias, penalty, words, least, banned)
     assert rest == [] and found is not None

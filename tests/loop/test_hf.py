@@ -228,6 +228,19 @@ def test_processors_see_each_position_with_its_own_prefix(how: dict[str, Any]) -
         assert torch.equal(got, want)
 
 
+@pytest.mark.parametrize("length", [3, 4])
+@pytest.mark.parametrize("kind", ["bad_words_ids", "sequence_bias"])
+def test_a_bad_word_may_begin_in_the_padding(kind: str, length: int) -> None:
+    ids = torch.tensor([[0, 0, 0, 5], [1, 2, 3, 4]])
+    how = {**PADDED, "attention_mask": (ids > 0).long(), "max_new_tokens": 6}
+    first = int(model().generate(ids, **how)[0, 4])
+    word = [0] * (length - 2) + [5, first]
+    how[kind] = [word] if kind == "bad_words_ids" else [[word, -float("inf")]]
+    want = model().generate(ids, **how)
+    assert int(want[0, 4]) != first
+    assert torch.equal(model().generate(ids, **how, custom_generate=hf.generate, draft_model=model(seed=1)), want)
+
+
 def test_a_processor_that_keeps_a_state_is_refused() -> None:
     with pytest.raises(ValueError, match="Counting must be a function of prefix and logits"):
         fast(logits_processor=[Counting()])

@@ -87,7 +87,8 @@ def generate(
     mask = _mask(input_ids, model_kwargs)
     limit = max(_longest(stopping_criteria, config) - width, 1)
     calls, sampling, drafted = _distributions(logits_processor, config, len(input_ids), device)
-    calls, edits, skipped = split_edits(calls, batch=len(input_ids), width=width, device=device)
+    padding = set(input_ids[mask == 0].tolist())
+    calls, edits, skipped = split_edits(calls, batch=len(input_ids), width=width, padding=padding, device=device)
     if drafter is None:
         drafter = PromptLookup() if draft_model is None else DraftModel(draft_model, sampling=drafted)
     behind = overhang(drafter, FixedLength(draft_length) if isinstance(draft_length, int) else draft_length)

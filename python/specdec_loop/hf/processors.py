@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -80,9 +80,9 @@ def _parameter(processor: Any) -> tuple[str, Any] | None:
 class _Edited:
     """`Edits` equal to some processors, the same for every request; found from the last processor to the first."""
 
-    def __init__(self, width: int) -> None:
-        """`width`: columns of the prompts, padding included."""
-        self.width, self.repetition, self.least = width, 1.0, 0
+    def __init__(self, width: int, padding: set[int]) -> None:
+        """`width`: columns of the prompts, padding included; `padding`: ids in it."""
+        self.width, self.repetition, self.least, self.padding = width, 1.0, 0, padding
         self.bias: dict[int, float] = {}
         self.banned: set[int] = set()
         self.words: list[tuple[int, ...]] = []
@@ -96,8 +96,7 @@ class _Edited:
             self.banned |= set(processor.suppress_tokens.tolist())
             return True
         if kind is NoBadWordsLogitsProcessor:
-            self.words += [tuple(int(x) for x in word) for word in processor.sequence_bias]
-            return True
+            return self._take_words(processor.sequence_bias)
         if kind in (
             MinLengthLogitsProcessor, MinNewTokensLengthLogitsProcessor, SuppressTokensAtBeginLogitsProcessor
         ):  # fmt: skip
@@ -112,14 +111,22 @@ class _Edited:
             return True
         return kind is SequenceBiasLogitsProcessor and self._take_bias(processor.sequence_bias)
 
+    def _take_words(self, words: Collection[Sequence[int]]) -> bool:
+        """Bad words; none that may begin in the padding, which the kernels do not see."""
+        if any(int(x) in self.padding for word in words for x in word[:-1]):
+            return False
+        self.words += [tuple(int(x) for x in word) for word in words]
+        return True
+
     def _take_bias(self, biases: Mapping[Sequence[int], float]) -> bool:
         """Of single ids; of longer sequences a ban of the last id, which is a bad word."""
         single = {int(ids[0]): float(value) for ids, value in biases.items() if len(ids) == 1}
         longer = {ids: value for ids, value in biases.items() if len(ids) > 1}
         if (single and self.bias) or any(value != -float("inf") for value in longer.values()):
             return False
+        if not self._take_words(longer):
+            return False
         self.bias = single or self.bias
-        self.words += [tuple(int(x) for x in ids) for ids in longer]
         return True
 
     def _take_least(self, processor: Any) -> bool:
@@ -159,7 +166,7 @@ class _Edited:
 
 
 def split_edits(
-    calls: Sequence[Any], *, batch: int, width: int, device: torch.device
+    calls: Sequence[Any], *, batch: int, width: int, padding: set[int], device: torch.device
 ) -> tuple[list[Any], Edits | None, Tensor]:  # fmt: skip
     """The processors that must be called, those behind them as `Edits`, and the columns that no penalty sees.
 
@@ -169,9 +176,10 @@ def split_edits(
         calls: processors, in their order.
         batch: requests.
         width: columns of the prompts.
+        padding: ids in the prompts' padding.
         device: of the edits.
     """
-    left, found = list(calls), _Edited(width)
+    left, found = list(calls), _Edited(width, padding)
     while left and found.take(left[-1]):
         left.pop()
     skipped = found.skipped.to(device).expand(batch)
