@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 from .continuation import tail, text_behind
@@ -42,6 +43,7 @@ class Stops:
         self._sequences = [s for s in sequences if len(s) > 1]
         # A token stands for at least one byte, so that these last tokens hold any string that ends with the last one.
         self._window = max((len(s.encode()) for s in self._strings), default=0) + SLACK
+        self._special = set(getattr(tokenizer, "all_special_ids", ())) if self._strings else set()
         self._before = tail(tokenizer, before) if self._strings else []
 
     def end(self, tokens: Sequence[int], first: int) -> int | None:
@@ -58,7 +60,8 @@ class Stops:
 
     def _texts(self, tokens: Sequence[int], end: int) -> Iterator[str]:
         """The text of the last tokens before a place, with the special ones among them, and without."""
-        begin = max(end - self._window, 0)
-        before = [] if begin else self._before
-        for skip_special in (False, True):
-            yield text_behind(self._tokenizer, before, tokens[begin:end], skip_special=skip_special)
+        for skipped in (set[int](), self._special):  # these do not count: any number of them may stand within a stop
+            counted = (place for place in range(end - 1, -1, -1) if tokens[place] not in skipped)
+            begin = next(islice(counted, self._window - 1, None), 0)
+            before = [] if begin else self._before
+            yield text_behind(self._tokenizer, before, tokens[begin:end], skip_special=skipped is self._special)

@@ -12,6 +12,8 @@ from specdec_loop.stops import Stops
 class Letters:
     """Id n is the n-th letter, 9 is special; it drops a leading space, as sentence pieces do."""
 
+    all_special_ids = (9,)
+
     def decode(self, ids: list[int], skip_special_tokens: bool = False) -> str:
         return "".join(" abcdefgh|"[i] for i in ids if i < 9 or not skip_special_tokens).lstrip(" ")
 
@@ -49,6 +51,8 @@ def test_a_string_may_begin_with_the_space_behind_a_prompt_and_never_within_the_
 def test_a_string_is_found_across_special_tokens_and_in_them() -> None:
     for stop, end in (("ab", 3), ("|", 2), ("a|b", 3), ("ba", None)):
         assert Stops([stop], Letters()).end([1, 9, 2], 0) == end
+    assert Stops(["abc"], Letters()).end([5] * 20 + [1, *[9] * 30, 2, *[9] * 30, 3], 20) == 83
+    assert Stops([" ab"], Letters(), before=[8, 8]).end([0, 1, *[9] * 30, 2], 0) == 33
 
 
 @pytest.mark.parametrize("stop", [[[]], [""], ["a", []], ""])
