@@ -40,9 +40,8 @@ class Drafted(NamedTuple):
 
 
 @triton.jit
-def chain_of(chain, b, vocab, KP: tl.constexpr):
-    """`Drafted` of request b (int64)."""
-    j = tl.arange(0, KP)
+def extent_of(chain, b):
+    """(where the drafts of request b begin, how many they are, whether the layout is bad, `Drafted.lost`)."""
     width, total = size_of(chain.width), size_of(chain.total)
     if chain.cu is None:
         first = b * width
@@ -56,7 +55,15 @@ def chain_of(chain, b, vocab, KP: tl.constexpr):
         bad = lost | (last < first) | (last > total) | (last - first > width) | ((b == 0) & (first != 0))
         length = tl.where(bad, 0, last - first)
     active = is_active(chain.sampling, b)
-    lost, bad, length = lost | (active == 0), bad & active, tl.where(active, length, 0)
+    return first, tl.where(active, length, 0), bad & active, lost | (active == 0)
+
+
+@triton.jit
+def chain_of(chain, b, vocab, KP: tl.constexpr):
+    """`Drafted` of request b (int64)."""
+    j = tl.arange(0, KP)
+    width = size_of(chain.width)
+    first, length, bad, lost = extent_of(chain, b)
     ids = tl.load(chain.ids + first + j, mask=(j < length) & (j < width), other=-1).to(tl.int64)
     ends = (ids < 0) | (ids >= vocab)
     k = tl.min(tl.where(ends, j, KP), axis=0)

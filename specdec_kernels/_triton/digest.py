@@ -11,7 +11,7 @@ import triton.language as tl
 
 from .launch import entry
 from .noise import BLOCK
-from .plan import P_NUMBER, P_OFFSET, planned
+from .plan import row_of
 from .rows import LOG2E, Rows, load_logits, unit_of, unlisted
 
 # Of a tile, float32: maximum, sum exp z with z = (logit - maximum) / T, sum z exp z; and without mask at T = 1 the
@@ -87,22 +87,25 @@ def _stream(
 
 @entry
 def digest_kernel(
-    digest, plan, target, draft, count, tiles, vocab, draft_vocab,
+    digest, plan, target, draft, count, tiles, vocab, draft_vocab, parts,
     MASS: tl.constexpr, ENTROPY: tl.constexpr, RAW: tl.constexpr, DRAFT: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Digests of the planned rows. Grid: rows * tiles; a program streams one tile."""
+    """Digests of the planned rows. Grid: rows * parts; a program streams some tiles of a row, one after the other."""
     digest, target = Digest(count, tiles, *digest[2:]), Rows(vocab, *target[1:])
-    pid = tl.program_id(0).to(tl.int64)
-    row = pid // tiles
-    tile = (pid % tiles).to(tl.int32)
-    offset, number = planned(plan, row, P_OFFSET), planned(plan, row, P_NUMBER)
-    inv_t = tl.load(plan.inv_t + row)
+    pid = tl.program_id(0)
+    row, part = pid // parts, pid % parts
+    planned = row_of(plan, row.to(tl.int64))
+    offset, number, inv_t = planned.offset, planned.number, planned.inv_t
+    at, each = row.to(tl.int64) * tiles, (tiles + parts - 1) // parts
+    first, end = part * each, tl.minimum(part * each + each, tiles)
     # Both are asked, so that the second is on its way before the first has come.
     if (offset >= 0) & (number > -(1 << 62)):
         if number >= 0:
-            _stream(digest, target, digest.blocks, pid, tile, offset, number, inv_t, MASS, ENTROPY, RAW, TILE)
+            for tile in range(first, end):
+                _stream(digest, target, digest.blocks, at + tile, tile, offset, number, inv_t, MASS, ENTROPY, RAW, TILE)
         else:
             if DRAFT:
                 rows = Rows(draft_vocab, *draft[1:])
                 blocks, number = digest.draft_blocks, -1 - number
-                _stream(digest, rows, blocks, pid, tile, offset, number, inv_t, True, False, False, TILE)
+                for tile in range(first, end):
+                    _stream(digest, rows, blocks, at + tile, tile, offset, number, inv_t, True, False, False, TILE)

@@ -7,7 +7,7 @@ import triton.language as tl
 from .codes import RESIDUAL_PURPOSE, S_EMPTY
 from .laws import law_of
 from .noise import log, noise_of
-from .plan import P_NUMBER, P_OFFSET, P_POSITION, planned
+from .plan import row_of
 from .race import better, race_scores, winner
 from .settle import maxima_of
 from .visit import TINY, Rest, View, draw
@@ -39,10 +39,10 @@ def draw_next(
     draft row turned out bad.
     """
     if (how != NOTHING) & (how != FIXED):
-        offset, number = planned(call.plan, row, P_OFFSET), planned(call.plan, row, P_NUMBER)
-        view = View(call.target, offset, number, maxima_of(call.ws, call.ws.blocks, row, TILE))
+        planned = row_of(call.plan, row)
+        view = View(call.target, planned.offset, planned.number, maxima_of(call.ws, call.ws.blocks, row, TILE))
         law = law_of(call.ws, row)
-        position = planned(call.plan, row, P_POSITION)
+        position = planned.position
         best = tl.full([], float("-inf"), tl.float32)
         if PAIRS:
             if (how == RESIDUAL) & (is_late == 0):

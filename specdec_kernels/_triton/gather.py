@@ -1,4 +1,3 @@
-# ruff: noqa: SIM102 - `if` on a constexpr prunes code
 """Thresholds that a few blocks do not give: a bracket from a sample of the row, one more pass, an exact end.
 
 The sample, 64 blocks spread evenly over the row, says between which two logits (low, high) the threshold must lie, up
@@ -13,7 +12,7 @@ import triton.language as tl
 from .digest import Digest
 from .launch import entry
 from .noise import BLOCK
-from .plan import P_NUMBER, P_OFFSET, planned
+from .plan import row_of
 from .records import OPEN, Q_FIELDS, Q_STATE, R_MASS, R_MAX, get_record_f, get_record_i, weights
 from .rows import Rows, fact, key_of, load_asked, logits_of_blocks, sampling_of, value_of
 from .thresholds import (
@@ -191,10 +190,11 @@ def gather_kernel(
     pid = tl.program_id(0).to(tl.int64)
     row = pid // parts
     b = row // (NT + ND)
-    offset, number = planned(plan, row, P_OFFSET), planned(plan, row, P_NUMBER)
     is_target = row % (NT + ND) < NT
-    if offset >= 0:
-        if get_record_i(digest, row, Q_STATE, row >= 0) == OPEN:
+    if get_record_i(digest, row, Q_STATE, row >= 0) == OPEN:
+        planned = row_of(plan, row)
+        offset, number = planned.offset, planned.number
+        if offset >= 0:  # else nobody wrote a record
             first = (pid % parts).to(tl.int32)
             if is_target:
                 if FILTERS:

@@ -6,7 +6,7 @@ import triton.language as tl
 from .chains import column_of, number_of, row_offset
 from .launch import entry
 from .laws import law_of, prob
-from .plan import P_OFFSET, planned
+from .plan import row_of
 from .records import BAD, Q_FIELDS, Q_STATE, R_MASS, R_MAX, get_record_f
 from .rows import logits_at, sampling_of
 
@@ -17,7 +17,7 @@ CHUNK = tl.constexpr(64)  # candidates that are looked at together
 def check_kernel(digest, plan, columns, logits, draft_sampling, k, vocab, NT, ND):
     """A planned draft row is bad where an id is out of range or stands twice, or the log-sum is another. Grid: rows."""
     row = tl.program_id(0).to(tl.int64)
-    offset = planned(plan, row, P_OFFSET)
+    offset = row_of(plan, row).offset
     if (row % (NT + ND) >= NT) & (offset >= 0):
         wrong = tl.full([], 0, tl.int32)
         for start in range(0, k, CHUNK):

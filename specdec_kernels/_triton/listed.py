@@ -11,7 +11,7 @@ import triton.language as tl
 from .digest import T_ENTROPY, T_MAX, T_SUM, Digest, finite_or_zero, larger, largest
 from .launch import entry
 from .noise import BLOCK
-from .plan import P_NUMBER, P_OFFSET, planned
+from .plan import row_of
 from .rows import LOG2E, Rows, changes_of, fact, logits_of_edits, unit_of
 
 EDITS = tl.constexpr(32)  # of a tile, at once
@@ -69,10 +69,9 @@ def listed_kernel(
 ):  # fmt: skip
     """The listed ids of the planned rows. Grid: rows * tiles."""
     digest, target = Digest(count, tiles, *digest[2:]), Rows(vocab, *target[1:])
-    pid = tl.program_id(0).to(tl.int64)
-    row, tile = pid // tiles, (pid % tiles).to(tl.int32)
-    offset, number = planned(plan, row, P_OFFSET), planned(plan, row, P_NUMBER)
-    inv_t = tl.load(plan.inv_t + row)
+    pid = tl.program_id(0)
+    tile, row = pid % tiles, row_of(plan, (pid // tiles).to(tl.int64))
+    pid, offset, number, inv_t = pid.to(tl.int64), row.offset, row.number, row.inv_t
     if target.changes is not None:
         if (offset >= 0) & (number >= 0):
             _take_tile(digest, target, digest.blocks, pid, tile, offset, number, inv_t, MASS, ENTROPY, TILE)

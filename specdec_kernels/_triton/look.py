@@ -1,4 +1,4 @@
-"""Host side of what every op does first: plan its rows, digest them, settle them; gather where filters need it."""
+"""Host side of what every op does first: digest its rows, settle them; gather where filters need it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .direct import Seen
 from .gather import S_FIELDS, SHARE, gather_kernel
 from .kept import check_kernel
 from .listed import listed_kernel
-from .plan import P_FIELDS, Plan, plan_kernel
+from .plan import P_FIELDS, Chains, Plan, Strides
 from .records import Q_FIELDS, R_FIELDS
 from .rows import Noise, Rows
 from .settle import settle_kernel
@@ -26,6 +26,9 @@ from .visit import SPAN
 # Programs that ask for rows to read again, eight a multiprocessor of an H200: more of them find out later that there
 # are none, and the rows of a batch keep as many busy.
 MOST_PARTS = 1056
+# Tiles that a program streams one after the other where rows are many, so that it finds its row once for all: `ratio`
+# of 64 requests takes 44 us instead of 60, says the model of an H200. Fewer where there would be few programs.
+MOST_TOGETHER, TOGETHER = 4, 2048
 
 
 class Look(NamedTuple):
@@ -82,7 +85,7 @@ def look(
         make(rows, Q_FIELDS.value, dtype=torch.int32),
     )  # fmt: skip
     return Look(
-        digest, Plan(make(rows, P_FIELDS.value, dtype=torch.int64), make(rows)),
+        digest, Plan(None, None),
         _work(target, rows, tiles, sampling),
         None if draft is None else _work(draft, rows, tiles, draft_sampling),
         target, draft, scratch.sampling_of(sampling, device), scratch.sampling_of(draft_sampling, device),
@@ -90,15 +93,30 @@ def look(
     )  # fmt: skip
 
 
-def plan_chain(
-    on: Look, batch: int, chain: Chain, noise: Noise | None, *, more_target: int, more_draft: int, skips_greedy: bool
-) -> None:
-    """Plan k + more_target target rows and k + more_draft draft rows of each request."""
-    host.launch(
-        plan_kernel, batch, on.plan, chain, on.target, on.draft or on.target, on.sampling, on.draft_sampling, noise,
-        on.nt, on.nd, more_target, more_draft, SKIPS_GREEDY=skips_greedy, KP=host.power(max(on.nt, on.nd, 16)),
-        num_warps=1, seen=on.seen,
+def on_table(on: Look) -> Look:
+    """The rows of trees: a table, which the walk writes."""
+    device = on.target.ptr.device
+    table = torch.empty(on.rows, P_FIELDS.value, dtype=torch.int64, device=device)
+    return on._replace(plan=Plan(table, torch.empty(on.rows, dtype=torch.float32, device=device)))
+
+
+def _strides(rows: Rows) -> Strides:
+    return Strides(rows.request, host.size(rows.row))
+
+
+def on_chains(
+    on: Look, chain: Chain, noise: Noise | None, *, more_target: int = 1, more_draft: int = 0,
+    skips_greedy: bool = False,
+) -> Look:  # fmt: skip
+    """The rows of chains."""
+    words = host.size(chain.ids.itemsize // 4)
+    chains = Chains(
+        chain._replace(ids=chain.ids.view(torch.int32)), words, host.size(on.target.vocab), _strides(on.target),
+        _strides(on.draft or on.target), host.size(on.nt), host.size(on.nd), more_target, more_draft,
+        int(skips_greedy), on.sampling.temperature, on.draft_sampling.temperature,
+        None if noise is None else noise.position,
     )  # fmt: skip
+    return on._replace(plan=Plan(None, None, chains))
 
 
 def _pointers(rows: Rows | None) -> Rows | None:
@@ -108,9 +126,11 @@ def _pointers(rows: Rows | None) -> Rows | None:
 
 def digest_rows(
     on: Look, noise: Noise | None, *, purpose: int = -1, top_m: int = 0, mass: bool = True, entropy: bool = False,
-    raw: bool = False, columns: Columns | None = None,
+    raw: bool = False, columns: Columns | None = None, settles: bool = True,
 ) -> host.Launches:  # fmt: skip
     """Digest and settle the planned rows; `purpose` of the draws of target rows, if they race.
+
+    settles: False where the caller settles them.
 
     The launches are made, and returned for rows that are planned later.
     """
@@ -120,8 +140,9 @@ def digest_rows(
     # Sizes go apart: kernels are not specialised on them.
     digest, (target, drafts) = on.digest._replace(rows=0, tiles=0), (_pointers(rows) for rows in (on.target, on.draft))
     sizes = (on.rows, tiles, on.target.vocab, on.draft.vocab if on.draft is not None else 0)
+    parts = -(-tiles // min(max(round(on.rows * tiles / TOGETHER), 1), MOST_TOGETHER))
     launches.add(
-        digest_kernel, on.rows * tiles, digest, on.plan, target, drafts, *sizes,
+        digest_kernel, on.rows * parts, digest, on.plan, target, drafts, *sizes, parts,
         MASS=mass, ENTROPY=entropy, RAW=raw, DRAFT=draft, TILE=host.TILE,
         registers=host.STREAM_REGISTERS,
         num_warps=host.SUM_WARPS if mass and not (entropy or raw) else host.STREAM_WARPS,
@@ -146,19 +167,21 @@ def digest_rows(
         alone = host.ROW_ALONE if top_m > 0 else host.RACE_ALONE
     else:
         alone = host.FEW_LANES
-    launches.add(
-        settle_kernel, on.rows, *given, noise, top_m, RANKS=top_m > 0, MASS=mass, ENTROPY=entropy, RAW=raw,
-        AGAIN=False, **common, **alone,
-    )  # fmt: skip
+    if settles:
+        launches.add(
+            settle_kernel, on.rows, *given, noise, top_m, RANKS=top_m > 0, MASS=mass, ENTROPY=entropy, RAW=raw,
+            AGAIN=False, **common, **alone,
+        )  # fmt: skip
     if has_filters:
         parts = max(1, min(tiles, MOST_PARTS // max(on.rows, 1)))
+        edits_spill = {"registers": 255} if edited else {}  # on sm_100, at 168
         launches.add(
             gather_kernel, on.rows * parts, *given, parts, ENTROPY=entropy, TILE=host.TILE,
             **(host.MANY_REGISTERS if edited or entropy else host.ROW_ALONE), **filters,
         )  # fmt: skip
         launches.add(
             settle_kernel, on.rows, *given, noise, top_m, RANKS=False, MASS=False, ENTROPY=False, RAW=False,
-            AGAIN=True, **common, **alone,
+            AGAIN=True, **common, **{**alone, **edits_spill},
         )  # fmt: skip
     if on.draft is not None and columns is not None and columns.kept is not None:
         launches.add(

@@ -19,16 +19,16 @@ def weights(x, maximum, inv_t):
 
 
 @triton.jit
-def put_law(digest, row, maximum, mass, threshold, zsum, greedy, bad):
-    """Write the law of a row into its record; a greedy one is a point mass at the argmax."""
+def put_law(digest, row, maximum, mass, threshold, zsum, greedy, bad, on=None):
+    """Write the law of a row, or of those that are on, into its record; a greedy one is a point mass at the argmax."""
     mass = tl.where(greedy, 1.0, mass)
     at = digest.record_f + row * R_FIELDS
-    tl.store(at + R_MAX, maximum)
-    tl.store(at + R_SCALE, tl.div_rn(tl.full([], 1.0, tl.float32), mass))
-    tl.store(at + R_THRESHOLD, tl.where(greedy, maximum, threshold))
-    tl.store(at + R_ENTROPY, tl.where(greedy, 0.0, tl.log(mass) - tl.div_rn(zsum, mass)))
-    tl.store(at + R_MASS, mass)
-    tl.store(digest.record_i + row * Q_FIELDS + Q_STATE, tl.where(bad, BAD, GOOD))
+    tl.store(at + R_MAX, maximum, mask=on)
+    tl.store(at + R_SCALE, tl.div_rn(tl.full([], 1.0, tl.float32), mass), mask=on)
+    tl.store(at + R_THRESHOLD, tl.where(greedy, maximum, threshold), mask=on)
+    tl.store(at + R_ENTROPY, tl.where(greedy, 0.0, tl.log(mass) - tl.div_rn(zsum, mass)), mask=on)
+    tl.store(at + R_MASS, mass, mask=on)
+    tl.store(digest.record_i + row * Q_FIELDS + Q_STATE, tl.where(bad, BAD, GOOD), mask=on)
 
 
 @triton.jit

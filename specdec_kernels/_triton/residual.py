@@ -17,7 +17,7 @@ from .chains import Chain
 from .codes import S_DRAFT, S_ID, S_SAMPLING, S_TARGET
 from .direct import Seen
 from .laws import law_of
-from .look import digest_rows, look, plan_chain
+from .look import digest_rows, look, on_chains
 from .pairs import TILES, Pairs, add_tiles, draft_probs, options_of, target_probs
 from .records import BAD, Q_STATE, get_record_i
 from .rows import Noise, is_active, sampling_of
@@ -111,7 +111,7 @@ def pairs_of(given: ResidualArguments, noise: Noise | None) -> tuple[Pairs, Scal
     draft = target if draft_logits is None else scratch.rows_of(draft_logits.unsqueeze(1), edits=given.draft_edits)
     on = look(batch, target, draft, sampling, given.draft_sampling, 1, int(has_rows))
     chain = Chain(scaled.a, None, host.size(0), host.size(0), on.sampling)
-    plan_chain(on, batch, chain, noise, more_target=1, more_draft=1, skips_greedy=False)
+    on = on_chains(on, chain, noise, more_draft=1)
     digest_rows(on, None)
     pairs = Pairs(
         chain, target, draft, scratch.columns(given.token_map if has_rows else None, vocab), on.sampling,

@@ -9,12 +9,13 @@ import functools
 import triton
 import triton.language as tl
 
+from .chains import chain_of, number_of, row_offset
 from .digest import T_ENTROPY, T_MAX, T_RAW_MAX, T_RAW_SUM, T_SUM, Digest, larger, largest
 from .gather import close_row, open_row
 from .launch import entry
 from .laws import law_of
 from .noise import BLOCK
-from .plan import P_DRAFTED, P_NUMBER, P_OFFSET, P_POSITION, planned
+from .plan import row_of
 from .records import (
     GOOD,
     OPEN,
@@ -152,6 +153,66 @@ def settle_row(
 
 
 @triton.jit
+def _merge_rows(digest, TOP: tl.constexpr, SUM: tl.constexpr, at, plane, inside, inv_t):
+    """(maxima of their tiles, maximum, mass, bad) of rows, whose tiles are `at`; a field below 0 is not there."""
+    maxima = tl.load(digest.tile + TOP * plane + at, mask=inside, other=float("-inf"))
+    maximum = largest(maxima, 1)
+    bad = fact((tl.abs(maximum) < float("inf")) == 0)
+    maximum = tl.where(bad, 0.0, maximum)
+    mass = tl.full(maximum.shape, 1.0, tl.float32)
+    if SUM >= 0:
+        w = weights(maxima, maximum[:, None], inv_t)
+        sums = tl.load(digest.tile + SUM * plane + at, mask=inside, other=0.0)
+        mass = tl.sum(tl.where(w > 0, w * sums, 0.0), axis=1)
+    return maxima, maximum, mass, bad
+
+
+@triton.jit
+def settle_request(
+    call, b, NT, NR, count, tiles,
+    SAMPLES: tl.constexpr, ROWS: tl.constexpr, MASS: tl.constexpr, RAW: tl.constexpr, TILE: tl.constexpr,
+    KP: tl.constexpr,
+):  # fmt: skip
+    """Write the records of the rows of a chain, all at once: they have no filters, and no more than TILES tiles.
+
+    SAMPLES: whether the rule reads sampling parameters. ROWS: whether it reads draft rows.
+    """
+    BLOCKS: tl.constexpr = TILE // BLOCK
+    RP: tl.constexpr = KP * 2 if ROWS else KP
+    digest, slot, t = call.ws, tl.arange(0, RP), tl.arange(0, TILES)[None, :]
+    drafted, is_target = chain_of(call.chain, b, call.target.vocab, RP), slot < NT
+    inv_t, greedy, has_draft = tl.full([RP], 1.0, tl.float32), b < 0, slot < 0
+    if SAMPLES:
+        settings = sampling_of(call.sampling, b, call.target.vocab)
+        of_draft = sampling_of(call.draft_sampling, b, call.draft.vocab)
+        inv_t, greedy = tl.where(is_target, settings.inv_t, of_draft.inv_t), settings.greedy
+        has_draft = (slot < NR) & (slot - NT < drafted.k) & (greedy == 0) & (of_draft.greedy == 0)
+    read = tl.where(is_target, slot <= drafted.k, has_draft) & (drafted.lost == 0)
+    row = b * NR + tl.where(read, slot, 0)
+    at, plane = row[:, None] * tiles + t, count * tiles
+    SUM: tl.constexpr = T_SUM if MASS else -1
+    maxima, maximum, mass, bad = _merge_rows(digest, T_MAX, SUM, at, plane, t < tiles, inv_t[:, None])
+    put_law(digest, row, maximum, mass, slot * 0.0 - float("inf"), slot * 0.0, greedy, bad, read)
+    if RAW:
+        _, top, total, unusable = _merge_rows(digest, T_RAW_MAX, T_RAW_SUM, at, plane, t < tiles, 1.0)
+        raw = tl.where(unusable, float("nan"), top + tl.log(total))
+        tl.store(digest.record_f + row * R_FIELDS + R_RAW, raw, mask=read)
+    # The argmax lies in the first block that has the maximum, of the first tile that does.
+    looks, top, each = read & is_target & (bad == 0), maximum[:, None], tl.arange(0, BLOCK)[None, :]
+    tile = tl.where(looks, tl.min(tl.where(maxima == top, t, NOBODY), axis=1), 0)
+    block = tile[:, None] * BLOCKS + tl.arange(0, BLOCKS)[None, :]
+    x = tl.load(digest.blocks + row[:, None] * tiles * BLOCKS + block).to(tl.float32)
+    block = tl.where(looks, tl.min(tl.where(x == top, block, NOBODY), axis=1), 0)
+    v = block[:, None] * BLOCK + each
+    offset = tl.where(looks, row_offset(call.target, call.chain, drafted.first, b, slot, 1), 0)
+    number = tl.where(looks, number_of(call.chain, drafted.first, b, slot), 0)
+    x = logits_at(call.target, offset[:, None], number[:, None], v, looks[:, None] & (v < call.target.vocab))
+    argmax = tl.where(looks, tl.min(tl.where(x == top, v, NOBODY), axis=1), 0)
+    tl.store(digest.record_i + row * Q_FIELDS + Q_ARG, argmax, mask=read)
+    tl.debug_barrier()
+
+
+@triton.jit
 def settle_again(digest, view, work, row, sampling, b, TILE: tl.constexpr):
     """Write the record of an open row, from what was gathered."""
     settings = sampling_of(sampling, b, view.rows.vocab)
@@ -201,24 +262,26 @@ def settle_kernel(
     digest, target = Digest(count, tiles, *digest[2:]), Rows(vocab, *target[1:])
     row = tl.program_id(0).to(tl.int64)
     b = row // (NT + ND)
-    offset = planned(plan, row, P_OFFSET)
+    planned = row_of(plan, row)
+    offset, number = planned.offset, planned.number
     is_target = row % (NT + ND) < NT
-    if is_target & (offset >= 0):
-        view = View(target, offset, planned(plan, row, P_NUMBER), maxima_of(digest, digest.blocks, row, TILE))
-        fresh = _settle(digest, view, work, row, sampling, b, MASS, ENTROPY, RAW, FILTERS, AGAIN, TILE)
-        if PURPOSE >= 0:
-            settings = sampling_of(sampling, b, target.vocab)
-            if fresh & (settings.greedy == 0) & (get_record_i(digest, row, Q_STATE, row >= 0) == GOOD):
-                position = planned(plan, row, P_POSITION)
-                _score, token = draw(
-                    view, law_of(digest, row), settings.inv_t, noise, b, position, Rest(), None, 0, PURPOSE, True
+    if offset >= 0:
+        if is_target:
+            view = View(target, offset, number, maxima_of(digest, digest.blocks, row, TILE))
+            fresh = _settle(digest, view, work, row, sampling, b, MASS, ENTROPY, RAW, FILTERS, AGAIN, TILE)
+            if PURPOSE >= 0:
+                settings = sampling_of(sampling, b, target.vocab)
+                if fresh & (settings.greedy == 0) & (get_record_i(digest, row, Q_STATE, row >= 0) == GOOD):
+                    law, position = law_of(digest, row), planned.position
+                    _score, token = draw(view, law, settings.inv_t, noise, b, position, Rest(), None, 0, PURPOSE, True)
+                    tl.store(digest.record_i + row * Q_FIELDS + Q_WINNER, token)
+            if RANKS:
+                rank = rank_of(view, planned.drafted, top_m)
+                tl.store(digest.record_i + row * Q_FIELDS + Q_RANK, rank)
+        else:
+            if DRAFT:
+                rows = Rows(draft_vocab, *draft[1:])
+                other = View(rows, offset, -1 - number, maxima_of(digest, digest.draft_blocks, row, TILE))
+                _settle(
+                    digest, other, draft_work, row, draft_sampling, b, True, False, False, DRAFT_FILTERS, AGAIN, TILE
                 )
-                tl.store(digest.record_i + row * Q_FIELDS + Q_WINNER, token)
-        if RANKS:
-            drafted = planned(plan, row, P_DRAFTED)
-            tl.store(digest.record_i + row * Q_FIELDS + Q_RANK, rank_of(view, drafted.to(tl.int32), top_m))
-    if DRAFT:
-        if (is_target == 0) & (offset >= 0):
-            rows, number = Rows(draft_vocab, *draft[1:]), -1 - planned(plan, row, P_NUMBER)
-            view = View(rows, offset, number, maxima_of(digest, digest.draft_blocks, row, TILE))
-            _settle(digest, view, draft_work, row, draft_sampling, b, True, False, False, DRAFT_FILTERS, AGAIN, TILE)

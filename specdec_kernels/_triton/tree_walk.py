@@ -79,11 +79,11 @@ def plan_nodes(call, b, slot, node, depth, children, NT, ND, ROWS: tl.constexpr)
     first = b * 0
     offset = tl.where(there, row_offset(call.target, call.chain, first, b, node, 1), -1)
     number = number_of(call.chain, first, b, node)
-    put_row(call.plan, row, offset, number, position, position, inv_t + slot * 0.0, slot < NT)
+    put_row(call.plan, row, offset, number, position, inv_t + slot * 0.0, slot < NT)
     if ROWS:
         draft_inv_t = sampling_of(call.draft_sampling, b, call.draft.vocab).inv_t
         offset = tl.where(there & has_row & (children > 0), row_offset(call.draft, call.chain, first, b, node, 0), -1)
-        put_row(call.plan, row + NT, offset, -1 - number, position, position, draft_inv_t + slot * 0.0, slot < ND)
+        put_row(call.plan, row + NT, offset, -1 - number, position, draft_inv_t + slot * 0.0, slot < ND)
 
 
 @triton.jit

@@ -230,8 +230,8 @@ def race(
     best = tl.full([NP], float("-inf"), tl.float32)
     names, places = tl.full([NP], -1, tl.int32), tl.full([NP], -1, tl.int32)
     count = (view.rows.vocab + BLOCK - 1) // BLOCK
+    N: tl.constexpr = HALF if HALVES else GROUPS
     for start in range(0, count, SPAN):
-        N: tl.constexpr = HALF if HALVES else GROUPS
         bounds = _bounds(view, law, inv_t, rest, least, noise, b, position, start, count, PURPOSE, N)
         if HALVES:
             more = _bounds(view, law, inv_t, rest, least, noise, b, position, start + HALF * EACH, count, PURPOSE, N)

@@ -158,17 +158,15 @@ def test_a_size_that_cuts_a_mask_keeps_what_lies_before(backend: str, device: st
 
 
 @pytest.mark.parametrize("past", [2**40 + 1, 2**62, 2**63 - 1])
-def test_no_sum_with_a_huge_past_overflows(past: int) -> None:
-    """The GPU kernels do not bound it: a check would wait for the device."""
-    parents, behind = torch.tensor([[-1, 0, 0, 1]]), torch.tensor([past])
-    for backend in ("reference", "cpu"):
-        found = tree_mask(parents, past=behind, window=2, size=20, backend=backend)
-        assert not found.mask.any()  # a window away
-        flat = tree_mask(parents, past=behind, format="flat", size=20, backend=backend)
-        assert bool(flat.mask.all()) and flat.offsets is not None and flat.offsets.tolist() == [0, 4 * (2**40 + 4)]
-        packed = tree_mask(parents, past=behind, format="flat_packed", size=20, backend=backend)
-        assert bool((packed.mask == 255).all())
-        assert packed.offsets is not None and packed.offsets.tolist() == [0, (2**40 + 4) // 2]
+def test_no_sum_with_a_huge_past_overflows(backend: str, device: str, past: int) -> None:
+    parents, behind = torch.tensor([[-1, 0, 0, 1]], device=device), torch.tensor([past], device=device)
+    found = tree_mask(parents, past=behind, window=2, size=20)
+    assert not found.mask.any()  # a window away
+    flat = tree_mask(parents, past=behind, format="flat", size=20)
+    assert bool(flat.mask.all()) and flat.offsets is not None and flat.offsets.tolist() == [0, 4 * (2**40 + 4)]
+    packed = tree_mask(parents, past=behind, format="flat_packed", size=20)
+    assert bool((packed.mask == 255).all())
+    assert packed.offsets is not None and packed.offsets.tolist() == [0, (2**40 + 4) // 2]
 
 
 @pytest.mark.parametrize(("level", "window", "guesses"), [(2, 1, 0), (2, 4, 3), (3, 2, 1), (5, 4, 2), (4, 1, 5)])

@@ -6,6 +6,7 @@ import functools
 from pathlib import Path
 
 from . import cuda
+from .count import Stream
 from .sass import Graph, Instruction
 from .triton_calls import COLD
 
@@ -38,6 +39,11 @@ ONE_TURN = "range(first, end, EDITS)"
 def turns_once(one: Instruction) -> bool:
     """Whether it stands in a loop that turns once."""
     return any(line.startswith("rows.py:") and ONE_TURN in _text(line) for line in one.lines)
+
+
+def digest_writes(stream: Stream, threads: int) -> Stream:
+    """A turn of the digest's loop over tiles, in which a few threads write: the maximum of each 64 ids, two numbers."""
+    return stream._replace(written=-(-(stream.read * threads // 64 + 8) // threads))
 
 
 # Rows of a language model are settled by lists: none is bracketed, and none settled again (IDLE).

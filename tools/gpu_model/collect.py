@@ -83,6 +83,8 @@ def triton_kernel(compiled: Any, target: str, threads: int) -> list[Any]:
     graph = next(Graph(code, labels) for found, code, labels in functions(text) if found == name)
     never = cold.cold_code(name, graph)
     counts = count(graph, lambda one: one.address in never, cuda.is_cold_path, threads // 32, cold.turns_once)
+    if name == "digest_kernel":
+        counts = counts._replace(streams=[cold.digest_writes(stream, threads) for stream in counts.streams])
     arch = int(target.removeprefix("cuda:"))
     return to_json(Kernel(name, arch, threads, used.registers, used.shared, used.spilled, counts))
 

@@ -12,7 +12,7 @@ from ..._triton import scratch
 from ..._triton.chains import Chain, chain_of, number_of, row_offset
 from ..._triton.codes import S_DRAFT, S_ID, S_LAYOUT, S_SAMPLING, S_TARGET, S_ZERO
 from ..._triton.laws import draft_logits_at, law_of, prob
-from ..._triton.look import digest_rows, look, plan_chain
+from ..._triton.look import digest_rows, look, on_chains
 from ..._triton.pairs import Pairs, add_tiles, draft_probs, options_of, target_probs
 from ..._triton.records import BAD, Q_ARG, Q_STATE, get_record_i
 from ..._triton.rows import sampling_of, size_of
@@ -111,7 +111,7 @@ def acceptance_ratios_out(
     draft_rows = scratch.rows_of(draft, flat=flat, edits=given.draft_edits if has_rows else None)
     on = look(batch, target_rows, draft_rows if has_rows else None, sampling, draft_sampling, nt, nd)
     if on.rows > 0:
-        plan_chain(on, batch, chain, None, more_target=0, more_draft=0, skips_greedy=False)
+        on = on_chains(on, chain, None, more_target=0)
         digest_rows(on, None)
     pairs = Pairs(
         chain, target_rows, draft_rows, scratch.columns(token_map if has_rows else None, vocab), on.sampling,

@@ -14,7 +14,7 @@ from ..._triton.codes import S_EMPTY
 from ..._triton.laws import kept, law_of, prob
 from ..._triton.noise import log, noise_of
 from ..._triton.pairs import Pairs
-from ..._triton.plan import P_NUMBER, P_OFFSET, planned
+from ..._triton.plan import row_of
 from ..._triton.race import better, race_scores
 from ..._triton.records import Q_ARG, get_record_i
 from ..._triton.residual import mass_of, pairs_of, residual_case
@@ -56,8 +56,8 @@ def _draw_kernel(
     tl.store(status + b, tl.where(empty, code | S_EMPTY, code))
     token = get_record_i(pairs.ws, row, Q_ARG, b >= 0)
     if (bad == 0) & (greedy == 0):
-        offset, number = planned(pairs.plan, row, P_OFFSET), planned(pairs.plan, row, P_NUMBER)
-        view = View(pairs.target, offset, number, maxima_of(pairs.ws, pairs.ws.blocks, row, TILE))
+        planned = row_of(pairs.plan, row)
+        view = View(pairs.target, planned.offset, planned.number, maxima_of(pairs.ws, pairs.ws.blocks, row, TILE))
         law = law_of(pairs.ws, row)
         position = tl.load(noise.position + b)
         subtracts = (tl.load(scaled.b + b) != 0) & (empty == 0)

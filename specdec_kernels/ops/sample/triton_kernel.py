@@ -13,13 +13,14 @@ from ..._triton import launch as host
 from ..._triton import scratch
 from ..._triton.chains import Chain
 from ..._triton.codes import RAW_LOGPROBS, S_SAMPLING, S_TARGET
+from ..._triton.digest import Digest
 from ..._triton.laws import law_of
-from ..._triton.look import digest_rows, look, plan_chain
-from ..._triton.plan import P_NUMBER, P_OFFSET, P_POSITION, planned
+from ..._triton.look import digest_rows, look, on_chains
+from ..._triton.plan import row_of
 from ..._triton.race import pop
 from ..._triton.records import BAD, Q_ARG, Q_STATE, R_MASS, R_RAW, get_record_f, get_record_i
 from ..._triton.rows import is_active, logits_at, sampling_of, size_of
-from ..._triton.settle import maxima_of
+from ..._triton.settle import maxima_of, settle_row
 from ..._triton.visit import GROUPS, Rest, View, is_excluded, least_kernel, race
 from ..._types import SampleArguments
 
@@ -41,18 +42,20 @@ class Draw(NamedTuple):
 
 @host.entry
 def _draw_kernel(
-    digest, plan, target, sampling, noise, out, n,
+    digest, plan, target, sampling, noise, out, n, count, tiles, settles,
     PURPOSE: tl.constexpr, NP: tl.constexpr, LOGPROBS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Ids = the n largest of log-weight - log E over the kept ids of a row, in order. Grid: batch."""
     b = tl.program_id(0).to(tl.int64)
     settings = sampling_of(sampling, b, target.vocab)
     inv_t, greedy = settings.inv_t, settings.greedy
-    active = is_active(sampling, b)
+    active, planned = is_active(sampling, b), row_of(plan, b)
+    view = View(target, planned.offset, planned.number, maxima_of(digest, digest.blocks, b, TILE))
+    digest = Digest(count, tiles, *digest[2:])
+    if active & (settles > 0):
+        settle_row(digest, view, None, b, sampling, b, True, False, LOGPROBS == RAW_LOGPROBS, False, TILE)
     bad = (active == 0) | (get_record_i(digest, b, Q_STATE, b >= 0) == BAD)  # an inactive row has no record
     law = law_of(digest, b)
-    offset, number = planned(plan, b, P_OFFSET), planned(plan, b, P_NUMBER)
-    view = View(target, offset, number, maxima_of(digest, digest.blocks, b, TILE))
     exclude, excluded = None, size_of(out.excluded)
     if out.exclude is not None:
         exclude = out.exclude + b * excluded
@@ -70,7 +73,7 @@ def _draw_kernel(
         if out.token_map is not None:
             least = out.least + b * out.blocks
         best, ids, columns = race(
-            view, law, inv_t, noise, b, planned(plan, b, P_POSITION), Rest(), exclude, excluded, out.token_map, least,
+            view, law, inv_t, noise, b, planned.position, Rest(), exclude, excluded, out.token_map, least,
             n, PURPOSE, NP,
         )  # fmt: skip
     log_mass = tl.log(get_record_f(digest, b, R_MASS, b >= 0))
@@ -106,8 +109,9 @@ def sample_out(
     noise = scratch.noise_of(given.rng, given.lane)
     on = look(batch, rows, None, sampling, sampling, 1, 0)
     chain = Chain(noise.seed, None, host.size(0), host.size(0), on.sampling)
-    plan_chain(on, batch, chain, noise, more_target=1, more_draft=0, skips_greedy=False)
-    digest_rows(on, noise, raw=given.logprobs_mode == RAW_LOGPROBS.value)
+    on = on_chains(on, chain, noise)
+    settles = on.work is None
+    digest_rows(on, noise, raw=given.logprobs_mode == RAW_LOGPROBS.value, settles=not settles)
     least, blocks, excluded = None, triton.cdiv(vocab, 64), 0 if exclude_ids is None else exclude_ids.shape[1]
     if token_map is not None:
         least = torch.empty(batch * blocks, dtype=torch.float32, device=logits.device)
@@ -119,6 +123,6 @@ def sample_out(
     )  # fmt: skip
     host.launch_alone(
         _draw_kernel, batch, on.digest, on.plan, rows, on.sampling, noise, out, given.num_samples,
-        PURPOSE=given.purpose, NP=host.power(given.num_samples), LOGPROBS=given.logprobs_mode, TILE=host.TILE,
-        seen=on.seen, **scratch.options_of(rows),
+        on.rows, on.digest.tiles, int(settles), PURPOSE=given.purpose, NP=host.power(given.num_samples),
+        LOGPROBS=given.logprobs_mode, TILE=host.TILE, seen=on.seen, **scratch.options_of(rows),
     )  # fmt: skip

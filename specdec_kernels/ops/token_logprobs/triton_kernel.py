@@ -14,13 +14,14 @@ from ..._triton import launch as host
 from ..._triton import scratch
 from ..._triton.chains import Chain
 from ..._triton.codes import S_ID, S_SAMPLING, S_TARGET
+from ..._triton.digest import Digest
 from ..._triton.laws import LOWEST, kept, law_of
-from ..._triton.look import digest_rows, look, plan_chain
+from ..._triton.look import digest_rows, look, on_chains
 from ..._triton.noise import BLOCK
-from ..._triton.plan import P_NUMBER, P_OFFSET, planned
+from ..._triton.plan import row_of
 from ..._triton.records import BAD, Q_ARG, Q_STATE, R_MASS, get_record_f, get_record_i
 from ..._triton.rows import fact, is_active, key_of, logits_at, sampling_of, value_of
-from ..._triton.settle import maxima_of
+from ..._triton.settle import maxima_of, settle_row
 from ..._triton.thresholds import TAKEN, kth_of, lowest_key
 from ..._triton.visit import SPAN, View, pick, picked_logits
 from ..._types import Sampling
@@ -159,19 +160,22 @@ def _write_best(out, lists, b, found, law, inv_t, log_mass, active, top):
 
 @host.entry
 def _look_kernel(
-    digest, plan, target, sampling, token_ids, lists, out, top, TOP: tl.constexpr, TILE: tl.constexpr
+    digest, plan, target, sampling, token_ids, lists, out, top, count, tiles, settles,
+    TOP: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Of x: log p = (l - max) / T - log mass, 1 + how many kept ids have a larger logit; the largest. Grid: rows."""
     b = tl.program_id(0).to(tl.int64)
     settings = sampling_of(sampling, b, target.vocab)
     inv_t, greedy = settings.inv_t, settings.greedy
-    active = is_active(sampling, b)
+    active, planned = is_active(sampling, b), row_of(plan, b)
+    view = View(target, planned.offset, planned.number, maxima_of(digest, digest.blocks, b, TILE))
+    digest = Digest(count, tiles, *digest[2:])
+    if active & (settles > 0):
+        settle_row(digest, view, None, b, sampling, b, True, False, False, False, TILE)
     bad = active & (get_record_i(digest, b, Q_STATE, active) == BAD)
     good = active & (bad == 0)
     law = law_of(digest, b)
     log_mass = tl.log(tl.where(good, get_record_f(digest, b, R_MASS, active), 1.0))
-    offset, number = planned(plan, b, P_OFFSET), planned(plan, b, P_NUMBER)
-    view = View(target, offset, number, maxima_of(digest, digest.blocks, b, TILE))
     argmax = get_record_i(digest, b, Q_ARG, good)
     token = tl.load(token_ids + b, mask=active, other=-1).to(tl.int64)
     has = (token >= 0) & (token < target.vocab)
@@ -215,8 +219,9 @@ def token_logprobs_out(
     rows = scratch.rows_of(logits.unsqueeze(1), allowed=allowed, edits=edits)
     on = look(count, rows, None, sampling, sampling, 1, 0)
     chain = Chain(token_ids, None, host.size(0), host.size(0), on.sampling)
-    plan_chain(on, count, chain, None, more_target=1, more_draft=0, skips_greedy=False)
-    digest_rows(on, None)
+    on = on_chains(on, chain, None)
+    settles = on.work is None
+    digest_rows(on, None, settles=not settles)
 
     def make(width: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(count, width, dtype=dtype, device=logits.device)
@@ -228,6 +233,6 @@ def token_logprobs_out(
         )  # fmt: skip
     out = Scores(logprobs, ranks, top_ids, top_logprobs, status)
     host.launch(
-        _look_kernel, count, on.digest, on.plan, rows, on.sampling, token_ids, lists, out, top,
-        TOP=top > 0, TILE=host.TILE, **host.MANY_REGISTERS,
+        _look_kernel, count, on.digest, on.plan, rows, on.sampling, token_ids, lists, out, top, on.rows,
+        on.digest.tiles, int(settles), TOP=top > 0, TILE=host.TILE, **host.MANY_REGISTERS,
     )  # fmt: skip

@@ -18,6 +18,7 @@ _BLOCK = tl.constexpr(1024)  # elements a program writes
 _FLAT_BLOCK = tl.constexpr(512)  # elements of a flat mask that a program writes; 1024 spill registers on sm_90
 _WORDS = tl.constexpr(64)  # words a program writes
 _MAX_NODES = tl.constexpr(1024)
+_LONGEST_CACHE = tl.constexpr(2**40)  # products with it do not overflow
 
 
 class _Bits(NamedTuple):
@@ -37,7 +38,7 @@ def _start_of(bits, b):
     """Column of node 0 of request b, which there is."""
     start = b.to(tl.int64) * 0
     if bits.past is not None:
-        start = tl.maximum(tl.load(bits.past + b), 0)
+        start = tl.minimum(tl.maximum(tl.load(bits.past + b), 0), _LONGEST_CACHE)
     return start
 
 

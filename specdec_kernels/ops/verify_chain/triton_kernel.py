@@ -1,3 +1,4 @@
+# ruff: noqa: SIM109 - `if` on a constexpr prunes code
 """verify_chain in Triton: digest and settle every row, walk, draw. Rule block sums residual masses before it ends."""
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from ..._triton.digest import larger, largest
 from ..._triton.emit import draw_next
 from ..._triton.kept import kept_masses
 from ..._triton.laws import Law, law_of
-from ..._triton.look import digest_rows, look, plan_chain
+from ..._triton.look import Look, digest_rows, look, on_chains
 from ..._triton.pairs import add_tiles, draft_probs, options_of, target_probs
 from ..._triton.rows import load_asked, sampling_of, size_of
+from ..._triton.settle import TILES, settle_request
 from ..._triton.thresholds import SCAN
 from ..._triton.visit import Rest
 from ..._triton.walk import (
@@ -28,6 +30,8 @@ from ..._triton.walk import (
     D_FIELDS,
     D_HOW,
     D_LENGTH,
+    DISTANCE,
+    GREEDY,
     MATCH,
     PLAIN,
     POINT,
@@ -146,15 +150,21 @@ def _draw(
 
 
 @host.entry
-def _block_kernel(call, NT, ND, ROWS: tl.constexpr, STATS: tl.constexpr, KP: tl.constexpr):
+def _block_kernel(
+    call, count, tiles, NT, ND, settles,
+    ROWS: tl.constexpr, STATS: tl.constexpr, RAW: tl.constexpr, TILE: tl.constexpr, KP: tl.constexpr,
+):  # fmt: skip
     """First half of rule block. Grid: batch."""
     call = Call(*call)
-    walk_block(call, tl.program_id(0).to(tl.int64), KP, NT, NT + ND, ROWS, STATS)
+    b = tl.program_id(0).to(tl.int64)
+    if settles > 0:
+        settle_request(call, b, NT, NT + ND, count, tiles, True, ROWS, True, RAW, TILE, KP)
+    walk_block(call, b, KP, NT, NT + ND, ROWS, STATS)
 
 
 @host.entry
 def _decide_kernel(
-    call, sums, tiles, NT, ND,
+    call, sums, count, tiles, NT, ND, settles,
     RULE: tl.constexpr, ROWS: tl.constexpr, STATS: tl.constexpr, FROM_TARGET: tl.constexpr, LOGPROBS: tl.constexpr,
     TILE: tl.constexpr, KP: tl.constexpr,
 ):  # fmt: skip
@@ -166,6 +176,10 @@ def _decide_kernel(
     b = tl.program_id(0).to(tl.int64)
     NR = NT + ND
     scale = tl.full([], 1.0, tl.float32)
+    if RULE == RATIO or RULE == GREEDY or RULE == DISTANCE:
+        MASS: tl.constexpr = RULE == RATIO or LOGPROBS == PROCESSED_LOGPROBS
+        if settles > 0:
+            settle_request(call, b, NT, NR, count, tiles, RULE == RATIO, ROWS, MASS, LOGPROBS == RAW_LOGPROBS, TILE, KP)
     if RULE == RATIO:
         accepted, how, status, token = walk_ratio(call, b, KP, NT, NR, ROWS, STATS)
     elif RULE == BLOCK:
@@ -178,6 +192,26 @@ def _decide_kernel(
             call, b, first, accepted, how, status, token, scale, NT, NR, ROWS, STATS, FROM_TARGET, TILE
         )
     write_outputs(call, b, KP, NR, RULE, LOGPROBS, accepted, token, how, status)
+
+
+def _sum_masses(
+    call: Call, on: Look, rows: tuple[int, int, int, int], flags: dict[str, Any], has_draft: bool, raw: bool,
+    settles: bool,
+) -> Tensor:  # fmt: skip
+    """First half of rule block, and the sums of the residual masses of its rows."""
+    batch, (_, tiles, nt, nd) = call.status.shape[0], rows
+    host.launch(
+        _block_kernel, batch, call, *rows, int(settles), RAW=raw, TILE=host.TILE, num_warps=4, seen=on.seen, **flags,
+    )  # fmt: skip
+    is_kept = call.columns.kept is not None
+    sums = torch.empty(batch * max(nt - 2, 0) * tiles, dtype=torch.float32, device=call.status.device)
+    if has_draft:
+        options = {"num_warps": 2} if is_kept else options_of(call.target, call.draft, call.columns)
+        host.launch(
+            _mass_kernel, sums.numel(), call, sums, tiles, nt, nd, STATS=flags["STATS"], KEPT=is_kept, TILE=host.TILE,
+            KP=flags["KP"], seen=on.seen, **options,
+        )  # fmt: skip
+    return sums
 
 
 def verify_chain_out(
@@ -218,13 +252,16 @@ def verify_chain_out(
     if kept.kept_ids is not None and kept.kept_ids.numel() == 0:  # candidates are read without a mask
         kept = kept._replace(kept_ids=kept.kept_ids.new_empty(draft.shape[-1]))
     columns = scratch.columns(given.token_map, vocab, kept) if has_draft else scratch.columns(None, vocab)
-    plan_chain(on, batch, chain, noise, more_target=1, more_draft=0, skips_greedy=True)
+    on = on_chains(on, chain, noise, skips_greedy=True)
+    # Rows that are neither filtered nor drawn from are settled by what decides: a launch less.
+    settles = rule in (RATIO.value, BLOCK.value, GREEDY.value, DISTANCE.value) and on.digest.tiles <= TILES.value
+    settles = settles and on.work is None and on.draft_work is None and columns.kept is None
     races = {MATCH.value: TARGET_PURPOSE.value, TYPICAL.value: RESIDUAL_PURPOSE.value}
+    raw = logprobs_mode == RAW_LOGPROBS.value
     mass = rule <= BLOCK.value or rule == TYPICAL.value or logprobs_mode == PROCESSED_LOGPROBS.value
     digest_rows(
         on, noise, purpose=races.get(rule, -1), top_m=given.top_m if rule == TOPM.value else 0,
-        mass=mass or on.work is not None, entropy=is_typical, raw=logprobs_mode == RAW_LOGPROBS.value,
-        columns=columns,
+        mass=mass or on.work is not None, entropy=is_typical, raw=raw, columns=columns, settles=not settles,
     )  # fmt: skip
     over = scratch.given_or_null(given.over_acceptances, torch.float32, device) if rule == RATIO.value else None
     typical = scratch.typical_of(given.typical, is_typical, device)
@@ -242,21 +279,16 @@ def verify_chain_out(
         token_ids, num_accepted, status, logprobs if logprobs_mode else None,
     )  # fmt: skip
     flags: dict[str, Any] = {"ROWS": has_rows, "STATS": has_stats, "KP": kp}
-    sums, is_kept = None, columns.kept is not None
-    tiles = 1 if is_kept else on.digest.tiles
+    tiles = 1 if columns.kept is not None else on.digest.tiles  # whose residual masses are summed
+    rows, sums = (on.rows, tiles, nt, nd), None
     if is_block:
-        host.launch(_block_kernel, batch, call, nt, nd, num_warps=1, seen=on.seen, **flags)
-        sums = torch.empty(batch * max(max_draft - 1, 0) * tiles, dtype=torch.float32, device=device)
-        if has_draft:
-            options = {"num_warps": 2} if is_kept else options_of(target_rows, draft_rows, columns)
-            host.launch(
-                _mass_kernel, sums.numel(), call, sums, tiles, nt, nd, STATS=has_stats, KEPT=is_kept, TILE=host.TILE,
-                KP=kp, seen=on.seen, **options,
-            )  # fmt: skip
-    threads = scratch.options_of(target_rows, draft_rows) if rule <= BLOCK.value else {"num_warps": 1}
+        sums = _sum_masses(call, on, rows, flags, has_draft, raw, settles)
+    threads = {"num_warps": 4 if rule in (GREEDY.value, DISTANCE.value) else 1}
+    if rule <= BLOCK.value:
+        threads = scratch.options_of(target_rows, draft_rows)
     if has_stats and given.allowed is not None:  # 128 registers a thread spill on sm_120; else 16 warps are faster
         threads = host.MANY_REGISTERS
     host.launch_alone(
-        _decide_kernel, batch, call, sums, tiles, nt, nd, RULE=rule, FROM_TARGET=given.rejected_from_target,
+        _decide_kernel, batch, call, sums, *rows, int(settles), RULE=rule, FROM_TARGET=given.rejected_from_target,
         LOGPROBS=logprobs_mode, TILE=host.TILE, seen=on.seen, **threads, **flags,
     )  # fmt: skip

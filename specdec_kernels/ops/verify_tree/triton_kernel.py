@@ -19,7 +19,7 @@ from ..._triton.chains import Chain, number_of, row_offset
 from ..._triton.codes import PROCESSED_LOGPROBS, RAW_LOGPROBS, RESIDUAL_PURPOSE, TARGET_PURPOSE
 from ..._triton.emit import draw_next
 from ..._triton.laws import law_of
-from ..._triton.look import digest_rows, look
+from ..._triton.look import digest_rows, look, on_table
 from ..._triton.rows import sampling_of, size_of
 from ..._triton.traversal import traverse
 from ..._triton.tree_rules import Marks, descends, walk_on, walk_typical
@@ -159,7 +159,7 @@ def verify_tree_out(
         sampling = Sampling(active=sampling.active)
     target_rows = scratch.rows_of(target_logits, allowed=given.allowed, edits=given.edits)
     draft_rows = scratch.rows_of(draft, edits=given.draft_edits if has_rows else None)
-    on = look(batch, target_rows, draft_rows if has_rows else None, sampling, draft_sampling, nt, nd)
+    on = on_table(look(batch, target_rows, draft_rows if has_rows else None, sampling, draft_sampling, nt, nd))
     noise, marks = scratch.noise_of(given.rng), None
     if is_typical:
         score = floats(batch, nodes, dtype=torch.float64)
