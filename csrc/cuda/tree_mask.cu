@@ -30,9 +30,10 @@ struct MaskParams {
   Global<int64_t> offsets;  // [batch + 1], of flat formats
   Global<int32_t> status;
 
-  __device__ int64_t start(int64_t b) const {  // column of node 0
-    const int64_t given = past.get(b, 0), longest = int64_t{1} << 40;  // its products do not overflow
-    return given < 0 ? 0 : given < longest ? given : longest;
+  __device__ int64_t start(int64_t b) const {       // column of node 0
+    constexpr int64_t kLongest = int64_t{1} << 40;  // products with it do not overflow
+    const int64_t given = past.get(b, 0);
+    return given < 0 ? 0 : given < kLongest ? given : kLongest;
   }
 };
 
