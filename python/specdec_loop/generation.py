@@ -302,60 +302,32 @@ def _verify(
     allowed: Tensor | None,
 ) -> ChainResult | TreeResult:
     """Accept a prefix or a path, and draw the token after it."""
-    verdict = _decide(draft, logits, sequences, sampling, rule, logprobs, options, edited, allowed)
+    common: dict[str, Any] = {
+        "sampling": sampling,
+        "draft_sampling": draft.sampling,
+        "rng": sequences.rng(),
+        "token_map": draft.token_map,
+        "allowed": allowed,
+        "edits": None if edited is None else edited.now(sequences),
+        "logprobs": logprobs,
+    }
+    ids, parents = _candidates(draft)
+    verdict: ChainResult | TreeResult
+    if parents is None:
+        # Of trees: a step without one draws as plain decoding does.
+        chain_rule = cast(ChainRule, rule if rule in CHAIN_RULES else "match")
+        verdict = verify_chain(
+            ids, logits, draft.logits, draft_stats=draft.stats, rule=chain_rule, **common, **options
+        )  # fmt: skip
+    else:
+        logits = logits if draft.candidates is None else logits[:, : draft.candidates]
+        verdict = verify_tree(
+            ids, parents, logits, draft.logits, max_depth=draft.max_depth, rule=cast(TreeRule, rule),
+            replacement=draft.replacement, **common, **options,
+        )  # fmt: skip
     if edited is not None:
         edited.grown(verdict.token_ids)
     return verdict
-
-
-def _decide(
-    draft: Draft,
-    logits: Tensor,
-    sequences: Sequences,
-    sampling: Sampling,
-    rule: str,
-    logprobs: Logprobs | None,
-    options: Mapping[str, Any],
-    edited: TextEdits | None,
-    allowed: Tensor | None,
-) -> ChainResult | TreeResult:
-    edits = None if edited is None else edited.now(sequences)
-    if draft.parents is None:
-        return verify_chain(
-            draft.token_ids,
-            logits,
-            draft.logits,
-            draft_stats=draft.stats,
-            sampling=sampling,
-            draft_sampling=draft.sampling,
-            rng=sequences.rng(),
-            # Of trees: a step without one draws as plain decoding does.
-            rule=cast(ChainRule, rule if rule in CHAIN_RULES else "match"),
-            token_map=draft.token_map,
-            allowed=allowed,
-            edits=edits,
-            logprobs=logprobs,
-            **options,
-        )
-    ids, parents = _candidates(draft)
-    assert parents is not None
-    return verify_tree(
-        ids,
-        parents,
-        logits if draft.candidates is None else logits[:, : draft.candidates],
-        draft.logits,
-        max_depth=draft.max_depth,
-        sampling=sampling,
-        draft_sampling=draft.sampling,
-        rng=sequences.rng(),
-        rule=cast(TreeRule, rule),
-        replacement=draft.replacement,
-        token_map=draft.token_map,
-        allowed=allowed,
-        edits=edits,
-        logprobs=logprobs,
-        **options,
-    )
 
 
 def _candidates(draft: Draft) -> tuple[Tensor, Tensor | None]:
