@@ -96,8 +96,17 @@ class Op:
         """The torch operator of a backend."""
         return self._calls[backend][int(out)]
 
-    def __call__(self, *args: Any, device: torch.device, backend: str | None, out: Results | None = None) -> Any:
-        """Run on the chosen backend; `out` receives the results if given, and is returned."""
+    def __call__(
+        self, *args: Any, device: torch.device, backend: str | None, out: Results | None = None, vocabulary: Any = None,
+        **more: Any,
+    ) -> Any:  # fmt: skip
+        """Run on the chosen backend; `out` receives the results if given, and is returned.
+
+        A `vocabulary` of which ranks hold parts, and `more` about it, the reference alone takes.
+        """
+        if vocabulary is not None:
+            results = self.reference(*self.structured(args), vocabulary=vocabulary, **more)
+            return self.deliver(args, results, out)
         chosen = _backends.choose(self.name, self.backends, device, backend)
         if out is not None:
             self._check_out(args, out, device)
@@ -120,10 +129,6 @@ class Op:
         """The reference's arguments, from the flat ones."""
         flat = iter(args)
         return [_filled(layout, flat) for layout in self._layouts]
-
-    def by_reference(self, args: tuple[Any, ...], out: Results | None, **more: Any) -> Any:
-        """Results of the reference, given `more` than the operator takes; `out` receives them if given."""
-        return self.deliver(args, self.reference(*self.structured(args), **more), out)
 
     def deliver(self, args: tuple[Any, ...], results: Any, out: Results | None) -> Any:
         """Results that another spelling of the op gave for `args`; `out` receives them if given."""

@@ -6,7 +6,7 @@ of its own for that, `<op>_listed`; elsewhere the op and then `token_logprobs` a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -134,12 +134,13 @@ def list_tokens(
 
 
 def run_listed(
-    op: Op, listed: Op, args: Sequence[Any], *, device: torch.device, backend: str | None, out: Tensors | None
+    op: Op, listed: Op, *args: Any, device: torch.device, backend: str | None, out: Tensors | None,
+    vocabulary: Vocabulary | None, **more: Any,
 ) -> Tensors:  # fmt: skip
     """`listed`; where the backend lacks it `op`, whose arguments are all but the first, and then `token_logprobs`."""
-    chosen = _backends.choose(op.name, op.backends, device, backend)
+    chosen = "reference" if vocabulary else _backends.choose(op.name, op.backends, device, backend)
     if chosen in ("reference", *listed.backends):
-        done: Tensors = listed(*args, device=device, backend=chosen, out=out)
+        done: Tensors = listed(*args, device=device, backend=chosen, out=out, vocabulary=vocabulary, **more)
         return done
     top, *others = args
     emitted: Tensors = op(*others, device=device, backend=chosen)
@@ -154,5 +155,5 @@ def run_listed(
         return scored
 
     listing = list_tokens(score, given, top, emitted)
-    delivered: Tensors = listed.deliver(tuple(args), (*emitted, *listing), out)
+    delivered: Tensors = listed.deliver(args, (*emitted, *listing), out)
     return delivered

@@ -111,6 +111,4 @@ def acceptance_ratios(
         draft_ids, target_logits, draft_logits, cu_draft, width, *sampling, *drafted, token_map, allowed,
         *edited, *draft_edited,
     )  # fmt: skip
-    if shards is not None:
-        return RatioResult(*op.by_reference(arguments, out, vocabulary=shards))
-    return RatioResult(*op(*arguments, device=draft_ids.device, backend=backend, out=out))
+    return RatioResult(*op(*arguments, device=draft_ids.device, backend=backend, out=out, vocabulary=shards))

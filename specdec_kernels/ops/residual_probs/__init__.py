@@ -95,6 +95,4 @@ def residual_probs(
         "residual_probs", target_logits, draft_logits, a, b, sampling, draft_sampling,
         token_map, allowed, edits, draft_edits, draft_ids, group, vocab_offsets, backend,
     )  # fmt: skip
-    if shards is not None:
-        return ResidualProbs(*op.by_reference(arguments, out, vocabulary=shards))
-    return ResidualProbs(*op(*arguments, device=target_logits.device, backend=backend, out=out))
+    return ResidualProbs(*op(*arguments, device=target_logits.device, backend=backend, out=out, vocabulary=shards))

@@ -99,6 +99,4 @@ def residual_sample(
     )  # fmt: skip
     rng = check.rng(rng, target_logits.shape[0])
     arguments = (*arguments, *rng, check.choice("purpose", purpose, PURPOSES))
-    if shards is not None:
-        return ResidualSample(*op.by_reference(arguments, out, vocabulary=shards))
-    return ResidualSample(*op(*arguments, device=target_logits.device, backend=backend, out=out))
+    return ResidualSample(*op(*arguments, device=target_logits.device, backend=backend, out=out, vocabulary=shards))

@@ -179,10 +179,6 @@ def sample(
         fail("sample", "num_samples", "1 with top", num_samples)
     if top is not None and token_map is not None:
         fail("sample", "token_map", "None with top: columns are listed, not the ids it gives them", "a tensor")
-    arguments = (*first, *arguments)
     given: Any = out[: len(which.results)] if isinstance(out, SampleResult) else out
-    if shards is not None:
-        return SampleResult(*which.by_reference(arguments, given, vocabulary=shards))
-    if top is not None:
-        return SampleResult(*run_listed(op, listed, arguments, device=logits.device, backend=backend, out=given))
-    return SampleResult(*op(*arguments, device=logits.device, backend=backend, out=given))
+    run = op if top is None else partial(run_listed, op, listed)
+    return SampleResult(*run(*first, *arguments, device=logits.device, backend=backend, out=given, vocabulary=shards))

@@ -114,6 +114,4 @@ def token_logprobs(
     allowed = check.allowed(allowed, rows, vocab if shards is None else shards.size)
     edited = check.edits("edits", edits, rows, vocab)
     arguments = (logits, token_ids, top, *sampling, allowed, *edited)
-    if shards is not None:
-        return TokenLogprobs(*op.by_reference(arguments, out, vocabulary=shards))
-    return TokenLogprobs(*op(*arguments, device=logits.device, backend=backend, out=out))
+    return TokenLogprobs(*op(*arguments, device=logits.device, backend=backend, out=out, vocabulary=shards))

@@ -221,6 +221,7 @@ def verify_chain(
         given = (*given[:told], *(nothing_listed(draft_ids) if which is edited and top is None else ()))
 
     into = None if isinstance(rule, MixedRules) else given
+    run = partial(run_listed, op, listed) if which is listed else which
     done: list[Tensors] = []
     for one, its in calls_of(rule, sampling):
         its, own, *limits = with_knobs(its, overs if one == "ratio" else None, *typical.of_requests(one))
@@ -229,12 +230,7 @@ def verify_chain(
             CHAIN_RULES[one], over, own, from_target and one == "ratio", token_map, *kept, allowed, *both.rows,
             *both.draft_rows, *typical[:2], *limits, top_m, max_distance, min_block, mode,
         )  # fmt: skip
-        if shards is not None:
-            done.append(which.by_reference(args, into, vocabulary=shards))
-        elif which is listed:
-            done.append(run_listed(op, listed, args, device=draft_ids.device, backend=backend, out=into))
-        else:
-            done.append(which(*args, device=draft_ids.device, backend=backend, out=into))
+        done.append(run(*args, device=draft_ids.device, backend=backend, out=into, vocabulary=shards))
     results = merged(which, rule, sampling, args, done, given) if isinstance(rule, MixedRules) else done[0]
     token_ids, num_accepted, status, logprob, *listing = results[:told]
     return ChainResult(token_ids, num_accepted, status, logprob if mode else None, *listing)

@@ -204,6 +204,7 @@ def verify_tree(
         given = (*given[:told], *(nothing_listed(token_ids) if which is edited and top is None else ()))
 
     into = None if isinstance(rule, MixedRules) else given
+    run = partial(run_listed, op, listed) if which is listed else which
     done: list[Tensors] = []
     for one, its in calls_of(rule, sampling):
         its, *limits = with_knobs(its, *typical.of_requests(one))
@@ -212,12 +213,9 @@ def verify_tree(
             replacement and one == "recursive", token_map, *kept, allowed, *both.rows, *both.draft_rows,
             *typical[:2], *limits, mode,
         )  # fmt: skip
-        if shards is not None:
-            done.append(which.by_reference(args, into, vocabulary=shards, max_children=max_children))
-        elif which is listed:
-            done.append(run_listed(op, listed, args, device=parents.device, backend=backend, out=into))
-        else:
-            done.append(which(*args, device=parents.device, backend=backend, out=into))
+        done.append(
+            run(*args, device=parents.device, backend=backend, out=into, vocabulary=shards, max_children=max_children)
+        )
     results = merged(which, rule, sampling, args, done, given) if isinstance(rule, MixedRules) else done[0]
     emitted, path, num_accepted, status, logprob, *listing = results[:told]
     return TreeResult(emitted, path, num_accepted, status, logprob if mode else None, *listing)
