@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from .. import _rows
+from .._nodes import at
 from .._rows import Distribution, Parameters, weights
 from .._vocabulary import Table, Vocabulary, added
 
@@ -64,11 +65,8 @@ def begin(
         maximum = rows.logits.amax(1)
         fields += [maximum, weights(rows.logits, maximum, rows.parameter.inv_t, rows.logits > -_INF).sum(1)]
         fields.append((rows.logits.argmax(1) + vocabulary.first).int())
-        falling = (
-            rows.logits.sort(dim=1, descending=True).values
-            if rows.parameter.has_ranks or rows.parameter.has_min_p
-            else None
-        )
+        is_ordered = rows.parameter.has_ranks or rows.parameter.has_min_p
+        falling = rows.logits.sort(dim=1, descending=True).values if is_ordered else None
         ordered.append(falling)
         if falling is not None and rows.parameter.has_ranks:
             step, _ = spacing(vocabulary, rows)
@@ -169,7 +167,7 @@ class _Search:
         self.points = points.sort(dim=1, descending=True).values
         self.cell = thin * step - 1  # logits of a rank strictly between two neighbours, at most
         in_all = (thin - 1 + vocabulary.ranks) * step - vocabulary.ranks  # of all ranks
-        self.far = in_all + 1 + self.cell if rows.parameter.has_k and rows.parameter.has_p else 0
+        self.far = in_all + 1 + self.cell if parameter.has_k and parameter.has_p else 0
         self.has_k = (parameter.top_k > 0) & (parameter.top_k < vocabulary.size)
 
     def counts(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -183,14 +181,10 @@ class _Search:
 
     def bracket(self, reached: Tensor, above: Tensor, mass_above: Tensor) -> None:
         """Bracket both thresholds between points of the grid."""
-        reached, above, mass = reached.long().sum(0), above.long().sum(0), added(mass_above)
-        ties = (reached - above).double() * _weights(self.points, self.known, self.rows.parameter)
-        grid = Grid(self.points, reached, above, mass + ties, mass)
         parameter = self.rows.parameter
-
-        def at(values: Tensor, index: Tensor) -> Tensor:
-            return values.gather(1, index[:, None]).squeeze(1)
-
+        reached, above, mass = reached.long().sum(0), above.long().sum(0), added(mass_above)
+        ties = (reached - above).double() * _weights(self.points, self.known, parameter)
+        grid = Grid(self.points, reached, above, mass + ties, mass)
         k = parameter.top_k[:, None]
         k_low = _first(grid.reached >= k)
         k_high = (k_low - 1).clamp(min=0)
@@ -230,19 +224,16 @@ class _Search:
     def settle(self, lists: Tensor) -> None:
         """Both thresholds, from what all ranks have inside the brackets."""
         parameter = self.rows.parameter
-        sizes = [self.cell if self.rows.parameter.has_k else 0] + (
-            [self.cell, self.far] if self.rows.parameter.has_p else []
-        )
+        sizes = [self.cell if parameter.has_k else 0, *([self.cell, self.far] if parameter.has_p else [])]
         inside = [part.permute(1, 0, 2).flatten(1) for part in lists.split(sizes, dim=2)]
         start, mass = self.start, self.start_mass
-        if self.rows.parameter.has_k and self.cell:
+        if parameter.has_k and self.cell:
             ordered = inside[0].sort(dim=1, descending=True).values
             rank = (parameter.top_k - self.k_count - 1).clamp(0, ordered.shape[1] - 1)
-            kth = ordered.gather(1, rank[:, None]).squeeze(1)
-            start = torch.where(self.is_inside, torch.maximum(kth, start), start)
+            start = torch.where(self.is_inside, torch.maximum(at(ordered, rank), start), start)
             mass = torch.where(self.is_inside, self.k_mass + self._mass(inside[0], start), mass)
         self.result = (start, mass)
-        if not self.rows.parameter.has_p:
+        if not parameter.has_p:
             return
         goal = parameter.top_p.double() * mass
         edge, edge_mass = self.p_point[2], self.p_mass[2]
