@@ -6,7 +6,7 @@ import gc
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -77,10 +77,6 @@ class Row:
         if not self.seconds:
             return None
         return sum(self.seconds[phase] for phase in ("draft", "verify", "commit")) / sum(self.seconds.values())
-
-    def json(self) -> dict[str, Any]:
-        """As a dictionary."""
-        return asdict(self)
 
 
 @dataclass

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,7 @@ def cells(row: Row) -> list[str]:
 def write_json(rows: Sequence[Row], settings: dict[str, Any], path: Path) -> None:
     """All of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    whole = {"machine": machine(), "settings": settings, "rows": [row.json() for row in rows]}
+    whole = {"machine": machine(), "settings": settings, "rows": [asdict(row) for row in rows]}
     path.write_text(json.dumps(whole, indent=1) + "\n")
 
 

@@ -173,10 +173,7 @@ class _LLGuidance(_Ending):
 
 @dataclass(frozen=True)
 class _Compiled:
-    make: Callable[[], Matcher]
-
-    def matcher(self) -> Matcher:
-        return self.make()
+    matcher: Callable[[], Matcher]
 
 
 def _xgrammar(tokenizer: Any, vocab: int, ends: list[int]) -> Callable[[str, str], Grammar]:
@@ -239,10 +236,8 @@ def _llguidance(tokenizer: Any, vocab: int, ends: list[int]) -> Callable[[str, s
     import llguidance.hf
 
     made = llguidance.hf.from_tokenizer(tokenizer, n_vocab=vocab, eos_token=ends)
-    matcher, spaces = (
-        llguidance.LLMatcher,
-        {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
-    )
+    matcher = llguidance.LLMatcher
+    spaces = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
     def compiled(kind: str, text: str) -> Grammar:
         try:

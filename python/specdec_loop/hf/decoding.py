@@ -85,7 +85,8 @@ def generate(
     config, width, device = generation_config, input_ids.shape[1], model.device
     input_ids = input_ids.to(device)
     mask = _mask(input_ids, model_kwargs)
-    limit = max(_longest(stopping_criteria, config) - width, 1)
+    longest = [c.max_length for c in stopping_criteria if isinstance(c, MaxLengthCriteria)] or [config.max_length]
+    limit = max(int(min(longest)) - width, 1)
     calls, sampling, drafted = _distributions(logits_processor, config, len(input_ids), device)
     padding = set(input_ids[mask == 0].tolist())
     calls, edits, skipped = split_edits(calls, batch=len(input_ids), width=width, padding=padding, device=device)
@@ -119,13 +120,15 @@ def generate(
         adopt(past, model, cache, input_ids, mask)
     if streamer is not None:
         streamer.put(input_ids.cpu())
+    if seed is None:
+        seed = torch.randint(2**62, (len(input_ids),)).to(device) if config.do_sample else 0
     result = decode(
         model,
         drafter,
         input_ids,
         mask,
         sampling=sampling,
-        seed=_seed(seed, config, len(input_ids), device),
+        seed=seed,
         rule=rule,
         max_new_tokens=limit,
         draft_length=draft_length,
@@ -164,12 +167,6 @@ def _distributions(
     return calls, sampling, likely(processors, batch=batch, device=device)
 
 
-def _seed(seed: int | Tensor | None, config: Any, batch: int, device: torch.device) -> int | Tensor:
-    if seed is None:
-        return torch.randint(2**62, (batch,)).to(device) if config.do_sample else 0
-    return seed
-
-
 def _mask(input_ids: Tensor, model_kwargs: dict[str, Any]) -> Tensor:
     """1 at tokens, 0 at padding; refuses other positions than those it gives."""
     mask = model_kwargs.get("attention_mask")
@@ -183,11 +180,6 @@ def _mask(input_ids: Tensor, model_kwargs: dict[str, Any]) -> Tensor:
         if positions.shape[-1] != own.shape[1] or bool(((positions.to(own.device) != own) & is_token).any()):
             _refuse("position_ids", "left out: positions count the tokens of attention_mask", "others")
     return mask
-
-
-def _longest(criteria: Any, config: Any) -> int:
-    """Columns that a text may have."""
-    return int(min([c.max_length for c in criteria if isinstance(c, MaxLengthCriteria)] or [config.max_length]))
 
 
 # --- arguments
