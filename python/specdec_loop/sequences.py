@@ -71,9 +71,7 @@ class Sequences:
         self._step = OffsetTable(torch.zeros_like(seed), self.room)
         self._place = OffsetTable(torch.full_like(seed, self.first), self.room)
         self._end = self._common_end()  # of every text; None: they differ, or the host does not know
-        self._most = [
-            start + limit for start, limit in zip(self.prompts, limits, strict=True)
-        ]  # tokens of complete texts
+        self._most = [start + limit for start, limit in zip(self.prompts, limits, strict=True)]  # tokens at the end
         self._stops = list(stops)
         self._last_place = torch.tensor(self._most, device=device) - 1  # where a token may stand
         self._offsets = torch.arange(overhang, device=device)

@@ -174,9 +174,8 @@ def finding(
     towards = distribution_of(keys, table, length, processed(table.draft, **filters))  # type: ignore[arg-type]
     top = distribution.topk(min(SHOWN, len(distribution))).indices
     columns = (keys[top], distribution[top], towards[top], counts[top].double() / drawn)
-    distribution, towards = (
-        torch.nn.functional.pad(x, (0, 1)) for x in (distribution, towards)
-    )  # the last cell: what cannot happen
+    # The last cell: what cannot happen.
+    distribution, towards = (torch.nn.functional.pad(x, (0, 1)) for x in (distribution, towards))
     least = goodness.least_bias(distribution, towards, drawn, ALPHA) if float(towards.sum()) > 0 else 0.0
     return Finding(
         experiment, case, method, goodness.fit(counts, distribution), 1 + accepted, theory,

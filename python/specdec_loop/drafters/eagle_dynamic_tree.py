@@ -79,9 +79,8 @@ class EagleDynamicTree(GrownTree):
         # Number of the first node of the depth of each node that is expanded, from depth 2 on.
         begins = 1 + self.width + self.width**2 * torch.arange(longest, device=device)
         self._depth_begins = begins.repeat_interleave(self.width)
-        self._row = rank.repeat_interleave(self.width).expand(
-            sequences.batch, -1
-        )  # of the parent of each child of a depth
+        # Of the parent of each child of a depth.
+        self._row = rank.repeat_interleave(self.width).expand(sequences.batch, -1)
 
     def nodes(self, length: int) -> int:
         """The root and what is kept of all candidates."""

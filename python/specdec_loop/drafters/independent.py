@@ -54,9 +54,7 @@ class IndependentDrafts(DraftModel):
         """One forward a depth, of all chains side by side."""
         chains = self.chains
         rows = [self._run_unseen(sequences)]
-        levels = [
-            self._drawn(rows[0].expand(-1, chains, -1), sequences, 0)
-        ]  # the same distribution for every first token
+        levels = [self._drawn(rows[0].expand(-1, chains, -1), sequences, 0)]  # one distribution for every first token
         for ahead in range(1, length):
             links = self._parents[:, : 1 + ahead * chains].contiguous()
             rows.append(self.timed(self._run_depth, levels[-1], links))

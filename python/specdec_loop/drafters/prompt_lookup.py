@@ -37,9 +37,8 @@ class PromptLookup(Drafter):
     def begin(self, sequences: Sequences, *, rule: str, sampling: Sampling, longest: int) -> None:
         """Nothing of the texts is read yet."""
         self._read = [0] * sequences.batch
-        self._after: list[dict[tuple[int, ...], int]] = [
-            {} for _ in sequences.rows
-        ]  # n-gram: where its last one was left
+        # n-gram: where its last one was left
+        self._after: list[dict[tuple[int, ...], int]] = [{} for _ in sequences.rows]
 
     def join(self, sequences: Sequences, parts: Sequence[Part]) -> None:
         """Take what was read."""

@@ -32,10 +32,8 @@ class Race:
         self._seed = spread(sequences.rng().seed, self.rows)
         self._offsets = torch.tensor(offsets, device=self._seed.device)
         behind = sequences.first + self._offsets.repeat(sequences.batch)
-        self._step, self._place = (
-            OffsetTable(torch.zeros_like(behind), sequences.room),
-            OffsetTable(behind, sequences.room),
-        )
+        self._step = OffsetTable(torch.zeros_like(behind), sequences.room)
+        self._place = OffsetTable(behind, sequences.room)
 
     def rng(self, sequences: Sequences, ahead: int = 0) -> RngKey:
         """Names the random numbers of rows whose first token is so far from the next one."""
