@@ -144,14 +144,8 @@ def caches(contents: list[Row], path: Path) -> None:
     for name, colour in (("DynamicCache", RIVAL), ("TreeCache", OURS)):
         points = sorted((row["length"], row["p50_us"] / 1000) for row in rows if row["contender"] == name)
         axis.plot(*zip(*points, strict=True), "o-", color=colour, linewidth=2)
-        axis.text(
-            points[-1][0] * 1.015,
-            points[-1][1],
-            f"{name}\n{points[-1][1]:.0f} ms",
-            va="center",
-            fontsize=10,
-            color=colour,
-        )
+        longest, last = points[-1]
+        axis.text(longest * 1.015, last, f"{name}\n{last:.0f} ms", va="center", fontsize=10, color=colour)
     lengths = sorted({row["length"] for row in rows})
     axis.set_xticks(lengths, [f"{length:,}" for length in lengths])
     axis.set_xlim(0, lengths[-1] * 1.17)

@@ -23,16 +23,8 @@ from torch.utils._pytree import tree_leaves
 from specdec_kernels._op import OPS
 
 FREE = (
-    "empty",
-    "new_empty",
-    "empty_like",
-    "empty_strided",
-    "new_empty_strided",
-    "resize_",
-    "set_",
-    "detach",
-    "lift_fresh",
-)
+    "empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "resize_", "set_", "detach", "lift_fresh",
+)  # fmt: skip
 PICKING = ("gather", "index", "index_select", "embedding", "take", "_unsafe_index")
 PLACING = ("index_put_", "_index_put_impl_", "index_copy_", "scatter_")  # their last tensor goes to some places
 OVERWRITING = ("copy_", "fill_", "zero_", "exponential_", "uniform_", "random_", "normal_", "bernoulli_")

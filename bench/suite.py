@@ -29,31 +29,11 @@ from .rivals import rivals
 from .rows import DTYPES, ChainInput, chains
 
 OPS = (
-    "verify_chain",
-    "sample",
-    "token_logprobs",
-    "acceptance_ratios",
-    "residual_probs",
-    "residual_sample",
-    "allocate_drafts",
-    "edit_rows",
-    "count_tokens",
-    "compact_cache",
-    "rollback",
-    "gather_nodes",
-    "select_state",
-    "advance_state",
-    "advance_window",
-    "verify_tree",
-    "tree_layout",
-    "tree_mask",
-    "select_tree",
-    "tree_from_sequences",
-    "tree_from_marginals",
-    "tree_attention",
-    "tree_cache",
-    "linear",
-)
+    "verify_chain", "sample", "token_logprobs", "acceptance_ratios", "residual_probs", "residual_sample",
+    "allocate_drafts", "edit_rows", "count_tokens", "compact_cache", "rollback", "gather_nodes", "select_state",
+    "advance_state", "advance_window", "verify_tree", "tree_layout", "tree_mask", "select_tree", "tree_from_sequences",
+    "tree_from_marginals", "tree_attention", "tree_cache", "linear",
+)  # fmt: skip
 CHECKED_REQUESTS = 4  # a row is checked against the (slow) reference on so many requests
 Run = Callable[[Any], Any]  # takes one input of a case
 

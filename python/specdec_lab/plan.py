@@ -77,15 +77,8 @@ class Measured(NamedTuple):
 def constant(acceptance: float, draft_time: float, verify_time: float) -> Measured:
     """A plan of three numbers: acceptance and verification time do not depend on the draft length."""
     powers = tuple(accumulate(repeat(acceptance, LONGEST), mul))
-    return Measured(
-        powers,
-        (1.0,) * LONGEST,
-        draft_time,
-        verify_time,
-        0.0,
-        (acceptance,),
-        "acceptance and verification time are taken as constant: three numbers say no more",
-    )
+    assumption = "acceptance and verification time are taken as constant: three numbers say no more"
+    return Measured(powers, (1.0,) * LONGEST, draft_time, verify_time, 0.0, (acceptance,), assumption)
 
 
 class Improvement(NamedTuple):
@@ -190,16 +183,9 @@ def _of_rows(rows: list[dict[str, Any]], method: str | None) -> Measured:
         one, verified = _verify_seconds(plain[0]["seconds"]), row["verified_per_step"]
         base, token = min(one, verify), max(verify - one, 0.0) / (verified - 1)
         found = f"verification takes {one * 1e3:.3g} ms for 1 token and {verify * 1e3:.3g} ms for {verified:.1f}"
+    drafted, draft_time = tuple(row["drafted_at_least"]), _draft_seconds(seconds) / drafts
     assumption = f"{found}; drafts are no longer than the run's"
-    return Measured(
-        accepted,
-        tuple(row["drafted_at_least"]),
-        _draft_seconds(seconds) / drafts,
-        base,
-        token,
-        children,
-        assumption,
-    )
+    return Measured(accepted, drafted, draft_time, base, token, children, assumption)
 
 
 def _draft_seconds(seconds: dict[str, float]) -> float:

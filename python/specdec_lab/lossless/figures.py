@@ -104,15 +104,8 @@ def front(points: list[Point], to: Path) -> None:
         for residual, colour, marker in (("OPT", TARGET, "o"), ("UNO", OUTPUT, "s")):
             mine = [point for point in of_name if point.residual == residual]
             axis.plot([p.rejected_theory for p in mine], [p.bias_theory for p in mine], color=colour, linewidth=1.5)
-            axis.plot(
-                [p.rejected for p in mine],
-                [p.bias for p in mine],
-                marker,
-                color=colour,
-                markersize=6,
-                clip_on=False,
-                zorder=3,
-            )
+            marks = {"color": colour, "markersize": 6, "clip_on": False, "zorder": 3}
+            axis.plot([p.rejected for p in mine], [p.bias for p in mine], marker, **marks)
             end = max(mine, key=lambda point: point.rejected)
             place = (0.42 * end.rejected, edge + 0.42 * (end.bias - edge))
             shift, side = ((-8, -10), "right") if residual == "OPT" else ((8, 6), "left")

@@ -213,13 +213,8 @@ def _duel(
     wins = (ahead > TIE).double() + 0.5 * (ahead.abs() <= TIE).double()
     bias = [float((mine - distribution).abs().sum() / 2) for mine in distributions]
     error = float(wins.std()) / math.sqrt(pairs)
-    return Duel(
-        float(wins.mean()),
-        error,
-        _exact(distribution.log(), *distributions),
-        (rejected[0], rejected[1]),
-        (bias[0], bias[1]),
-    )
+    expected = _exact(distribution.log(), *distributions)
+    return Duel(float(wins.mean()), error, expected, (rejected[0], rejected[1]), (bias[0], bias[1]))
 
 
 def _exact(score: Tensor, opt: Tensor, uno: Tensor) -> float:
