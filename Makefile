@@ -1,6 +1,6 @@
 # A new machine needs Python 3.10 or later (PYTHON=...), a C++20 compiler (CXX=...) and this file.
 #   make demo        verify a batch beside PyTorch; then every method of decoding on the repository's models (two minutes)
-#   make test        the fast tier, about 6 minutes on 2 cores; make test-all: everything
+#   make test        the fast tier, about 13 minutes on 2 cores; make test-all: everything
 #   make coverage    lines of both packages that the fast tier runs
 #   make check       formatters, linters, types; make format mends what can be mended
 #   make hf-kernel   the package as Hugging Face's kernels loads it, in build/hf/specdec-kernels; CUDA too where nvcc is
