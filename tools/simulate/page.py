@@ -88,7 +88,7 @@ def timed(content: dict[str, Any]) -> Iterator[str]:
         "around the kernels are not counted. vLLM's filters are left out.\n\n"
         "**One row is where our draws are slow here.** They run half of the instructions of vLLM's, in one block a\n"
         "request, while the other multiprocessors wait: `ratio` takes 2.5 times vLLM's cycles in CUDA (two launches\n"
-        "against five; the gaps between launches are not counted) and 3.4 times in Triton. vLLM draws noise for every\n"
+        "against five; the gaps between launches are not counted) and 3.3 times in Triton. vLLM draws noise for every\n"
         "id, in a block for each 1,024 of them. An H200 says otherwise: CUDA's `ratio` takes 20.0 us there at batch\n"
         "1, vLLM's 2.3 times as long ([On a GPU](gpu.md)). The simulator fetches instructions at no cost, where a GPU\n"
         "waits for those of code that runs once. So Philox is a loop in CUDA, of PTX that moves every word in each\n"
