@@ -157,6 +157,8 @@ def draft_suffixes(
         ValueError: tensors of a wrong shape, dtype or device, impossible ids or places, a negative length or factor.
 
     Example:
+        >>> import torch
+        >>> from specdec_kernels import SuffixIndex, draft_suffixes
         >>> text = SuffixIndex()
         >>> new, cu = torch.tensor([1, 2, 3, 4, 1, 2]), torch.tensor([0, 6])
         >>> draft_suffixes([text], new, cu, length=4).token_ids

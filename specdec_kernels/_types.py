@@ -81,7 +81,7 @@ class RngKey(NamedTuple):
         seed: int64 ``[batch]``, one per request, kept for its whole life.
         position: int64 ``[batch]``, absolute position of the first token this call decides.
         step: int64 ``[batch]`` decode-step counter that never repeats within a request, or None (0). Rules that
-            look past the first rejection (``block``) need it; the drafts they verify must be drawn with it too.
+            look past the first rejection (``block``, ``traversal``) need it; their drafts must be drawn with it too.
     """
 
     seed: Tensor

@@ -15,7 +15,10 @@ from .block import AtOnceChain
 
 
 class ParallelChain(AtOnceChain):
-    """The new pairs of a text and the masks behind them run in one forward; the masks' rows are not kept."""
+    """Drafts a chain by one forward of a P-EAGLE head.
+
+    The new pairs of a text and the masks behind them run together; the masks' rows are not kept.
+    """
 
     head: PEagleHead
     _masks = 0  # of the next forward
