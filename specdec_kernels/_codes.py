@@ -60,7 +60,8 @@ _EXPLANATIONS = {
     Status.EMPTY_RESIDUAL: "the residual distribution was empty; the token was drawn from the target's",
     Status.ZERO_DRAFT: "the draft distribution gives a drafted id probability 0; the id was rejected",
     Status.BAD_LAYOUT: "cu_draft, parents, a path, a length or a block table is malformed; no draft used, no row moved",
-    Status.BAD_SAMPLING: "a sampling parameter is NaN or negative; the request was decoded greedily",
+    Status.BAD_SAMPLING: "a parameter is NaN, or temperature or top_k negative: the request was decoded greedily; "
+    "or its MixedRules.choice names no rule: nothing was emitted",
 }
 
 
