@@ -46,12 +46,15 @@ class Datastore:
         """Sort the places of sequences by the `depth` tokens before them, a power of two."""
         if depth < 1 or depth & (depth - 1):
             raise ValueError(f"Datastore: depth must be a power of two, got {depth}")
-        flat = [torch.tensor([*sequence, -1], dtype=torch.int32) for sequence in sequences]
+        flat = [torch.tensor([*sequence, -1], dtype=torch.int64) for sequence in sequences]
         if not flat:
             raise ValueError("Datastore: sequences must be at least one, got none")
-        tokens = torch.cat(flat).flip(0)
-        if (least := int(tokens.min())) < -1 or int((tokens < 0).sum()) > len(flat):  # -1 only between sequences
+        wide = torch.cat(flat).flip(0)
+        if (least := int(wide.min())) < -1 or int((wide < 0).sum()) > len(flat):  # -1 only between sequences
             raise ValueError(f"Datastore: sequences must be of token ids >= 0, got {least}")
+        if (most := int(wide.max())) >= 2**31 - 1:
+            raise ValueError(f"Datastore: sequences must be of token ids below 2^31 - 1, got {most}")
+        tokens = wide.int()
         rank, span = tokens.long() + 1, 1
         while span < depth:
             behind = torch.cat([rank[span:], rank.new_zeros(min(span, len(rank)))])[: len(rank)]

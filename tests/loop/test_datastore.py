@@ -65,3 +65,5 @@ def test_wrong_arguments_are_refused() -> None:
     for least in (-1, -2):
         with pytest.raises(ValueError, match=f"sequences must be of token ids >= 0, got {least}"):
             Datastore.build([[1, 2], [3, least, 4]])
+    with pytest.raises(ValueError, match=r"sequences must be of token ids below 2\^31 - 1, got 2147483648"):
+        Datastore.build([[1, 2**31]])
