@@ -116,7 +116,7 @@ compile-cuda: $(INSTALLED)
 
 # Compiled by the pinned Triton; then translated by the oldest that we support, whose language is smaller.
 compile-triton: $(INSTALLED) build/triton-oldest/installed
-	$(BIN)/python tools/compile_triton.py $(if $(ARCHS),$(ARCHS:%=--target cuda:%) --target hip:gfx942)
+	$(BIN)/python tools/compile_triton.py $(ARCHS:%=--target cuda:%)
 	PYTHONPATH=build/triton-oldest $(BIN)/python tools/compile_triton.py --front-end
 
 build/triton-oldest/installed: requirements/oldest.txt $(INSTALLED)
