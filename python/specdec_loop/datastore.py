@@ -49,18 +49,17 @@ class Datastore:
         flat = [torch.tensor([*sequence, -1], dtype=torch.int64) for sequence in sequences]
         if not flat:
             raise ValueError("Datastore: sequences must be at least one, got none")
-        wide = torch.cat(flat).flip(0)
-        if (least := int(wide.min())) < -1 or int((wide < 0).sum()) > len(flat):  # -1 only between sequences
+        tokens = torch.cat(flat).flip(0)
+        if (least := int(tokens.min())) < -1 or int((tokens < 0).sum()) > len(flat):  # -1 only between sequences
             raise ValueError(f"Datastore: sequences must be of token ids >= 0, got {least}")
-        if (most := int(wide.max())) >= 2**31 - 1:
+        if (most := int(tokens.max())) >= 2**31 - 1:
             raise ValueError(f"Datastore: sequences must be of token ids below 2^31 - 1, got {most}")
-        tokens = wide.int()
-        rank, span = tokens.long() + 1, 1
+        rank, span = tokens + 1, 1
         while span < depth:
             behind = torch.cat([rank[span:], rank.new_zeros(min(span, len(rank)))])[: len(rank)]
             rank = torch.unique(rank * (int(rank.max()) + 1) + behind, return_inverse=True)[1]
             span *= 2
-        return cls(tokens, rank.argsort(stable=True).int(), depth)
+        return cls(tokens.int(), rank.argsort(stable=True).int(), depth)
 
     def save(self, path: str | Path) -> None:
         """Write a file that `load` maps."""

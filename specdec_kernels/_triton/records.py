@@ -20,7 +20,7 @@ def weights(x, maximum, inv_t):
 
 @triton.jit
 def put_law(digest, row, maximum, mass, threshold, zsum, greedy, bad, on=None):
-    """Write the law of each row that is on into its record; a greedy one is a point mass at the argmax."""
+    """Write the laws of rows into their records, where `on` is set; of a greedy row a point mass at the argmax."""
     mass = tl.where(greedy, 1.0, mass)
     at = digest.record_f + row * R_FIELDS
     tl.store(at + R_MAX, maximum, mask=on)
